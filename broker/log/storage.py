@@ -1,0 +1,53 @@
+"""The system calls that durability rests on, as a port, so that a test can fail or kill at each of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+
+class Storage(Protocol):
+    """Writes and syncs of one process. Each raises OSError as the system does; a failed sync proves nothing durable."""
+
+    def create(self, path: Path) -> int:
+        """Open a new or existing file for reading and writing; returns its descriptor."""
+
+    def write(self, descriptor: int, data: bytes, *, position: int) -> None:
+        """Write all of `data` at `position`, or raise."""
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        """Cut the file to `size` bytes."""
+
+    def sync(self, descriptor: int) -> None:
+        """Return once the file's data is on disk."""
+
+    def sync_folder(self, folder: Path) -> None:
+        """Return once the folder's entries are on disk."""
+
+
+class DiskStorage:
+    """The real thing."""
+
+    def create(self, path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(self, descriptor: int, data: bytes, *, position: int) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(descriptor, view, position)
+            position += written
+            view = view[written:]
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        os.ftruncate(descriptor, size)
+
+    def sync(self, descriptor: int) -> None:
+        os.fdatasync(descriptor)
+
+    def sync_folder(self, folder: Path) -> None:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

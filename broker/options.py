@@ -1,0 +1,36 @@
+"""What an operator may choose about an engine, with safe defaults. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from messaging.errors import ConfigurationError
+
+
+class Durability(StrEnum):
+    """When a publish or an acknowledgement is answered: once it is on disk, or once the operating system has it."""
+
+    FSYNC = "fsync"
+    OS = "os"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Bounds and choices of one engine. `durability` OS survives kill -9 but not a power cut."""
+
+    durability: Durability = Durability.FSYNC
+    segment_bytes: int = 256 * 1024 * 1024
+    topics_max: int = 40_000
+    groups_per_topic_max: int = 1_000
+    dedup_messages_max: int = 500_000
+    cancel_tombstones_max: int = 100_000
+    fire_batch_max: int = 1_000
+    clock_slice_ms: int = 1_000
+
+    def __post_init__(self) -> None:
+        if self.segment_bytes < 4096:
+            raise ConfigurationError("segment_bytes must be at least 4096")
+        for name in ("topics_max", "groups_per_topic_max", "dedup_messages_max", "cancel_tombstones_max"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1")

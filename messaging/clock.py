@@ -1,0 +1,87 @@
+"""Time as an argument: wall time to compare with due times, monotonic time to wait by. Not a scheduler."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What code asks for the time. `now_ms` may step either way; `monotonic_ms` never goes back."""
+
+    def now_ms(self) -> int:
+        """Wall clock, integer milliseconds since the Unix epoch, UTC."""
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds from an arbitrary origin; only differences mean anything."""
+
+    def wait(self, condition: threading.Condition, timeout_ms: int | None) -> bool:
+        """Wait on a condition that the caller holds, at most `timeout_ms` of this clock; False when time ran out."""
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def wait(self, condition: threading.Condition, timeout_ms: int | None) -> bool:
+        return condition.wait(None if timeout_ms is None else timeout_ms / 1000)
+
+
+class ManualClock:
+    """A clock for tests: it moves only when told to, and wakes whoever waits on it. Thread-safe."""
+
+    def __init__(self, now_ms: int = 1_800_000_000_000) -> None:
+        self._lock = threading.Lock()
+        self._now_ms = now_ms
+        self._monotonic_ms = 0
+        self._waiting: set[threading.Condition] = set()
+
+    def now_ms(self) -> int:
+        with self._lock:
+            return self._now_ms
+
+    def monotonic_ms(self) -> int:
+        with self._lock:
+            return self._monotonic_ms
+
+    def advance(self, ms: int) -> None:
+        """Let `ms` milliseconds pass on both clocks."""
+        if ms < 0:
+            raise ValueError("time passes forward; use step_wall() for a clock step")
+        with self._lock:
+            self._now_ms += ms
+            self._monotonic_ms += ms
+            waiting = list(self._waiting)
+        self._wake(waiting)
+
+    def step_wall(self, ms: int) -> None:
+        """Step the wall clock by `ms`, either way, as NTP or an operator would; monotonic time does not move."""
+        with self._lock:
+            self._now_ms += ms
+            waiting = list(self._waiting)
+        self._wake(waiting)
+
+    def wait(self, condition: threading.Condition, timeout_ms: int | None) -> bool:
+        deadline = None if timeout_ms is None else self.monotonic_ms() + timeout_ms
+        with self._lock:
+            self._waiting.add(condition)
+        try:
+            if deadline is not None and self.monotonic_ms() >= deadline:
+                return False
+            condition.wait()
+            return deadline is None or self.monotonic_ms() < deadline
+        finally:
+            with self._lock:
+                self._waiting.discard(condition)
+
+    @staticmethod
+    def _wake(waiting: list[threading.Condition]) -> None:
+        for condition in waiting:
+            with condition:
+                condition.notify_all()

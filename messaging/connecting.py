@@ -1,0 +1,44 @@
+"""connect(url): from a URL to a Broker, by entry point, so that nothing here imports an adapter."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from urllib.parse import urlsplit
+
+from messaging.broker import Broker
+from messaging.errors import ConfigurationError
+
+ENTRY_POINT_GROUP = "outbox.brokers"
+
+
+def connect(url: str, **options: object) -> Broker:
+    """A Broker for this URL, e.g. `http://127.0.0.1:7788` or `embedded:./broker-data`; does no I/O until it is used.
+
+    `options` go to the adapter as they are (http: token, timeout_ms, ca_file...). Raises ConfigurationError for a URL
+    whose scheme has no adapter installed.
+    """
+    scheme = urlsplit(url).scheme
+    found = entry_points(group=ENTRY_POINT_GROUP, name=scheme) if scheme else ()
+    for entry_point in found:
+        try:
+            adapter = entry_point.load()
+        except ModuleNotFoundError as error:
+            extra = {"https": "http", "embedded": "broker"}.get(scheme, scheme)
+            raise ConfigurationError(
+                f"the {scheme} adapter needs the package {error.name!r}: pip install 'outbox-mq[{extra}]'"
+            ) from error
+        broker: Broker = adapter(url, **options)
+        return broker
+    known = sorted({entry_point.name for entry_point in entry_points(group=ENTRY_POINT_GROUP)})
+    raise ConfigurationError(
+        f"no broker adapter for the URL {_shown(url)}; known schemes: {', '.join(known) or 'none'}"
+    )
+
+
+def _shown(url: str) -> str:
+    """The URL without user, password and query, which may hold secrets."""
+    parts = urlsplit(url)
+    if not parts.scheme:
+        return repr(url)
+    host = parts.netloc.rpartition("@")[2]
+    return repr(f"{parts.scheme}://{host}{parts.path}" if host else f"{parts.scheme}:{parts.path}")

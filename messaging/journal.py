@@ -1,0 +1,273 @@
+"""What the broker writes on its disk: segments, frames and the two families of records. Not where or when they are written.
+
+The broker writes these records, reconciliation reads them in place, so their shapes stand here, where both may look.
+
+A segment is a file `<first offset, 20 digits>.log`: a 32-byte header, then frames. An offset is a byte position in
+the log as if headers did not exist and all segments were one file.
+
+    header   magic 8s "OUTBOXMQ" | version u16 | kind u16 | first offset u64 | created_at_ms u64 | crc32c u32
+    frame    payload length u32 | crc32c of the payload u32 | payload (MessagePack)
+
+All integers are little-endian. A payload is one record of this module, written as an array; the first element of an
+action is its tag. Records are only ever added to: a new field goes last and has a default.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+import google_crc32c
+import msgspec
+
+MAGIC: Final = b"OUTBOXMQ"
+VERSION: Final = 1
+_HEADER: Final = struct.Struct("<8sHHQQ")
+_CRC: Final = struct.Struct("<I")
+_FRAME: Final = struct.Struct("<II")
+HEADER_BYTES: Final = _HEADER.size + _CRC.size
+FRAME_BYTES: Final = _FRAME.size
+RECORD_BYTES_MAX: Final = 128 * 1024 * 1024
+"""No frame is longer: a longer length is damage, not a record, and nothing is allocated for it."""
+
+
+class SegmentKind(IntEnum):
+    """Which family of records a segment holds."""
+
+    MESSAGES = 1
+    ACTIONS = 2
+
+
+class MessageRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """A stored message. `sequence` is its place in its topic, from 0; None while it is scheduled (see Fired)."""
+
+    sequence: int | None
+    id: str
+    topic: str
+    key: str | None
+    headers: dict[str, str]
+    body: bytes
+    created_at_ms: int
+    stored_at_ms: int
+    deliver_at_ms: int | None = None
+
+
+class Fired(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="fired"):
+    """Scheduled messages fell due and took their places in the topic: entries are (sequence, message id)."""
+
+    topic: str
+    at_ms: int
+    entries: list[tuple[int, str]]
+
+
+class Canceled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="canceled"):
+    """Scheduled messages will never be delivered. An id may be unknown yet: then its publish, when it comes, is dead on arrival."""
+
+    at_ms: int
+    ids: list[str]
+
+
+class Declared(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="declared"):
+    """A consumer group was made (`position`: the first sequence it will see) or its settings were changed."""
+
+    topic: str
+    group: str
+    at_ms: int
+    position: int
+    settings: dict[str, str | int | float | bool | None]
+
+
+class Delivered(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="delivered"):
+    """Messages were handed to a consumer: entries are (sequence, message id, delivery number, attempt)."""
+
+    topic: str
+    group: str
+    at_ms: int
+    visible_at_ms: int
+    entries: list[tuple[int, str, int, int]]
+    consumer: str | None = None
+
+
+class Acked(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="acked"):
+    """Deliveries were settled: entries are (sequence, message id)."""
+
+    topic: str
+    group: str
+    at_ms: int
+    entries: list[tuple[int, str]]
+
+
+class Requeued(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="requeued"):
+    """Deliveries came back by nack: visible again at the time given with each; entries are (sequence, message id, visible_at_ms, attempts used)."""
+
+    topic: str
+    group: str
+    at_ms: int
+    entries: list[tuple[int, str, int, int]]
+    reason: str | None = None
+
+
+class Extended(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="extended"):
+    """Deliveries stay invisible longer: entries are (sequence, message id)."""
+
+    topic: str
+    group: str
+    at_ms: int
+    visible_at_ms: int
+    entries: list[tuple[int, str]]
+
+
+class Died(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="died"):
+    """Messages became dead letters of a group: entries are (sequence, message id, attempts)."""
+
+    topic: str
+    group: str
+    at_ms: int
+    entries: list[tuple[int, str, int]]
+    reason: str
+
+
+class Redriven(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="redriven"):
+    """Dead letters went back to their group with a fresh count of attempts and a new life: entries are (sequence, message id)."""
+
+    topic: str
+    group: str
+    at_ms: int
+    entries: list[tuple[int, str]]
+
+
+class Sought(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="sought"):
+    """A group was moved to a sequence; receipts of earlier lives are stale."""
+
+    topic: str
+    group: str
+    at_ms: int
+    position: int
+    life: int
+
+
+class Paused(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="paused"):
+    """Hand-outs to a group were stopped or resumed."""
+
+    topic: str
+    group: str
+    at_ms: int
+    paused: bool
+
+
+Action = Fired | Canceled | Declared | Delivered | Acked | Requeued | Extended | Died | Redriven | Sought | Paused
+
+encode_record = msgspec.msgpack.Encoder().encode
+decode_message = msgspec.msgpack.Decoder(MessageRecord).decode
+decode_action = msgspec.msgpack.Decoder(Action).decode
+
+
+class SegmentDamaged(Exception):
+    """A frame in the middle of a segment does not match its checksum, or the header does not: a flipped bit, not a torn tail."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """The first 32 bytes of a segment."""
+
+    kind: SegmentKind
+    first_offset: int
+    created_at_ms: int
+
+    def encode(self) -> bytes:
+        head = _HEADER.pack(MAGIC, VERSION, self.kind, self.first_offset, self.created_at_ms)
+        return head + _CRC.pack(google_crc32c.value(head))
+
+    @staticmethod
+    def decode(data: bytes) -> SegmentHeader:
+        """Raises SegmentDamaged where these are not the first bytes of a segment that this version can read."""
+        if len(data) < HEADER_BYTES:
+            raise SegmentDamaged("the file is shorter than a segment's header")
+        magic, version, kind, first_offset, created_at_ms = _HEADER.unpack_from(data)
+        (crc,) = _CRC.unpack_from(data, _HEADER.size)
+        if magic != MAGIC or crc != google_crc32c.value(data[: _HEADER.size]):
+            raise SegmentDamaged("the segment's header does not match its checksum")
+        if version != VERSION:
+            raise SegmentDamaged(f"the segment has version {version}; this code reads version {VERSION}")
+        return SegmentHeader(kind=SegmentKind(kind), first_offset=first_offset, created_at_ms=created_at_ms)
+
+
+def frame(payload: bytes) -> bytes:
+    """One payload as it stands in a segment."""
+    return _FRAME.pack(len(payload), google_crc32c.value(payload)) + payload
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A payload that was read, and the log offset of its frame."""
+
+    offset: int
+    payload: bytes
+
+    @property
+    def end(self) -> int:
+        """The offset behind this frame."""
+        return self.offset + FRAME_BYTES + len(self.payload)
+
+
+def read_frames(data: bytes | memoryview, *, first_offset: int) -> Iterator[Frame]:
+    """Yield the frames of a segment's bytes behind its header, up to a torn tail.
+
+    A tail is torn where the last frame is cut short, or where it fails its checksum and nothing but zeroes or nothing at
+    all follows. Raises SegmentDamaged where a frame that others follow fails its checksum.
+    """
+    view = memoryview(data)
+    position = 0
+    while len(view) - position >= FRAME_BYTES:
+        length, crc = _FRAME.unpack_from(view, position)
+        start = position + FRAME_BYTES
+        if length == 0 or length > RECORD_BYTES_MAX or start + length > len(view):
+            if _has_whole_frame(view, position + 1):
+                raise SegmentDamaged(f"damaged frame length at offset {first_offset + position}")
+            return
+        payload = bytes(view[start : start + length])
+        if google_crc32c.value(payload) != crc:
+            if _has_whole_frame(view, position + 1):
+                raise SegmentDamaged(f"damaged record at offset {first_offset + position}")
+            return
+        yield Frame(first_offset + position, payload)
+        position = start + length
+
+
+def segment_path(folder: Path, first_offset: int) -> Path:
+    """Where the segment that begins at this offset lives."""
+    return folder / f"{first_offset:020d}.log"
+
+
+def segment_paths(folder: Path) -> list[Path]:
+    """All segments of a log, in order of their first offsets."""
+    return sorted(path for path in folder.glob("*.log") if path.stem.isdigit() and len(path.stem) == 20)
+
+
+def read_segment(path: Path) -> tuple[SegmentHeader, Iterator[Frame]]:
+    """A segment's header and its frames. Raises SegmentDamaged (also while the frames are read)."""
+    data = path.read_bytes()
+    header = SegmentHeader.decode(data[:HEADER_BYTES])
+    return header, read_frames(memoryview(data)[HEADER_BYTES:], first_offset=header.first_offset)
+
+
+_SCAN_BYTES_MAX: Final = 1024 * 1024
+
+
+def _has_whole_frame(view: memoryview, start: int) -> bool:
+    """Whether a whole, valid frame begins anywhere in the next MiB: then what came before is damage, not a torn tail."""
+    end = len(view)
+    for position in range(start, min(end - FRAME_BYTES, start + _SCAN_BYTES_MAX)):
+        length, crc = _FRAME.unpack_from(view, position)
+        body = position + FRAME_BYTES
+        if (
+            0 < length <= end - body
+            and length <= RECORD_BYTES_MAX
+            and google_crc32c.value(bytes(view[body : body + length])) == crc
+        ):
+            return True
+    return False

@@ -1,0 +1,24 @@
+"""The named bounds that every room shares; each is a default that configuration may lower, not a law of the format."""
+
+from datetime import timedelta
+from typing import Final
+
+TOPIC_CHARS_MAX: Final = 255
+GROUP_CHARS_MAX: Final = 255
+MESSAGE_ID_CHARS_MAX: Final = 64
+KEY_BYTES_MAX: Final = 1024
+HEADERS_MAX: Final = 64
+HEADER_NAME_CHARS_MAX: Final = 128
+HEADERS_BYTES_MAX: Final = 32 * 1024
+BODY_BYTES_MAX: Final = 16 * 1024 * 1024
+BATCH_MESSAGES_MAX: Final = 1000
+BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
+DELAY_MAX: Final = timedelta(days=731)
+DELAY_MAX_MS: Final = 731 * 24 * 60 * 60 * 1000
+PULL_MESSAGES_MAX: Final = 1000
+PULL_WAIT_MS_MAX: Final = 60_000
+INVISIBLE_MS_DEFAULT: Final = 30_000
+INVISIBLE_MS_MIN: Final = 1
+INVISIBLE_MS_MAX: Final = 12 * 60 * 60 * 1000
+ATTEMPTS_MAX_DEFAULT: Final = 16
+REASON_CHARS_MAX: Final = 1024

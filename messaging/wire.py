@@ -1,0 +1,530 @@
+"""The shapes of the HTTP protocol, version 1, as its server and its clients share them. Not the rules: those are the engine's.
+
+Requests refuse fields they do not know, so that a misspelt one is an error and not a default; answers may grow fields,
+and clients pass over those they do not know. Times are integer milliseconds since the epoch, durations milliseconds.
+A body travels as text ("utf8"), as base64 text, or, in MessagePack alone, as it is ("binary").
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode, b64encode
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from messaging import limits
+from messaging.errors import InvalidMessage
+from messaging.message import AckStatus, CancelStatus, Delivery, ExtendStatus, Message, NackStatus, PublishStatus
+
+JSON_TYPE: Final = "application/json"
+MSGPACK_TYPE: Final = "application/msgpack"
+PROBLEM_TYPE: Final = "application/problem+json"
+PROBLEM_MSGPACK_TYPE: Final = "application/problem+msgpack"
+TIME_MS_MAX: Final = 2**53 - 1
+"""The largest integer that every JSON reader keeps exactly."""
+
+TimeMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+DurationMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+
+
+class Encoding(StrEnum):
+    """How a body is written in a request or an answer; `binary` in MessagePack only."""
+
+    UTF8 = "utf8"
+    BASE64 = "base64"
+    BINARY = "binary"
+
+
+class _Request(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a client sends."""
+
+
+class _Answer(Struct, frozen=True, kw_only=True):
+    """What the server sends back."""
+
+
+# -- publish ----------------------------------------------------------------------------------------------------------
+
+
+class PublishedMessage(_Request):
+    """One message of a publish; without an id the server makes one, and a repeat is then no duplicate."""
+
+    body: str
+    id: str | None = None
+    key: str | None = None
+    headers: dict[str, str] | None = None
+    encoding: Encoding | None = None
+    created_at_ms: TimeMs | None = None
+    deliver_at_ms: TimeMs | None = None
+    delay_ms: DurationMs | None = None
+
+
+class PackedMessage(PublishedMessage, frozen=True, kw_only=True):
+    """The same in MessagePack, where the body may be `bin`, too."""
+
+    body: Any  # checked in body_bytes(): msgspec has no union of str and bytes
+
+
+class PublishRequest(_Request):
+    """POST /v1/topics/{topic}/messages."""
+
+    messages: list[PublishedMessage]
+
+
+class PackedPublishRequest(_Request):
+    """The same in MessagePack."""
+
+    messages: list[PackedMessage]
+
+
+class PublishOutcome(_Answer):
+    """What became of one message; `error` says why it was rejected."""
+
+    id: str
+    status: PublishStatus
+    error: str | None = None
+
+
+class PublishAnswer(_Answer):
+    """One outcome a message, in the request's order."""
+
+    results: list[PublishOutcome]
+
+
+# -- consume ----------------------------------------------------------------------------------------------------------
+
+
+class PullRequest(_Request):
+    """POST .../groups/{group}/pull. `consumer` names the puller in the broker's log."""
+
+    max_messages: Annotated[int, Meta(ge=1, le=limits.PULL_MESSAGES_MAX)] = 100
+    wait_ms: Annotated[int, Meta(ge=0, le=limits.PULL_WAIT_MS_MAX)] = 0
+    invisible_ms: Annotated[int, Meta(ge=limits.INVISIBLE_MS_MIN, le=limits.INVISIBLE_MS_MAX)] = (
+        limits.INVISIBLE_MS_DEFAULT
+    )
+    consumer: Annotated[str, Meta(max_length=255)] | None = None
+
+
+class PulledMessage(_Answer):
+    """One delivery; settle it with `receipt`."""
+
+    receipt: str
+    id: str
+    topic: str
+    key: str | None
+    headers: dict[str, str]
+    body: str
+    encoding: Encoding
+    attempt: int
+    created_at_ms: int
+    deliver_at_ms: int | None
+
+
+class PackedPulledMessage(PulledMessage, frozen=True, kw_only=True):
+    """The same in MessagePack: the body is `bin`, the encoding "binary"."""
+
+    body: Any
+
+
+class PullAnswer(_Answer):
+    """What was ready, oldest first; empty when nothing came within `wait_ms`."""
+
+    deliveries: list[PulledMessage]
+
+
+class PackedPullAnswer(_Answer):
+    """The same in MessagePack."""
+
+    deliveries: list[PackedPulledMessage]
+
+
+class AckRequest(_Request):
+    """POST .../groups/{group}/ack."""
+
+    receipts: list[str]
+
+
+class NackRequest(_Request):
+    """POST .../groups/{group}/nack. Without `delay_ms` the group's backoff decides."""
+
+    receipts: list[str]
+    delay_ms: Annotated[int, Meta(ge=0, le=limits.DELAY_MAX_MS)] | None = None
+    reason: Annotated[str, Meta(max_length=limits.REASON_CHARS_MAX)] | None = None
+    counts: bool = True
+
+
+class ExtendRequest(_Request):
+    """POST .../groups/{group}/extend."""
+
+    receipts: list[str]
+    invisible_ms: Annotated[int, Meta(ge=limits.INVISIBLE_MS_MIN, le=limits.INVISIBLE_MS_MAX)]
+
+
+class AckOutcome(_Answer):
+    """What became of one acknowledgement."""
+
+    receipt: str
+    status: AckStatus
+
+
+class AckAnswer(_Answer):
+    """One outcome a receipt, in the request's order."""
+
+    results: list[AckOutcome]
+
+
+class NackOutcome(_Answer):
+    """What became of one negative acknowledgement."""
+
+    receipt: str
+    status: NackStatus
+
+
+class NackAnswer(_Answer):
+    """One outcome a receipt, in the request's order."""
+
+    results: list[NackOutcome]
+
+
+class ExtendOutcome(_Answer):
+    """What became of one extension."""
+
+    receipt: str
+    status: ExtendStatus
+
+
+class ExtendAnswer(_Answer):
+    """One outcome a receipt, in the request's order."""
+
+    results: list[ExtendOutcome]
+
+
+# -- schedule ---------------------------------------------------------------------------------------------------------
+
+
+class CancelRequest(_Request):
+    """POST /v1/scheduled/cancel."""
+
+    ids: list[str]
+
+
+class CancelOutcome(_Answer):
+    """What became of one cancel."""
+
+    id: str
+    status: CancelStatus
+
+
+class CancelAnswer(_Answer):
+    """One outcome an id, in the request's order."""
+
+    results: list[CancelOutcome]
+
+
+class ScheduledQuery(_Request):
+    """The query of GET /v1/scheduled."""
+
+    topic: str | None = None
+    from_ms: TimeMs | None = None
+    to_ms: TimeMs | None = None
+    bucket: Literal["minute", "hour", "day"] = "minute"
+
+
+class ScheduledCount(_Answer):
+    """How many messages fire in the bucket that begins at `at_ms`."""
+
+    at_ms: int
+    messages: int
+
+
+class ScheduledAnswer(_Answer):
+    """What fires when; `next_from_ms` goes on where the page was cut short."""
+
+    bucket: Literal["minute", "hour", "day"]
+    counts: list[ScheduledCount]
+    next_from_ms: int | None = None
+
+
+# -- groups and topics ------------------------------------------------------------------------------------------------
+
+
+class StartAt(Struct, frozen=True, forbid_unknown_fields=True):
+    """A group that starts at a time."""
+
+    at_ms: TimeMs
+
+
+class BackoffSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a group's retries space out."""
+
+    initial_ms: Annotated[int, Meta(ge=1, le=limits.DELAY_MAX_MS)] = 1_000
+    multiplier: Annotated[float, Meta(ge=1, le=1000)] = 2.0
+    max_ms: Annotated[int, Meta(ge=1, le=limits.DELAY_MAX_MS)] = 5 * 60 * 1000
+
+
+class GroupSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """PUT /v1/topics/{topic}/groups/{group}, and what GET tells of a group."""
+
+    start: Literal["earliest", "latest"] | StartAt = "earliest"
+    filter: str | None = None
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = limits.ATTEMPTS_MAX_DEFAULT
+    backoff: BackoffSettings = BackoffSettings()
+    ordered: bool = False
+
+
+class SeekRequest(_Request):
+    """POST .../groups/{group}/seek: to a time or to an offset, one of the two."""
+
+    to_ms: TimeMs | None = None
+    to_offset: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] | None = None
+
+
+class NoRequest(_Request):
+    """The body of a request that says all it has to say by its path: empty, or `{}`."""
+
+
+class NoAnswer(_Answer):
+    """Done; there is nothing more to say."""
+
+
+class PageQuery(_Request):
+    """A page of a list: `after` is the cursor that the page before gave as `next`."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    after: Annotated[str, Meta(max_length=1024)] | None = None
+
+
+class TopicsAnswer(_Answer):
+    """Names of topics, sorted."""
+
+    topics: list[str]
+    next: str | None = None
+
+
+class TopicAnswer(_Answer):
+    """A topic's figures and the names of its groups."""
+
+    topic: str
+    figures: dict[str, int]
+    groups: list[str]
+
+
+class GroupAnswer(_Answer):
+    """A group's figures and settings."""
+
+    topic: str
+    group: str
+    figures: dict[str, int]
+    settings: GroupSettings
+
+
+class DeadMessage(_Answer):
+    """A message that a group gave up on; key, headers and body are null for a token that may only `read`."""
+
+    id: str
+    topic: str
+    group: str
+    attempts: int
+    reason: str
+    dead_at_ms: int
+    key: str | None = None
+    headers: dict[str, str] | None = None
+    body: str | None = None
+    encoding: Encoding | None = None
+
+
+class PackedDeadMessage(DeadMessage, frozen=True, kw_only=True):
+    """The same in MessagePack: the body is `bin`."""
+
+    body: Any = None
+
+
+class DeadAnswer(_Answer):
+    """One page of dead letters, oldest first."""
+
+    dead: list[DeadMessage]
+    next: str | None = None
+
+
+class PackedDeadAnswer(_Answer):
+    """The same in MessagePack."""
+
+    dead: list[PackedDeadMessage]
+    next: str | None = None
+
+
+class RedriveRequest(_Request):
+    """POST .../dead/redrive: `{"ids": [...]}` or `{"all": true}`."""
+
+    ids: list[str] | None = None
+    all: bool = False
+
+
+class RedriveAnswer(_Answer):
+    """How many dead letters went back to their group."""
+
+    redriven: int
+
+
+# -- health and problems ----------------------------------------------------------------------------------------------
+
+
+class Check(_Answer):
+    """One thing that was looked at."""
+
+    name: str
+    status: Literal["ok", "failed"]
+    hint: str | None = None
+
+
+class HealthAnswer(_Answer):
+    """Whether the server can serve."""
+
+    status: Literal["ok", "failed"]
+    checks: list[Check] = []
+
+
+class ProblemAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """RFC 9457: `type` is stable, `detail` is for people; `where` is a path into the request, `bound` a named limit."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    where: str | None = None
+    bound: str | None = None
+    limit: int | None = None
+    retry_after_ms: int | None = None
+
+
+class ProblemKind(StrEnum):
+    """Every problem the server may answer with; a `type` is `urn:outbox-mq:problem:` and one of these."""
+
+    MALFORMED_BODY = "malformed-body"
+    WRONG_SHAPE = "wrong-shape"
+    INVALID_MESSAGE = "invalid-message"
+    INVALID_NAME = "invalid-name"
+    BODY_TOO_LARGE = "body-too-large"
+    MESSAGE_TOO_LARGE = "message-too-large"
+    BATCH_TOO_LARGE = "batch-too-large"
+    HEADERS_TOO_LARGE = "headers-too-large"
+    BODY_TOO_SLOW = "body-too-slow"
+    UNKNOWN_ROUTE = "unknown-route"
+    NOT_FOUND = "not-found"
+    METHOD_NOT_ALLOWED = "method-not-allowed"
+    NOT_ACCEPTABLE = "not-acceptable"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported-media-type"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    FOREIGN_ORIGIN = "foreign-origin"
+    NOT_SUPPORTED = "not-supported"
+    REFUSED = "refused"
+    THROTTLED = "throttled"
+    STORAGE_FAILED = "storage-failed"
+    STOPPING = "stopping"
+    INTERNAL = "internal"
+
+    @property
+    def uri(self) -> str:
+        """The value of `type` on the wire."""
+        return PROBLEM_PREFIX + self.value
+
+
+PROBLEM_PREFIX: Final = "urn:outbox-mq:problem:"
+
+
+# -- bodies and messages ----------------------------------------------------------------------------------------------
+
+
+def body_bytes(body: object, encoding: Encoding | None) -> bytes:
+    """The bytes that a body on the wire stands for. Raises InvalidMessage."""
+    match body, encoding:
+        case bytes(), None | Encoding.BINARY:
+            return body
+        case str(), None | Encoding.UTF8:
+            return _utf8(body)
+        case str(), Encoding.BASE64:
+            return _base64(body)
+        case (str() | bytes()), _:
+            raise InvalidMessage(f"a body of this type cannot have the encoding {str(encoding)!r}")
+        case _:
+            raise InvalidMessage("the body must be text or, in MessagePack, bin; write objects as JSON text")
+
+
+def text_body(body: bytes) -> tuple[str, Encoding]:
+    """A body for JSON: as text where it is UTF-8, as base64 where it is not."""
+    try:
+        return body.decode(), Encoding.UTF8
+    except UnicodeDecodeError:
+        return b64encode(body).decode("ascii"), Encoding.BASE64
+
+
+def packed_message(message: Message) -> PackedMessage:
+    """A message as a client sends it in MessagePack."""
+    return PackedMessage(
+        body=message.body,
+        id=message.id,
+        key=message.key,
+        headers=dict(message.headers) if message.headers else None,
+        created_at_ms=message.created_at_ms or None,
+        deliver_at_ms=message.deliver_at_ms,
+    )
+
+
+def pulled_message(delivery: Delivery) -> PulledMessage:
+    """A delivery for JSON."""
+    body, encoding = text_body(delivery.body)
+    return PulledMessage(body=body, encoding=encoding, **_delivery_fields(delivery))
+
+
+def packed_pulled_message(delivery: Delivery) -> PackedPulledMessage:
+    """A delivery for MessagePack."""
+    return PackedPulledMessage(body=delivery.body, encoding=Encoding.BINARY, **_delivery_fields(delivery))
+
+
+def delivery_of(pulled: PulledMessage) -> Delivery:
+    """The delivery that a client reads from an answer, in either codec."""
+    return Delivery(
+        receipt=pulled.receipt,
+        id=pulled.id,
+        topic=pulled.topic,
+        body=body_bytes(pulled.body, pulled.encoding),
+        key=pulled.key,
+        headers=pulled.headers,
+        attempt=pulled.attempt,
+        created_at_ms=pulled.created_at_ms,
+        deliver_at_ms=pulled.deliver_at_ms,
+    )
+
+
+def _delivery_fields(delivery: Delivery) -> dict[str, Any]:
+    headers = delivery.headers
+    return {
+        "receipt": delivery.receipt,
+        "id": delivery.id,
+        "topic": delivery.topic,
+        "key": delivery.key,
+        "headers": headers if isinstance(headers, dict) else dict(headers),
+        "attempt": delivery.attempt,
+        "created_at_ms": delivery.created_at_ms,
+        "deliver_at_ms": delivery.deliver_at_ms,
+    }
+
+
+def _utf8(body: str) -> bytes:
+    try:
+        return body.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage("the body cannot be written as UTF-8") from error
+
+
+def _base64(body: str) -> bytes:
+    try:
+        return b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidMessage(f"the body is not base64: {error}") from error
+
+

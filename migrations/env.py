@@ -1,0 +1,22 @@
+"""Alembic's entry: runs the revisions beside it on the connection that outbox.migrating hands over. It opens none."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from outbox.schema import outbox_tables
+
+connection = context.config.attributes["connection"]
+schema: str | None = context.config.attributes["schema"]
+
+context.configure(
+    connection=connection,
+    target_metadata=outbox_tables(schema).metadata,
+    version_table="alembic_version" if schema else "outbox_alembic_version",
+    version_table_schema=schema,
+    include_schemas=True,
+    include_name=lambda name, kind, parents: kind != "schema" or name == schema,
+    transactional_ddl=False,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,101 @@
+"""The message table, the archive and the inbox.
+
+Revision: 0001
+Follows: nothing
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import context, op
+from sqlalchemy.dialects import mysql
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+# A revision is history: it spells its tables out and never imports the definitions of today.
+_MYSQL: dict[str, Any] = {
+    f"{name}_{option}": value
+    for name in ("mysql", "mariadb")
+    for option, value in {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin"}.items()
+}
+
+
+def _ascii(length: int) -> sa.types.TypeEngine[str]:
+    exact = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")
+    return sa.String(length).with_variant(exact, "mysql", "mariadb")
+
+
+_ID = _ascii(64)
+_NAME = _ascii(255)
+_WORD = _ascii(32)
+_KEY = sa.String(1024).with_variant(
+    mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb"
+)
+_TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+_BODY = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+
+def upgrade() -> None:
+    """Make the three tables and their indexes."""
+    schema: str | None = context.config.attributes["schema"]
+    prefix = "" if schema else "outbox_"
+    op.create_table(
+        f"{prefix}message",
+        sa.Column("id", _ID, primary_key=True),
+        sa.Column("kind", _WORD, nullable=False),
+        sa.Column("state", _WORD, nullable=False),
+        sa.Column("due_at_us", sa.BigInteger, nullable=False),
+        sa.Column("token", _WORD, nullable=True),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("topic", _NAME, nullable=False),
+        sa.Column("message_key", _KEY, nullable=True),
+        sa.Column("headers", _TEXT, nullable=True),
+        sa.Column("body", _BODY, nullable=False),
+        sa.Column("body_sha256", _ID, nullable=False),
+        sa.Column("deliver_at_ms", sa.BigInteger, nullable=True),
+        sa.Column("created_at_us", sa.BigInteger, nullable=False),
+        sa.Column("last_error", _TEXT, nullable=True),
+        schema=schema,
+        **_MYSQL,
+    )
+    op.create_index(f"ix_{prefix}message_state_due", f"{prefix}message", ["state", "due_at_us", "id"], schema=schema)
+    op.create_table(
+        f"{prefix}archive",
+        sa.Column("sent_at_us", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("id", _ID, primary_key=True),
+        sa.Column("kind", _WORD, nullable=False),
+        sa.Column("topic", _NAME, nullable=False),
+        sa.Column("message_key", _KEY, nullable=True),
+        sa.Column("body_sha256", _ID, nullable=False),
+        sa.Column("deliver_at_ms", sa.BigInteger, nullable=True),
+        sa.Column("created_at_us", sa.BigInteger, nullable=False),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("outcome", _WORD, nullable=False),
+        schema=schema,
+        **_MYSQL,
+    )
+    op.create_index(f"ix_{prefix}archive_id", f"{prefix}archive", ["id"], schema=schema)
+    op.create_index(f"ix_{prefix}archive_created", f"{prefix}archive", ["created_at_us"], schema=schema)
+    op.create_table(
+        f"{prefix}inbox",
+        sa.Column("consumer_group", _NAME, primary_key=True),
+        sa.Column("message_id", _ID, primary_key=True),
+        sa.Column("topic", _NAME, nullable=False),
+        sa.Column("handled_at_us", sa.BigInteger, nullable=False),
+        schema=schema,
+        **_MYSQL,
+    )
+    op.create_index(f"ix_{prefix}inbox_handled", f"{prefix}inbox", ["handled_at_us"], schema=schema)
+
+
+def downgrade() -> None:
+    """Drop the three tables, and every unsent message with them."""
+    schema: str | None = context.config.attributes["schema"]
+    prefix = "" if schema else "outbox_"
+    for name in ("inbox", "archive", "message"):
+        op.drop_table(f"{prefix}{name}", schema=schema)

@@ -1,0 +1,317 @@
+"""Outbox: the producer's public face. What it does is in the modules it names; SQL, threads and events are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any, Concatenate, Final, overload
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from messaging import limits
+from messaging.broker import Broker
+from messaging.clock import Clock, SystemClock
+from messaging.connecting import connect
+from messaging.errors import ConfigurationError, DuplicateMessageId, InvalidMessage, NoTransaction
+from messaging.ids import new_message_id
+from messaging.message import (
+    CONTENT_TYPE,
+    NO_HEADERS,
+    Message,
+    check_deliver_at,
+    check_message_id,
+    encode_body,
+)
+from outbox import session_hooks
+from outbox.database import background_engine, is_schema_missing, open_engine, same_database, translate
+from outbox.relay import Relay, RelayPolicy
+from outbox.row import OutboxRow, cancel_row, publish_row
+from outbox.sender import Sender, SenderLimits
+from outbox.store import MessageStore
+from outbox.transactional import P, Propagation, R, Transactional
+from outbox.unit_of_work import UnitOfWork
+
+AnySession = Session | AsyncSession | scoped_session[Any] | Connection
+BODY_BYTES_DEFAULT: Final = 4 * 1024 * 1024
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Outbox:
+    """Publishes messages in the transaction that changes the business tables, and sends them once it has committed.
+
+    `database` is any SQLAlchemy engine or URL (MySQL, MariaDB, SQLite), `broker` a URL or a Broker object. One Outbox
+    a process and database is meant; it is safe in any thread and across fork. Making one does no I/O.
+
+        box = Outbox("mysql+pymysql://app@db/shop", broker="http://127.0.0.1:7788")
+
+        @box.transactional
+        def pay(session, order_id):
+            session.add(Payment(order_id=order_id))
+            box.publish("payment.completed", {"order_id": order_id}, key=str(order_id))
+    """
+
+    def __init__(
+        self,
+        database: Engine | AsyncEngine | URL | str,
+        *,
+        broker: Broker | str,
+        schema: str | None = None,
+        session_factory: Callable[[], Session] | None = None,
+        policy: RelayPolicy | None = None,
+        sender: SenderLimits | None = None,
+        body_bytes_max: int = BODY_BYTES_DEFAULT,
+        clock: Clock | None = None,
+        random: Random | None = None,
+    ) -> None:
+        """`schema`: where the message tables are, `outbox` by default. `body_bytes_max`: keep it, doubled for escaping,
+        below the server's max_allowed_packet."""
+        self.engine = open_engine(database)
+        self.broker = connect(broker) if isinstance(broker, str) else broker
+        self._limits = sender or SenderLimits()
+        self._store = MessageStore(dialect=self.engine.dialect, schema=schema)
+        self._session_factory = session_factory or sessionmaker(self.engine)
+        self._body_bytes_max = min(body_bytes_max, limits.BODY_BYTES_MAX)
+        self._clock = clock or SystemClock()
+        self._current: ContextVar[Session | None] = ContextVar("outbox_current_session", default=None)
+        self._sessions_by_connection: WeakKeyDictionary[Connection, Session] = WeakKeyDictionary()
+        self._background = background_engine(self.engine)
+        relay = Relay(
+            engine=self._background,
+            store=self._store,
+            broker=self.broker,
+            policy=policy or RelayPolicy(),
+            random=random or Random(),
+        )
+        self._sender = Sender(relay, limits=self._limits)
+        session_hooks.listen_to_sessions()
+        session_hooks.listen_for_doom(self.engine)
+
+    # -- in a transaction --------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        topic: str,
+        body: object,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        deliver_at: datetime | None = None,
+        delay: timedelta | None = None,
+        message_id: str | None = None,
+        session: AnySession | None = None,
+    ) -> Message:
+        """Publish with the transaction: sent if and only if it commits. Does no I/O.
+
+        bytes and str go as they are, anything else as JSON. `deliver_at` (with a time zone) or `delay` hold the
+        message back for up to 731 days. A `message_id` of your own makes a second publish fail (DuplicateMessageId at
+        commit); without one a fresh id is made. Raises InvalidMessage or NoTransaction; then nothing was published.
+        """
+        message = self._message(
+            topic=topic, body=body, key=key, headers=headers, message_id=message_id,
+            deliver_at_ms=self._deliver_at_ms(deliver_at, delay),
+        )  # fmt: skip
+        self._add(publish_row(message), session)
+        return message
+
+    def cancel(self, message_id: str, *, session: AnySession | None = None) -> None:
+        """Cancel a scheduled message if and only if the transaction commits. Does no I/O.
+
+        The broker's answer (canceled, too_late, unknown) is kept in the archive under the cancel's own id.
+        """
+        self._add(cancel_row(check_message_id(message_id)), session)
+
+    @overload
+    def transactional(self, function: Callable[Concatenate[Session, P], R], /) -> Transactional[P, R]: ...
+    @overload
+    def transactional(
+        self, /, *, propagation: Propagation | str = ...
+    ) -> Callable[[Callable[Concatenate[Session, P], R]], Transactional[P, R]]: ...
+    def transactional(
+        self,
+        function: Callable[Concatenate[Session, P], R] | None = None,
+        /,
+        *,
+        propagation: Propagation | str = Propagation.REQUIRED,
+    ) -> Any:
+        """Decorate a business function: it runs in a transaction and gets its session as the first argument.
+
+        An exception rolls back and is raised on. See Propagation for what happens when a transaction is open already.
+        """
+        try:
+            chosen = Propagation(propagation)
+        except ValueError as error:
+            raise ConfigurationError(f"propagation is required, requires_new or nested, not {propagation!r}") from error
+        if function is not None:
+            return Transactional(self, function, chosen)
+        return lambda decorated: Transactional(self, decorated, chosen)
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """A plain Connection in a transaction: publish(..., session=connection), or without session, inside the block."""
+        with self.new_session() as session, self.as_current(session), session.begin():
+            connection = session.connection(bind_arguments=self.bind_arguments(session))
+            self._sessions_by_connection[connection] = session
+            try:
+                yield connection
+            finally:
+                self._sessions_by_connection.pop(connection, None)
+
+    def close(self, *, timeout_ms: int | None = None) -> bool:
+        """Send what has committed and is queued, within the deadline, and let go of connections; True when all was sent.
+
+        What was not sent is in the table, and the compensator sends it. Idempotent.
+        """
+        emptied = self._sender.close(timeout_ms=timeout_ms)
+        self._background.dispose()
+        return emptied
+
+    def __enter__(self) -> Outbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- what the modules beside this one ask of an Outbox -----------------------------------------------------------
+
+    def new_session(self) -> Session:
+        """A fresh session of the business's factory."""
+        return self._session_factory()
+
+    def current_session(self) -> Session | None:
+        """The session of the transactional function that is running in this context, while its transaction is open."""
+        session = self._current.get()
+        # A task or generator may have inherited the context of a function that is over by now.
+        return session if session is not None and session.in_transaction() else None
+
+    @contextmanager
+    def as_current(self, session: Session) -> Iterator[None]:
+        """Make this the session that publish() and nested functions find."""
+        token = self._current.set(session)
+        try:
+            yield
+        finally:
+            self._current.reset(token)
+
+    def bind_arguments(self, session: Session) -> dict[str, Engine]:
+        """Which of a session's databases the outbox is in; only a session without a bind of its own needs telling."""
+        return {"bind": self.engine} if session.bind is None else {}
+
+    def write(self, connection: Connection, unit: UnitOfWork) -> None:
+        """Write a unit's rows, just before its commit. What is raised here makes the commit fail, and roll back."""
+        session_hooks.refuse_if_doomed(connection)
+        self._refuse_foreign(connection)
+        unit.start_lease()
+        try:
+            self._store.insert(connection, unit.rows, token=self._sender.token, lease_us=self._limits.lease_ms * 1000)
+        except IntegrityError as error:
+            ids = ", ".join(row.id for row in unit.rows[:3])
+            raise DuplicateMessageId(f"a message id was published before (one of {ids}...)") from error
+        except DBAPIError as error:
+            if is_schema_missing(error):
+                raise translate(error, self.engine.url) from error
+            raise
+        unit.mark_written()
+
+    def committed(self, unit: UnitOfWork) -> None:
+        """Hand a committed unit to the sender. Never raises: the commit has succeeded, whatever becomes of the send."""
+        self._sender.offer(unit.rows, written_at_ms=unit.written_at_ms)
+
+    # -- helpers of publish and cancel -------------------------------------------------------------------------------
+
+    def _add(self, row: OutboxRow, given: AnySession | None) -> None:
+        session = self._session(given)
+        session_hooks.unit_of(session, self).add(row, session_hooks.open_savepoints(session))
+
+    def _session(self, given: AnySession | None) -> Session:
+        match given:
+            case None:
+                session = self._current.get()
+            case AsyncSession():
+                session = given.sync_session
+            case scoped_session():
+                session = given()
+            case Connection():
+                session = self._sessions_by_connection.get(given)
+                if session is None:
+                    raise NoTransaction(
+                        "this Connection is not the outbox's: open it with `with box.begin() as connection`"
+                    )
+            case Session():
+                session = given
+            case _:
+                raise NoTransaction(f"session must be a SQLAlchemy session, not {type(given).__name__}")
+        if session is None or not session.in_transaction():
+            raise NoTransaction(
+                "publish and cancel belong to a transaction: call them in a function decorated with @box.transactional, "
+                "or pass session= with an open transaction (with session.begin(): ...)"
+            )
+        return session
+
+    def _message(
+        self,
+        *,
+        topic: str,
+        body: object,
+        key: str | None,
+        headers: Mapping[str, str] | None,
+        message_id: str | None,
+        deliver_at_ms: int | None,
+    ) -> Message:
+        encoded, content_type = encode_body(body)
+        if len(encoded) > self._body_bytes_max:
+            raise InvalidMessage(
+                f"the body has {len(encoded):,} bytes, more than the {self._body_bytes_max:,} that body_bytes_max allows; "
+                "store it elsewhere and publish a reference"
+            )
+        named = dict(headers) if headers else {}
+        if content_type is not None and not any(name.lower() == CONTENT_TYPE for name in named):
+            named[CONTENT_TYPE] = content_type
+        return Message(
+            id=message_id if message_id is not None else new_message_id(),
+            topic=topic,
+            body=encoded,
+            key=key,
+            headers=named or NO_HEADERS,
+            created_at_ms=self._clock.now_ms(),
+            deliver_at_ms=deliver_at_ms,
+        )
+
+    def _deliver_at_ms(self, deliver_at: datetime | None, delay: timedelta | None) -> int | None:
+        now_ms = self._clock.now_ms()
+        match deliver_at, delay:
+            case None, None:
+                return None
+            case None, timedelta():
+                due_ms = now_ms + delay // timedelta(milliseconds=1)
+            case datetime(), None:
+                if deliver_at.utcoffset() is None:
+                    raise InvalidMessage(
+                        "deliver_at is a naive datetime, which names no moment; give it a time zone: "
+                        "datetime.now(timezone.utc) + ..."
+                    )
+                # Rounded up: a message may be late by a millisecond, never early.
+                due_ms = -((_EPOCH - deliver_at) // timedelta(milliseconds=1))
+            case _, None:
+                raise InvalidMessage(f"deliver_at must be a datetime with a time zone, not {type(deliver_at).__name__}")
+            case None, _:
+                raise InvalidMessage(f"delay must be a timedelta, not {type(delay).__name__}")
+            case _:
+                raise InvalidMessage("give deliver_at or delay, not both")
+        return check_deliver_at(due_ms, now_ms=now_ms)
+
+    def _refuse_foreign(self, connection: Connection) -> None:
+        if connection.engine.pool is not self.engine.pool and not same_database(connection.engine, self.engine):
+            raise ConfigurationError(
+                "this session is on another database than the outbox: business tables and message table must share "
+                "one server, or no transaction can hold both"
+            )
+        if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+            raise ConfigurationError("this connection is in AUTOCOMMIT: there is no transaction to publish in")

@@ -1,0 +1,190 @@
+"""What the outbox needs of a database: engines set up right, the database's clock, driver errors in our words. No tables.
+
+Only the database's UTC clock decides when a row is due and when a lease ends: application hosts disagree with each
+other, and step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, ColumnElement, Engine, create_engine, event, literal_column
+from sqlalchemy.engine import URL, Dialect, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
+
+from messaging.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
+
+SQLITE_BUSY_TIMEOUT_MS: Final = 30_000
+CONNECT_TIMEOUT_SECONDS: Final = 10
+
+MYSQL_DIALECTS: Final = frozenset({"mysql", "mariadb"})
+DEADLOCK: Final = 1213
+LOCK_WAIT_TIMEOUT: Final = 1205
+_NO_SUCH_TABLE: Final = frozenset({1146, 1049, 1054})  # no such table, no such database, no such column
+_ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1698})
+_UNREACHABLE: Final = frozenset({2002, 2003, 2005, 2006, 2013, 2055, 1040, 1053, 1927, 3024, 4031})
+
+_NOW_US: Final = {
+    # Unlike NOW() and UNIX_TIMESTAMP(NOW(6)), independent of the session's time zone and of daylight saving.
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
+    "sqlite": "(CAST((julianday('now') - 2440587.5) * 86400000.0 AS INTEGER) * 1000)",
+}
+
+
+def now_us(dialect: Dialect) -> ColumnElement[int]:
+    """The database's own UTC clock, microseconds since the Unix epoch (SQLite: to the millisecond)."""
+    name = "mysql" if dialect.name in MYSQL_DIALECTS else dialect.name
+    return literal_column(_NOW_US[name], BigInteger())
+
+
+def open_engine(database: Engine | AsyncEngine | URL | str) -> Engine:
+    """The synchronous Engine behind whatever names a database, fit for the outbox.
+
+    A URL makes a new engine. An engine is used as it is, except that SQLite is switched to real transactions (see
+    prepare_sqlite). Raises ConfigurationError for what cannot work.
+    """
+    if isinstance(database, AsyncEngine):
+        engine = database.sync_engine
+    elif isinstance(database, Engine):
+        engine = database
+    else:
+        engine = _create(database)
+    if engine.dialect.name not in MYSQL_DIALECTS | {"sqlite"}:
+        raise ConfigurationError(
+            f"the outbox runs on MySQL, MariaDB and SQLite, not on {engine.dialect.name}; "
+            "use a URL like mysql+pymysql://user@host/database or sqlite:///file.db"
+        )
+    if engine.dialect.name == "sqlite":
+        prepare_sqlite(engine)
+    return engine
+
+
+def background_engine(engine: Engine) -> Engine:
+    """A second engine on the same database with a pool of its own, so that background work never takes a business connection.
+
+    Its connections are READ COMMITTED on MySQL: a DELETE or UPDATE of ours must never lock a gap that a producer's
+    INSERT needs.
+    """
+    if engine.dialect.is_async:
+        return open_engine(_synchronous(engine.url))
+    pool = engine.pool.recreate()
+    if engine.dialect.name in MYSQL_DIALECTS:
+        event.listen(pool, "connect", _set_read_committed)
+    second = Engine(pool, engine.dialect, engine.url)
+    if engine.dialect.name == "sqlite":
+        event.listen(second, "begin", _begin_immediate)
+    return second
+
+
+def prepare_sqlite(engine: Engine) -> None:
+    """Give SQLite real transactions: BEGIN IMMEDIATE where SQLAlchemy begins, savepoints inside it, WAL, a busy timeout.
+
+    The driver's legacy mode begins a transaction late and commits it when the first savepoint is released, which would
+    commit half a business transaction. Idempotent. Raises ConfigurationError for a database in memory.
+    """
+    if isinstance(engine.pool, StaticPool | SingletonThreadPool):
+        raise ConfigurationError(
+            "an SQLite database in memory cannot be shared with the sender's thread; use a file: sqlite:///file.db"
+        )
+    if not event.contains(engine, "begin", _begin_immediate):
+        event.listen(engine, "connect", _set_sqlite_pragmas)
+        event.listen(engine, "begin", _begin_immediate)
+
+
+@contextmanager
+def database_errors(url: URL) -> Iterator[None]:
+    """Translate driver errors at the edge of background work and commands; the cause stays attached."""
+    try:
+        yield
+    except (DBAPIError, PoolTimeoutError) as error:
+        raise translate(error, url) from error
+
+
+def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:
+    """A driver's error in our words, with the cure. The one table of what which code means."""
+    shown = url.render_as_string(hide_password=True)
+    if isinstance(error, PoolTimeoutError):
+        return DatabaseUnavailable(f"no free connection to {shown}; raise the pool size or lower the load")
+    code = error_code(error)
+    text = str(error.orig).splitlines()[0] if str(error.orig) else type(error.orig).__name__
+    if is_schema_missing(error):
+        return SchemaMissing(
+            f"the outbox tables are missing or too old in {shown} ({text}); run: outbox db upgrade --url URL"
+        )
+    if code in _ACCESS_DENIED:
+        return ConfigurationError(f"the database refused the user or a privilege at {shown} ({text})")
+    if code in _UNREACHABLE or error.connection_invalidated or "unable to open database file" in text:
+        return DatabaseUnavailable(f"cannot reach the database {shown} ({text}); check host, port and that it runs")
+    return DatabaseUnavailable(f"the database {shown} failed a statement ({text})")
+
+
+def error_code(error: DBAPIError) -> int | None:
+    """The server's error number, where the driver gives one."""
+    arguments = getattr(error.orig, "args", ())
+    return arguments[0] if arguments and isinstance(arguments[0], int) else None
+
+
+def is_schema_missing(error: DBAPIError) -> bool:
+    """Whether the error says that a table, schema or column of ours is not there."""
+    text = str(error.orig)
+    return error_code(error) in _NO_SUCH_TABLE or "no such table" in text or "has no column named" in text
+
+
+def _create(database: URL | str) -> Engine:
+    try:
+        url = make_url(database)
+        arguments: dict[str, Any] = {}
+        if url.get_backend_name() in MYSQL_DIALECTS and url.get_driver_name() == "pymysql":
+            arguments["connect_args"] = {"connect_timeout": CONNECT_TIMEOUT_SECONDS}
+        return create_engine(url, pool_pre_ping=url.get_backend_name() in MYSQL_DIALECTS, **arguments)
+    except (ArgumentError, NoSuchModuleError, ImportError) as error:
+        raise ConfigurationError(
+            f"not a database URL that can work ({error}); use one like mysql+pymysql://user@host/database "
+            "or sqlite:///file.db"
+        ) from error
+
+
+def _synchronous(url: URL) -> URL:
+    driver = "sqlite" if url.get_backend_name() == "sqlite" else "mysql+pymysql"
+    return url.set(drivername=driver)
+
+
+def _set_read_committed(connection: Any, _record: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    connection.commit()
+
+
+def _set_sqlite_pragmas(connection: Any, _record: object) -> None:
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    try:
+        cursor.execute(f"PRAGMA busy_timeout = {SQLITE_BUSY_TIMEOUT_MS}")
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute("PRAGMA synchronous = FULL")
+    finally:
+        cursor.close()
+
+
+def _begin_immediate(connection: Any) -> None:
+    # IMMEDIATE: a deferred transaction that reads first cannot become a writer once another one has written.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def same_database(one: Engine, other: Engine) -> bool:
+    """Whether two engines speak to the same database server and schema, as far as their URLs tell."""
+    return _pool(one) is _pool(other) or _place(one.url) == _place(other.url)
+
+
+def _pool(engine: Engine) -> Pool:
+    return engine.pool
+
+
+def _place(url: URL) -> tuple[object, ...]:
+    backend = "mysql" if url.get_backend_name() in MYSQL_DIALECTS else url.get_backend_name()
+    return (backend, url.host, url.port, url.database if backend == "sqlite" else None)

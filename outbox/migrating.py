@@ -1,0 +1,72 @@
+"""Bringing the outbox tables up to date, by alembic. For the `outbox db` command and for alembic trees of users' own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine import URL
+from sqlalchemy.schema import CreateSchema
+
+from outbox.database import MYSQL_DIALECTS, database_errors, open_engine
+from outbox.schema import schema_for
+
+
+def upgrade(database: Engine | Connection | URL | str, *, schema: str | None = None, revision: str = "head") -> str | None:
+    """Make or upgrade the tables; returns the revision that they are at afterwards. Idempotent.
+
+    A Connection is used as it is: call this from a revision of your own alembic tree with `op.get_bind()`.
+    Raises DatabaseUnavailable or ConfigurationError with the cure.
+    """
+    if isinstance(database, Connection):
+        return _upgrade(database, schema=schema_for(database.dialect, schema), revision=revision)
+    engine = open_engine(database)
+    try:
+        with database_errors(engine.url), engine.begin() as connection:
+            return _upgrade(connection, schema=schema_for(engine.dialect, schema), revision=revision)
+    finally:
+        if engine is not database:
+            engine.dispose()
+
+
+def current(connection: Connection, *, schema: str | None = None) -> str | None:
+    """The revision that the tables are at, or None where there are none."""
+    actual = schema_for(connection.dialect, schema)
+    options = {"version_table": _version_table(actual), "version_table_schema": actual}
+    return MigrationContext.configure(connection, opts=options).get_current_revision()
+
+
+def head() -> str | None:
+    """The newest revision that this version of the code knows."""
+    return ScriptDirectory.from_config(_config()).get_current_head()
+
+
+def _upgrade(connection: Connection, *, schema: str | None, revision: str) -> str | None:
+    if schema is not None and connection.dialect.name in MYSQL_DIALECTS:
+        connection.execute(CreateSchema(schema, if_not_exists=True))
+    config = _config()
+    config.attributes["connection"] = connection
+    config.attributes["schema"] = schema
+    command.upgrade(config, revision)
+    return current(connection, schema=schema)
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_location()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _location() -> Path:
+    """The revisions: inside this package in a wheel, beside it in a checkout."""
+    inside = Path(__file__).with_name("migrations")
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "migrations"
+
+
+def _version_table(schema: str | None) -> str:
+    return "alembic_version" if schema else "outbox_alembic_version"

@@ -1,0 +1,213 @@
+"""THE delivery path: a batch of rows to the broker, then what the broker said back into the table. Both the sender
+after a commit and the compensator go through deliver(). It neither claims rows nor loops.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, assert_never
+
+from sqlalchemy import Engine
+
+from messaging.backoff import Backoff
+from messaging.broker import Broker
+from messaging.errors import BrokerError, BrokerRefused, BrokerThrottled, NotAuthorized, OutboxError
+from messaging.message import CancelStatus, PublishResult, PublishStatus
+from outbox.database import database_errors
+from outbox.row import OutboxRow
+from outbox.schema import RowKind
+from outbox.store import MessageStore
+
+logger = logging.getLogger(__name__)
+
+SETTLE_ROWS_MAX: Final = 200
+"""Rows in one settling statement; the knee of the curve between round trips and lock counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The broker has it (or had it already): the row may go. `outcome` is the broker's own word."""
+
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Not now. `counts` False: an outage, which uses up no attempt."""
+
+    delay_ms: int
+    error: str
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Never, as it is: set aside with the reason, for people to look at."""
+
+    error: str
+
+
+Decision = Accepted | Retry | Park
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayPolicy:
+    """How often, and how long, the relay tries; whether accepted rows are kept as evidence."""
+
+    backoff: Backoff = field(default_factory=Backoff)
+    outage_backoff_ms: int = 5_000
+    attempts_max: int = 50
+    keep_archive: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryReport:
+    """What became of a batch: how many were accepted, put off and parked; `stale` rows had got another owner meanwhile.
+
+    `outage` carries the broker's error when the broker as a whole did not take anything.
+    """
+
+    accepted: int = 0
+    retried: int = 0
+    parked: int = 0
+    stale: int = 0
+    outage: BrokerError | None = None
+
+
+class Relay:
+    """Delivers rows that a token owns. Safe in any thread; holds no transaction open across the network."""
+
+    def __init__(
+        self, *, engine: Engine, store: MessageStore, broker: Broker, policy: RelayPolicy, random: Random
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._broker = broker
+        self._policy = policy
+        self._random = random
+
+    def deliver(self, rows: Sequence[OutboxRow], *, token: str) -> DeliveryReport:
+        """Send rows that `token` owns and write down what became of each. Raises DatabaseUnavailable where that failed:
+        then the rows stay ours until the lease ends and are sent again, under the same ids.
+        """
+        decisions, outage = self._send(rows)
+        changed = self._settle(decisions, token=token)
+        kinds = [type(decision) for decision in decisions.values()]
+        return DeliveryReport(
+            accepted=kinds.count(Accepted),
+            retried=kinds.count(Retry),
+            parked=kinds.count(Park),
+            stale=len(decisions) - changed,
+            outage=outage,
+        )
+
+    def _send(self, rows: Sequence[OutboxRow]) -> tuple[dict[str, Decision], BrokerError | None]:
+        """Publishes first, then cancels: a cancel written in the same transaction must find its message."""
+        publishes = [row for row in rows if row.kind is RowKind.PUBLISH]
+        cancels = [row for row in rows if row.kind is RowKind.CANCEL]
+        decisions: dict[str, Decision] = {}
+        outage: BrokerError | None = None
+        for part, send in ((publishes, self._publish), (cancels, self._cancel)):
+            if not part:
+                continue
+            if outage is None:
+                outage = send(part, decisions)
+            else:
+                decisions.update(self._put_off(part, outage))
+        return decisions, outage
+
+    def _publish(self, rows: Sequence[OutboxRow], decisions: dict[str, Decision]) -> BrokerError | None:
+        try:
+            results = self._broker.publish([row.message() for row in rows])
+        except BrokerError as error:
+            return self._refused(rows, error, decisions)
+        for row, result in zip(rows, results, strict=True):
+            decisions[row.id] = decide_publish(row, result, policy=self._policy, random=self._random)
+        return None
+
+    def _refused(
+        self, rows: Sequence[OutboxRow], error: BrokerError, decisions: dict[str, Decision]
+    ) -> BrokerError | None:
+        """An outage puts the whole batch off. A refusal may be the fault of one row: halve until it stands alone."""
+        if not isinstance(error, BrokerRefused) or isinstance(error, NotAuthorized):
+            decisions.update(self._put_off(rows, error))
+            return error
+        if len(rows) == 1:
+            decisions[rows[0].id] = Park(f"refused by the broker: {error}")
+            return None
+        middle = len(rows) // 2
+        for part in (rows[:middle], rows[middle:]):
+            outage = self._publish(part, decisions)
+            if outage is not None:
+                decisions.update(self._put_off([row for row in rows if row.id not in decisions], outage))
+                return outage
+        return None
+
+    def _cancel(self, rows: Sequence[OutboxRow], decisions: dict[str, Decision]) -> BrokerError | None:
+        try:
+            statuses = self._broker.cancel([row.cancels for row in rows])
+        except BrokerError as error:
+            if isinstance(error, BrokerRefused) and not isinstance(error, NotAuthorized):
+                decisions.update({row.id: Park(f"the broker cannot cancel: {error}") for row in rows})
+                return None
+            decisions.update(self._put_off(rows, error))
+            return error
+        for row, status in zip(rows, statuses, strict=True):
+            decisions[row.id] = Accepted(status)
+            if status is not CancelStatus.CANCELED:
+                logger.warning("cancel_without_effect", extra={"message_id": row.cancels, "status": str(status)})
+        return None
+
+    def _put_off(self, rows: Sequence[OutboxRow], error: BrokerError) -> dict[str, Decision]:
+        delay_ms = error.retry_after_ms if isinstance(error, BrokerThrottled) else self._policy.outage_backoff_ms
+        spread = self._policy.backoff.jitter * self._random.random()
+        return {row.id: Retry(int(delay_ms * (1 + spread)), str(error), counts=False) for row in rows}
+
+    def _settle(self, decisions: dict[str, Decision], *, token: str) -> int:
+        """Write decisions down, those that are alike together, in short transactions; returns how many rows were ours."""
+        alike: defaultdict[Decision, list[str]] = defaultdict(list)
+        for row_id, decision in decisions.items():
+            alike[decision].append(row_id)
+        changed = 0
+        with database_errors(self._engine.url):
+            for decision, ids in alike.items():
+                for start in range(0, len(ids), SETTLE_ROWS_MAX):
+                    changed += self._settle_alike(decision, ids[start : start + SETTLE_ROWS_MAX], token=token)
+        if changed < len(decisions):
+            logger.warning("settled_after_lease_was_lost", extra={"rows": len(decisions) - changed})
+        return changed
+
+    def _settle_alike(self, decision: Decision, ids: Sequence[str], *, token: str) -> int:
+        with self._engine.begin() as connection:
+            match decision:
+                case Accepted(outcome):
+                    if self._policy.keep_archive:
+                        self._store.archive(connection, ids, token=token, outcome=outcome)
+                    return self._store.remove(connection, ids, token=token)
+                case Retry(delay_ms, error, counts):
+                    return self._store.reschedule(
+                        connection, ids, token=token, delay_us=delay_ms * 1000, error=error, counts=counts
+                    )
+                case Park(error):
+                    logger.warning("messages_parked", extra={"message_ids": list(ids), "reason": error})
+                    return self._store.park(connection, ids, token=token, error=error)
+                case _:
+                    assert_never(decision)
+
+
+def decide_publish(row: OutboxRow, result: PublishResult, *, policy: RelayPolicy, random: Random) -> Decision:
+    """What to do with a row, from the broker's word on it. Pure."""
+    match result.status:
+        case PublishStatus.STORED | PublishStatus.DUPLICATE:
+            return Accepted(result.status)
+        case PublishStatus.REJECTED:
+            return Park(f"rejected by the broker: {result.error or 'no reason given'}")
+        case _:
+            assert_never(result.status)
+
+
+__all__ = ["Accepted", "Decision", "DeliveryReport", "OutboxError", "Park", "Relay", "RelayPolicy", "Retry"]

@@ -1,0 +1,76 @@
+"""A row of the message table as a value, and how a message becomes one. No SQL."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import msgspec
+
+from messaging.ids import new_message_id
+from messaging.message import NO_HEADERS, Message
+from outbox.schema import RowKind
+
+CANCEL_TOPIC = "-"
+_encode_headers = msgspec.json.Encoder().encode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxRow:
+    """One request to the broker, as it stands in the message table. A cancel's body is the id of what it cancels."""
+
+    id: str
+    kind: RowKind
+    topic: str
+    body: bytes
+    body_sha256: str
+    key: str | None = None
+    headers_json: str | None = None
+    deliver_at_ms: int | None = None
+    created_at_us: int = 0
+    attempts: int = 0
+
+    def message(self) -> Message:
+        """The message as the broker gets it."""
+        return Message(
+            id=self.id,
+            topic=self.topic,
+            body=self.body,
+            key=self.key,
+            headers=_decode_headers(self.headers_json) if self.headers_json else NO_HEADERS,
+            created_at_ms=self.created_at_us // 1000,
+            deliver_at_ms=self.deliver_at_ms,
+        )
+
+    @property
+    def cancels(self) -> str:
+        """The id of the message that this row cancels."""
+        return self.body.decode()
+
+
+def publish_row(message: Message) -> OutboxRow:
+    """The row that carries a message."""
+    return OutboxRow(
+        id=message.id,
+        kind=RowKind.PUBLISH,
+        topic=message.topic,
+        body=message.body,
+        body_sha256=hashlib.sha256(message.body).hexdigest(),
+        key=message.key,
+        headers_json=_encode_headers(dict(message.headers)).decode() if message.headers else None,
+        deliver_at_ms=message.deliver_at_ms,
+        created_at_us=message.created_at_ms * 1000,
+    )
+
+
+def cancel_row(message_id: str) -> OutboxRow:
+    """The row that asks the broker to cancel a scheduled message."""
+    body = message_id.encode()
+    return OutboxRow(
+        id=new_message_id(),
+        kind=RowKind.CANCEL,
+        topic=CANCEL_TOPIC,
+        body=body,
+        body_sha256=hashlib.sha256(body).hexdigest(),
+    )

@@ -1,0 +1,174 @@
+"""The sender: sends what a commit has just written, from a thread of its own, at once. It is never the only hope of a row.
+
+Whatever happens here - a full queue, a dead broker, a killed process - the row stays in the table and the compensator
+finds it one lease later. So every shortage is answered by dropping the send, never by making a business call wait.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from weakref import WeakSet
+
+from messaging.errors import OutboxError
+from messaging.ids import new_token
+from outbox.relay import Relay
+from outbox.row import OutboxRow
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_SECONDS: Final = 5.0
+_senders: WeakSet[Sender] = WeakSet()
+_watching = threading.Lock()
+_hooks_set: list[bool] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderLimits:
+    """The sender's bounds. `lease_ms` is how long a fresh row belongs to the sender before the compensator may take it."""
+
+    queue_rows_max: int = 10_000
+    batch_rows_max: int = 500
+    lease_ms: int = 10_000
+    lease_margin_ms: int = 3_000
+    close_timeout_ms: int = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """The rows of one committed transaction, and until when, on the monotonic clock, they may be sent from here."""
+
+    rows: Sequence[OutboxRow]
+    deadline_ms: int
+
+
+class Sender:
+    """A bounded queue and one daemon thread, started by the first commit of each process (so forks are harmless)."""
+
+    def __init__(self, relay: Relay, *, limits: SenderLimits) -> None:
+        self._relay = relay
+        self._limits = limits
+        self.dropped_rows = 0
+        self.failed_batches = 0
+        self._reset()
+        _watch(self)
+
+    @property
+    def token(self) -> str:
+        """What owns the rows that this process writes, until their lease ends."""
+        return self._token
+
+    def offer(self, rows: Sequence[OutboxRow], *, written_at_ms: int) -> bool:
+        """Queue the rows of a commit. Never blocks and never raises; False when the queue is full: the rows stay put.
+
+        `written_at_ms` is the monotonic time just before their INSERT: the lease cannot end sooner than counted from it.
+        """
+        deadline_ms = written_at_ms + self._limits.lease_ms - self._limits.lease_margin_ms
+        with self._wake:
+            if self._closing or self._queued_rows + len(rows) > self._limits.queue_rows_max:
+                self.dropped_rows += len(rows)
+                return False
+            self._queue.append(_Commit(rows, deadline_ms))
+            self._queued_rows += len(rows)
+            self._wake.notify()
+            return self._thread is not None or self._start()
+
+    def close(self, *, timeout_ms: int | None = None) -> bool:
+        """Send what is queued, for at most `timeout_ms`, and stop; True when the queue was emptied. Idempotent.
+
+        What is not sent by then is in the table, and the compensator sends it.
+        """
+        timeout_ms = self._limits.close_timeout_ms if timeout_ms is None else timeout_ms
+        with self._wake:
+            self._closing = True
+            self._give_up_at_ms = _monotonic_ms() + timeout_ms
+            self._wake.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_ms / 1000)
+        with self._wake:
+            return self._queued_rows == 0 and (thread is None or not thread.is_alive())
+
+    def _start(self) -> bool:
+        self._thread = threading.Thread(target=self._run, name="outbox-sender", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no more threads, or the interpreter is going down
+            self._thread = None
+            logger.warning("sender_not_started")
+            return False
+        return True
+
+    def _run(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            if batch:
+                self._send(batch)
+
+    def _next_batch(self) -> list[OutboxRow] | None:
+        """What has gathered, up to a batch; None when it is time to stop."""
+        with self._wake:
+            while not self._queue:
+                if self._closing:
+                    return None
+                self._wake.wait(IDLE_WAIT_SECONDS)
+            batch: list[OutboxRow] = []
+            now_ms = _monotonic_ms()
+            while self._queue and len(batch) < self._limits.batch_rows_max:
+                commit = self._queue.popleft()
+                self._queued_rows -= len(commit.rows)
+                if now_ms >= commit.deadline_ms or (self._closing and now_ms >= self._give_up_at_ms):
+                    self.dropped_rows += len(commit.rows)  # the compensator may have the lease by now
+                    continue
+                batch += commit.rows
+            return batch
+
+    def _send(self, rows: Sequence[OutboxRow]) -> None:
+        try:
+            self._relay.deliver(rows, token=self._token)
+        except OutboxError as error:
+            self.failed_batches += 1
+            logger.warning("send_not_settled", extra={"rows": len(rows), "error": str(error)})
+        except Exception:  # the thread boundary: a defect must not end the loop, and the rows are safe in the table
+            self.failed_batches += 1
+            logger.exception("send_failed", extra={"rows": len(rows)})
+
+    def _reset(self) -> None:
+        self._token = new_token()
+        self._queue: deque[_Commit] = deque()
+        self._queued_rows = 0
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._give_up_at_ms = 0
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _watch(sender: Sender) -> None:
+    """Have this sender reset in forked children and drained at exit; the process's hooks are set by the first one."""
+    with _watching:
+        if not _hooks_set:
+            os.register_at_fork(after_in_child=_after_fork_in_child)
+            atexit.register(_at_exit)
+            _hooks_set.append(True)
+        _senders.add(sender)
+
+
+def _after_fork_in_child() -> None:
+    """The parent's thread and queue are the parent's: the child starts with none, and sends nothing of the parent's."""
+    for sender in list(_senders):
+        sender._reset()
+
+
+def _at_exit() -> None:
+    for sender in list(_senders):
+        sender.close()

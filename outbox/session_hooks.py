@@ -1,0 +1,149 @@
+"""Where SQLAlchemy's events drive units of work: the INSERT before the commit, the send after it. Not what is sent.
+
+SQLAlchemy fires `before_commit` and `after_commit` for savepoints too, and `after_commit` also while an outer
+transaction of the Session's own Connection is still open (sqlalchemy#4794, #6823); an exception out of `after_commit`
+reaches the caller of a commit() that has succeeded. Each hook below says which of these it guards against.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.engine.base import RootTransaction
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, SessionTransaction
+
+from messaging.errors import TransactionDoomed
+from outbox.database import DEADLOCK, LOCK_WAIT_TIMEOUT, error_code
+from outbox.unit_of_work import UnitOfWork
+
+if TYPE_CHECKING:
+    from outbox.box import Outbox
+
+logger = logging.getLogger(__name__)
+
+_INFO_KEY: Final = "outbox.units_of_work"
+_doomed: WeakKeyDictionary[RootTransaction, BaseException] = WeakKeyDictionary()
+_listening = threading.Lock()
+
+
+def listen_to_sessions() -> None:
+    """Listen to every Session of this process, once; a Session that publishes nothing pays one dictionary look-up."""
+    with _listening:
+        if not event.contains(Session, "before_commit", _before_commit):
+            event.listen(Session, "before_commit", _before_commit)
+            event.listen(Session, "after_commit", _after_commit)
+            event.listen(Session, "after_soft_rollback", _after_soft_rollback)
+            event.listen(Session, "after_transaction_end", _after_transaction_end)
+
+
+def listen_for_doom(engine: Engine) -> None:
+    """Notice when the server rolls a transaction back by itself, whatever the business code does with the error."""
+    with _listening:
+        if not event.contains(engine, "handle_error", _handle_error):
+            event.listen(engine, "handle_error", _handle_error)
+
+
+def unit_of(session: Session, box: Outbox) -> UnitOfWork:
+    """This Session's unit of work for this Outbox; made on first use, gone with the root transaction."""
+    units: dict[Outbox, UnitOfWork] = session.info.setdefault(_INFO_KEY, {})
+    return units.setdefault(box, UnitOfWork()) if box not in units else units[box]
+
+
+def open_savepoints(session: Session) -> tuple[SessionTransaction, ...]:
+    """The Session's open savepoints, outermost first; an empty tuple mostly, and at no cost."""
+    innermost = session.get_nested_transaction()
+    if innermost is None:
+        return ()
+    found: list[SessionTransaction] = []
+    transaction: SessionTransaction | None = innermost
+    while transaction is not None:
+        if transaction.nested:
+            found.append(transaction)
+        transaction = transaction.parent
+    return tuple(reversed(found))
+
+
+def refuse_if_doomed(connection: Connection) -> None:
+    """Raise TransactionDoomed where the server has ended this connection's transaction and somebody swallowed the error."""
+    transaction = connection.get_transaction()
+    cause = _doomed.get(transaction) if isinstance(transaction, RootTransaction) else None
+    if cause is not None:
+        raise TransactionDoomed(
+            "the database rolled this transaction back earlier and the error was swallowed "
+            f"({str(cause).splitlines()[0]}); run the whole transaction again"
+        ) from cause
+
+
+def _before_commit(session: Session) -> None:
+    units = session.info.get(_INFO_KEY)
+    if not units or session.in_nested_transaction():  # a savepoint's release: nothing is committed yet
+        return
+    # Flush first: objects that publish in their flush events must be heard before the one INSERT.
+    session.flush()
+    for box, unit in units.items():
+        if unit.rows and not unit.written:
+            connection = session.connection(bind_arguments=box.bind_arguments(session))
+            box.write(connection, unit)
+
+
+def _after_commit(session: Session) -> None:
+    units = session.info.get(_INFO_KEY)
+    if not units or session.in_nested_transaction():
+        return
+    bind = session.get_bind() if session.bind is not None else None
+    # A Session on somebody's open Connection has committed nothing yet: its rows are left to the compensator.
+    still_open = isinstance(bind, Connection) and bind.in_transaction()
+    for box, unit in session.info.pop(_INFO_KEY).items():
+        if unit.written and not still_open:
+            box.committed(unit)
+        unit.closed = True
+
+
+def _after_soft_rollback(session: Session, previous: SessionTransaction) -> None:
+    units = session.info.get(_INFO_KEY)
+    if units and previous.nested:
+        for unit in units.values():
+            unit.savepoint_rolled_back(previous)
+
+
+def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
+    """Rolled back, or closed without a commit: nothing of it was ever published."""
+    if transaction.parent is None and _INFO_KEY in session.info:
+        for unit in session.info.pop(_INFO_KEY).values():
+            unit.closed = True
+
+
+def _handle_error(context: ExceptionContext) -> None:
+    error, connection = context.sqlalchemy_exception, context.connection
+    if connection is None or not isinstance(error, DBAPIError):
+        return
+    transaction = connection.get_transaction()
+    if isinstance(transaction, RootTransaction) and (context.is_disconnect or _rolled_back(connection, error)):
+        _doomed[transaction] = error
+
+
+def _rolled_back(connection: Connection, error: DBAPIError) -> bool:
+    """Whether the server ended the whole transaction: a deadlock's victim always, a lock wait only where it is set so."""
+    match error_code(error):
+        case code if code == DEADLOCK:
+            return True
+        case code if code == LOCK_WAIT_TIMEOUT:
+            return _rolls_back_on_timeout(connection)
+        case _:
+            return False
+
+
+def _rolls_back_on_timeout(connection: Connection) -> bool:
+    cursor: Any = connection.connection.cursor()
+    try:
+        cursor.execute("SELECT @@innodb_rollback_on_timeout")
+        row = cursor.fetchone()
+    finally:
+        cursor.close()
+    return bool(row and row[0])

@@ -1,0 +1,61 @@
+# Sourced by the scripts: one line a step with the time it took, the log of a step that failed, and clear ways out.
+# Not a script to run.
+
+REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+SERVERS=${OUTBOX_TEST_SERVERS:-${XDG_CACHE_HOME:-$HOME/.cache}/outbox-mq/servers}
+STEP_LOG=$(mktemp "${TMPDIR:-/tmp}/outbox-mq-step.XXXXXX")
+trap 'rm -f "$STEP_LOG"' EXIT
+
+say() { printf '%s\n' "$*" >&2; }
+
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# step NAME COMMAND...: runs it with its output kept back; prints the output only when it fails, and returns its status.
+step() {
+    local name=$1 began status=0
+    shift
+    began=$(now_ms)
+    # In a subshell, where `set -e` holds again even though the caller tests our status.
+    (set -e && "$@") >"$STEP_LOG" 2>&1 </dev/null || status=$?
+    report_step "$name" "$began" "$status"
+    ((status == 0)) || sed 's/^/    /' "$STEP_LOG" >&2
+    return "$status"
+}
+
+# loud_step NAME COMMAND...: the same with its output shown as it comes.
+loud_step() {
+    local name=$1 began status=0
+    shift
+    began=$(now_ms)
+    "$@" || status=$?
+    report_step "$name" "$began" "$status"
+    return "$status"
+}
+
+report_step() {
+    local took=$(($(now_ms) - $2)) word=ok
+    (($3 == 0)) || word=FAILED
+    printf '%-34s %-6s %5d.%d s\n' "$1" "$word" $((took / 1000)) $((took % 1000 / 100)) >&2
+}
+
+now_ms() { date +%s%3N; }
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# Servers live in sbin, which is not on everybody's PATH.
+find_program() {
+    local name folder
+    for name in "$@"; do
+        command -v "$name" 2>/dev/null && return 0
+        for folder in /usr/local/sbin /usr/sbin /sbin; do
+            if [[ -x $folder/$name ]]; then
+                printf '%s\n' "$folder/$name"
+                return 0
+            fi
+        done
+    done
+    return 1
+}
