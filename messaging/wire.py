@@ -1,4 +1,4 @@
-"""The shapes of the HTTP protocol, version 1, as its server and its clients share them. Not the rules: those are the engine's.
+"""The shapes of the HTTP protocol, version 1, that its server and clients share. Not the rules: those are the engine's.
 
 Requests refuse fields they do not know, so that a misspelt one is an error and not a default; answers may grow fields,
 and clients pass over those they do not know. Times are integer milliseconds since the epoch, durations milliseconds.
@@ -12,7 +12,6 @@ from base64 import b64decode, b64encode
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from messaging import limits
@@ -49,7 +48,7 @@ class _Answer(Struct, frozen=True, kw_only=True):
 # -- publish ----------------------------------------------------------------------------------------------------------
 
 
-class PublishedMessage(_Request):
+class PublishedMessage(_Request, frozen=True, kw_only=True):
     """One message of a publish; without an id the server makes one, and a repeat is then no duplicate."""
 
     body: str
@@ -68,19 +67,19 @@ class PackedMessage(PublishedMessage, frozen=True, kw_only=True):
     body: Any  # checked in body_bytes(): msgspec has no union of str and bytes
 
 
-class PublishRequest(_Request):
+class PublishRequest(_Request, frozen=True, kw_only=True):
     """POST /v1/topics/{topic}/messages."""
 
     messages: list[PublishedMessage]
 
 
-class PackedPublishRequest(_Request):
+class PackedPublishRequest(_Request, frozen=True, kw_only=True):
     """The same in MessagePack."""
 
     messages: list[PackedMessage]
 
 
-class PublishOutcome(_Answer):
+class PublishOutcome(_Answer, frozen=True, kw_only=True):
     """What became of one message; `error` says why it was rejected."""
 
     id: str
@@ -88,7 +87,7 @@ class PublishOutcome(_Answer):
     error: str | None = None
 
 
-class PublishAnswer(_Answer):
+class PublishAnswer(_Answer, frozen=True, kw_only=True):
     """One outcome a message, in the request's order."""
 
     results: list[PublishOutcome]
@@ -97,7 +96,7 @@ class PublishAnswer(_Answer):
 # -- consume ----------------------------------------------------------------------------------------------------------
 
 
-class PullRequest(_Request):
+class PullRequest(_Request, frozen=True, kw_only=True):
     """POST .../groups/{group}/pull. `consumer` names the puller in the broker's log."""
 
     max_messages: Annotated[int, Meta(ge=1, le=limits.PULL_MESSAGES_MAX)] = 100
@@ -108,7 +107,7 @@ class PullRequest(_Request):
     consumer: Annotated[str, Meta(max_length=255)] | None = None
 
 
-class PulledMessage(_Answer):
+class PulledMessage(_Answer, frozen=True, kw_only=True):
     """One delivery; settle it with `receipt`."""
 
     receipt: str
@@ -129,25 +128,25 @@ class PackedPulledMessage(PulledMessage, frozen=True, kw_only=True):
     body: Any
 
 
-class PullAnswer(_Answer):
+class PullAnswer(_Answer, frozen=True, kw_only=True):
     """What was ready, oldest first; empty when nothing came within `wait_ms`."""
 
     deliveries: list[PulledMessage]
 
 
-class PackedPullAnswer(_Answer):
+class PackedPullAnswer(_Answer, frozen=True, kw_only=True):
     """The same in MessagePack."""
 
     deliveries: list[PackedPulledMessage]
 
 
-class AckRequest(_Request):
+class AckRequest(_Request, frozen=True, kw_only=True):
     """POST .../groups/{group}/ack."""
 
     receipts: list[str]
 
 
-class NackRequest(_Request):
+class NackRequest(_Request, frozen=True, kw_only=True):
     """POST .../groups/{group}/nack. Without `delay_ms` the group's backoff decides."""
 
     receipts: list[str]
@@ -156,47 +155,47 @@ class NackRequest(_Request):
     counts: bool = True
 
 
-class ExtendRequest(_Request):
+class ExtendRequest(_Request, frozen=True, kw_only=True):
     """POST .../groups/{group}/extend."""
 
     receipts: list[str]
     invisible_ms: Annotated[int, Meta(ge=limits.INVISIBLE_MS_MIN, le=limits.INVISIBLE_MS_MAX)]
 
 
-class AckOutcome(_Answer):
+class AckOutcome(_Answer, frozen=True, kw_only=True):
     """What became of one acknowledgement."""
 
     receipt: str
     status: AckStatus
 
 
-class AckAnswer(_Answer):
+class AckAnswer(_Answer, frozen=True, kw_only=True):
     """One outcome a receipt, in the request's order."""
 
     results: list[AckOutcome]
 
 
-class NackOutcome(_Answer):
+class NackOutcome(_Answer, frozen=True, kw_only=True):
     """What became of one negative acknowledgement."""
 
     receipt: str
     status: NackStatus
 
 
-class NackAnswer(_Answer):
+class NackAnswer(_Answer, frozen=True, kw_only=True):
     """One outcome a receipt, in the request's order."""
 
     results: list[NackOutcome]
 
 
-class ExtendOutcome(_Answer):
+class ExtendOutcome(_Answer, frozen=True, kw_only=True):
     """What became of one extension."""
 
     receipt: str
     status: ExtendStatus
 
 
-class ExtendAnswer(_Answer):
+class ExtendAnswer(_Answer, frozen=True, kw_only=True):
     """One outcome a receipt, in the request's order."""
 
     results: list[ExtendOutcome]
@@ -205,26 +204,26 @@ class ExtendAnswer(_Answer):
 # -- schedule ---------------------------------------------------------------------------------------------------------
 
 
-class CancelRequest(_Request):
+class CancelRequest(_Request, frozen=True, kw_only=True):
     """POST /v1/scheduled/cancel."""
 
     ids: list[str]
 
 
-class CancelOutcome(_Answer):
+class CancelOutcome(_Answer, frozen=True, kw_only=True):
     """What became of one cancel."""
 
     id: str
     status: CancelStatus
 
 
-class CancelAnswer(_Answer):
+class CancelAnswer(_Answer, frozen=True, kw_only=True):
     """One outcome an id, in the request's order."""
 
     results: list[CancelOutcome]
 
 
-class ScheduledQuery(_Request):
+class ScheduledQuery(_Request, frozen=True, kw_only=True):
     """The query of GET /v1/scheduled."""
 
     topic: str | None = None
@@ -233,14 +232,14 @@ class ScheduledQuery(_Request):
     bucket: Literal["minute", "hour", "day"] = "minute"
 
 
-class ScheduledCount(_Answer):
+class ScheduledCount(_Answer, frozen=True, kw_only=True):
     """How many messages fire in the bucket that begins at `at_ms`."""
 
     at_ms: int
     messages: int
 
 
-class ScheduledAnswer(_Answer):
+class ScheduledAnswer(_Answer, frozen=True, kw_only=True):
     """What fires when; `next_from_ms` goes on where the page was cut short."""
 
     bucket: Literal["minute", "hour", "day"]
@@ -275,36 +274,36 @@ class GroupSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ordered: bool = False
 
 
-class SeekRequest(_Request):
+class SeekRequest(_Request, frozen=True, kw_only=True):
     """POST .../groups/{group}/seek: to a time or to an offset, one of the two."""
 
     to_ms: TimeMs | None = None
     to_offset: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] | None = None
 
 
-class NoRequest(_Request):
+class NoRequest(_Request, frozen=True, kw_only=True):
     """The body of a request that says all it has to say by its path: empty, or `{}`."""
 
 
-class NoAnswer(_Answer):
+class NoAnswer(_Answer, frozen=True, kw_only=True):
     """Done; there is nothing more to say."""
 
 
-class PageQuery(_Request):
+class PageQuery(_Request, frozen=True, kw_only=True):
     """A page of a list: `after` is the cursor that the page before gave as `next`."""
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
     after: Annotated[str, Meta(max_length=1024)] | None = None
 
 
-class TopicsAnswer(_Answer):
+class TopicsAnswer(_Answer, frozen=True, kw_only=True):
     """Names of topics, sorted."""
 
     topics: list[str]
     next: str | None = None
 
 
-class TopicAnswer(_Answer):
+class TopicAnswer(_Answer, frozen=True, kw_only=True):
     """A topic's figures and the names of its groups."""
 
     topic: str
@@ -312,7 +311,7 @@ class TopicAnswer(_Answer):
     groups: list[str]
 
 
-class GroupAnswer(_Answer):
+class GroupAnswer(_Answer, frozen=True, kw_only=True):
     """A group's figures and settings."""
 
     topic: str
@@ -321,7 +320,7 @@ class GroupAnswer(_Answer):
     settings: GroupSettings
 
 
-class DeadMessage(_Answer):
+class DeadMessage(_Answer, frozen=True, kw_only=True):
     """A message that a group gave up on; key, headers and body are null for a token that may only `read`."""
 
     id: str
@@ -342,28 +341,28 @@ class PackedDeadMessage(DeadMessage, frozen=True, kw_only=True):
     body: Any = None
 
 
-class DeadAnswer(_Answer):
+class DeadAnswer(_Answer, frozen=True, kw_only=True):
     """One page of dead letters, oldest first."""
 
     dead: list[DeadMessage]
     next: str | None = None
 
 
-class PackedDeadAnswer(_Answer):
+class PackedDeadAnswer(_Answer, frozen=True, kw_only=True):
     """The same in MessagePack."""
 
     dead: list[PackedDeadMessage]
     next: str | None = None
 
 
-class RedriveRequest(_Request):
+class RedriveRequest(_Request, frozen=True, kw_only=True):
     """POST .../dead/redrive: `{"ids": [...]}` or `{"all": true}`."""
 
     ids: list[str] | None = None
     all: bool = False
 
 
-class RedriveAnswer(_Answer):
+class RedriveAnswer(_Answer, frozen=True, kw_only=True):
     """How many dead letters went back to their group."""
 
     redriven: int
@@ -372,7 +371,7 @@ class RedriveAnswer(_Answer):
 # -- health and problems ----------------------------------------------------------------------------------------------
 
 
-class Check(_Answer):
+class Check(_Answer, frozen=True, kw_only=True):
     """One thing that was looked at."""
 
     name: str
@@ -380,7 +379,7 @@ class Check(_Answer):
     hint: str | None = None
 
 
-class HealthAnswer(_Answer):
+class HealthAnswer(_Answer, frozen=True, kw_only=True):
     """Whether the server can serve."""
 
     status: Literal["ok", "failed"]
@@ -448,7 +447,7 @@ def body_bytes(body: object, encoding: Encoding | None) -> bytes:
             return _utf8(body)
         case str(), Encoding.BASE64:
             return _base64(body)
-        case (str() | bytes()), _:
+        case ((str() | bytes()), _):
             raise InvalidMessage(f"a body of this type cannot have the encoding {str(encoding)!r}")
         case _:
             raise InvalidMessage("the body must be text or, in MessagePack, bin; write objects as JSON text")
@@ -526,5 +525,3 @@ def _base64(body: str) -> bytes:
         return b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidMessage(f"the body is not base64: {error}") from error
-
-

@@ -16,7 +16,9 @@ from outbox.database import MYSQL_DIALECTS, database_errors, open_engine
 from outbox.schema import schema_for
 
 
-def upgrade(database: Engine | Connection | URL | str, *, schema: str | None = None, revision: str = "head") -> str | None:
+def upgrade(
+    database: Engine | Connection | URL | str, *, schema: str | None = None, revision: str = "head"
+) -> str | None:
     """Make or upgrade the tables; returns the revision that they are at afterwards. Idempotent.
 
     A Connection is used as it is: call this from a revision of your own alembic tree with `op.get_bind()`.

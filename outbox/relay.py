@@ -7,15 +7,14 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Final, assert_never
 
 from sqlalchemy import Engine
 
-from messaging.backoff import Backoff
 from messaging.broker import Broker
-from messaging.errors import BrokerError, BrokerRefused, BrokerThrottled, NotAuthorized, OutboxError
+from messaging.errors import BrokerError, BrokerRefused, BrokerThrottled, NotAuthorized
 from messaging.message import CancelStatus, PublishResult, PublishStatus
 from outbox.database import database_errors
 from outbox.row import OutboxRow
@@ -37,11 +36,10 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Not now. `counts` False: an outage, which uses up no attempt."""
+    """Not now: due again after the delay. However often that happens, what is unsent is never given up."""
 
     delay_ms: int
     error: str
-    counts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +54,10 @@ Decision = Accepted | Retry | Park
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayPolicy:
-    """How often, and how long, the relay tries; whether accepted rows are kept as evidence."""
+    """How long a row waits when the broker did not take it; whether accepted rows are kept as evidence."""
 
-    backoff: Backoff = field(default_factory=Backoff)
-    outage_backoff_ms: int = 5_000
-    attempts_max: int = 50
+    outage_delay_ms: int = 5_000
+    outage_jitter: float = 0.25
     keep_archive: bool = True
 
 
@@ -126,21 +123,23 @@ class Relay:
         except BrokerError as error:
             return self._refused(rows, error, decisions)
         for row, result in zip(rows, results, strict=True):
-            decisions[row.id] = decide_publish(row, result, policy=self._policy, random=self._random)
+            decisions[row.id] = decide_publish(result)
         return None
 
     def _refused(
         self, rows: Sequence[OutboxRow], error: BrokerError, decisions: dict[str, Decision]
     ) -> BrokerError | None:
-        """An outage puts the whole batch off. A refusal may be the fault of one row: halve until it stands alone."""
-        if not isinstance(error, BrokerRefused) or isinstance(error, NotAuthorized):
+        """An outage puts the whole batch off. A refusal may be the fault of one row or topic: part them until it is alone."""
+        if not isinstance(error, BrokerRefused):
             decisions.update(self._put_off(rows, error))
             return error
-        if len(rows) == 1:
-            decisions[rows[0].id] = Park(f"refused by the broker: {error}")
+        parts = _by_topic(rows) if isinstance(error, NotAuthorized) else _halves(rows)
+        if len(parts) == 1:
+            unauthorized = isinstance(error, NotAuthorized)  # an operator can mend that: wait
+            parked = {row.id: Park(f"refused by the broker: {error}") for row in rows}
+            decisions.update(self._put_off(rows, error) if unauthorized else parked)
             return None
-        middle = len(rows) // 2
-        for part in (rows[:middle], rows[middle:]):
+        for part in parts:
             outage = self._publish(part, decisions)
             if outage is not None:
                 decisions.update(self._put_off([row for row in rows if row.id not in decisions], outage))
@@ -163,9 +162,9 @@ class Relay:
         return None
 
     def _put_off(self, rows: Sequence[OutboxRow], error: BrokerError) -> dict[str, Decision]:
-        delay_ms = error.retry_after_ms if isinstance(error, BrokerThrottled) else self._policy.outage_backoff_ms
-        spread = self._policy.backoff.jitter * self._random.random()
-        return {row.id: Retry(int(delay_ms * (1 + spread)), str(error), counts=False) for row in rows}
+        delay_ms = error.retry_after_ms if isinstance(error, BrokerThrottled) else self._policy.outage_delay_ms
+        spread = self._policy.outage_jitter * self._random.random()
+        return {row.id: Retry(int(delay_ms * (1 + spread)), str(error)) for row in rows}
 
     def _settle(self, decisions: dict[str, Decision], *, token: str) -> int:
         """Write decisions down, those that are alike together, in short transactions; returns how many rows were ours."""
@@ -188,10 +187,8 @@ class Relay:
                     if self._policy.keep_archive:
                         self._store.archive(connection, ids, token=token, outcome=outcome)
                     return self._store.remove(connection, ids, token=token)
-                case Retry(delay_ms, error, counts):
-                    return self._store.reschedule(
-                        connection, ids, token=token, delay_us=delay_ms * 1000, error=error, counts=counts
-                    )
+                case Retry(delay_ms, error):
+                    return self._store.reschedule(connection, ids, token=token, delay_us=delay_ms * 1000, error=error)
                 case Park(error):
                     logger.warning("messages_parked", extra={"message_ids": list(ids), "reason": error})
                     return self._store.park(connection, ids, token=token, error=error)
@@ -199,8 +196,8 @@ class Relay:
                     assert_never(decision)
 
 
-def decide_publish(row: OutboxRow, result: PublishResult, *, policy: RelayPolicy, random: Random) -> Decision:
-    """What to do with a row, from the broker's word on it. Pure."""
+def decide_publish(result: PublishResult) -> Decision:
+    """What to do with a row, from the broker's word on its message. Pure."""
     match result.status:
         case PublishStatus.STORED | PublishStatus.DUPLICATE:
             return Accepted(result.status)
@@ -210,4 +207,13 @@ def decide_publish(row: OutboxRow, result: PublishResult, *, policy: RelayPolicy
             assert_never(result.status)
 
 
-__all__ = ["Accepted", "Decision", "DeliveryReport", "OutboxError", "Park", "Relay", "RelayPolicy", "Retry"]
+def _halves(rows: Sequence[OutboxRow]) -> list[Sequence[OutboxRow]]:
+    middle = len(rows) // 2
+    return [rows[:middle], rows[middle:]] if middle else [rows]
+
+
+def _by_topic(rows: Sequence[OutboxRow]) -> list[Sequence[OutboxRow]]:
+    topics: defaultdict[str, list[OutboxRow]] = defaultdict(list)
+    for row in rows:
+        topics[row.topic].append(row)
+    return list(topics.values())

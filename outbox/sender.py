@@ -57,7 +57,13 @@ class Sender:
         self._limits = limits
         self.dropped_rows = 0
         self.failed_batches = 0
-        self._reset()
+        self._token = new_token()
+        self._queue: deque[_Commit] = deque()
+        self._queued_rows = 0
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._give_up_at_ms = 0
         _watch(self)
 
     @property
@@ -139,14 +145,14 @@ class Sender:
             self.failed_batches += 1
             logger.exception("send_failed", extra={"rows": len(rows)})
 
-    def _reset(self) -> None:
+    def reset_after_fork(self) -> None:
+        """Begin anew in a forked child: the parent's thread, queue and token stay the parent's."""
         self._token = new_token()
-        self._queue: deque[_Commit] = deque()
+        self._queue = deque()
         self._queued_rows = 0
         self._wake = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._thread = None
         self._closing = False
-        self._give_up_at_ms = 0
 
 
 def _monotonic_ms() -> int:
@@ -166,7 +172,7 @@ def _watch(sender: Sender) -> None:
 def _after_fork_in_child() -> None:
     """The parent's thread and queue are the parent's: the child starts with none, and sends nothing of the parent's."""
     for sender in list(_senders):
-        sender._reset()
+        sender.reset_after_fork()
 
 
 def _at_exit() -> None:

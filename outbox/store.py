@@ -126,20 +126,13 @@ class MessageStore:
             insert(self._archive).from_select([*copied, "sent_at_us", "outcome"], source)
         ).rowcount
 
-    def reschedule(
-        self, connection: Connection, ids: Sequence[str], *, token: str, delay_us: int, error: str, counts: bool
-    ) -> int:
-        """Give rows back: due again after `delay_us`; `counts=False` (an outage) takes the attempt back too."""
+    def reschedule(self, connection: Connection, ids: Sequence[str], *, token: str, delay_us: int, error: str) -> int:
+        """Give rows back, due again after `delay_us`; returns how many were still ours."""
         message = self._message
         statement = (
             update(message)
             .where(message.c.id.in_(sorted(ids)), message.c.token == token)
-            .values(
-                token=null(),
-                due_at_us=self._now_us + delay_us,
-                last_error=error[:ERROR_CHARS_MAX],
-                attempts=message.c.attempts if counts else message.c.attempts - 1,
-            )
+            .values(token=null(), due_at_us=self._now_us + delay_us, last_error=error[:ERROR_CHARS_MAX])
         )
         return connection.execute(statement).rowcount
 
@@ -241,7 +234,7 @@ def _insert_sql(dialect: Dialect, schema: str | None, rows: int) -> str:
         )
     compiled = insert(message).values(values).compile(dialect=dialect)
     expected = [f"{name}_{number}" for number in range(rows) for name in names]
-    if list(compiled.positiontup or ()) != expected:  # type: ignore[attr-defined]
+    if list(compiled.positiontup or ()) != expected:
         raise RuntimeError("the driver's parameter style is not positional; use PyMySQL, asyncmy or the sqlite3 module")
     return str(compiled)
 

@@ -1,0 +1,110 @@
+"""Problems (RFC 9457): from what went wrong to an answer with a stable `type`. The one table of kinds and statuses."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+from starlette.responses import Response
+
+from messaging import errors
+from messaging.wire import PROBLEM_TYPE, ProblemAnswer, ProblemKind
+
+TITLES: Final[dict[ProblemKind, tuple[int, str]]] = {
+    ProblemKind.MALFORMED_BODY: (400, "The body cannot be read"),
+    ProblemKind.WRONG_SHAPE: (422, "The request does not have the shape that this route asks for"),
+    ProblemKind.INVALID_MESSAGE: (422, "A value is out of its bounds"),
+    ProblemKind.INVALID_NAME: (422, "A topic or consumer group has a name that is not allowed"),
+    ProblemKind.BODY_TOO_LARGE: (413, "The request is larger than allowed"),
+    ProblemKind.MESSAGE_TOO_LARGE: (413, "A message is larger than allowed"),
+    ProblemKind.BATCH_TOO_LARGE: (422, "The batch has more entries than allowed"),
+    ProblemKind.HEADERS_TOO_LARGE: (431, "The request's head is larger than allowed"),
+    ProblemKind.BODY_TOO_SLOW: (408, "The request's body did not arrive in time"),
+    ProblemKind.UNKNOWN_ROUTE: (404, "There is no such route"),
+    ProblemKind.NOT_FOUND: (404, "There is no such thing here"),
+    ProblemKind.METHOD_NOT_ALLOWED: (405, "The route does not take this method"),
+    ProblemKind.NOT_ACCEPTABLE: (406, "No media type that the client accepts can be answered"),
+    ProblemKind.UNSUPPORTED_MEDIA_TYPE: (415, "The body has a media type that is not supported"),
+    ProblemKind.UNAUTHENTICATED: (401, "A bearer token is needed"),
+    ProblemKind.FORBIDDEN: (403, "The token does not allow this"),
+    ProblemKind.FOREIGN_ORIGIN: (403, "The request comes from a foreign web page or names a foreign host"),
+    ProblemKind.NOT_SUPPORTED: (422, "This broker cannot do that"),
+    ProblemKind.REFUSED: (422, "The request was refused"),
+    ProblemKind.THROTTLED: (429, "The broker has too much to do at once"),
+    ProblemKind.STORAGE_FAILED: (503, "The broker cannot make anything durable now"),
+    ProblemKind.STOPPING: (503, "The broker is about to stop"),
+    ProblemKind.INTERNAL: (500, "The broker failed"),
+}
+"""Each kind's status and title; a test keeps the table complete."""
+
+_OF_ERRORS: Final[tuple[tuple[type[errors.OutboxError], ProblemKind], ...]] = (
+    (errors.InvalidMessage, ProblemKind.INVALID_MESSAGE),
+    (errors.UsageError, ProblemKind.REFUSED),
+    (errors.NotSupported, ProblemKind.NOT_SUPPORTED),
+    (errors.NotAuthorized, ProblemKind.FORBIDDEN),
+    (errors.BrokerRefused, ProblemKind.REFUSED),
+    (errors.BrokerThrottled, ProblemKind.THROTTLED),
+    (errors.StorageFailed, ProblemKind.STORAGE_FAILED),
+    (errors.BrokerUnavailable, ProblemKind.STORAGE_FAILED),
+)
+"""From the engine's errors to kinds: the first class that fits, so subclasses stand first."""
+
+_WHERE = re.compile(r" - at `(?:key in )?(\$[^`]*)`$")
+_encode = msgspec.json.Encoder().encode
+
+
+class Problem(Exception):
+    """A request that cannot be served, on its way to becoming the answer."""
+
+    def __init__(
+        self,
+        kind: ProblemKind,
+        detail: str,
+        *,
+        where: str | None = None,
+        bound: tuple[str, int] | None = None,
+        retry_after_ms: int | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.headers = dict(headers or {})
+        status, title = TITLES[kind]
+        if retry_after_ms is not None:
+            self.headers["retry-after"] = str(-(-retry_after_ms // 1000))
+        self.answer = ProblemAnswer(
+            type=kind.uri,
+            title=title,
+            status=status,
+            detail=detail,
+            where=where,
+            bound=bound[0] if bound else None,
+            limit=bound[1] if bound else None,
+            retry_after_ms=retry_after_ms,
+        )
+
+    def response(self) -> Response:
+        """The answer; always in JSON, whatever the request accepts."""
+        headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", **self.headers}
+        return Response(_encode(self.answer), self.answer.status, headers, media_type=PROBLEM_TYPE)
+
+
+def of_error(error: errors.OutboxError, *, storage_retry_after_ms: int) -> Problem:
+    """The problem that an error of the engine stands for."""
+    kind = next((kind for known, kind in _OF_ERRORS if isinstance(error, known)), ProblemKind.INTERNAL)
+    retry_after_ms = storage_retry_after_ms if kind is ProblemKind.STORAGE_FAILED else None
+    if isinstance(error, errors.BrokerThrottled):
+        retry_after_ms = error.retry_after_ms
+    return Problem(kind, str(error), retry_after_ms=retry_after_ms)
+
+
+def of_decoding(error: Exception) -> Problem:
+    """The problem with a body: what is wrong and, where the body can be read at all, where."""
+    text = str(error)
+    if isinstance(error, msgspec.ValidationError):
+        found = _WHERE.search(text)
+        return Problem(ProblemKind.WRONG_SHAPE, _WHERE.sub("", text), where=found.group(1) if found else "$")
+    if isinstance(error, RecursionError):
+        return Problem(ProblemKind.MALFORMED_BODY, "the body is nested too deeply")
+    return Problem(ProblemKind.MALFORMED_BODY, text)

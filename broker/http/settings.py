@@ -1,0 +1,44 @@
+"""What an operator may choose about the HTTP server, with safe defaults. Values only; the engine has its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from messaging import limits
+from messaging.errors import ConfigurationError
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """Bounds of one server. Over a bound a request is refused, with the bound's name, and nothing of it is stored."""
+
+    request_bytes_max: int = limits.BATCH_BYTES_MAX
+    request_head_bytes_max: int = 32 * 1024
+    request_read_ms_max: int = 30_000
+    batch_messages_max: int = limits.BATCH_MESSAGES_MAX
+    body_bytes_max: int = limits.BODY_BYTES_MAX
+    pull_bytes_max: int = 64 * MIB
+    publishes_max: int = 256
+    publishes_bytes_max: int = 256 * MIB
+    requests_max: int = 512
+    waiting_pulls_max: int = 10_000
+    scheduled_buckets_max: int = 10_000
+    metric_series_max: int = 1_000
+    publish_threads: int = 8
+    settle_threads: int = 8
+    pull_threads: int = 4
+    throttled_retry_after_ms: int = 250
+    storage_retry_after_ms: int = 5_000
+    keep_alive_ms: int = 75_000
+    shutdown_timeout_ms: int = 25_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
+                raise ConfigurationError(f"{field.name} must be at least 1")
+        if self.body_bytes_max > limits.BODY_BYTES_MAX or self.batch_messages_max > limits.BATCH_MESSAGES_MAX:
+            raise ConfigurationError(
+                f"body_bytes_max goes up to {limits.BODY_BYTES_MAX}, batch_messages_max to {limits.BATCH_MESSAGES_MAX}"
+            )

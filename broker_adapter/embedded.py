@@ -1,0 +1,191 @@
+"""The broker inside this process: `embedded:./folder`. One data folder belongs to one process at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from broker.engine import Engine
+from broker.options import EngineOptions
+from messaging.broker import BrokerAdmin
+from messaging.clock import Clock
+from messaging.errors import BrokerRefused, ConfigurationError
+from messaging.limits import INVISIBLE_MS_DEFAULT
+from messaging.message import (
+    AckStatus,
+    CancelStatus,
+    DeadLetter,
+    Delivery,
+    ExtendStatus,
+    GroupConfig,
+    Message,
+    NackStatus,
+    PublishResult,
+)
+
+SCHEME: Final = "embedded:"
+
+
+class EmbeddedBroker:
+    """A Broker over an engine of this process; opened on first use, shared by all who name the same folder.
+
+    After a fork the child has no engine: the folder stays the parent's, and using it in the child raises
+    ConfigurationError. Where several processes publish, run `outbox broker serve` instead.
+    """
+
+    def __init__(self, url: str, *, clock: Clock | None = None, options: EngineOptions | None = None) -> None:
+        """`url` is `embedded:FOLDER`; the folder is made where it is missing. Does no I/O."""
+        path = unquote(url.removeprefix(SCHEME).removeprefix("//"))
+        if not url.startswith(SCHEME) or not path:
+            raise ConfigurationError(
+                f"an embedded broker's URL names a folder, like embedded:./broker-data, not {url!r}"
+            )
+        self._folder = Path(path)
+        self._clock = clock
+        self._options = options
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._closed = False
+
+    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+        """Store a batch durably."""
+        return self._open().publish(batch)
+
+    def pull(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 100,
+        wait_ms: int = 0,
+        invisible_ms: int = INVISIBLE_MS_DEFAULT,
+    ) -> list[Delivery]:
+        """Take what is ready, waiting up to `wait_ms` for the first."""
+        return self._open().pull(topic, group, max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms)
+
+    def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
+        """Settle deliveries."""
+        return self._open().ack(receipts)
+
+    def nack(
+        self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
+    ) -> list[NackStatus]:
+        """Give deliveries back."""
+        return self._open().nack(receipts, delay_ms=delay_ms, reason=reason, counts=counts)
+
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+        """Keep deliveries invisible."""
+        return self._open().extend(receipts, invisible_ms=invisible_ms)
+
+    def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
+        """Cancel scheduled messages."""
+        return self._open().cancel(message_ids)
+
+    @property
+    def admin(self) -> BrokerAdmin:
+        """The operator's half."""
+        return EmbeddedAdmin(self._open())
+
+    def close(self) -> None:
+        """Let go of the engine; the last one that shares it closes it. Idempotent."""
+        with self._lock:
+            self._closed = True
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            _shared.release(engine)
+
+    def _open(self) -> Engine:
+        with self._lock:
+            if self._closed:
+                raise ConfigurationError("this broker was closed; connect again")
+            if self._engine is None:
+                self._engine = _shared.acquire(self._folder, clock=self._clock, options=self._options)
+            return self._engine
+
+
+class EmbeddedAdmin:
+    """BrokerAdmin over an engine. Unknown topics and groups are refused."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def declare_group(self, topic: str, group: str, config: GroupConfig) -> None:
+        """Make a group or change its settings."""
+        self._engine.declare_group(topic, group, config)
+
+    def topics(self) -> list[str]:
+        """All topics."""
+        return self._engine.topics()
+
+    def figures(self, topic: str, group: str | None = None) -> Mapping[str, int]:
+        """Counts of a topic or group."""
+        with _unknown_is_refused():
+            if group is None:
+                return self._engine.topic_figures(topic)
+            return self._engine.group_figures(topic, group)
+
+    def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
+        """Move a group."""
+        with _unknown_is_refused():
+            self._engine.seek(topic, group, to_ms=to_ms, to_offset=to_offset)
+
+    def pause(self, topic: str, group: str, *, paused: bool) -> None:
+        """Stop or resume hand-outs."""
+        with _unknown_is_refused():
+            self._engine.pause(topic, group, paused=paused)
+
+    def dead(
+        self, topic: str, group: str, *, limit: int = 100, after: str | None = None
+    ) -> tuple[list[DeadLetter], str | None]:
+        """One page of dead letters."""
+        with _unknown_is_refused():
+            return self._engine.dead(topic, group, limit=limit, after=after)
+
+    def redrive(self, topic: str, group: str, *, ids: Sequence[str] | None = None) -> int:
+        """Send dead letters again."""
+        with _unknown_is_refused():
+            return self._engine.redrive(topic, group, ids=ids)
+
+
+class _unknown_is_refused:  # noqa: N801 - reads as the statement that it is
+    """Says an unknown topic or group in the port's words."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, KeyError):
+            raise BrokerRefused(str(error.args[0])) from error
+
+
+class _SharedEngines:
+    """The engines of this process by folder, counted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._engines: dict[Path, tuple[Engine, int]] = {}
+
+    def acquire(self, folder: Path, *, clock: Clock | None, options: EngineOptions | None) -> Engine:
+        place = folder.resolve()
+        with self._lock:
+            found = self._engines.get(place)
+            engine = found[0] if found else Engine.open(place, clock=clock, options=options)
+            self._engines[place] = (engine, found[1] + 1 if found else 1)
+            return engine
+
+    def release(self, engine: Engine) -> None:
+        with self._lock:
+            for place, (one, users) in list(self._engines.items()):
+                if one is not engine:
+                    continue
+                if users > 1:
+                    self._engines[place] = (one, users - 1)
+                else:
+                    del self._engines[place]
+                    engine.close()
+
+
+_shared = _SharedEngines()

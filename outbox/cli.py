@@ -1,0 +1,74 @@
+"""The one command `outbox`: finds its sub-commands by entry point, turns our errors into one line and an exit status."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import entry_points, version
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from messaging.errors import OutboxError, UsageError
+
+COMMANDS_GROUP: Final = "outbox.commands"
+EXIT_ERROR: Final = 1
+EXIT_USAGE: Final = 2
+
+_EXTRAS: Final = {"broker": "broker", "compensator": "compensator", "reconcile": "spark", "demo": "all"}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and exit: 0 ok, 1 a failure, 2 a usage error. No stack trace for what we foresee."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        _application(arguments)(args=arguments, prog_name="outbox")
+    except OutboxError as error:
+        talk = Console(stderr=True, soft_wrap=True)
+        talk.print(f"error: {error}", markup=False, highlight=False)
+        sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR)
+
+
+def _application(arguments: list[str]) -> typer.Typer:
+    """The command with its sub-commands. Only the one that is called is imported, all of them for the help page."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.callback()(_outbox)
+    entries = {entry.name: entry for entry in entry_points(group=COMMANDS_GROUP)}
+    called = arguments[0] if arguments and arguments[0] in entries else None
+    for name in [called] if called else sorted(entries):
+        try:
+            app.add_typer(entries[name].load(), name=name)
+        except ModuleNotFoundError as error:
+            cure = f"pip install 'outbox-mq[{_EXTRAS.get(name, 'all')}]'"
+            if called:
+                raise UsageError(f"`outbox {name}` needs the package {error.name!r}: {cure}") from error
+            app.add_typer(typer.Typer(help=f"Needs: {cure}"), name=name)
+    return app
+
+
+def _outbox(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", is_eager=True, callback=lambda value: _version(value)
+        ),
+    ] = False,
+) -> None:
+    """Transactional outbox, compensation, broker and reconciliation.
+
+    Examples:
+
+      outbox demo
+
+      outbox db upgrade --url mysql+pymysql://app@db/shop
+
+      outbox broker serve --data ./broker-data --port 7788
+
+      outbox compensator run --url mysql+pymysql://app@db/shop --broker http://127.0.0.1:7788
+    """
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it so
+    if wanted:
+        typer.echo(version("outbox-mq"))
+        raise typer.Exit

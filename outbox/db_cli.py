@@ -1,0 +1,37 @@
+"""`outbox db upgrade|current`: the outbox tables from the command line."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from outbox import migrating
+from outbox.database import database_errors, open_engine
+
+app = typer.Typer(help="Make and upgrade the outbox tables.", no_args_is_help=True)
+
+Url = Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database, e.g. mysql+pymysql://u@h/d.")]
+Schema = Annotated[str | None, typer.Option("--schema", help="Schema of the outbox tables (MySQL; default: outbox).")]
+
+
+@app.command()
+def upgrade(url: Url, schema: Schema = None) -> None:
+    """Make the tables, or bring them up to date. Safe to run again.
+
+    Example: outbox db upgrade --url mysql+pymysql://root@127.0.0.1/shop
+    """
+    typer.echo(f"the outbox tables are at revision {migrating.upgrade(url, schema=schema)}")
+
+
+@app.command()
+def current(url: Url, schema: Schema = None) -> None:
+    """Print the revision that the tables are at, and exit with status 1 where it is not the newest."""
+    engine = open_engine(url)
+    try:
+        with database_errors(engine.url), engine.connect() as connection:
+            found = migrating.current(connection, schema=schema)
+    finally:
+        engine.dispose()
+    typer.echo(found or "none")
+    raise typer.Exit(0 if found == migrating.head() else 1)
