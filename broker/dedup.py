@@ -1,4 +1,7 @@
-"""The ids seen lately, so that a repeated publish is recognised; and cancels that came before their publish. Bounded."""
+"""The ids seen lately, so that a repeated publish is recognised; and cancels that came before their publish.
+
+Bounded.
+"""
 
 from __future__ import annotations
 

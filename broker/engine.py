@@ -181,7 +181,10 @@ class Engine:
         return None
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
-        """Cancel scheduled messages, durably. An unknown id is remembered: should its publish come, it is not delivered."""
+        """Cancel scheduled messages, durably.
+
+        An unknown id is remembered: should its publish come, it is not delivered.
+        """
         with self._lock:
             self._refuse_if_closed()
             self._fire_due()
@@ -217,7 +220,10 @@ class Engine:
         invisible_ms: int = 30_000,
         consumer: str | None = None,
     ) -> list[Delivery]:
-        """Hand out what is ready, waiting up to `wait_ms` for the first message. An unknown group starts at the earliest."""
+        """Hand out what is ready, waiting up to `wait_ms` for the first message.
+
+        An unknown group starts at the earliest.
+        """
         check_topic(topic)
         check_group(group)
         deadline_ms = self._clock.monotonic_ms() + wait_ms
@@ -248,7 +254,9 @@ class Engine:
                 unsubscribe()
 
     def subscribe(self, topic: str, group: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Have `wake` called, from any thread, whenever something may have become ready for a group; returns the undo."""
+        """Have `wake` called, from any thread, whenever something may have become ready for a group; returns the
+        undo.
+        """
         place = (topic, group)
         with self._changed:
             self._waiters[place].add(wake)
@@ -355,7 +363,9 @@ class Engine:
     def nack(
         self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
     ) -> list[NackStatus]:
-        """Give deliveries back, durably; after the last attempt that counts, into the dead letters in the same write."""
+        """Give deliveries back, durably; after the last attempt that counts, into the dead letters in the same
+        write.
+        """
         statuses = [NackStatus.STALE] * len(receipts)
         reason = reason[:REASON_CHARS_MAX] if reason else None
         with self._lock:
@@ -442,7 +452,9 @@ class Engine:
             return {"stored": len(known.index), "scheduled": self._state.schedule.count(topic)}
 
     def group_figures(self, topic: str, group: str) -> Mapping[str, int]:
-        """stored, backlog (not handed out, or waiting again), in_flight, scheduled, dead, position, oldest_unacked_age_ms."""
+        """stored, backlog (not handed out, or waiting again), in_flight, scheduled, dead, position,
+        oldest_unacked_age_ms.
+        """
         with self._lock:
             index, known = self._known_topic(topic).index, self._known_group(topic, group)
             in_flight = known.in_flight()
@@ -674,7 +686,10 @@ class Engine:
     # -- time --------------------------------------------------------------------------------------------------------
 
     def _fire_due(self) -> None:
-        """Give what has fallen due its place in its topic. Never early: the wall clock is asked here, at the last moment."""
+        """Give what has fallen due its place in its topic.
+
+        Never early: the wall clock is asked here, at the last moment.
+        """
         while True:
             now_ms = self._clock.now_ms()
             due = self._state.schedule.due(
@@ -705,7 +720,9 @@ class Engine:
                 self._clock.wait(self._changed, self._next_wake_ms())
 
     def _next_wake_ms(self) -> int:
-        """How long to sleep: to the next due or visible time, but at most one slice, after which the wall clock is read anew."""
+        """How long to sleep: to the next due or visible time, but at most one slice, after which the wall clock
+        is read anew.
+        """
         times = [self._state.schedule.next_due_ms()]
         for topic, name in self._waiters:
             group = self._state.group(topic, name)

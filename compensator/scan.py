@@ -1,4 +1,7 @@
-"""One pass over one message table: claim what is due, deliver it, go on while batches are full. No schedule, no threads."""
+"""One pass over one message table: claim what is due, deliver it, go on while batches are full.
+
+No schedule, no threads.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ class PassReport:
 
 
 class Scan:
-    """Passes over one source. Any number of these may run beside each other: a row belongs to whose claim came first."""
+    """Passes over one source.
+
+    Any number of these may run beside each other: a row belongs to whose claim came first.
+    """
 
     def __init__(
         self, *, engine: Engine, store: MessageStore, broker: Broker, policy: RelayPolicy, options: ScanOptions

@@ -1,4 +1,6 @@
-"""What the broker writes on its disk: segments, frames and the two families of records. Not where or when they are written.
+"""What the broker writes on its disk: segments, frames and the two families of records.
+
+Not where or when they are written.
 
 The broker writes these records, reconciliation reads them in place, so their shapes stand here, where both may look.
 
@@ -65,7 +67,10 @@ class Fired(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="fir
 
 
 class Canceled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="canceled"):
-    """Scheduled messages will never be delivered. An id may be unknown yet: then its publish, when it comes, is dead on arrival."""
+    """Scheduled messages will never be delivered.
+
+    An id may be unknown yet: then its publish, when it comes, is dead on arrival.
+    """
 
     at_ms: int
     ids: list[str]
@@ -102,7 +107,9 @@ class Acked(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="ack
 
 
 class Requeued(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="requeued"):
-    """Deliveries came back by nack: visible again at the time given with each; entries are (sequence, message id, visible_at_ms, attempts used)."""
+    """Deliveries came back by nack: visible again at the time given with each; entries are (sequence, message
+    id, visible_at_ms, attempts used).
+    """
 
     topic: str
     group: str
@@ -132,7 +139,9 @@ class Died(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="died
 
 
 class Redriven(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="redriven"):
-    """Dead letters went back to their group with a fresh count of attempts and a new life: entries are (sequence, message id)."""
+    """Dead letters went back to their group with a fresh count of attempts and a new life: entries are
+    (sequence, message id).
+    """
 
     topic: str
     group: str
@@ -167,7 +176,9 @@ decode_action = msgspec.msgpack.Decoder(Action).decode
 
 
 class SegmentDamaged(Exception):
-    """A frame in the middle of a segment does not match its checksum, or the header does not: a flipped bit, not a torn tail."""
+    """A frame in the middle of a segment does not match its checksum, or the header does not: a flipped bit, not
+    a torn tail.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +228,8 @@ class Frame:
 def read_frames(data: bytes | memoryview, *, first_offset: int) -> Iterator[Frame]:
     """Yield the frames of a segment's bytes behind its header, up to a torn tail.
 
-    A tail is torn where the last frame is cut short, or where it fails its checksum and nothing but zeroes or nothing at
-    all follows. Raises SegmentDamaged where a frame that others follow fails its checksum.
+    A tail is torn where the last frame is cut short or fails its checksum, and no whole frame follows it.
+    Raises SegmentDamaged where a frame that others follow fails its checksum.
     """
     view = memoryview(data)
     position = 0
@@ -259,7 +270,9 @@ _SCAN_BYTES_MAX: Final = 1024 * 1024
 
 
 def _has_whole_frame(view: memoryview, start: int) -> bool:
-    """Whether a whole, valid frame begins anywhere in the next MiB: then what came before is damage, not a torn tail."""
+    """Whether a whole, valid frame begins anywhere in the next MiB: then what came before is damage, not a torn
+    tail.
+    """
     end = len(view)
     for position in range(start, min(end - FRAME_BYTES, start + _SCAN_BYTES_MAX)):
         length, crc = _FRAME.unpack_from(view, position)

@@ -21,7 +21,6 @@ from messaging.message import AckStatus, CancelStatus, Delivery, ExtendStatus, M
 JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"
 PROBLEM_TYPE: Final = "application/problem+json"
-PROBLEM_MSGPACK_TYPE: Final = "application/problem+msgpack"
 TIME_MS_MAX: Final = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly."""
 
@@ -245,6 +244,14 @@ class ScheduledAnswer(_Answer, frozen=True, kw_only=True):
     bucket: Literal["minute", "hour", "day"]
     counts: list[ScheduledCount]
     next_from_ms: int | None = None
+
+
+class ScheduledMessage(_Answer, frozen=True, kw_only=True):
+    """A message that waits for its time."""
+
+    id: str
+    topic: str
+    deliver_at_ms: int
 
 
 # -- groups and topics ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ context.configure(
     version_table="alembic_version" if schema else "outbox_alembic_version",
     version_table_schema=schema,
     include_schemas=True,
-    include_name=lambda name, kind, parents: kind != "schema" or name == schema,
+    include_name=lambda name, kind, _: kind != "schema" or name == schema,
     transactional_ddl=False,
 )
 with context.begin_transaction():

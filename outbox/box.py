@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import Any, Concatenate, Final, overload
+from typing import Any, Concatenate, Final, Self, overload
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine
@@ -155,7 +155,9 @@ class Outbox:
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """A plain Connection in a transaction: publish(..., session=connection), or without session, inside the block."""
+        """A plain Connection in a transaction: publish(..., session=connection), or without session, inside the
+        block.
+        """
         with self.new_session() as session, self.as_current(session), session.begin():
             connection = session.connection(bind_arguments=self.bind_arguments(session))
             self._sessions_by_connection[connection] = session
@@ -165,7 +167,7 @@ class Outbox:
                 self._sessions_by_connection.pop(connection, None)
 
     def close(self, *, timeout_ms: int | None = None) -> bool:
-        """Send what has committed and is queued, within the deadline, and let go of connections; True when all was sent.
+        """Send what is queued, within the deadline, and let go of connections; True when all was sent.
 
         What was not sent is in the table, and the compensator sends it. Idempotent.
         """
@@ -173,7 +175,7 @@ class Outbox:
         self._background.dispose()
         return emptied
 
-    def __enter__(self) -> Outbox:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -250,8 +252,8 @@ class Outbox:
                 raise NoTransaction(f"session must be a SQLAlchemy session, not {type(given).__name__}")
         if session is None or not session.in_transaction():
             raise NoTransaction(
-                "publish and cancel belong to a transaction: call them in a function decorated with @box.transactional, "
-                "or pass session= with an open transaction (with session.begin(): ...)"
+                "publish and cancel belong to a transaction: call them in a function decorated with "
+                "@box.transactional, or pass session= with an open transaction (with session.begin(): ...)"
             )
         return session
 
@@ -268,8 +270,8 @@ class Outbox:
         encoded, content_type = encode_body(body)
         if len(encoded) > self._body_bytes_max:
             raise InvalidMessage(
-                f"the body has {len(encoded):,} bytes, more than the {self._body_bytes_max:,} that body_bytes_max allows; "
-                "store it elsewhere and publish a reference"
+                f"the body has {len(encoded):,} bytes, more than the {self._body_bytes_max:,} that body_bytes_max "
+                "allows; store it elsewhere and publish a reference"
             )
         named = dict(headers) if headers else {}
         if content_type is not None and not any(name.lower() == CONTENT_TYPE for name in named):

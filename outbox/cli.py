@@ -1,4 +1,6 @@
-"""The one command `outbox`: finds its sub-commands by entry point, turns our errors into one line and an exit status."""
+"""The one command `outbox`: finds its sub-commands by entry point, turns our errors into one line and an exit
+status.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,7 @@ def _application(arguments: list[str]) -> typer.Typer:
 def _outbox(
     show_version: Annotated[
         bool,
-        typer.Option(
-            "--version", help="Print the version and exit.", is_eager=True, callback=lambda value: _version(value)
-        ),
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
     ] = False,
 ) -> None:
     """Transactional outbox, compensation, broker and reconciliation.
@@ -68,7 +68,7 @@ def _outbox(
     """
 
 
-def _version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it so
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(version("outbox-mq"))
         raise typer.Exit

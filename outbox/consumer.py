@@ -1,4 +1,7 @@
-"""Consumers: @consumer makes a handler of a function, run_consumers feeds it from a broker. Not how a broker delivers."""
+"""Consumers: @consumer makes a handler of a function, run_consumers feeds it from a broker.
+
+Not how a broker delivers.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumer:
-    """A handler and what it consumes. With an inbox it is called as handler(session, delivery), else as handler(delivery)."""
+    """A handler and what it consumes.
+
+    With an inbox it is called as handler(session, delivery), else as handler(delivery).
+    """
 
     topic: str
     group: str
@@ -100,11 +106,10 @@ def consumer(
     store = None if engine is None else InboxStore(dialect=engine.dialect, schema=schema)
 
     def decorate(function: Callable[..., object]) -> Consumer:
-        made = Consumer(
+        return Consumer(
             topic=topic, group=group, handler=function, engine=engine, store=store,
             workers=workers, prefetch=prefetch, invisible_ms=invisible_ms,
         )  # fmt: skip
-        return made
 
     return decorate
 
@@ -163,10 +168,8 @@ class ConsumerRunner:
                     max_messages=consumer.prefetch, wait_ms=PULL_WAIT_MS, invisible_ms=consumer.invisible_ms,
                 )  # fmt: skip
                 self._handle_all(consumer, deliveries)
-            except BrokerRefused as error:
-                logger.error(
-                    "pull_refused", extra={"topic": consumer.topic, "group": consumer.group, "error": str(error)}
-                )
+            except BrokerRefused:
+                logger.exception("pull_refused", extra={"topic": consumer.topic, "group": consumer.group})
                 self._stopping.wait(BROKER_PAUSE_SECONDS)
             except BrokerError as error:
                 logger.warning("broker_unavailable", extra={"topic": consumer.topic, "error": str(error)})
@@ -193,14 +196,14 @@ class ConsumerRunner:
         try:
             outcome = consumer.handle(delivery)
         except RetryLater as retry:
-            self._give_back(consumer, delivery, reason=str(retry), delay_ms=retry.delay_ms)
+            self._give_back(delivery, reason=str(retry), delay_ms=retry.delay_ms)
             return False
-        except Exception as error:  # the boundary to the user's code: any failure means "not handled"
+        except Exception as error:  # noqa: BLE001 - the boundary to the user's code: any failure means "not handled"
             reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
             logger.warning(
                 "handler_failed", extra={"message_id": delivery.id, "group": consumer.group, "error": reason}
             )
-            self._give_back(consumer, delivery, reason=reason, delay_ms=None)
+            self._give_back(delivery, reason=reason, delay_ms=None)
             return False
         if outcome is Outcome.DEDUPLICATED:
             self.figures.deduplicated += 1
@@ -208,7 +211,7 @@ class ConsumerRunner:
             self.figures.handled += 1
         return True
 
-    def _give_back(self, consumer: Consumer, delivery: Delivery, *, reason: str, delay_ms: int | None) -> None:
+    def _give_back(self, delivery: Delivery, *, reason: str, delay_ms: int | None) -> None:
         self.figures.failed += 1
         self._broker.nack([delivery.receipt], delay_ms=delay_ms, reason=reason)
 

@@ -1,4 +1,6 @@
-"""What the outbox needs of a database: engines set up right, the database's clock, driver errors in our words. No tables.
+"""What the outbox needs of a database: engines set up right, the database's clock, driver errors in our words.
+
+No tables.
 
 Only the database's UTC clock decides when a row is due and when a lease ends: application hosts disagree with each
 other, and step.
@@ -65,7 +67,7 @@ def open_engine(database: Engine | AsyncEngine | URL | str) -> Engine:
 
 
 def background_engine(engine: Engine) -> Engine:
-    """A second engine on the same database with a pool of its own, so that background work never takes a business connection.
+    """A second engine on the same database with a pool of its own: background work never takes a business connection.
 
     Its connections are READ COMMITTED on MySQL: a DELETE or UPDATE of ours must never lock a gap that a producer's
     INSERT needs.
@@ -82,7 +84,7 @@ def background_engine(engine: Engine) -> Engine:
 
 
 def prepare_sqlite(engine: Engine) -> None:
-    """Give SQLite real transactions: BEGIN IMMEDIATE where SQLAlchemy begins, savepoints inside it, WAL, a busy timeout.
+    """Give SQLite real transactions: BEGIN IMMEDIATE, savepoints inside it, WAL, a busy timeout.
 
     The driver's legacy mode begins a transaction late and commits it when the first savepoint is released, which would
     commit half a business transaction. Idempotent. Raises ConfigurationError for a database in memory.

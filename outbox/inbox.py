@@ -1,4 +1,7 @@
-"""The inbox: which messages a consumer group has handled, written in the handler's own transaction. Not the handling."""
+"""The inbox: which messages a consumer group has handled, written in the handler's own transaction.
+
+Not the handling.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ class InboxStore:
         return connection.scalar(statement) is not None
 
     def purge(self, connection: Connection, *, older_than_us: int, limit: int) -> int:
-        """Forget at most `limit` marks older than an age; returns how many. Keep them longer than any redelivery lasts."""
+        """Forget at most `limit` marks older than an age; returns how many.
+
+        Keep them longer than any redelivery lasts.
+        """
         inbox = self._inbox
         old = (
             select(inbox.c.consumer_group, inbox.c.message_id)

@@ -1,4 +1,7 @@
-"""Bringing the outbox tables up to date, by alembic. For the `outbox db` command and for alembic trees of users' own."""
+"""Bringing the outbox tables up to date, by alembic.
+
+For the `outbox db` command and for alembic trees of users' own.
+"""
 
 from __future__ import annotations
 

@@ -129,7 +129,10 @@ class Relay:
     def _refused(
         self, rows: Sequence[OutboxRow], error: BrokerError, decisions: dict[str, Decision]
     ) -> BrokerError | None:
-        """An outage puts the whole batch off. A refusal may be the fault of one row or topic: part them until it is alone."""
+        """An outage puts the whole batch off.
+
+        A refusal may be the fault of one row or topic: part them until it is alone.
+        """
         if not isinstance(error, BrokerRefused):
             decisions.update(self._put_off(rows, error))
             return error
@@ -167,7 +170,9 @@ class Relay:
         return {row.id: Retry(int(delay_ms * (1 + spread)), str(error)) for row in rows}
 
     def _settle(self, decisions: dict[str, Decision], *, token: str) -> int:
-        """Write decisions down, those that are alike together, in short transactions; returns how many rows were ours."""
+        """Write decisions down, those that are alike together, in short transactions; returns how many rows were
+        ours.
+        """
         alike: defaultdict[Decision, list[str]] = defaultdict(list)
         for row_id, decision in decisions.items():
             alike[decision].append(row_id)

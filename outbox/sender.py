@@ -1,4 +1,6 @@
-"""The sender: sends what a commit has just written, from a thread of its own, at once. It is never the only hope of a row.
+"""The sender: sends what a commit has just written, from a thread of its own, at once.
+
+It is never the only hope of a row.
 
 Whatever happens here - a full queue, a dead broker, a killed process - the row stays in the table and the compensator
 finds it one lease later. So every shortage is answered by dropping the send, never by making a business call wait.
@@ -32,12 +34,16 @@ _hooks_set: list[bool] = []
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderLimits:
-    """The sender's bounds. `lease_ms` is how long a fresh row belongs to the sender before the compensator may take it."""
+    """The sender's bounds.
+
+    `lease_ms` is how long a fresh row belongs to the sender before the compensator may take it. The sender begins no
+    send in the lease's last `lease_margin_ms`, which must exceed the broker adapter's time-out: so the two never race.
+    """
 
     queue_rows_max: int = 10_000
     batch_rows_max: int = 500
-    lease_ms: int = 10_000
-    lease_margin_ms: int = 3_000
+    lease_ms: int = 20_000
+    lease_margin_ms: int = 12_000
     close_timeout_ms: int = 5_000
 
 
@@ -74,7 +80,8 @@ class Sender:
     def offer(self, rows: Sequence[OutboxRow], *, written_at_ms: int) -> bool:
         """Queue the rows of a commit. Never blocks and never raises; False when the queue is full: the rows stay put.
 
-        `written_at_ms` is the monotonic time just before their INSERT: the lease cannot end sooner than counted from it.
+        `written_at_ms` is the monotonic time just before their INSERT: the lease cannot end sooner than counted from
+        it.
         """
         deadline_ms = written_at_ms + self._limits.lease_ms - self._limits.lease_margin_ms
         with self._wake:

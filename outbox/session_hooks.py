@@ -70,7 +70,9 @@ def open_savepoints(session: Session) -> tuple[SessionTransaction, ...]:
 
 
 def refuse_if_doomed(connection: Connection) -> None:
-    """Raise TransactionDoomed where the server has ended this connection's transaction and somebody swallowed the error."""
+    """Raise TransactionDoomed where the server has ended this connection's transaction and somebody swallowed
+    the error.
+    """
     transaction = connection.get_transaction()
     cause = _doomed.get(transaction) if isinstance(transaction, RootTransaction) else None
     if cause is not None:
@@ -129,7 +131,9 @@ def _handle_error(context: ExceptionContext) -> None:
 
 
 def _rolled_back(connection: Connection, error: DBAPIError) -> bool:
-    """Whether the server ended the whole transaction: a deadlock's victim always, a lock wait only where it is set so."""
+    """Whether the server ended the whole transaction: a deadlock's victim always, a lock wait only where it is
+    set so.
+    """
     match error_code(error):
         case code if code == DEADLOCK:
             return True

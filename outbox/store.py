@@ -40,7 +40,9 @@ _INSERT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """How a message table stands: rows that wait, rows that are due and not leased, parked rows, age of the oldest due."""
+    """How a message table stands: rows that wait, rows that are due and not leased, parked rows, age of the
+    oldest due.
+    """
 
     pending: int
     due: int
@@ -61,7 +63,9 @@ class MessageStore:
     # -- the business transaction ------------------------------------------------------------------------------------
 
     def insert(self, connection: Connection, rows: Sequence[OutboxRow], *, token: str, lease_us: int) -> None:
-        """Write rows that this token owns until now + lease, by as few multi-row INSERTs as the bounds allow (one, mostly)."""
+        """Write rows that this token owns until now + lease, by as few multi-row INSERTs as the bounds allow
+        (one, mostly).
+        """
         for chunk in _chunks(rows):
             parameters: list[object] = []
             for row in chunk:
@@ -167,7 +171,7 @@ class MessageStore:
 
 def outbox_row(row: Row[Any]) -> OutboxRow:
     """A result row of the message table as a value."""
-    values = row._mapping
+    values = row._mapping  # noqa: SLF001 - public, by SQLAlchemy's documentation
     return OutboxRow(
         id=values["id"],
         kind=RowKind(values["kind"]),
@@ -207,7 +211,9 @@ def _chunks(rows: Sequence[OutboxRow]) -> list[Sequence[OutboxRow]]:
 
 @lru_cache(maxsize=1024)
 def _insert_sql(dialect: Dialect, schema: str | None, rows: int) -> str:
-    """The multi-row INSERT for so many rows, compiled once: SQLAlchemy does not cache multi-row VALUES, and it shows."""
+    """The multi-row INSERT for so many rows, compiled once: SQLAlchemy does not cache multi-row VALUES, and it
+    shows.
+    """
     message = outbox_tables(schema).message
     now = now_us(dialect)
     names = ("id", "kind", "lease", "token", "topic", "message_key", "headers", "body", "body_sha256", "deliver_at_ms")

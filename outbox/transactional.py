@@ -1,4 +1,7 @@
-"""@box.transactional: opens, joins or nests the transaction that a business function runs in. Not what is published in it."""
+"""@box.transactional: opens, joins or nests the transaction that a business function runs in.
+
+Not what is published in it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What one transaction wants to publish: kept in memory until its commit, savepoint by savepoint. No I/O, no SQLAlchemy events."""
+"""What one transaction wants to publish: kept in memory until its commit, savepoint by savepoint.
+
+No I/O, no SQLAlchemy events.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ class UnitOfWork:
         self.written_at_ms = 0
 
     def add(self, row: OutboxRow, savepoints: tuple[Savepoint, ...]) -> None:
-        """Remember a row, published inside these open savepoints (outermost first). Raises NoTransaction when too late."""
+        """Remember a row, published inside these open savepoints (outermost first).
+
+        Raises NoTransaction when too late.
+        """
         if self.closed or self.written:
             raise NoTransaction(
                 "this transaction is committing or over; publish before the commit, in the transaction's own task"
@@ -50,5 +56,7 @@ class UnitOfWork:
         self.written = True
 
     def start_lease(self) -> None:
-        """Called just before the INSERT: the lease that the database counts cannot end sooner than counted from here."""
+        """Called just before the INSERT: the lease that the database counts cannot end sooner than counted from
+        here.
+        """
         self.written_at_ms = time.monotonic_ns() // 1_000_000

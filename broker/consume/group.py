@@ -1,8 +1,8 @@
-"""One consumer group on one topic, as a state machine without I/O: time comes in as an argument, decisions go out as values.
+"""One consumer group on one topic, as a state machine without I/O: time is an argument, decisions are values.
 
-A sequence below `position` is in one of three places: `unsettled` (in flight, or waiting to become visible again), `dead`,
-or nowhere: then it was acknowledged. In-flight and waiting messages stand under one order, the time at which they are
-visible (again), so that expiry, retry and extension are one move.
+A sequence below `position` is in one of three places: `unsettled` (in flight, or waiting to become visible again),
+`dead`, or nowhere: then it was acknowledged. In-flight and waiting messages stand under one order, the
+time at which they are visible (again), so that expiry, retry and extension are one move.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ class Group:
     # -- handing out -------------------------------------------------------------------------------------------------
 
     def visible_again(self, *, now_ms: int, count_max: int) -> tuple[list[int], list[Death]]:
-        """Sequences that may be handed out again, and deaths by invisible times that ran out once too often. Changes nothing."""
+        """Sequences that may be handed out again, and deaths by invisible times that ran out once too often.
+
+        Changes nothing.
+        """
         ready: list[int] = []
         deaths: list[Death] = []
         kept: list[tuple[int, int]] = []

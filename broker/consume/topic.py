@@ -1,4 +1,7 @@
-"""A topic's consume log: sequence -> place in the message log, and when it became ready. An index, rebuilt from the logs."""
+"""A topic's consume log: sequence -> place in the message log, and when it became ready.
+
+An index, rebuilt from the logs.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ class TopicIndex:
         return self._ready_at_ms[sequence]
 
     def visible_end(self, start: int, *, count_max: int, durable_end: int) -> int:
-        """The end of the run from `start` that is durable and at most `count_max` long: what may be handed out in order."""
+        """The end of the run from `start` that is durable and at most `count_max` long: what may be handed out
+        in order.
+        """
         end = min(len(self._offsets), start + count_max)
         for sequence in range(start, end):
             offset = self._offsets[sequence]

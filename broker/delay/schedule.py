@@ -1,4 +1,7 @@
-"""What is scheduled, in memory: an ordered set of due times rebuilt from the logs. The port that any schedule must fit."""
+"""What is scheduled, in memory: an ordered set of due times rebuilt from the logs.
+
+The port that any schedule must fit.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ class Schedule(Protocol):
 
 
 class MemorySchedule:
-    """A heap and a dictionary: about 300 bytes a message. For millions over years, the multi-level buckets are meant."""
+    """A heap and a dictionary: about 300 bytes a message.
+
+    For millions over years, the multi-level buckets are meant.
+    """
 
     def __init__(self) -> None:
         self._by_id: dict[str, Scheduled] = {}

@@ -85,7 +85,7 @@ class _TokenFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The gatekeeper of one server. Without tokens everybody may do everything, so it answers to loopback names only."""
+    """The gatekeeper of one server. Without tokens everybody may do everything, which is for loopback only."""
 
     tokens: tuple[tuple[bytes, Principal], ...] | None = None
     loopback_hosts_only: bool = False
@@ -141,8 +141,8 @@ def load_tokens(path: Path) -> tuple[tuple[bytes, Principal], ...]:
     except msgspec.ValidationError as error:
         where = re.search(r"\$[^`]*", str(error))
         raise ConfigurationError(
-            f"the token file {path} has something wrong at {where.group() if where else '$'}: each [[tokens]] needs name, "
-            f"sha256 (64 hex digits), roles (of {', '.join(Role)}) and topics (patterns, at least one)"
+            f"the token file {path} has something wrong at {where.group() if where else '$'}: each [[tokens]] needs "
+            f"name, sha256 (64 hex digits), roles (of {', '.join(Role)}) and topics (patterns, at least one)"
         ) from error
     return tuple(
         (

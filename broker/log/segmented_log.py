@@ -45,7 +45,10 @@ class _Segment:
 
 
 class SegmentedLog:
-    """One log in one folder, one writer. append() needs the caller's lock; commit() and read() are safe in any thread."""
+    """One log in one folder, one writer.
+
+    append() needs the caller's lock; commit() and read() are safe in any thread.
+    """
 
     def __init__(
         self,
@@ -97,10 +100,7 @@ class SegmentedLog:
     def _recover_segment(self, path: Path, *, last: bool) -> Iterator[Frame]:
         try:
             header, frames = read_segment(path)
-            if header.first_offset != self.end or header.kind is not self._kind:
-                raise SegmentDamaged(
-                    f"a segment is missing before it, or it belongs to another log (expected {self.end})"
-                )
+            self._check_follows(header)
             for one in frames:
                 self.end = one.end
                 yield one
@@ -115,6 +115,10 @@ class SegmentedLog:
         if excess:
             logger.warning("torn_tail_cut", extra={"segment": path.name, "bytes": excess, "offset": self.end})
             self._storage.truncate(self._segments[-1].descriptor, path.stat().st_size - excess)
+
+    def _check_follows(self, header: SegmentHeader) -> None:
+        if header.first_offset != self.end or header.kind is not self._kind:
+            raise SegmentDamaged(f"a segment is missing before it, or it is another log's (expected {self.end})")
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
@@ -246,5 +250,6 @@ class SegmentedLog:
         """Raise StorageFailed where the log can take nothing until it is opened again."""
         if self._failure is not None:
             raise StorageFailed(
-                f"the disk failed earlier ({self._failure.strerror}); the log takes nothing until the broker is restarted"
+                f"the disk failed earlier ({self._failure.strerror}); "
+                "the log takes nothing until the broker is restarted"
             ) from self._failure

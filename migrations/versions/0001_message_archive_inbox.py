@@ -33,9 +33,7 @@ def _ascii(length: int) -> sa.types.TypeEngine[str]:
 _ID = _ascii(64)
 _NAME = _ascii(255)
 _WORD = _ascii(32)
-_KEY = sa.String(1024).with_variant(
-    mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb"
-)
+_KEY = sa.String(1024).with_variant(mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
 _TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
 _BODY = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 

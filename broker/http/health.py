@@ -1,0 +1,52 @@
+"""Handlers of probes and metrics. `/livez` looks at nothing but itself; `/readyz` at whether the broker can serve."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+
+from broker.http.access import Role, authorize
+from broker.http.call import Services
+from broker.http.problems import Problem
+from messaging.errors import OutboxError
+from messaging.wire import Check, HealthAnswer, ProblemKind
+
+LIVE = HealthAnswer(status="ok")
+
+
+def readiness(services: Services, *, in_detail: bool) -> HealthAnswer:
+    """Whether the server can serve; hints are for those who have shown a token, where tokens are asked for."""
+    checks = [_serving(services), _storage(services)]
+    status = "ok" if all(check.status == "ok" for check in checks) else "failed"
+    if not in_detail:
+        checks = [Check(name=check.name, status=check.status) for check in checks]
+    return HealthAnswer(status=status, checks=checks)  # type: ignore[arg-type]  # one of the two words, as above
+
+
+def may_see_detail(services: Services, headers: Headers) -> bool:
+    """Whether the sender may read hints."""
+    try:
+        return services.access.principal(headers).allows(Role.READ, None)
+    except Problem:
+        return False
+
+
+def _serving(services: Services) -> Check:
+    if services.stopping:
+        return Check(name="serving", status="failed", hint="the server is stopping")
+    return Check(name="serving", status="ok")
+
+
+def _storage(services: Services) -> Check:
+    try:
+        services.engine.check_ready()
+    except OutboxError as error:
+        return Check(name="storage", status="failed", hint=str(error))
+    return Check(name="storage", status="ok")
+
+
+def check_may_scrape(services: Services, headers: Headers) -> None:
+    """Raise Problem where the sender may not read the figures of every topic."""
+    principal = services.access.principal(headers)
+    authorize(principal, Role.READ, None)
+    if not principal.covers_all:
+        raise Problem(ProblemKind.FORBIDDEN, "metrics are of all topics, and the token is limited to some")

@@ -1,0 +1,183 @@
+"""The metrics of one server, in a registry of its own: read from the engine when asked for, or counted here."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from broker.engine import Engine
+from messaging.message import Delivery
+
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_LATENCY_SECONDS: Final = (*_SECONDS, 300, 1800, 3600, 6 * 3600, 24 * 3600)
+OTHERS: Final = "~others"
+"""The label of all topics and groups beyond the bound on series; no topic can have this name."""
+
+_BY_TOPIC: Final = {
+    "published_stored": ("broker_messages_received", "Messages stored."),
+    "published_duplicate": ("broker_messages_duplicate", "Messages passed over because their id was stored before."),
+    "published_rejected": ("broker_messages_rejected", "Messages refused one by one."),
+    "fired": ("broker_messages_fired", "Scheduled messages that fell due."),
+}
+_BY_GROUP: Final = {
+    "delivered": ("broker_messages_delivered", "Hand-outs."),
+    "redelivered": ("broker_messages_redelivered", "Hand-outs that were not a message's first to its group."),
+    "acknowledged": ("broker_messages_acknowledged", "Deliveries acknowledged."),
+    "dead_lettered": ("broker_messages_dead_lettered", "Messages that a group gave up on."),
+}
+_FIGURES: Final = {
+    "backlog": ("broker_ready_messages", "Messages that wait to be handed out."),
+    "in_flight": ("broker_inflight_messages", "Messages that consumers hold."),
+    "dead": ("broker_dead_messages", "Messages that the group gave up on and that nobody redrove."),
+}
+
+
+class Metrics:
+    """What `/metrics` shows."""
+
+    def __init__(self, engine: Engine, *, series_max: int) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(EngineCollector(engine, series_max=series_max))
+        self._series_max = series_max
+        self._groups: set[tuple[str, str]] = set()
+        self._requests = Counter(
+            "broker_http_requests", "Requests answered.", ("method", "route", "status"), registry=self._registry
+        )
+        self._seconds = Histogram(
+            "broker_http_request_duration_seconds",
+            "Time to answer a request, without waiting for messages.",
+            ("route",),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._latency = Histogram(
+            "broker_delivery_latency_seconds",
+            "From a message's creation, or its due time if that is later, to its first hand-out.",
+            ("topic", "group"),
+            buckets=_LATENCY_SECONDS,
+            registry=self._registry,
+        )
+        self.waiting = Gauge("broker_http_waiting_pulls", "Long polls that wait now.", registry=self._registry)
+        self._failures = Counter("broker_http_failures", "Requests that met a defect.", registry=self._registry)
+        build = Gauge("outbox_build_info", "1; the labels tell.", ("version", "python"), registry=self._registry)
+        build.labels(_version(), platform.python_version()).set(1)
+
+    def count_request(self, method: str, route: str, *, status: int, seconds: float | None) -> None:
+        """One request was answered; None seconds where most of them were waited."""
+        self._requests.labels(method, route, str(status)).inc()
+        if seconds is not None:
+            self._seconds.labels(route).observe(seconds)
+
+    def count_failure(self) -> None:
+        """A request met a defect of ours."""
+        self._failures.inc()
+
+    def count_handed_out(self, topic: str, group: str, deliveries: Sequence[Delivery], *, now_ms: int) -> None:
+        """Deliveries are about to be sent; the latency is that of the oldest one of them that is handed out first."""
+        ages_ms = [now_ms - max(one.created_at_ms, one.deliver_at_ms or 0) for one in deliveries if one.attempt == 1]
+        if ages_ms:
+            self._latency.labels(*self._bounded(topic, group)).observe(max(0, *ages_ms) / 1000)
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The text and its content type: OpenMetrics where the scraper accepts it."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self._registry), content_type
+
+    def _bounded(self, topic: str, group: str) -> tuple[str, str]:
+        place = (topic, group)
+        if place in self._groups:
+            return place
+        if len(self._groups) >= self._series_max:
+            return OTHERS, OTHERS
+        self._groups.add(place)
+        return place
+
+
+class EngineCollector(Collector):
+    """Reads the engine whenever it is scraped. Beyond `series_max` labels a family sums up the rest as `~others`."""
+
+    def __init__(self, engine: Engine, *, series_max: int) -> None:
+        self._engine = engine
+        self._series_max = series_max
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, those without samples too, so that a counter is there before its first event."""
+        totals = self._engine.counters()
+        yield from self._families(totals, _BY_TOPIC, labels=("topic",))
+        yield from self._families(totals, _BY_GROUP, labels=("topic", "group"))
+        yield from self._groups()
+        yield from _logs(self._engine.log_figures())
+
+    def _families(
+        self, totals: Mapping[tuple[str, str, str], int], names: Mapping[str, tuple[str, str]], *, labels: Sequence[str]
+    ) -> Iterator[Metric]:
+        for what, (name, help_text) in names.items():
+            family = CounterMetricFamily(name, help_text, labels=labels)
+            found = sorted((place[: len(labels)], total) for (kind, *place), total in totals.items() if kind == what)
+            for place, total in found[: self._series_max]:
+                family.add_metric(place, total)
+            rest = sum(total for _, total in found[self._series_max :])
+            if rest:
+                family.add_metric([OTHERS] * len(labels), rest)
+            yield family
+
+    def _groups(self) -> Iterator[Metric]:
+        labels = ("topic", "group")
+        families = {what: GaugeMetricFamily(*text, labels=labels) for what, text in _FIGURES.items()}
+        lag = GaugeMetricFamily("broker_lag_messages", "Messages that are not acknowledged yet.", labels=labels)
+        oldest = GaugeMetricFamily(
+            "broker_oldest_ready_timestamp_seconds",
+            "When the oldest message that is not acknowledged became ready; 0 where there is none.",
+            labels=labels,
+        )
+        now_s = time.time()
+        for place in self._places():
+            try:
+                figures = self._engine.group_figures(*place)
+            except KeyError:  # dropped since the list was made
+                continue
+            for what, family in families.items():
+                family.add_metric(place, figures[what])
+            unsettled = figures["backlog"] + figures["in_flight"]
+            lag.add_metric(place, unsettled)
+            oldest.add_metric(place, now_s - figures["oldest_unacked_age_ms"] / 1000 if unsettled else 0)
+        yield from (*families.values(), lag, oldest)
+
+    def _places(self) -> list[tuple[str, str]]:
+        places: list[tuple[str, str]] = []
+        for topic in self._engine.topics():
+            if len(places) >= self._series_max:
+                break
+            try:
+                places += [(topic, group) for group in self._engine.groups(topic)]
+            except KeyError:
+                continue
+        return places[: self._series_max]
+
+
+def _logs(figures: Mapping[str, int]) -> Iterator[Metric]:
+    size = GaugeMetricFamily("broker_log_size_bytes", "Bytes in the logs.", labels=("log",))
+    size.add_metric(["messages"], figures["messages_bytes"])
+    size.add_metric(["actions"], figures["actions_bytes"])
+    scheduled = GaugeMetricFamily(
+        "broker_scheduled_messages", "Messages that wait for their time.", labels=("horizon",)
+    )
+    scheduled.add_metric(["inf"], figures["scheduled"])
+    yield size
+    yield CounterMetricFamily("broker_fsyncs", "Syncs of the logs.", value=figures["syncs"])
+    yield scheduled
+
+
+def _version() -> str:
+    try:
+        return version("outbox-mq")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,119 @@
+"""The routes of the protocol: one table, from which the server routes and the OpenAPI document is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from broker.http import deliveries, groups, messages
+from broker.http.access import Role
+from broker.http.call import Call
+from messaging import wire
+
+TOPIC: Final = "/v1/topics/{topic}"
+GROUP: Final = TOPIC + "/groups/{group}"
+
+
+class Work(StrEnum):
+    """How a route is worked on, which also says which bound keeps it in check."""
+
+    PUBLISH = "publish"
+    SETTLE = "settle"
+    PULL = "pull"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One method on one path. `handler` is None for a pull, which waits, and is served by the app itself."""
+
+    method: str
+    path: str
+    role: Role
+    summary: str
+    answer: type[msgspec.Struct]
+    handler: Callable[[Call], msgspec.Struct] | None
+    body: type[msgspec.Struct] | None = None
+    body_optional: bool = False
+    query: type[msgspec.Struct] | None = None
+    work: Work = Work.SETTLE
+    problems: tuple[wire.ProblemKind, ...] = field(default=())
+
+
+_NOT_FOUND: Final = (wire.ProblemKind.NOT_FOUND,)
+
+ROUTES: Final = (
+    Route(
+        method="POST", path=TOPIC + "/messages", role=Role.PUBLISH, work=Work.PUBLISH, handler=messages.publish,
+        body=wire.PublishRequest, answer=wire.PublishAnswer,
+        summary="Store a batch of messages; answered when they are durable",
+    ),
+    Route(
+        method="POST", path=GROUP + "/pull", role=Role.CONSUME, work=Work.PULL, handler=None,
+        body=wire.PullRequest, answer=wire.PullAnswer, summary="Take messages, waiting up to wait_ms for the first one",
+    ),
+    Route(
+        method="POST", path=GROUP + "/ack", role=Role.CONSUME, handler=deliveries.ack,
+        body=wire.AckRequest, answer=wire.AckAnswer, summary="Settle deliveries",
+    ),
+    Route(
+        method="POST", path=GROUP + "/nack", role=Role.CONSUME, handler=deliveries.nack,
+        body=wire.NackRequest, answer=wire.NackAnswer, summary="Give deliveries back",
+    ),
+    Route(
+        method="POST", path=GROUP + "/extend", role=Role.CONSUME, handler=deliveries.extend,
+        body=wire.ExtendRequest, answer=wire.ExtendAnswer, summary="Keep deliveries invisible for longer",
+    ),
+    Route(
+        method="POST", path="/v1/scheduled/cancel", role=Role.PUBLISH, handler=messages.cancel,
+        body=wire.CancelRequest, answer=wire.CancelAnswer, summary="Cancel scheduled messages",
+    ),
+    Route(
+        method="GET", path="/v1/scheduled", role=Role.READ, handler=messages.scheduled, query=wire.ScheduledQuery,
+        answer=wire.ScheduledAnswer, summary="What fires when",
+    ),
+    Route(
+        method="GET", path="/v1/scheduled/{id}", role=Role.READ, handler=messages.scheduled_message,
+        answer=wire.ScheduledMessage, summary="One scheduled message", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="GET", path="/v1/topics", role=Role.READ, handler=groups.topics, query=wire.PageQuery,
+        answer=wire.TopicsAnswer, summary="The names of the topics",
+    ),
+    Route(
+        method="GET", path=TOPIC, role=Role.READ, handler=groups.topic, answer=wire.TopicAnswer,
+        summary="A topic's figures and groups", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="PUT", path=GROUP, role=Role.ADMIN, handler=groups.declare, body=wire.GroupSettings,
+        answer=wire.NoAnswer, summary="Make a consumer group, or change its settings",
+    ),
+    Route(
+        method="GET", path=GROUP, role=Role.READ, handler=groups.group, answer=wire.GroupAnswer,
+        summary="A group's figures and settings", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="POST", path=GROUP + "/seek", role=Role.ADMIN, handler=groups.seek, body=wire.SeekRequest,
+        answer=wire.NoAnswer, summary="Move a group to a time or an offset", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="POST", path=GROUP + "/pause", role=Role.ADMIN, handler=groups.pause, body=wire.NoRequest,
+        body_optional=True, answer=wire.NoAnswer, summary="Stop hand-outs to a group", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="POST", path=GROUP + "/resume", role=Role.ADMIN, handler=groups.resume, body=wire.NoRequest,
+        body_optional=True, answer=wire.NoAnswer, summary="Let hand-outs to a group go on", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="GET", path=GROUP + "/dead", role=Role.READ, handler=groups.dead, query=wire.PageQuery,
+        answer=wire.DeadAnswer, summary="A page of dead letters", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="POST", path=GROUP + "/dead/redrive", role=Role.ADMIN, handler=groups.redrive,
+        body=wire.RedriveRequest, answer=wire.RedriveAnswer, summary="Send dead letters again", problems=_NOT_FOUND,
+    ),
+)  # fmt: skip
+"""Every route under /v1. Probes, metrics and the document itself are the app's."""

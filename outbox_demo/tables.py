@@ -1,0 +1,67 @@
+"""The business's tables in the demo: trips, payments, tickets, notifications. Not the outbox's."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Engine, Index, Integer, String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+OPEN = "open"
+BOOKED = "booked"
+PAID = "PAID"
+
+
+class Base(DeclarativeBase):
+    """The demo's tables begin with `demo_`, so that none of a real business is meant by accident."""
+
+
+class Trip(Base):
+    """A flight that can be booked. `departs_at_us` is the real departure, of 2013."""
+
+    __tablename__ = "demo_trip"
+    __table_args__ = (Index("ix_demo_trip_status_departs", "status", "departs_at_us"),)
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    carrier: Mapped[str] = mapped_column(String(2))
+    flight: Mapped[int] = mapped_column(Integer)
+    origin: Mapped[str] = mapped_column(String(3))
+    dest: Mapped[str] = mapped_column(String(3))
+    departs_at_us: Mapped[int] = mapped_column(BigInteger)
+    distance_miles: Mapped[int] = mapped_column(Integer)
+    status: Mapped[str] = mapped_column(String(8), default=OPEN)
+
+
+class Payment(Base):
+    """A paid trip: every one of these must have its two messages."""
+
+    __tablename__ = "demo_payment"
+
+    order_id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    amount_cents: Mapped[int] = mapped_column(Integer)
+    status: Mapped[str] = mapped_column(String(8))
+    paid_at_us: Mapped[int] = mapped_column(BigInteger)
+
+
+class Ticket(Base):
+    """What the ticketing group makes of a payment, once each."""
+
+    __tablename__ = "demo_ticket"
+
+    order_id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    issued_at_us: Mapped[int] = mapped_column(BigInteger)
+
+
+class Notification(Base):
+    """What the notification group sent; it has no inbox, so that one more may happen after a failure."""
+
+    __tablename__ = "demo_notification"
+
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    topic: Mapped[str] = mapped_column(String(64))
+    order_id: Mapped[int] = mapped_column(Integer)
+    notified_at_us: Mapped[int] = mapped_column(BigInteger)
+
+
+def make_tables(engine: Engine) -> None:
+    """Make the tables anew; what an earlier demo left in them is dropped."""
+    Base.metadata.drop_all(engine)
+    Base.metadata.create_all(engine)
