@@ -211,9 +211,7 @@ def _chunks(rows: Sequence[OutboxRow]) -> list[Sequence[OutboxRow]]:
 
 @lru_cache(maxsize=1024)
 def _insert_sql(dialect: Dialect, schema: str | None, rows: int) -> str:
-    """The multi-row INSERT for so many rows, compiled once: SQLAlchemy does not cache multi-row VALUES, and it
-    shows.
-    """
+    """The multi-row INSERT for so many rows, compiled once: SQLAlchemy would compile multi-row VALUES each time."""
     message = outbox_tables(schema).message
     now = now_us(dialect)
     names = ("id", "kind", "lease", "token", "topic", "message_key", "headers", "body", "body_sha256", "deliver_at_ms")
@@ -238,10 +236,12 @@ def _insert_sql(dialect: Dialect, schema: str | None, rows: int) -> str:
                 "created_at_us": now,
             }
         )
-    compiled = insert(message).values(values).compile(dialect=dialect)
+    # exec_driver_sql takes a tuple of parameters, which every driver of ours understands in its positional style.
+    positional = type(dialect)(paramstyle="qmark" if dialect.name == "sqlite" else "format")
+    compiled = insert(message).values(values).compile(dialect=positional)
     expected = [f"{name}_{number}" for number in range(rows) for name in names]
     if list(compiled.positiontup or ()) != expected:
-        raise RuntimeError("the driver's parameter style is not positional; use PyMySQL, asyncmy or the sqlite3 module")
+        raise RuntimeError(f"SQLAlchemy bound the INSERT's parameters in an unexpected order: {compiled.positiontup}")
     return str(compiled)
 
 
