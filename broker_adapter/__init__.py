@@ -1,4 +1,1 @@
-"""Adapters: each makes one kind of broker look like messaging.Broker.
-
-Found by entry point, never imported from below.
-"""
+"""Adapters: each puts one broker behind the Broker port of messaging. messaging.connect() finds them by entry point."""

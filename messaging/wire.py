@@ -480,6 +480,20 @@ def packed_message(message: Message) -> PackedMessage:
     )
 
 
+def text_message(message: Message) -> PublishedMessage:
+    """A message as a client sends it in JSON."""
+    body, encoding = text_body(message.body)
+    return PublishedMessage(
+        body=body,
+        encoding=encoding,
+        id=message.id,
+        key=message.key,
+        headers=dict(message.headers) if message.headers else None,
+        created_at_ms=message.created_at_ms or None,
+        deliver_at_ms=message.deliver_at_ms,
+    )
+
+
 def pulled_message(delivery: Delivery) -> PulledMessage:
     """A delivery for JSON."""
     body, encoding = text_body(delivery.body)

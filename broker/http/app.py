@@ -148,7 +148,7 @@ async def _serve(services: Services, route: Route, request: Request) -> Response
         body = await _read(request, services.settings) if route.body is not None else b""
         call = Call(
             services=services, principal=principal, topic=topic, group=group, item=unquote(names.get("id", "")),
-            query=request.query_params, body=body, body_codec=body_codec, answer_codec=answer_codec,
+            query=dict(request.query_params), body=body, body_codec=body_codec, answer_codec=answer_codec,
         )  # fmt: skip
         answer = await (_pull(call, request) if route.work is Work.PULL else _work(call, route))
     return Response(answer, 200, _HEADERS, media_type=answer_codec.value)

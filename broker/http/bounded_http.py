@@ -65,7 +65,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a connection. A header that never ends is seen only here, so bytes within a head are counted, too."""
+        """Bytes of a connection. A header that never ends is seen only here, so bytes within a head count, too."""
         if self._refused:
             return
         unfinished = self._in_head

@@ -55,7 +55,7 @@ class _Line:
     server: asyncio.Task[None] | None = None
 
     def signal(self) -> None:
-        """Wake the line, from any thread. `signaled` is cleared before a pull: it sees what a swallowed wake was for."""
+        """Wake the line, from any thread. `signaled` is cleared before a pull, which sees what a wake was for."""
         if not self.signaled:
             self.signaled = True
             try:

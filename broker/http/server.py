@@ -1,4 +1,4 @@
-"""The server process's heart: a socket, uvicorn on it, and an orderly end. The engine and the signals are its caller's."""
+"""The heart of a server process: a socket, uvicorn on it, an orderly end. The engine is its caller's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tls:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that holds the address, and takes no connections yet. Raises ConfigurationError that says who it is about."""
+    """A socket that holds the address, and takes no connections yet. Raises ConfigurationError that names the cure."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -124,7 +124,7 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its own signal handlers, which would end the process by the signal after a clean stop."""
+    """uvicorn's server without its signal handlers, which end the process by the signal after a clean stop."""
 
     def __init__(self, config: uvicorn.Config, *, on_started: Callable[[], None]) -> None:
         super().__init__(config)

@@ -47,13 +47,12 @@ private_apt() {
 unpack_packages() {
     local root=$1 skip=$2 debs package
     shift 2
-    debs=$(mktemp -d "$root.debs.XXXXXX")
-    apt-get install -s "$@" | awk '/^Inst /{print $2}' | grep -vE "^($skip)$" >"$debs/names"
-    [[ -s $debs/names ]]
-    (cd "$debs" && xargs apt-get -qq download <names)
+    debs=$(mktemp -d "$root.debs.XXXXXX") || return 1
+    apt-get install -s "$@" | awk '/^Inst /{print $2}' | grep -vE "^($skip)$" >"$debs/names" || return 1
+    (cd "$debs" && xargs apt-get -qq download <names) || return 1
     mkdir -p "$root"
     for package in "$debs"/*.deb; do
-        dpkg-deb -x "$package" "$root"
+        dpkg-deb -x "$package" "$root" || return 1
     done
     rm -rf "$debs"
 }

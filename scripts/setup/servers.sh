@@ -38,18 +38,10 @@ install_or_unpack_mariadb() {
 
 # Without root: the machine's own packages, unpacked beside it, on the machine's own C library.
 unpack_mariadb() {
-    have apt-get || return 1
-    local folder=$SERVERS/mariadb root
-    root=$(fresh_root "$folder")
-    private_apt "$folder/apt" /var/lib/dpkg/status
-    unpack_packages "$root" 'perl|perl-.*|libperl.*' mariadb-server-core mariadb-client-core
-    mv -T "$root" "$folder/root"
-    write_launcher "$folder/mariadbd" "export LD_LIBRARY_PATH=$(library_path "$folder/root")" \
-        "exec '$folder/root/usr/sbin/mariadbd' --no-defaults --basedir='$folder/root/usr'" \
-        "--plugin-dir='$folder/root/usr/lib/mysql/plugin' --lc-messages-dir='$folder/root/usr/share/mysql' \"\$@\""
-    write_launcher "$folder/mariadb-install-db" "export LD_LIBRARY_PATH=$(library_path "$folder/root")" \
-        "exec '$folder/root/usr/bin/mariadb-install-db' --no-defaults --basedir='$folder/root/usr' \"\$@\""
-    rm -rf "$folder/apt"
+    local folder=$SERVERS/mariadb
+    unpack_own_packages "$folder" mariadb-server-core mariadb-client-core || return 1
+    write_launcher "$folder/mariadb-install-db" "$folder/root/usr/bin/mariadb-install-db" || return 1
+    write_launcher "$folder/mariadbd" "$folder/root/usr/sbin/mariadbd" || return 1
     "$folder/mariadbd" --version
 }
 
@@ -62,39 +54,40 @@ unpack_mysql() {
     esac
 }
 
+# Unpacked even where we may install: Ubuntu's package would push MariaDB's out.
+unpack_mysql_of_ubuntu() {
+    local folder=$SERVERS/mysql package
+    package=$(apt-cache search --names-only '^mysql-server-core' | awk '{print $1}' | sort -V | tail -n 1)
+    unpack_own_packages "$folder" "${package:-mysql-server-core-8.0}" || return 1
+    write_launcher "$folder/mysqld" "$folder/root/usr/sbin/mysqld" || return 1
+    "$folder/mysqld" --version
+}
+
 # Debian has MySQL in its unstable suite only, built for a newer C library: the whole tree is unpacked, and run through
 # its own loader. What that suite holds moves; the version found is whatever it is today.
 unpack_mysql_of_sid() {
     local folder=$SERVERS/mysql root loader
-    root=$(fresh_root "$folder")
-    sources_of_suite sid "$folder/apt/sources"
+    root=$(fresh_root "$folder") || return 1
+    sources_of_suite sid "$folder/apt/sources" || return 1
     : >"$folder/apt/status"
-    private_apt "$folder/apt" "$folder/apt/status" "$folder/apt/sources"
-    unpack_packages "$root" 'perl|perl-base|perl-modules.*|libperl.*|libdb5.*|libgdbm.*' mysql-server-core
-    mv -T "$root" "$folder/root"
+    private_apt "$folder/apt" "$folder/apt/status" "$folder/apt/sources" || return 1
+    unpack_packages "$root" 'perl|perl-base|perl-modules.*|libperl.*|libdb5.*|libgdbm.*' mysql-server-core || return 1
+    mv -T "$root" "$folder/root" && rm -rf "$folder/apt" || return 1
     loader=$(find "$folder/root/usr/lib" -name 'ld-linux-*.so.*' | head -n 1)
-    [[ -n $loader ]]
-    write_launcher "$folder/mysqld" "" \
-        "exec '$loader' --library-path '$(dirname "$loader")' '$folder/root/usr/sbin/mysqld' --no-defaults" \
-        "--basedir='$folder/root/usr' --plugin-dir='$folder/root/usr/lib/mysql/plugin'" \
-        "--lc-messages-dir='$folder/root/usr/share/mysql' \"\$@\""
-    rm -rf "$folder/apt"
+    [[ -n $loader ]] || return 1
+    write_launcher "$folder/mysqld" "$loader" --library-path "$(dirname "$loader")" "$folder/root/usr/sbin/mysqld" ||
+        return 1
     "$folder/mysqld" --version
 }
 
-unpack_mysql_of_ubuntu() {
-    local folder=$SERVERS/mysql root package
-    root=$(fresh_root "$folder")
-    private_apt "$folder/apt" /var/lib/dpkg/status
-    package=$(apt-cache search --names-only '^mysql-server-core' | awk '{print $1}' | sort -V | tail -n 1)
-    [[ -n $package ]]
-    unpack_packages "$root" 'perl|perl-.*|libperl.*' "$package"
-    mv -T "$root" "$folder/root"
-    write_launcher "$folder/mysqld" "export LD_LIBRARY_PATH=$(library_path "$folder/root")" \
-        "exec '$folder/root/usr/sbin/mysqld' --no-defaults --basedir='$folder/root/usr'" \
-        "--plugin-dir='$folder/root/usr/lib/mysql/plugin' --lc-messages-dir='$folder/root/usr/share/mysql' \"\$@\""
-    rm -rf "$folder/apt"
-    "$folder/mysqld" --version
+unpack_own_packages() {
+    local folder=$1 root
+    shift
+    have apt-get || return 1
+    root=$(fresh_root "$folder") || return 1
+    private_apt "$folder/apt" /var/lib/dpkg/status || return 1
+    unpack_packages "$root" 'perl|perl-.*|libperl.*' "$@" || return 1
+    mv -T "$root" "$folder/root" && rm -rf "$folder/apt"
 }
 
 # MariaDB installs a link named mysqld.
@@ -109,15 +102,23 @@ fresh_root() {
     printf '%s\n' "$1/root.new"
 }
 
-library_path() {
-    find "$1/usr/lib" "$1/lib" -maxdepth 1 -name '*-linux-gnu*' -type d 2>/dev/null | paste -sd: -
-}
-
+# write_launcher PATH COMMAND...: a script at PATH that runs the unpacked server with its own libraries and messages.
 # Written last and moved into place, so that a launcher that is there is one that works.
 write_launcher() {
-    local path=$1 environment=$2
-    shift 2
-    printf '#!/bin/sh\n%s\n%s\n' "$environment" "$*" >"$path.new"
-    chmod +x "$path.new"
-    mv -T "$path.new" "$path"
+    local path=$1 root libraries extra
+    root=$(dirname "$path")/root
+    shift
+    # A server that comes with its loader finds its libraries by that; another loader must not see them.
+    libraries=$(find "$root/usr/lib" "$root/lib" -maxdepth 1 -name '*-linux-gnu*' -type d 2>/dev/null | paste -sd:)
+    [[ $1 == */ld-linux-* ]] && libraries=
+    extra="--plugin-dir='$root/usr/lib/mysql/plugin' --lc-messages-dir='$root/usr/share/mysql'"
+    [[ $path == */mariadb-install-db ]] && extra=
+    {
+        printf '#!/bin/sh\n'
+        [[ -z $libraries ]] || printf "export LD_LIBRARY_PATH='%s'\n" "$libraries"
+        printf 'exec'
+        printf " '%s'" "$@"
+        printf " --no-defaults --basedir='%s' %s \"\$@\"\n" "$root/usr" "$extra"
+    } >"$path.new"
+    chmod +x "$path.new" && mv -T "$path.new" "$path"
 }

@@ -2,7 +2,12 @@
 # Not a script to run.
 
 REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-SERVERS=${OUTBOX_TEST_SERVERS:-${XDG_CACHE_HOME:-$HOME/.cache}/outbox-mq/servers}
+export HOME=${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}
+# Fetched servers outlive the clone. Exported, so that the test fixtures look in the same place.
+export OUTBOX_TEST_SERVERS=${OUTBOX_TEST_SERVERS:-${XDG_CACHE_HOME:-$HOME/.cache}/outbox-mq/servers}
+mkdir -p "$OUTBOX_TEST_SERVERS" 2>/dev/null || OUTBOX_TEST_SERVERS=$REPO/.servers
+mkdir -p "$OUTBOX_TEST_SERVERS"
+SERVERS=$OUTBOX_TEST_SERVERS
 STEP_LOG=$(mktemp "${TMPDIR:-/tmp}/outbox-mq-step.XXXXXX")
 trap 'rm -f "$STEP_LOG"' EXIT
 
@@ -18,8 +23,8 @@ step() {
     local name=$1 began status=0
     shift
     began=$(now_ms)
-    # In a subshell, where `set -e` holds again even though the caller tests our status.
-    (set -e && "$@") >"$STEP_LOG" 2>&1 </dev/null || status=$?
+    # `set -e` does not hold in here, since our caller tests the status: commands that may fail say `|| return 1`.
+    ("$@") >"$STEP_LOG" 2>&1 </dev/null || status=$?
     report_step "$name" "$began" "$status"
     ((status == 0)) || sed 's/^/    /' "$STEP_LOG" >&2
     return "$status"
@@ -39,6 +44,11 @@ report_step() {
     local took=$(($(now_ms) - $2)) word=ok
     (($3 == 0)) || word=FAILED
     printf '%-34s %-6s %5d.%d s\n' "$1" "$word" $((took / 1000)) $((took % 1000 / 100)) >&2
+}
+
+# locked COMMAND...: one at a time for all clones that share the folder of fetched servers.
+locked() {
+    ( flock 9 && "$@" ) 9>"$SERVERS/.lock"
 }
 
 now_ms() { date +%s%3N; }

@@ -1,0 +1,114 @@
+"""`outbox broker serve | check | token`: the broker as a process. Only `serve` loads the server's libraries."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import secrets
+import ssl
+import sys
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from messaging.errors import BrokerUnavailable, ConfigurationError
+
+app = typer.Typer(no_args_is_help=True, help="Run the broker, and probe one.")
+
+
+@app.callback()
+def _broker() -> None:
+    """Run the broker, and probe one."""
+
+
+@app.command()
+def serve(
+    data: Annotated[Path | None, typer.Option(help="The data folder; made where it is missing.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on (7788); 0 picks a free one.")] = None,
+    durability: Annotated[
+        str | None, typer.Option(help="fsync: answered once on disk. os: survives no power cut.")
+    ] = None,
+    tokens: Annotated[Path | None, typer.Option(help="TOML file of bearer tokens (see `outbox broker token`).")] = None,
+    insecure_no_auth: Annotated[
+        bool | None, typer.Option("--insecure-no-auth", help="Serve everybody on an address that others can reach.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
+    ready_file: Annotated[Path | None, typer.Option(help="Write the URL here once the broker can serve.")] = None,
+    shutdown_timeout_ms: Annotated[int | None, typer.Option(help="Time to finish requests on SIGTERM (25000).")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error (info).")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with a table [broker].")] = None,
+) -> None:
+    """Serve one data folder over HTTP until SIGTERM or SIGINT.
+
+    Each option is also OUTBOX_BROKER__NAME in the environment and a key of [broker] in the file; flags win.
+    """
+    from broker.config import load
+    from broker.http.process import run
+
+    flags = {
+        "data": data, "host": host, "port": port, "durability": durability, "tokens": tokens,
+        "insecure_no_auth": insecure_no_auth, "tls_cert": tls_cert, "tls_key": tls_key, "ready_file": ready_file,
+        "shutdown_timeout_ms": shutdown_timeout_ms, "log_level": log_level,
+    }  # fmt: skip
+    run(load(flags, file=config))
+
+
+@app.command()
+def check(
+    url: Annotated[str, typer.Option(help="The broker's URL.")] = "http://127.0.0.1:7788",
+    timeout_ms: Annotated[int, typer.Option(help="Time to wait for the answer.")] = 2_000,
+    ca_file: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
+    live: Annotated[bool, typer.Option("--live", help="Ask only whether the process is alive.")] = False,
+) -> None:
+    """Exit 0 where a broker can serve; for probes where there is no curl."""
+    path = "/livez" if live else "/readyz"
+    status, text = _get(url, path, timeout_ms=timeout_ms, ca_file=ca_file)
+    if status != 200:
+        raise BrokerUnavailable(f"{url} is not ready: {text[:500]}")
+    print(text)
+
+
+@app.command()
+def token(
+    name: Annotated[str, typer.Argument(help="Who it is for; shown in the log.")],
+    role: Annotated[list[str], typer.Option(help="publish, consume, read or admin; may be repeated.")],
+    topic: Annotated[list[str] | None, typer.Option(help="A pattern like payment.*; may be repeated (*).")] = None,
+) -> None:
+    """Make a token: its entry for the token file goes to stdout, the token itself, once, to stderr."""
+    from broker.http.access import Role
+
+    unknown = sorted(set(role) - set(Role))
+    if unknown:
+        raise ConfigurationError(f"there is no role {unknown[0]!r}; roles are {', '.join(Role)}")
+    secret = secrets.token_urlsafe(32)
+    print("[[tokens]]")
+    print(f"name = {json.dumps(name)}")
+    print(f'sha256 = "{hashlib.sha256(secret.encode()).hexdigest()}"')
+    print(f"roles = {json.dumps(role)}")
+    print(f"topics = {json.dumps(topic or ['*'])}")
+    print(f"the token, shown this once: {secret}", file=sys.stderr)
+
+
+def _get(url: str, path: str, *, timeout_ms: int, ca_file: Path | None) -> tuple[int, str]:
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or parts.hostname is None:
+        raise ConfigurationError("a broker's URL looks like http://127.0.0.1:7788")
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        context = ssl.create_default_context(cafile=ca_file)
+        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_ms / 1000, context=context)
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_ms / 1000)
+    try:
+        connection.request("GET", parts.path.rstrip("/") + path)
+        response = connection.getresponse()
+        return response.status, response.read(64 * 1024).decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException) as error:
+        raise BrokerUnavailable(f"no broker answers at {url}: {error}") from error
+    finally:
+        connection.close()

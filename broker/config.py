@@ -1,0 +1,142 @@
+"""The server's configuration: flags, then OUTBOX_BROKER__* of the environment, then a TOML file, then defaults."""
+
+from __future__ import annotations
+
+import ssl
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from broker.http.access import Access, is_loopback, load_tokens
+from broker.http.server import Tls
+from broker.http.settings import HttpSettings
+from broker.options import Durability, EngineOptions
+from messaging.errors import ConfigurationError
+
+ENVIRONMENT_PREFIX: Final = "OUTBOX_BROKER__"
+TABLE: Final = "broker"
+_CLIENTS_KEYS: Final = frozenset({"url", "token", "token_file"})
+"""Keys of the same table that are for clients of the broker, and passed over here."""
+
+
+class BrokerConfig(BaseSettings):
+    """One server's choices; a name here is a flag, an environment variable and a key of `[broker]` in the TOML file."""
+
+    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True)
+
+    data: Path
+    host: str = "127.0.0.1"
+    port: int = Field(default=7788, ge=0, le=65535)
+    durability: Durability = Durability.FSYNC
+    tokens: Path | None = None
+    insecure_no_auth: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    ready_file: Path | None = None
+    shutdown_timeout_ms: int = Field(default=25_000, ge=1)
+    request_bytes_max: int = Field(default=HttpSettings().request_bytes_max, ge=1)
+    body_bytes_max: int = Field(default=HttpSettings().body_bytes_max, ge=1)
+    batch_messages_max: int = Field(default=HttpSettings().batch_messages_max, ge=1)
+    publishes_max: int = Field(default=HttpSettings().publishes_max, ge=1)
+    publishes_bytes_max: int = Field(default=HttpSettings().publishes_bytes_max, ge=1)
+    waiting_pulls_max: int = Field(default=HttpSettings().waiting_pulls_max, ge=1)
+    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
+
+    @property
+    def engine_options(self) -> EngineOptions:
+        """The engine's part."""
+        return EngineOptions(durability=self.durability)
+
+    @property
+    def http_settings(self) -> HttpSettings:
+        """The HTTP server's part."""
+        return HttpSettings(
+            request_bytes_max=self.request_bytes_max,
+            body_bytes_max=self.body_bytes_max,
+            batch_messages_max=self.batch_messages_max,
+            publishes_max=self.publishes_max,
+            publishes_bytes_max=self.publishes_bytes_max,
+            waiting_pulls_max=self.waiting_pulls_max,
+            shutdown_timeout_ms=self.shutdown_timeout_ms,
+        )
+
+    @property
+    def tls(self) -> Tls | None:
+        """The certificate's files. Raises ConfigurationError where one is missing."""
+        if self.tls_cert is None and self.tls_key is None:
+            return None
+        if self.tls_cert is None or self.tls_key is None:
+            raise ConfigurationError("TLS needs both --tls-cert and --tls-key")
+        for path in (self.tls_cert, self.tls_key):
+            if not path.is_file():
+                raise ConfigurationError(f"there is no file {path} for TLS")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_cert, self.tls_key)
+        except OSError as error:  # SSLError is one of them
+            raise ConfigurationError(f"{self.tls_cert} and {self.tls_key} are no certificate and its key") from error
+        return Tls(self.tls_cert, self.tls_key)
+
+    def access(self) -> Access:
+        """Who may come in. Raises ConfigurationError for an open server on an address that others can reach."""
+        if self.tokens is not None:
+            return Access(tokens=load_tokens(self.tokens))
+        if self.insecure_no_auth:
+            return Access()
+        if not is_loopback(self.host):
+            raise ConfigurationError(
+                f"{self.host} can be reached by others: give --tokens FILE, or listen on 127.0.0.1, "
+                "or, where the network itself is guarded, say --insecure-no-auth"
+            )
+        return Access(loopback_hosts_only=True)
+
+
+def load(flags: Mapping[str, Any], *, file: Path | None) -> BrokerConfig:
+    """The configuration; flags that are None were not given. Raises ConfigurationError that names what is at fault."""
+    table = {} if file is None else _table(file)
+
+    class Layered(BrokerConfig):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            del dotenv_settings, file_secret_settings  # neither a .env file nor a folder of secrets is read
+            return init_settings, env_settings, InitSettingsSource(settings_cls, table)
+
+    try:
+        return Layered(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigurationError(_said(error)) from error
+
+
+def _table(file: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8")).get(TABLE, {})
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the configuration {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the configuration {file} is not TOML: {error}") from error
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"[{TABLE}] in {file} must be a table")
+    return {name: value for name, value in table.items() if name not in _CLIENTS_KEYS}
+
+
+def _said(error: ValidationError) -> str:
+    """The first thing that is wrong, in an operator's words; values are not repeated, since they may be secrets."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return f"--{name.replace('_', '-')} is needed (or {ENVIRONMENT_PREFIX}{name.upper()})"
+    if first["type"] == "extra_forbidden":
+        near = get_close_matches(name, BrokerConfig.model_fields, n=1)
+        return f"there is no setting {name!r} for the broker" + (f"; {near[0]!r} is meant?" if near else "")
+    return f"the setting {name!r} is wrong: {first['msg']}"

@@ -1,0 +1,81 @@
+"""The broker's process, from its configuration to exit code 0: address, engine, server, and the end in reverse."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from broker.engine import Engine
+from broker.http.server import HttpServer, bind
+from messaging.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+
+logger = logging.getLogger(__name__)
+
+_ENGINE_CLOSE_MS: Final = 10_000
+_PLAIN_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+
+
+def run(config: BrokerConfig) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ConfigurationError or StorageFailed where it cannot begin."""
+    _log_to_stderr(config.log_level)
+    access, tls = config.access(), config.tls
+    bound = bind(config.host, config.port)
+    try:
+        engine = Engine.open(config.data, options=config.engine_options)
+        try:
+            server = HttpServer(engine, bound, settings=config.http_settings, access=access, tls=tls)
+            server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
+        finally:
+            engine.close(timeout_ms=_ENGINE_CLOSE_MS)
+    finally:
+        bound.close()
+        if config.ready_file is not None:
+            config.ready_file.unlink(missing_ok=True)
+    logger.info("server_stopped")
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: ts, level, event, logger, and the event's own fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            "logger": record.name,
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _PLAIN_FIELDS}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _log_to_stderr(level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _announce(url: str, ready_file: Path | None) -> None:
+    """Say that the broker serves: a line for people, a file for scripts, written whole or not at all."""
+    print(f"broker ready at {url}", file=sys.stderr, flush=True)  # noqa: T201
+    if ready_file is None:
+        return
+    try:
+        unfinished = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
+        unfinished.write_text(url + "\n", encoding="utf-8")
+        unfinished.replace(ready_file)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the ready file {ready_file}: {error.strerror}") from error

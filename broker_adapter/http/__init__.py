@@ -1,0 +1,5 @@
+"""The broker of `outbox broker serve`, or any that speaks its protocol, behind the Broker port; over requests."""
+
+from broker_adapter.http.broker import HttpBroker
+
+__all__ = ["HttpBroker"]

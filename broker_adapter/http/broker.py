@@ -1,0 +1,248 @@
+"""HttpBroker: the Broker port over the HTTP protocol. Not how bytes travel, nor what errors mean."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
+
+from broker_adapter.http.admin import HttpAdmin
+from broker_adapter.http.connection import Connection, Options, WireCodec
+from messaging import limits, wire
+from messaging.broker import BrokerAdmin
+from messaging.errors import BrokerRefused, ConfigurationError, InvalidMessage, NotAuthorized, NotSupported
+from messaging.message import (
+    AckStatus,
+    CancelStatus,
+    Delivery,
+    ExtendStatus,
+    Message,
+    NackStatus,
+    PublishResult,
+    PublishStatus,
+    check_group,
+    check_message_id,
+    check_topic,
+)
+
+REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
+"""A publish is split into requests of about this size; one message may be larger."""
+_MESSAGE_OVERHEAD_BYTES: Final = 256
+
+Entry = TypeVar("Entry")
+Status = TypeVar("Status")
+Key = TypeVar("Key")
+
+
+class HttpBroker:
+    """A Broker at a URL, e.g. `http://127.0.0.1:7788`. Does no I/O before it is used; all methods are thread-safe.
+
+    A publish of many topics is one request a topic or more, in the batch's order. One that is refused for what is in it
+    is halved until the message at fault is alone, so that only that one is `rejected`. Requests are repeated where that
+    is safe, see Connection.send(): publish, ack, extend, cancel and whatever only reads, but neither pull nor nack.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout_ms: int = 10_000,
+        ca_file: str | None = None,
+        pool_size: int = 16,
+        codec: str = WireCodec.MSGPACK,
+    ) -> None:
+        """`timeout_ms` bounds each request; a pull may take its `wait_ms` longer. `codec` is "msgpack" or "json"."""
+        if codec not in tuple(WireCodec):
+            raise ConfigurationError(f"codec is one of {', '.join(WireCodec)}, not {codec!r}")
+        self._connection = Connection(
+            Options(
+                url=url,
+                token=token,
+                timeout_ms=timeout_ms,
+                ca_file=ca_file,
+                pool_size=pool_size,
+                codec=WireCodec(codec),
+            )
+        )
+        self._admin = HttpAdmin(self._connection)
+
+    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+        """Store a batch; one result a message, in order.
+
+        Where the token does not allow some of its topics, the others are published all the same, and NotAuthorized is
+        raised in the end: publish the batch again once an operator has seen to it.
+        """
+        results: dict[int, PublishResult] = {}
+        refusal: BrokerRefused | None = None
+        for topic, places in _by(batch, key=lambda message: message.topic).items():
+            try:
+                for chunk in _chunks(batch, places):
+                    results.update(zip(chunk, self._publish(topic, [batch[place] for place in chunk]), strict=True))
+            except BrokerRefused as error:
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
+        return [results[place] for place in range(len(batch))]
+
+    def pull(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 100,
+        wait_ms: int = 0,
+        invisible_ms: int = limits.INVISIBLE_MS_DEFAULT,
+    ) -> list[Delivery]:
+        """Take what is ready, waiting up to `wait_ms` for the first; at most 1,000 messages and 60 s a call."""
+        if max_messages < 1 or wait_ms < 0 or not limits.INVISIBLE_MS_MIN <= invisible_ms <= limits.INVISIBLE_MS_MAX:
+            raise InvalidMessage(
+                f"max_messages is at least 1, wait_ms at least 0, invisible_ms up to {limits.INVISIBLE_MS_MAX}"
+            )
+        request = wire.PullRequest(
+            max_messages=min(max_messages, limits.PULL_MESSAGES_MAX),
+            wait_ms=min(wait_ms, limits.PULL_WAIT_MS_MAX),
+            invisible_ms=invisible_ms,
+        )
+        path = f"{_group_path(topic, group)}/pull"
+        if self._connection.packed:
+            packed = self._connection.send("POST", path, wire.PackedPullAnswer, body=request, wait_ms=request.wait_ms)
+            return [wire.delivery_of(one) for one in packed.deliveries]
+        answer = self._connection.send("POST", path, wire.PullAnswer, body=request, wait_ms=request.wait_ms)
+        return [wire.delivery_of(one) for one in answer.deliveries]
+
+    def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
+        """Settle deliveries; a text that is no receipt is `unknown`."""
+
+        def send(path: str, chunk: list[str]) -> list[AckStatus]:
+            body = wire.AckRequest(receipts=chunk)
+            answer = self._connection.send("POST", f"{path}/ack", wire.AckAnswer, body=body, repeatable=True)
+            return [one.status for one in answer.results]
+
+        return _settled(receipts, send=send, foreign=AckStatus.UNKNOWN)
+
+    def nack(
+        self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
+    ) -> list[NackStatus]:
+        """Give deliveries back; a text that is no receipt is `stale`. A reason is cut to 1,024 characters."""
+        reason = reason[: limits.REASON_CHARS_MAX] if reason else None
+
+        def send(path: str, chunk: list[str]) -> list[NackStatus]:
+            body = wire.NackRequest(receipts=chunk, delay_ms=delay_ms, reason=reason, counts=counts)
+            return [
+                one.status for one in self._connection.send("POST", f"{path}/nack", wire.NackAnswer, body=body).results
+            ]
+
+        return _settled(receipts, send=send, foreign=NackStatus.STALE)
+
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+        """Keep deliveries invisible for `invisible_ms` from now."""
+
+        def send(path: str, chunk: list[str]) -> list[ExtendStatus]:
+            body = wire.ExtendRequest(receipts=chunk, invisible_ms=invisible_ms)
+            answer = self._connection.send("POST", f"{path}/extend", wire.ExtendAnswer, body=body, repeatable=True)
+            return [one.status for one in answer.results]
+
+        return _settled(receipts, send=send, foreign=ExtendStatus.STALE)
+
+    def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
+        """Cancel scheduled messages; `canceled` means never delivered."""
+        for message_id in message_ids:
+            check_message_id(message_id)
+        statuses: list[CancelStatus] = []
+        for chunk in _slices(message_ids):
+            body = wire.CancelRequest(ids=list(chunk))
+            answer = self._connection.send(
+                "POST", "/v1/scheduled/cancel", wire.CancelAnswer, body=body, repeatable=True
+            )
+            statuses += [one.status for one in answer.results]
+        return statuses
+
+    @property
+    def admin(self) -> BrokerAdmin:
+        """Groups, figures, dead letters."""
+        return self._admin
+
+    def close(self) -> None:
+        """Let go of the connections; idempotent."""
+        self._connection.close()
+
+    def _publish(self, topic: str, messages: Sequence[Message]) -> list[PublishResult]:
+        """Publish one request's worth; where it is refused, each half by itself."""
+        try:
+            return self._post(topic, messages)
+        except (NotAuthorized, NotSupported):
+            raise
+        except BrokerRefused as error:
+            if len(messages) == 1:
+                return [PublishResult(messages[0].id, PublishStatus.REJECTED, str(error))]
+        half = len(messages) // 2
+        return self._publish(topic, messages[:half]) + self._publish(topic, messages[half:])
+
+    def _post(self, topic: str, messages: Sequence[Message]) -> list[PublishResult]:
+        body: wire.PackedPublishRequest | wire.PublishRequest
+        if self._connection.packed:
+            body = wire.PackedPublishRequest(messages=[wire.packed_message(one) for one in messages])
+        else:
+            body = wire.PublishRequest(messages=[wire.text_message(one) for one in messages])
+        answer = self._connection.send(
+            "POST", f"/v1/topics/{topic}/messages", wire.PublishAnswer, body=body, repeatable=True
+        )
+        return [PublishResult(one.id, one.status, one.error) for one in answer.results]
+
+
+def _settled(
+    receipts: Sequence[str], *, send: Callable[[str, list[str]], list[Status]], foreign: Status
+) -> list[Status]:
+    """One status a receipt, each asked for where its group is."""
+    statuses = [foreign] * len(receipts)
+    for path, places in _by(receipts, key=_receipt_path).items():
+        if path is None:
+            continue
+        for chunk in _slices(places):
+            for place, status in zip(chunk, send(path, [receipts[place] for place in chunk]), strict=True):
+                statuses[place] = status
+    return statuses
+
+
+def _receipt_path(receipt: str) -> str | None:
+    """Where a receipt is settled: it begins with its topic and group. None for a text that is none of the broker's."""
+    topic, _, rest = receipt.partition("/")
+    group, slash, _ = rest.partition("/")
+    try:
+        return _group_path(topic, group) if slash else None
+    except InvalidMessage:
+        return None
+
+
+def _group_path(topic: str, group: str) -> str:
+    return f"/v1/topics/{check_topic(topic)}/groups/{check_group(group)}"
+
+
+def _by(entries: Iterable[Entry], *, key: Callable[[Entry], Key]) -> dict[Key, list[int]]:
+    """The places of entries in their list, by key, in order."""
+    found: defaultdict[Key, list[int]] = defaultdict(list)
+    for place, entry in enumerate(entries):
+        found[key(entry)].append(place)
+    return found
+
+
+def _chunks(batch: Sequence[Message], places: Sequence[int]) -> Iterator[list[int]]:
+    """The places, cut where a request would carry too many messages or bytes."""
+    chunk: list[int] = []
+    size = 0
+    for place in places:
+        message = batch[place]
+        size_bytes = len(message.body) + _MESSAGE_OVERHEAD_BYTES
+        if chunk and (len(chunk) >= limits.BATCH_MESSAGES_MAX or size + size_bytes > REQUEST_BYTES_MAX):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(place)
+        size += size_bytes
+    if chunk:
+        yield chunk
+
+
+def _slices(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    for start in range(0, len(entries), limits.BATCH_MESSAGES_MAX):
+        yield entries[start : start + limits.BATCH_MESSAGES_MAX]

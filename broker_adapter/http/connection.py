@@ -1,0 +1,175 @@
+"""One broker's address and a pool of connections to it: a request in, an answer or an error out. Not what they mean."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+import requests
+from requests import exceptions as http
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import NewConnectionError, ProtocolError
+
+from broker_adapter.http.failures import of_answer, of_exception
+from messaging.errors import BrokerUnavailable, ConfigurationError
+from messaging.wire import JSON_TYPE, MSGPACK_TYPE
+
+Shape = TypeVar("Shape", bound=msgspec.Struct)
+
+CONNECT_TIMEOUT_S_MAX: Final = 5.0
+
+
+class WireCodec(StrEnum):
+    """What goes over the wire: MessagePack for speed, JSON to read along."""
+
+    MSGPACK = "msgpack"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to reach a broker. `ca_file` None means the certificates that requests brings."""
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+    timeout_ms: int = 10_000
+    ca_file: str | None = None
+    pool_size: int = 16
+    codec: WireCodec = WireCodec.MSGPACK
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigurationError(
+                "an HTTP broker's URL looks like http://127.0.0.1:7788, with nothing behind the path"
+            )
+        if parts.username or parts.password:
+            raise ConfigurationError("a broker's URL carries no user or password; pass token=")
+        if self.timeout_ms < 1 or self.pool_size < 1:
+            raise ConfigurationError("timeout_ms and pool_size must be at least 1")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
+            raise ConfigurationError("a token is printable ASCII, and not empty")
+
+
+class Connection:
+    """Thread-safe and fork-safe: a child process gets connections of its own, never its parent's."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._base = options.url.rstrip("/")
+        self._lock = threading.Lock()
+        self._session: requests.Session | None = None
+        self._process = os.getpid()
+        self._closed = False
+        self._type = MSGPACK_TYPE if options.codec is WireCodec.MSGPACK else JSON_TYPE
+
+    @property
+    def packed(self) -> bool:
+        """Whether MessagePack is spoken."""
+        return self.options.codec is WireCodec.MSGPACK
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        answer: type[Shape],
+        *,
+        body: msgspec.Struct | None = None,
+        query: dict[str, str] | None = None,
+        wait_ms: int = 0,
+        repeatable: bool = False,
+    ) -> Shape:
+        """One request. It takes at most the time-out and `wait_ms` on top of it.
+
+        It is sent a second time, once, where that is safe: where no connection could be made, so that nothing was sent,
+        or, if it is `repeatable`, where the connection broke, as one does that the server gives up at that moment.
+        """
+        what = f"{method} {path}"
+        data = None if body is None else self._encode(body)
+        try:
+            response = self._exchange(method, path, data, query=query, wait_ms=wait_ms)
+        except http.RequestException as first:
+            if not _may_repeat(first, repeatable=repeatable):
+                raise of_exception(first, what=what) from first
+            try:
+                response = self._exchange(method, path, data, query=query, wait_ms=wait_ms)
+            except http.RequestException as error:
+                raise of_exception(error, what=what) from error
+        if response.status_code != 200:
+            raise of_answer(response, what=what)
+        return self._decode(response, answer, what=what)
+
+    def close(self) -> None:
+        """Close the connections of this process; idempotent."""
+        with self._lock:
+            self._closed = True
+            session, self._session = self._session, None
+            owned = self._process == os.getpid()
+        if session is not None and owned:
+            session.close()
+
+    def _exchange(
+        self, method: str, path: str, data: bytes | None, *, query: dict[str, str] | None, wait_ms: int
+    ) -> requests.Response:
+        timeout_s = self.options.timeout_ms / 1000
+        return self._own_session().request(
+            method,
+            self._base + path,
+            params=query,
+            data=data,
+            headers=None if data is None else {"content-type": self._type},
+            timeout=(min(timeout_s, CONNECT_TIMEOUT_S_MAX), timeout_s + wait_ms / 1000),
+            allow_redirects=False,
+        )
+
+    def _own_session(self) -> requests.Session:
+        """This process's session. After a fork the parent's is left alone: its sockets are not ours to write to."""
+        with self._lock:
+            if self._closed:
+                raise ConfigurationError("this broker was closed; connect again")
+            if self._session is None or self._process != os.getpid():
+                self._session, self._process = self._new_session(), os.getpid()
+            return self._session
+
+    def _new_session(self) -> requests.Session:
+        session = requests.Session()
+        session.trust_env = False  # proxies and .netrc of the environment are not meant for this
+        session.headers["accept"] = self._type
+        session.headers["accept-encoding"] = "identity"
+        session.verify = self.options.ca_file or True
+        if self.options.token is not None:
+            session.headers["authorization"] = f"Bearer {self.options.token}"
+        adapter = HTTPAdapter(pool_connections=1, pool_maxsize=self.options.pool_size, max_retries=0)
+        session.mount("http://", adapter)
+        session.mount("https://", adapter)
+        return session
+
+    def _encode(self, body: msgspec.Struct) -> bytes:
+        return msgspec.msgpack.encode(body) if self.packed else msgspec.json.encode(body)
+
+    def _decode(self, response: requests.Response, answer: type[Shape], *, what: str) -> Shape:
+        kind = response.headers.get("content-type", "").partition(";")[0]
+        try:
+            return _decoder(kind, answer).decode(response.content)  # type: ignore[no-any-return]
+        except (msgspec.DecodeError, UnicodeDecodeError, LookupError) as error:
+            raise BrokerUnavailable(f"{what}: the answer is not one of this protocol ({error})") from error
+
+
+def _may_repeat(error: http.RequestException, *, repeatable: bool) -> bool:
+    if isinstance(error, http.Timeout | http.SSLError | http.ProxyError):
+        return False
+    inner = error.args[0] if error.args else None
+    if isinstance(getattr(inner, "reason", None), NewConnectionError):
+        return True
+    return repeatable and isinstance(error, http.ConnectionError) and isinstance(inner, ProtocolError)
+
+
+@cache
+def _decoder(kind: str, answer: Any) -> Any:
+    return {JSON_TYPE: msgspec.json.Decoder, MSGPACK_TYPE: msgspec.msgpack.Decoder}[kind](answer)

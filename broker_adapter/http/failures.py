@@ -1,0 +1,147 @@
+"""From what can go wrong on the wire to the one error tree: the adapter's only table of it."""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+import msgspec
+import requests
+from requests import exceptions as http
+
+from messaging.errors import (
+    BrokerError,
+    BrokerRefused,
+    BrokerThrottled,
+    BrokerUnavailable,
+    ConfigurationError,
+    NotAuthorized,
+    NotSupported,
+    OutboxError,
+    StorageFailed,
+)
+from messaging.wire import PROBLEM_PREFIX, ProblemAnswer, ProblemKind
+
+_RETRY_AFTER_MS_DEFAULT: Final = 1_000
+_RETRY_AFTER_MS_MAX: Final = 60 * 60 * 1000
+_DETAIL_CHARS_MAX: Final = 500
+
+OF_EXCEPTIONS: Final[tuple[tuple[type[http.RequestException], type[OutboxError]], ...]] = (
+    (http.SSLError, BrokerUnavailable),
+    (http.ProxyError, BrokerUnavailable),
+    (http.ConnectTimeout, BrokerUnavailable),
+    (http.ReadTimeout, BrokerUnavailable),
+    (http.Timeout, BrokerUnavailable),
+    (http.ConnectionError, BrokerUnavailable),
+    (http.ChunkedEncodingError, BrokerUnavailable),
+    (http.ContentDecodingError, BrokerUnavailable),
+    (http.StreamConsumedError, BrokerUnavailable),
+    (http.TooManyRedirects, BrokerUnavailable),
+    (http.RetryError, BrokerUnavailable),
+    (http.HTTPError, BrokerUnavailable),
+    (http.UnrewindableBodyError, BrokerUnavailable),
+    (http.MissingSchema, ConfigurationError),
+    (http.InvalidSchema, ConfigurationError),
+    (http.InvalidProxyURL, ConfigurationError),
+    (http.InvalidURL, ConfigurationError),
+    (http.InvalidHeader, ConfigurationError),
+    (http.URLRequired, ConfigurationError),
+    (http.InvalidJSONError, BrokerUnavailable),
+    (http.JSONDecodeError, BrokerUnavailable),
+)
+"""Every exception of requests, subclasses first; a test keeps the table complete."""
+
+
+def of_exception(error: http.RequestException, *, what: str) -> OutboxError:
+    """The error that an exception of requests stands for. The text says what was tried, and no secret."""
+    kind = next((kind for known, kind in OF_EXCEPTIONS if isinstance(error, known)), BrokerUnavailable)
+    return kind(f"{what}: {_cause(error)}")
+
+
+def of_answer(response: requests.Response, *, what: str) -> BrokerError:
+    """The error that an answer other than 200 stands for: by its problem type, and without one by its status."""
+    try:
+        problem = msgspec.json.decode(response.content, type=ProblemAnswer)
+        kind = ProblemKind(problem.type.removeprefix(PROBLEM_PREFIX))
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
+        return _of_status(response, f"{what}: the broker answered {response.status_code}")
+    text = f"{what}: {_detail(problem)}"
+    if kind is ProblemKind.THROTTLED:
+        return BrokerThrottled(text, retry_after_ms=_bounded(problem.retry_after_ms))
+    return of_kind(kind)(text)
+
+
+def of_kind(kind: ProblemKind) -> type[BrokerError]:
+    """The class of error that a kind of problem stands for (for `throttled` see of_answer: it carries a pause)."""
+    match kind:
+        case ProblemKind.UNAUTHENTICATED | ProblemKind.FORBIDDEN | ProblemKind.FOREIGN_ORIGIN:
+            return NotAuthorized
+        case ProblemKind.NOT_SUPPORTED:
+            return NotSupported
+        case ProblemKind.STORAGE_FAILED:
+            return StorageFailed
+        case ProblemKind.THROTTLED | ProblemKind.STOPPING | ProblemKind.INTERNAL | ProblemKind.BODY_TOO_SLOW:
+            return BrokerUnavailable
+        case (
+            ProblemKind.UNKNOWN_ROUTE
+            | ProblemKind.METHOD_NOT_ALLOWED
+            | ProblemKind.NOT_ACCEPTABLE
+            | ProblemKind.UNSUPPORTED_MEDIA_TYPE
+            | ProblemKind.HEADERS_TOO_LARGE
+        ):
+            return BrokerUnavailable  # a wrong URL or an older broker, not a wrong message: an operator can mend it
+        case (
+            ProblemKind.MALFORMED_BODY
+            | ProblemKind.WRONG_SHAPE
+            | ProblemKind.INVALID_MESSAGE
+            | ProblemKind.INVALID_NAME
+            | ProblemKind.BODY_TOO_LARGE
+            | ProblemKind.MESSAGE_TOO_LARGE
+            | ProblemKind.BATCH_TOO_LARGE
+            | ProblemKind.NOT_FOUND
+            | ProblemKind.REFUSED
+        ):
+            return BrokerRefused
+        case _:
+            assert_never(kind)
+
+
+def _of_status(response: requests.Response, text: str) -> BrokerError:
+    """Something in between answered, not the broker: only what cannot be meant otherwise is final."""
+    status = response.status_code
+    if status in {401, 403}:
+        return NotAuthorized(text)
+    if status == 429:
+        return BrokerThrottled(text, retry_after_ms=_retry_after_ms(response))
+    return BrokerUnavailable(text)
+
+
+def _retry_after_ms(response: requests.Response) -> int:
+    value = response.headers.get("retry-after", "")
+    return _bounded(int(value) * 1000 if value.isdigit() and len(value) < 10 else None)
+
+
+def _bounded(retry_after_ms: int | None) -> int:
+    wanted = _RETRY_AFTER_MS_DEFAULT if retry_after_ms is None else retry_after_ms
+    return min(max(wanted, 1), _RETRY_AFTER_MS_MAX)
+
+
+def _detail(problem: ProblemAnswer) -> str:
+    where = f" (at {problem.where})" if problem.where else ""
+    return (problem.detail or problem.title)[:_DETAIL_CHARS_MAX] + where
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason: requests and urllib3 wrap it three times, in texts with object addresses in them."""
+    reason: BaseException = error
+    for _ in range(8):
+        inner = getattr(reason, "reason", None) or next(
+            (one for one in reversed(reason.args) if isinstance(one, BaseException)), None
+        )
+        if not isinstance(inner, BaseException):
+            break
+        reason = inner
+    system = reason.__cause__ or reason.__context__
+    if isinstance(system, OSError) and system.strerror:
+        return system.strerror
+    text = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
+    return f"{type(reason).__name__}: {text}"[:_DETAIL_CHARS_MAX]

@@ -1,0 +1,131 @@
+"""A small shop to publish from: a business table, the outbox tables, an Outbox and what the tables hold. Not a fixture."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import Engine, String, create_engine, func, select, text, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.schema import CreateSchema
+
+from compensator.scan import Scan, ScanOptions
+from messaging.broker import Broker
+from outbox import Outbox, RelayPolicy, SenderLimits
+from outbox.database import background_engine, open_engine
+from outbox.schema import outbox_tables, schema_for
+from outbox.store import MessageStore
+from tests.fixtures.databases import Database
+
+BUSY_LIMITS = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000)
+NO_SENDER = SenderLimits(queue_rows_max=0)
+"""A queue without room: every commit leaves its rows to the compensator."""
+
+
+class Base(DeclarativeBase):
+    """The shop's tables."""
+
+
+class Payment(Base):
+    """A row of business."""
+
+    __tablename__ = "payment"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    note: Mapped[str] = mapped_column(String(64), default="")
+
+
+class Shop:
+    """The database of one test, with the tables made and everything to be closed known."""
+
+    def __init__(self, database: Database, engine: Engine) -> None:
+        self.database = database
+        self.engine = engine
+        self.tables = outbox_tables(schema_for(engine.dialect, database.schema))
+        self.store = MessageStore(dialect=engine.dialect, schema=database.schema)
+        self._closing = contextlib.ExitStack()
+
+    def box(self, broker: Broker | str, **options: Any) -> Outbox:
+        """An Outbox on this database, closed at the end of the test."""
+        options = {"schema": self.database.schema, "sender": BUSY_LIMITS, **options}
+        box = Outbox(options.pop("engine", self.engine), broker=broker, **options)
+        self._closing.callback(box.close)
+        return box
+
+    def other_engine(self, **options: Any) -> Engine:
+        """One more engine on the same database."""
+        engine = create_engine(self.database.url, **options)
+        self._closing.callback(engine.dispose)
+        return engine
+
+    def scan(self, broker: Broker, *, lease_ms: int = 60_000, batch_rows: int = 200) -> Scan:
+        """A compensator's pass over this database."""
+        background = background_engine(self.engine)
+        self._closing.callback(background.dispose)
+        return Scan(
+            engine=background,
+            store=self.store,
+            broker=broker,
+            policy=RelayPolicy(outage_delay_ms=60_000),
+            options=ScanOptions(batch_rows=batch_rows, lease_ms=lease_ms),
+        )
+
+    def end_leases(self) -> None:
+        """Let every lease be over, as if its time had passed by the database's clock."""
+        with self.engine.begin() as connection:
+            connection.execute(update(self.tables.message).values(due_at_us=1))
+
+    def payments(self) -> list[int]:
+        """The committed business rows."""
+        with Session(self.engine) as session:
+            return list(session.scalars(select(Payment.id).order_by(Payment.id)))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The committed rows of the message table, oldest first."""
+        message = self.tables.message
+        with self.engine.connect() as connection:
+            found = connection.execute(select(message).order_by(message.c.created_at_us, message.c.id))
+            return [dict(row) for row in found.mappings()]
+
+    def row_topics(self) -> list[str]:
+        """The topics of the committed rows, oldest first."""
+        return [row["topic"] for row in self.rows()]
+
+    def archived(self) -> int:
+        """How many rows the archive has."""
+        with self.engine.connect() as connection:
+            return connection.scalar(select(func.count()).select_from(self.tables.archive)) or 0
+
+    def execute(self, statement: str) -> None:
+        """Run one statement and commit it."""
+        with self.engine.begin() as connection:
+            connection.execute(text(statement))
+
+    def close(self) -> None:
+        """Close what was handed out, the newest first."""
+        self._closing.close()
+
+
+@contextlib.contextmanager
+def open_shop(database: Database) -> Iterator[Shop]:
+    """The tables made, by today's definitions; tests/migrations proves that the revisions make the same."""
+    engine = open_engine(database.url)
+    try:
+        shop = Shop(database, engine)
+        make_tables(shop)
+        try:
+            yield shop
+        finally:
+            shop.close()
+    finally:
+        engine.dispose()
+
+
+def make_tables(shop: Shop) -> None:
+    """Make the business table and the outbox tables."""
+    with shop.engine.begin() as connection:
+        if shop.tables.metadata.schema is not None:
+            connection.execute(CreateSchema(shop.tables.metadata.schema, if_not_exists=True))
+        shop.tables.metadata.create_all(connection)
+        Base.metadata.create_all(connection)
