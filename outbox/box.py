@@ -92,7 +92,7 @@ class Outbox:
         )
         self._sender = Sender(relay, limits=self._limits)
         session_hooks.listen_to_sessions()
-        session_hooks.listen_for_doom(self.engine)
+        session_hooks.listen_to_engines()
 
     # -- in a transaction --------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Every locking statement names rows by primary key, in sorted order: no gap is lo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,13 +66,17 @@ class MessageStore:
     def insert(self, connection: Connection, rows: Sequence[OutboxRow], *, token: str, lease_us: int) -> None:
         """Write rows that this token owns until now + lease, by as few multi-row INSERTs as the bounds allow
         (one, mostly).
+
+        All rows of a statement see one `now`: each is written a microsecond after the one before it, so that the
+        messages of a transaction keep their order in due and creation times, whatever their ids are.
         """
+        places_us = itertools.count()
         for chunk in _chunks(rows):
             parameters: list[object] = []
-            for row in chunk:
+            for row, place_us in zip(chunk, places_us, strict=False):
                 parameters += (
-                    row.id, row.kind, lease_us, token, row.topic, row.key, row.headers_json,
-                    row.body, row.body_sha256, row.deliver_at_ms,
+                    row.id, row.kind, lease_us + place_us, token, row.topic, row.key, row.headers_json,
+                    row.body, row.body_sha256, row.deliver_at_ms, place_us,
                 )  # fmt: skip
             connection.exec_driver_sql(_insert_sql(self._dialect, self._message.schema, len(chunk)), tuple(parameters))
 
@@ -214,7 +219,10 @@ def _insert_sql(dialect: Dialect, schema: str | None, rows: int) -> str:
     """The multi-row INSERT for so many rows, compiled once: SQLAlchemy would compile multi-row VALUES each time."""
     message = outbox_tables(schema).message
     now = now_us(dialect)
-    names = ("id", "kind", "lease", "token", "topic", "message_key", "headers", "body", "body_sha256", "deliver_at_ms")
+    names = (
+        "id", "kind", "lease", "token", "topic", "message_key", "headers", "body", "body_sha256", "deliver_at_ms",
+        "place",
+    )  # fmt: skip
     values = []
     for number in range(rows):
         bound = {name: bindparam(f"{name}_{number}", type_=_bind_type(name)) for name in names}
@@ -233,7 +241,7 @@ def _insert_sql(dialect: Dialect, schema: str | None, rows: int) -> str:
                 "body": bound["body"],
                 "body_sha256": bound["body_sha256"],
                 "deliver_at_ms": bound["deliver_at_ms"],
-                "created_at_us": now,
+                "created_at_us": now + bound["place"],
             }
         )
     # exec_driver_sql takes a tuple of parameters, which every driver of ours understands in its positional style.
@@ -246,4 +254,4 @@ def _insert_sql(dialect: Dialect, schema: str | None, rows: int) -> str:
 
 
 def _bind_type(name: str) -> Any:
-    return BigInteger() if name in {"lease", "deliver_at_ms"} else None
+    return BigInteger() if name in {"lease", "deliver_at_ms", "place"} else None

@@ -5,12 +5,22 @@ No I/O, no SQLAlchemy events.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from messaging.errors import NoTransaction
 from outbox.row import OutboxRow
+
+TOO_LATE: Final = "this transaction is committing or over; publish before the commit, in the transaction's own task"
+
+_moments = itertools.count()
+
+
+def next_moment() -> int:
+    """A number greater than all given out before in this process: it says what came before what, without a clock."""
+    return next(_moments)
 
 
 class Savepoint(Protocol):
@@ -26,7 +36,7 @@ class UnitOfWork:
     __slots__ = ("_entries", "closed", "written", "written_at_ms")
 
     def __init__(self) -> None:
-        self._entries: list[tuple[OutboxRow, tuple[Savepoint, ...]]] = []
+        self._entries: list[tuple[OutboxRow, tuple[Savepoint, ...], int]] = []
         self.written = False
         self.closed = False
         self.written_at_ms = 0
@@ -37,19 +47,24 @@ class UnitOfWork:
         Raises NoTransaction when too late.
         """
         if self.closed or self.written:
-            raise NoTransaction(
-                "this transaction is committing or over; publish before the commit, in the transaction's own task"
-            )
-        self._entries.append((row, savepoints))
+            raise NoTransaction(TOO_LATE)
+        self._entries.append((row, savepoints, next_moment()))
 
     def savepoint_rolled_back(self, savepoint: Savepoint) -> None:
         """Forget what was published inside this savepoint, or in one inside it that was released."""
         self._entries = [entry for entry in self._entries if all(one is not savepoint for one in entry[1])]
 
+    def forget(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Forget what was published in these spans of moments, which the connection rolled back to a savepoint."""
+        if spans:
+            self._entries = [
+                entry for entry in self._entries if not any(begin < entry[2] < end for begin, end in spans)
+            ]
+
     @property
     def rows(self) -> Sequence[OutboxRow]:
         """What the transaction would publish if it committed now, in order."""
-        return [row for row, _ in self._entries]
+        return [row for row, _, _ in self._entries]
 
     def mark_written(self) -> None:
         """From now on the rows stand in the table, uncommitted, and the lease runs."""

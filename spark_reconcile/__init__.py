@@ -1,4 +1,7 @@
-"""Reconciliation: proves from the records that nothing was lost, invented or early. PySpark is imported only when it runs."""
+"""Reconciliation: proves from the records that nothing was lost, invented or early.
+
+PySpark is imported only when it runs.
+"""
 
 from spark_reconcile.config import Settings, read_settings
 from spark_reconcile.summary import Summary

@@ -1,4 +1,7 @@
-"""Reading tables by DB-API: connections by URL, and names that are checked before they stand in a statement. Reads only."""
+"""Reading tables by DB-API: connections by URL, and names that are checked before they stand in a statement.
+
+Reads only.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,9 @@ def connected(place: Place) -> Iterator[Any]:
     try:
         connection = _open(place)
     except (sqlite3.Error, pymysql.MySQLError) as error:
-        raise DatabaseUnavailable(f"cannot read the database {place} ({error}); check its url and that it runs") from error
+        raise DatabaseUnavailable(
+            f"cannot read the database {place} ({error}); check its url and that it runs"
+        ) from error
     with closing(connection):
         yield connection
 

@@ -31,14 +31,14 @@ def run(config: BrokerConfig) -> None:
     try:
         engine = Engine.open(config.data, options=config.engine_options)
         try:
+            _forget(config.ready_file)  # one that a killed server left behind
             server = HttpServer(engine, bound, settings=config.http_settings, access=access, tls=tls)
             server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
         finally:
+            _forget(config.ready_file)
             engine.close(timeout_ms=_ENGINE_CLOSE_MS)
     finally:
         bound.close()
-        if config.ready_file is not None:
-            config.ready_file.unlink(missing_ok=True)
     logger.info("server_stopped")
 
 
@@ -79,3 +79,8 @@ def _announce(url: str, ready_file: Path | None) -> None:
         unfinished.replace(ready_file)
     except OSError as error:
         raise ConfigurationError(f"cannot write the ready file {ready_file}: {error.strerror}") from error
+
+
+def _forget(ready_file: Path | None) -> None:
+    if ready_file is not None:
+        ready_file.unlink(missing_ok=True)

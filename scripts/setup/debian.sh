@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the scripts: Debian and Ubuntu packages, installed where we may, unpacked into a folder of our own where not.
 # Not a script to run. Nothing here asks for a password, names a host, or touches the machine's own package lists unless
 # it installs.

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the scripts: a Java for Spark, found or fetched, as JAVA_HOME. Not a script to run.
 
 JAVA_VERSION_MIN=17
@@ -6,11 +7,12 @@ JAVA_VERSION_MIN=17
 set_up_java() {
     local home
     if ! home=$(find_java_home); then
-        step "install Java" install_or_unpack_java && home=$(find_java_home) || {
+        step "install Java" install_or_unpack_java || true
+        if ! home=$(find_java_home); then
             say "No Java $JAVA_VERSION_MIN or later, which Spark runs on, and none could be fetched."
             say "  install it: apt-get install openjdk-17-jre-headless, or name one: JAVA_HOME=/path/to/java"
             return 1
-        }
+        fi
     fi
     export JAVA_HOME=$home
 }

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the scripts: the virtual environment and what is installed in it. Not a script to run.
 
 PYTHON=$REPO/.venv/bin/python
@@ -18,7 +19,9 @@ set_up_venv() {
     "$PYTHON" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && return 0
     local python
     if ! python=$(find_python); then
-        may_install && step "install Python" install_packages python3 python3-venv || true
+        if may_install; then
+            step "install Python" install_packages python3 python3-venv || true
+        fi
         python=$(find_python) || die "Python 3.11 or later is needed, and none was found. Install one, or name it: PYTHON3=/path/to/python3 $0"
     fi
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the scripts: the database servers that the tests start for themselves, found or fetched. Not a script to run.
 # Each server that was unpacked has one launcher, $SERVERS/<name>/<program>, which the test fixtures look for.
 

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the scripts: one line a step with the time it took, the log of a step that failed, and clear ways out.
 # Not a script to run.
 

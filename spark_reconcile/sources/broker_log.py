@@ -54,7 +54,10 @@ class BrokerMessages(DataSource):
 
 
 class BrokerActions(DataSource):
-    """Option: data (the broker's data folder). One row a message an action, and one for each group that was declared."""
+    """Option: data (the broker's data folder).
+
+    One row a message an action, and one for each group that was declared.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -70,9 +73,7 @@ class BrokerActions(DataSource):
 class LogReader(DataSourceReader):
     """Reads the segments of one log."""
 
-    def __init__(
-        self, folder: Path, schema: StructType, rows_of: Callable[[bytes], Iterator[tuple[Any, ...]]]
-    ) -> None:
+    def __init__(self, folder: Path, schema: StructType, rows_of: Callable[[bytes], Iterator[tuple[Any, ...]]]) -> None:
         self._folder = str(folder)
         self._schema = schema
         self._rows_of = rows_of
@@ -142,9 +143,7 @@ def _frames(part: SegmentPart) -> Iterator[journal.Frame]:
         return  # a segment that is just being made
     try:
         header = journal.SegmentHeader.decode(data[: journal.HEADER_BYTES])
-        yield from journal.read_frames(
-            memoryview(data)[journal.HEADER_BYTES :], first_offset=header.first_offset
-        )
+        yield from journal.read_frames(memoryview(data)[journal.HEADER_BYTES :], first_offset=header.first_offset)
     except journal.SegmentDamaged as damage:
         raise journal.SegmentDamaged(f"{part.path}: {damage}") from damage
 

@@ -1,4 +1,7 @@
-"""Spark data source `outbox_sql`: a table on MySQL, MariaDB or SQLite, read in ranges of one integer column. Reads only."""
+"""Spark data source `outbox_sql`: a table on MySQL, MariaDB or SQLite, read in ranges of one integer column.
+
+Reads only.
+"""
 
 from __future__ import annotations
 

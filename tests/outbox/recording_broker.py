@@ -1,4 +1,4 @@
-"""A Broker in memory that keeps what it was told and can be told to fail. Not a stand-in for delivery: it hands nothing out."""
+"""A Broker in memory that records, and fails when told to. Not a stand-in for delivery: it hands nothing out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Rule = Callable[[Sequence[Message]], None]
 
 
 class RecordingBroker:
-    """Stores each id once, like a broker with a dedup window. `rule`, where one is set, sees each batch first and may raise."""
+    """Stores each id once, like a broker with a dedup window. `rule`, where one is set, sees a batch first; it may raise."""
 
     def __init__(self, rule: Rule | None = None) -> None:
         self.rule = rule

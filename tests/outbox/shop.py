@@ -1,4 +1,4 @@
-"""A small shop to publish from: a business table, the outbox tables, an Outbox and what the tables hold. Not a fixture."""
+"""A small shop to publish from: a business table, the outbox tables, an Outbox, what the tables hold. Not a fixture."""
 
 from __future__ import annotations
 

@@ -1,0 +1,211 @@
+"""One reconciliation, from settings to published results.
+
+Each step is a function of its own; what they do is elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.errors import StorageFailed
+from spark_reconcile.config import Settings
+from spark_reconcile.evidence import Tables, business_verdicts, judged, message_evidence
+from spark_reconcile.legs import Legs, check_sources
+from spark_reconcile.report import Figures, write_report
+from spark_reconcile.session import spark_session
+from spark_reconcile.summary import PERCENTILES, Summary
+from spark_reconcile.verdict import Policy, Severity, Verdict, severity_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+EXAMPLES_MAX: Final = 20
+_HOPS: Final = {
+    "commit to broker": ("created_ms", "stored_ms"),
+    "due to first hand-out": ("greatest(due_ms, stored_ms)", "first_delivery_ms"),
+    "hand-out to acknowledgement": ("first_delivery_ms", "acked_ms"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run's identity and folders."""
+
+    run_id: str
+    now_ms: int
+    staging: Path
+    published: Path
+
+
+def run(settings: Settings, *, say: Callable[[str], None] = lambda _: None) -> Summary:
+    """Reconcile, and publish tables, summary and report; `say` is told each step.
+
+    Sources are checked before any work. Results appear whole or not at all: they are written aside, then renamed, then
+    named by the manifest. Raises OutboxError with the cure when a source cannot be judged.
+    """
+    check_sources(settings)
+    one = _new_run(settings)
+    say("starting Spark")
+    session = spark_session(settings.master)
+    try:
+        tables = _read(session, settings, one, say=say)
+        say("joining evidence, giving verdicts")
+        policy = Policy(
+            now_ms=one.now_ms,
+            fresh_after_ms=one.now_ms - int(settings.grace.seconds * 1000),
+            late_after_ms=int(settings.grace.late_after_seconds * 1000),
+        )
+        messages = _written(message_evidence(tables), one, "messages")
+        groups = [inbox.group for inbox in settings.inboxes]
+        verdicts = _written(judged(messages, tables, inbox_groups=groups, policy=policy), one, "verdicts")
+        business = _written(business_verdicts(messages, tables.business, policy=policy), one, "business_verdicts")
+        summary = _summarize(one, messages, verdicts, business)
+        say("writing the report")
+        figures = _figures(verdicts, business)
+        write_report(one.staging / "report.html", summary=summary, settings=settings, figures=figures)
+        return _publish(one, summary, settings)
+    finally:
+        session.stop()
+        shutil.rmtree(one.staging, ignore_errors=True)
+
+
+def _new_run(settings: Settings) -> _Run:
+    now_ms = settings.now_ms if settings.now_ms is not None else time.time_ns() // 1_000_000
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_ms / 1000))
+    run_id = f"{stamp}-{secrets.token_hex(3)}"
+    folder = Path(settings.output.folder)
+    staging = folder / f".staging-{run_id}"
+    try:
+        staging.mkdir(parents=True)
+    except OSError as error:
+        raise StorageFailed(f"cannot write results to {folder}: {error.strerror}; set [output] folder") from error
+    return _Run(run_id, now_ms, staging, folder / run_id)
+
+
+def _read(session: SparkSession, settings: Settings, one: _Run, *, say: Callable[[str], None]) -> Tables:
+    """Every leg, in causal order from the consumer back to the business (see legs)."""
+    legs = Legs(session, settings, staging=one.staging / "legs")
+    read: dict[str, DataFrame] = {}
+    for name in ("inboxes", "actions", "stored", "outbox", "archive", "business"):
+        say(f"reading {name}")
+        read[name] = getattr(legs, name)()
+    return Tables(**read)
+
+
+def _written(frame: DataFrame, one: _Run, name: str) -> DataFrame:
+    path = str(one.staging / name)
+    frame.write.mode("overwrite").parquet(path)
+    return frame.sparkSession.read.parquet(path)
+
+
+def _summarize(one: _Run, messages: DataFrame, verdicts: DataFrame, business: DataFrame) -> Summary:
+    books = [
+        row.asDict()
+        for row in verdicts.groupBy("topic", "group", "verdict").count().orderBy("topic", "group", "verdict").collect()
+    ]
+    totals = verdicts.selectExpr(
+        "count(*) as message_groups",
+        "coalesce(sum(if(deliveries > 0, 1, 0)), 0) as delivered",
+        "coalesce(sum(greatest(deliveries - 1, 0)), 0) as redelivered",
+        "coalesce(sum(greatest(repeated, 0)), 0) as repeated",
+        "coalesce(sum(if(verdict is null, 1, 0)), 0) as unexplained",
+    ).collect()[0]
+    counted = messages.selectExpr("count(*) as messages", "coalesce(sum(deduplicated), 0) as deduplicated").collect()[0]
+    by_business = {row["verdict"]: row["count"] for row in business.groupBy("verdict").count().collect()}
+    by_verdict: dict[str, int] = {}
+    for book in books:
+        by_verdict[book["verdict"]] = by_verdict.get(book["verdict"], 0) + book["count"]
+    return Summary(
+        run_id=one.run_id,
+        judged_at_ms=one.now_ms,
+        business_rows=sum(by_business.values()),
+        messages=counted["messages"],
+        message_groups=totals["message_groups"],
+        delivered=totals["delivered"],
+        redelivered=totals["redelivered"],
+        deduplicated=totals["repeated"] + counted["deduplicated"],
+        unexplained=totals["unexplained"],
+        verdicts=by_verdict,
+        business_verdicts=by_business,
+        books=books,
+        latencies=_latencies(verdicts),
+        folder=str(one.published),
+    )
+
+
+def _latencies(verdicts: DataFrame) -> list[dict[str, Any]]:
+    """Percentiles of each hop, by topic, in milliseconds."""
+    rows: list[dict[str, Any]] = []
+    shares = ", ".join(str(share / 100) for share in PERCENTILES)
+    for hop, (start, end) in _HOPS.items():
+        found = (
+            verdicts.where(f"{end} > 0 and {start} > 0 and stored > 0")
+            .groupBy("topic")
+            .agg(_expression(f"percentile_approx(greatest({end} - {start}, 0), array({shares}), 1000)").alias("p"))
+            .orderBy("topic")
+            .collect()
+        )
+        rows += [
+            {"hop": hop, "topic": row["topic"], **dict(zip((f"p{p}" for p in PERCENTILES), row["p"], strict=True))}
+            for row in found
+        ]
+    return rows
+
+
+def _figures(verdicts: DataFrame, business: DataFrame) -> Figures:
+    """What the report draws: the flow over time, trouble over time, the worst examples."""
+    bad = [verdict.value for verdict in Verdict if severity_of(verdict) in {Severity.WARN, Severity.ERROR}]
+    named = ", ".join(f"'{name}'" for name in bad)
+    span = verdicts.selectExpr("min(created_ms) as low", "max(greatest(stored_ms, acked_ms)) as high").collect()[0]
+    low, high = span["low"] or 0, span["high"] or 0
+    bucket_ms = max(1, (high - low) // 60 + 1)
+
+    def over_time(column: str, frame: DataFrame) -> dict[int, int]:
+        bucketed = frame.where(f"{column} > 0").selectExpr(f"({column} - {low}) div {bucket_ms} as bucket")
+        return {row["bucket"]: row["count"] for row in bucketed.groupBy("bucket").count().collect()}
+
+    published = verdicts.dropDuplicates(["id"])
+    trouble = (
+        verdicts.where(f"verdict in ({named})")
+        .selectExpr("verdict", f"(created_ms - {low}) div {bucket_ms} as bucket")
+        .groupBy("verdict", "bucket")
+        .count()
+        .collect()
+    )
+    columns = ("id", "topic", "group", "key", "verdict", "created_ms", "deliveries")
+    examples = verdicts.where(f"verdict in ({named})").select(*columns).orderBy("verdict", "created_ms", "id", "group")
+    missing = business.where("verdict not in ('settled', 'pending')").orderBy("verdict", "at_ms", "key")
+    return Figures(
+        from_ms=low,
+        bucket_ms=bucket_ms,
+        stored=over_time("stored_ms", published),
+        delivered=over_time("first_delivery_ms", verdicts),
+        trouble=[row.asDict() for row in trouble],
+        examples=[row.asDict() for row in examples.limit(EXAMPLES_MAX * 5).collect()],
+        business_examples=[row.asDict() for row in missing.limit(EXAMPLES_MAX).collect()],
+    )
+
+
+def _publish(one: _Run, summary: Summary, settings: Settings) -> Summary:
+    """Make the results visible: first their folder under its own name, then the manifest that says it is the newest."""
+    shutil.rmtree(one.staging / "legs", ignore_errors=True)
+    (one.staging / "run.json").write_text(json.dumps(summary.as_dict(), indent=2))
+    one.staging.rename(one.published)
+    manifest = Path(settings.output.folder) / "manifest.json"
+    fresh = manifest.with_suffix(f".{one.run_id}")
+    fresh.write_text(json.dumps({"newest": one.run_id, "balanced": summary.balanced}))
+    fresh.replace(manifest)
+    return summary
+
+
+def _expression(text: str) -> Any:
+    from pyspark.sql.functions import expr
+
+    return expr(text)

@@ -1,0 +1,252 @@
+"""What every broker does with acknowledgements, and with their absence."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from messaging import Broker, Delivery, GroupConfig, Message
+from messaging.ids import new_message_id
+
+WAIT_MS = 5_000
+
+
+def publish(broker: Broker, topic: str, count: int = 1) -> list[str]:
+    batch = [Message(id=new_message_id(), topic=topic, body=b"x") for _ in range(count)]
+    broker.publish(batch)
+    return [one.id for one in batch]
+
+
+def pull_one(broker: Broker, topic: str, *, invisible_ms: int = 30_000, group: str = "g") -> Delivery:
+    [delivery] = broker.pull(topic, group, max_messages=1, wait_ms=WAIT_MS, invisible_ms=invisible_ms)
+    return delivery
+
+
+def test_what_is_acknowledged_does_not_come_back(broker: Broker, topic: str) -> None:
+    publish(broker, topic)
+    delivery = pull_one(broker, topic, invisible_ms=30)
+
+    assert broker.ack([delivery.receipt]) == ["acked"]
+
+    assert broker.pull(topic, "g", wait_ms=150) == []
+
+
+def test_what_is_not_acknowledged_comes_back_with_the_next_attempt(broker: Broker, topic: str) -> None:
+    [sent] = publish(broker, topic)
+    first = pull_one(broker, topic, invisible_ms=40)
+
+    second = pull_one(broker, topic)
+
+    assert (first.id, second.id) == (sent, sent)
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert first.receipt != second.receipt
+
+
+def test_a_message_in_flight_is_invisible_to_its_group(broker: Broker, topic: str) -> None:
+    publish(broker, topic)
+    pull_one(broker, topic)
+
+    assert broker.pull(topic, "g", wait_ms=100) == []
+
+
+def test_acknowledging_twice_says_so(broker: Broker, topic: str) -> None:
+    publish(broker, topic)
+    receipt = pull_one(broker, topic).receipt
+
+    assert broker.ack([receipt]) == ["acked"]
+    assert broker.ack([receipt]) == ["already_acked"]
+
+
+def test_a_late_ack_counts_until_the_message_is_handed_out_again(broker: Broker, topic: str) -> None:
+    publish(broker, topic)
+    delivery = pull_one(broker, topic, invisible_ms=1)
+    wait_until(delivery.created_at_ms + 50)
+
+    assert broker.ack([delivery.receipt]) == ["acked"]
+
+    assert broker.pull(topic, "g", wait_ms=50) == []
+
+
+def test_a_late_ack_is_stale_after_redelivery_and_takes_nothing_from_the_new_holder(broker: Broker, topic: str) -> None:
+    publish(broker, topic)
+    first = pull_one(broker, topic, invisible_ms=20)
+    second = pull_one(broker, topic)
+
+    assert broker.ack([first.receipt]) == ["stale"]
+
+    assert broker.ack([second.receipt]) == ["acked"]
+
+
+def test_a_receipt_that_nobody_was_given_is_unknown(broker: Broker, topic: str) -> None:
+    publish(broker, topic)
+    delivery = pull_one(broker, topic)
+    other_topic = delivery.receipt.replace(topic, "t.never-was")
+
+    statuses = broker.ack(["nonsense", "", "a/b", "../x/0.1.0", other_topic, delivery.receipt])
+
+    assert statuses == ["unknown", "unknown", "unknown", "unknown", "unknown", "acked"]
+    assert broker.nack(["nonsense", "a/b"]) == ["stale", "stale"]
+    assert broker.extend(["nonsense", "a/b"], invisible_ms=10) == ["stale", "stale"]
+
+
+def test_receipts_of_many_topics_and_groups_are_settled_in_one_call(broker: Broker, topic: str) -> None:
+    places = [(f"{topic}.{number}", group) for number in range(3) for group in ("g", "h")]
+    for name in {name for name, _ in places}:
+        publish(broker, name)
+    receipts = [pull_one(broker, name, group=group).receipt for name, group in places]
+
+    assert broker.ack([*receipts[::2], "nonsense", *receipts[1::2]]) == ["acked"] * 3 + ["unknown"] + ["acked"] * 3
+
+
+def test_more_receipts_than_one_request_takes_are_settled(broker: Broker, topic: str) -> None:
+    publish(broker, topic, 1_200)
+    deliveries = [one for _ in range(2) for one in broker.pull(topic, "g", max_messages=1_000, invisible_ms=60_000)]
+
+    statuses = broker.ack([one.receipt for one in deliveries])
+
+    assert statuses == ["acked"] * 1_200
+
+
+def test_settling_nothing_is_nothing(broker: Broker) -> None:
+    assert broker.ack([]) == []
+    assert broker.nack([]) == []
+    assert broker.extend([], invisible_ms=10) == []
+    assert broker.cancel([]) == []
+
+
+def test_a_nack_without_delay_waits_for_the_groups_backoff(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(backoff_initial_ms=150, backoff_max_ms=150))
+    publish(broker, topic)
+    delivery = pull_one(broker, topic)
+
+    start = time.monotonic()
+    assert broker.nack([delivery.receipt], reason="not now") == ["requeued"]
+    again = pull_one(broker, topic)
+
+    assert time.monotonic() - start >= 0.14
+    assert again.attempt == 2
+
+
+def test_a_nack_with_delay_comes_back_after_the_delay_and_not_before(broker: Broker, topic: str) -> None:
+    publish(broker, topic)
+    delivery = pull_one(broker, topic)
+
+    start = time.monotonic()
+    broker.nack([delivery.receipt], delay_ms=200)
+    pull_one(broker, topic)
+
+    assert 0.19 <= time.monotonic() - start < 4
+
+
+def test_a_nack_that_does_not_count_uses_up_no_attempt(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=1))
+    publish(broker, topic)
+    for _ in range(3):
+        delivery = pull_one(broker, topic)
+        assert delivery.attempt == 1
+
+        assert broker.nack([delivery.receipt], delay_ms=0, counts=False) == ["requeued"]
+
+    assert pull_one(broker, topic).attempt == 1
+
+
+def test_a_receipt_that_was_given_back_is_stale(broker: Broker, topic: str) -> None:
+    publish(broker, topic)
+    delivery = pull_one(broker, topic)
+    broker.nack([delivery.receipt], delay_ms=60_000)
+
+    assert broker.nack([delivery.receipt]) == ["stale"]
+    assert broker.extend([delivery.receipt], invisible_ms=10) == ["stale"]
+
+
+def test_a_message_whose_attempts_are_used_up_is_a_dead_letter_with_its_reason(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=2))
+    message = Message(id=new_message_id(), topic=topic, body=b"\xffpoison", key="k", headers={"a": "b"})
+    broker.publish([message])
+    broker.nack([pull_one(broker, topic).receipt], delay_ms=0, reason="first")
+
+    statuses = broker.nack([pull_one(broker, topic).receipt], reason="no such order: 🚀")
+
+    assert statuses == ["dead"]
+    [letter], cursor = broker.admin.dead(topic, "g")
+    assert (letter.id, letter.attempts, letter.reason) == (message.id, 2, "no such order: 🚀")
+    assert (letter.body, letter.key, dict(letter.headers)) == (b"\xffpoison", "k", {"a": "b"})
+    assert cursor is None
+    assert broker.pull(topic, "g", wait_ms=50) == []
+
+
+def test_a_message_that_is_never_settled_dies_after_its_last_attempt(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=2))
+    [sent] = publish(broker, topic)
+    pull_one(broker, topic, invisible_ms=10)
+    pull_one(broker, topic, invisible_ms=10)
+
+    assert broker.pull(topic, "g", wait_ms=200) == []
+
+    [letter], _ = broker.admin.dead(topic, "g")
+    assert (letter.id, letter.attempts) == (sent, 2)
+    assert letter.reason
+
+
+def test_a_dead_letter_is_redriven_once_with_its_attempts_counted_afresh(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=1))
+    [sent] = publish(broker, topic)
+    dead = pull_one(broker, topic)
+    broker.nack([dead.receipt], reason="broken")
+
+    assert broker.admin.redrive(topic, "g", ids=[sent, new_message_id()]) == 1
+    assert broker.admin.redrive(topic, "g", ids=[sent]) == 0
+
+    again = pull_one(broker, topic)
+    assert (again.id, again.attempt) == (sent, 1)
+    assert broker.ack([dead.receipt, again.receipt]) == ["stale", "acked"]
+    assert broker.admin.dead(topic, "g") == ([], None)
+
+
+def test_all_dead_letters_are_redriven_and_listed_by_the_page(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=1))
+    ids = publish(broker, topic, 5)
+    broker.nack([one.receipt for one in broker.pull(topic, "g")], reason="broken")
+
+    first, cursor = broker.admin.dead(topic, "g", limit=3)
+    second, end = broker.admin.dead(topic, "g", limit=3, after=cursor)
+
+    assert [one.id for one in first + second] == ids
+    assert end is None
+    assert broker.admin.redrive(topic, "g") == 5
+    assert [one.id for one in broker.pull(topic, "g")] == ids
+
+
+def test_an_extension_keeps_a_message_invisible(broker: Broker, topic: str) -> None:
+    publish(broker, topic)
+    delivery = pull_one(broker, topic, invisible_ms=300)
+
+    assert broker.extend([delivery.receipt], invisible_ms=60_000) == ["extended"]
+
+    assert broker.pull(topic, "g", wait_ms=500) == []
+    assert broker.ack([delivery.receipt]) == ["acked"]
+
+
+def test_an_extension_of_a_delivery_that_is_not_the_newest_is_stale(broker: Broker, topic: str) -> None:
+    publish(broker, topic)
+    first = pull_one(broker, topic, invisible_ms=20)
+    second = pull_one(broker, topic, invisible_ms=60_000)
+
+    assert broker.extend([first.receipt], invisible_ms=1) == ["stale"]
+
+    assert broker.ack([second.receipt]) == ["acked"]
+
+
+@pytest.mark.parametrize("invisible_ms", [0, -1, 10**12])
+def test_an_invisible_time_out_of_bounds_is_refused(broker: Broker, topic: str, invisible_ms: int) -> None:
+    from messaging.errors import InvalidMessage
+
+    with pytest.raises(InvalidMessage):
+        broker.pull(topic, "g", invisible_ms=invisible_ms)
+
+
+def wait_until(time_ms: int) -> None:
+    """Let the wall clock pass a time that the broker compares with; there is no event to wait for."""
+    while time.time_ns() // 1_000_000 <= time_ms:
+        time.sleep(0.005)

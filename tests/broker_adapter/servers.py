@@ -1,0 +1,117 @@
+"""Real brokers to test against: in this process, in a thread over HTTP, and as a process of its own. Not fixtures."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from broker.engine import Engine
+from broker.http.access import Access
+from broker.http.server import HttpServer, Tls, bind
+from broker.http.settings import HttpSettings
+from broker.log.storage import Storage
+from broker_adapter.embedded import EmbeddedBroker
+from broker_adapter.http import HttpBroker
+from messaging import Broker
+
+DEADLINE_S = 20.0
+
+
+@contextmanager
+def served(
+    folder: Path,
+    settings: HttpSettings | None = None,
+    *,
+    access: Access | None = None,
+    storage: Storage | None = None,
+    tls: Tls | None = None,
+) -> Iterator[HttpServer]:
+    """A server in a thread of this process, ready; stopped in the end."""
+    engine = Engine.open(folder, storage=storage)
+    bound = bind("127.0.0.1", 0)
+    server = HttpServer(engine, bound, settings=settings or HttpSettings(), access=access, tls=tls)
+    ready = threading.Event()
+    thread = threading.Thread(target=server.run, kwargs={"on_ready": lambda _url: ready.set()})
+    thread.start()
+    try:
+        assert ready.wait(DEADLINE_S)
+        yield server
+    finally:
+        server.stop()
+        thread.join(DEADLINE_S)
+        engine.close()
+        bound.close()
+
+
+class ServerProcess:
+    """`outbox broker serve` on one data folder and one port, to be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ready_file = folder.with_name(folder.name + ".ready")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+        self.url = ""
+
+    def start(self) -> None:
+        command = [
+            *(sys.executable, "-m", "outbox", "broker", "serve", "--data", str(self._folder)),
+            *("--port", str(self._port), "--ready-file", str(self._ready_file)),
+        ]
+        self._ready_file.unlink(missing_ok=True)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
+        self._process = process
+        assert process.stderr is not None
+        first_line = process.stderr.readline().decode()  # blocks until it is ready, or gone
+        assert first_line.startswith("broker ready at "), first_line
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        self.url = self._ready_file.read_text().strip()
+        self._port = int(self.url.rpartition(":")[2])
+
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal and wait for the end; the exit code."""
+        if self._process is None:
+            return 0
+        self._process.send_signal(number)
+        code = self._process.wait(DEADLINE_S)
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+        self._process = None
+        return code
+
+
+class Restartable:
+    """A broker that a test may take down without warning and bring back on the same data."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self._kind = kind
+        self._folder = folder
+        self._server = ServerProcess(folder) if kind == "http" else None
+        self.broker: Broker
+        self._open()
+
+    def restart(self) -> None:
+        """Take it down, the hard way where it is a process, and up again."""
+        self.broker.close()
+        if self._server is not None:
+            self._server.end(signal.SIGKILL)
+        self._open()
+
+    def close(self) -> None:
+        self.broker.close()
+        if self._server is not None:
+            self._server.end(signal.SIGKILL)
+
+    def _open(self) -> None:
+        if self._server is None:
+            self.broker = EmbeddedBroker(f"embedded:{self._folder}")
+        else:
+            self._server.start()
+            self.broker = HttpBroker(self._server.url)
