@@ -18,7 +18,7 @@ from outbox_demo.scenario import Scenario
 from outbox_demo.tables import PAID
 
 app = typer.Typer(help="The main job, end to end, while the processes that do it are killed.")
-talk = Console(stderr=True, highlight=False)
+talk = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 class ReconciliationFailed(OutboxError):

@@ -59,10 +59,10 @@ class ServerProcess:
         self._port = 0
         self.url = ""
 
-    def start(self) -> None:
+    def start(self, *options: str) -> None:
         command = [
             *(sys.executable, "-m", "outbox", "broker", "serve", "--data", str(self._folder)),
-            *("--port", str(self._port), "--ready-file", str(self._ready_file)),
+            *("--port", str(self._port), "--ready-file", str(self._ready_file), *options),
         ]
         self._ready_file.unlink(missing_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
@@ -74,6 +74,15 @@ class ServerProcess:
         threading.Thread(target=process.stderr.read, daemon=True).start()
         self.url = self._ready_file.read_text().strip()
         self._port = int(self.url.rpartition(":")[2])
+
+    @property
+    def folder(self) -> Path:
+        """The data folder."""
+        return self._folder
+
+    def kill(self) -> None:
+        """End it without warning, if it runs."""
+        self.end(signal.SIGKILL)
 
     def end(self, number: signal.Signals) -> int:
         """Send a signal and wait for the end; the exit code."""
@@ -101,13 +110,13 @@ class Restartable:
         """Take it down, the hard way where it is a process, and up again."""
         self.broker.close()
         if self._server is not None:
-            self._server.end(signal.SIGKILL)
+            self._server.kill()
         self._open()
 
     def close(self) -> None:
         self.broker.close()
         if self._server is not None:
-            self._server.end(signal.SIGKILL)
+            self._server.kill()
 
     def _open(self) -> None:
         if self._server is None:

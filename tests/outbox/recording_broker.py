@@ -24,7 +24,7 @@ Rule = Callable[[Sequence[Message]], None]
 
 
 class RecordingBroker:
-    """Stores each id once, like a broker with a dedup window. `rule`, where one is set, sees a batch first; it may raise."""
+    """Stores each id once, like a broker with a dedup window. `rule`, if set, sees a batch first and may raise."""
 
     def __init__(self, rule: Rule | None = None) -> None:
         self.rule = rule

@@ -1,4 +1,4 @@
-"""Guarantees 1 and 3: a message is published if and only if its transaction commits, whatever opened the transaction."""
+"""Guarantees 1 and 3: a message is published if and only if its transaction commits, whatever opens a transaction."""
 
 from __future__ import annotations
 

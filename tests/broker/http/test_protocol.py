@@ -1,0 +1,198 @@
+"""The protocol as a client in any language meets it: shapes, codecs and encodings."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import requests
+
+Client = Callable[..., requests.Response]
+MSGPACK = "application/msgpack"
+
+
+def test_a_message_goes_through_in_json(client: Client, shared_url: str, topic: str) -> None:
+    message = {"id": "order-1", "key": "k", "headers": {"a": "b"}, "body": "Grüße 🚀", "created_at_ms": 1}
+
+    published = client("POST", f"{shared_url}/v1/topics/{topic}/messages", json={"messages": [message]})
+    pulled = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/pull", json={})
+
+    assert published.json() == {"results": [{"id": "order-1", "status": "stored", "error": None}]}
+    [delivery] = pulled.json()["deliveries"]
+    receipt = delivery.pop("receipt")
+    assert delivery == {
+        "id": "order-1", "topic": topic, "key": "k", "headers": {"a": "b"}, "body": "Grüße 🚀", "encoding": "utf8",
+        "attempt": 1, "created_at_ms": 1, "deliver_at_ms": None,
+    }  # fmt: skip
+    acked = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/ack", json={"receipts": [receipt]})
+    assert acked.json() == {"results": [{"receipt": receipt, "status": "acked"}]}
+    assert acked.headers["content-type"] == "application/json"
+    assert acked.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_message_goes_through_in_messagepack_with_its_body_as_it_is(
+    client: Client, shared_url: str, topic: str
+) -> None:
+    body = msgspec.msgpack.encode({"messages": [{"id": "m", "body": b"\x00\xff"}]})
+
+    published = client("POST", f"{shared_url}/v1/topics/{topic}/messages", data=body, headers={"content-type": MSGPACK})
+    pulled = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/pull", json={}, headers={"accept": MSGPACK})
+
+    assert published.headers["content-type"] == pulled.headers["content-type"] == MSGPACK
+    assert msgspec.msgpack.decode(published.content) == {"results": [{"id": "m", "status": "stored", "error": None}]}
+    [delivery] = msgspec.msgpack.decode(pulled.content)["deliveries"]
+    assert (delivery["body"], delivery["encoding"]) == (b"\x00\xff", "binary")
+
+
+def test_a_body_that_is_not_text_comes_as_base64_in_json(client: Client, shared_url: str, topic: str) -> None:
+    sent = base64.b64encode(b"\xff\x00").decode()
+    client(
+        "POST",
+        f"{shared_url}/v1/topics/{topic}/messages",
+        json={"messages": [{"body": sent, "encoding": "base64"}, {"body": "aGk=", "encoding": "base64"}]},
+    )
+
+    pulled = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/pull", json={}).json()["deliveries"]
+
+    assert [(one["body"], one["encoding"]) for one in pulled] == [(sent, "base64"), ("hi", "utf8")]
+
+
+def test_a_message_without_an_id_is_given_one(client: Client, shared_url: str, topic: str) -> None:
+    url = f"{shared_url}/v1/topics/{topic}/messages"
+
+    results = client("POST", url, json={"messages": [{"body": "a"}, {"body": "a"}]}).json()["results"]
+
+    assert len({one["id"] for one in results}) == 2
+    assert [one["status"] for one in results] == ["stored", "stored"]
+
+
+def test_a_delay_counts_from_the_brokers_clock(client: Client, shared_url: str, topic: str) -> None:
+    client("POST", f"{shared_url}/v1/topics/{topic}/messages", json={"messages": [{"body": "a", "delay_ms": 150}]})
+    start = time.monotonic()
+
+    pulled = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/pull", json={"wait_ms": 5_000}).json()
+
+    assert len(pulled["deliveries"]) == 1
+    assert 0.05 < time.monotonic() - start < 4
+
+
+@pytest.mark.parametrize(
+    ("accept", "answered"),
+    [
+        (None, "application/json"),
+        ("*/*", "application/json"),
+        ("application/*", "application/json"),
+        ("application/msgpack", MSGPACK),
+        ("application/x-msgpack", MSGPACK),
+        ("application/json;q=0.5, application/msgpack", MSGPACK),
+        ("text/html, application/json;q=0.1", "application/json"),
+    ],
+)
+def test_the_answer_is_in_what_the_client_accepts(
+    client: Client, shared_url: str, accept: str | None, answered: str
+) -> None:
+    response = client("GET", f"{shared_url}/v1/topics", headers={"accept": accept})
+
+    assert response.headers["content-type"] == answered
+
+
+def test_a_group_is_declared_and_described(client: Client, shared_url: str, topic: str) -> None:
+    url = f"{shared_url}/v1/topics/{topic}/groups/g"
+    settings = {"start": {"at_ms": 5}, "max_attempts": 3, "backoff": {"initial_ms": 10, "max_ms": 20}}
+
+    assert client("PUT", url, json=settings).json() == {}
+
+    described = client("GET", url).json()
+    assert described["settings"] == {
+        "start": {"at_ms": 5}, "filter": None, "max_attempts": 3, "ordered": False,
+        "backoff": {"initial_ms": 10, "multiplier": 2.0, "max_ms": 20},
+    }  # fmt: skip
+    assert described["figures"]["backlog"] == 0
+    assert client("GET", f"{shared_url}/v1/topics/{topic}").json()["groups"] == ["g"]
+
+
+def test_topics_come_by_the_page(client: Client, shared_url: str, topic: str) -> None:
+    names = [f"{topic}.{letter}" for letter in "abc"]
+    for name in names:
+        client("POST", f"{shared_url}/v1/topics/{name}/messages", json={"messages": [{"body": ""}]})
+
+    first = client("GET", f"{shared_url}/v1/topics", params={"after": topic, "limit": 2}).json()
+    second = client("GET", f"{shared_url}/v1/topics", params={"after": first["next"], "limit": 1}).json()
+
+    assert first["topics"] + second["topics"] == names
+
+
+def test_the_schedule_is_told_by_bucket_and_by_message(client: Client, shared_url: str, topic: str) -> None:
+    day_ms = 86_400_000
+    at_ms = (time.time_ns() // 1_000_000 // day_ms + 3) * day_ms
+    messages = [{"id": f"{topic}-{number}", "body": "", "deliver_at_ms": at_ms + number} for number in range(2)]
+    client("POST", f"{shared_url}/v1/topics/{topic}/messages", json={"messages": messages})
+
+    counts = client("GET", f"{shared_url}/v1/scheduled", params={"topic": topic, "bucket": "day"}).json()
+    one = client("GET", f"{shared_url}/v1/scheduled/{topic}-1").json()
+
+    assert counts == {"bucket": "day", "counts": [{"at_ms": at_ms, "messages": 2}], "next_from_ms": None}
+    assert one == {"id": f"{topic}-1", "topic": topic, "deliver_at_ms": at_ms + 1}
+    assert client("GET", f"{shared_url}/v1/scheduled/never").status_code == 404
+    canceled = client("POST", f"{shared_url}/v1/scheduled/cancel", json={"ids": [f"{topic}-1", "never"]}).json()
+    assert [one["status"] for one in canceled["results"]] == ["canceled", "unknown"]
+
+
+def test_a_receipt_is_settled_under_its_own_group_only(client: Client, shared_url: str, topic: str) -> None:
+    client("POST", f"{shared_url}/v1/topics/{topic}/messages", json={"messages": [{"body": ""}]})
+    pulled = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/pull", json={}).json()
+    receipts = {"receipts": [pulled["deliveries"][0]["receipt"]]}
+
+    elsewhere = client("POST", f"{shared_url}/v1/topics/{topic}/groups/other/ack", json=receipts).json()
+    here = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/ack", json=receipts).json()
+
+    assert [elsewhere["results"][0]["status"], here["results"][0]["status"]] == ["unknown", "acked"]
+
+
+def test_dead_letters_are_listed_and_redriven(client: Client, shared_url: str, topic: str) -> None:
+    group = f"{shared_url}/v1/topics/{topic}/groups/g"
+    client("PUT", group, json={"max_attempts": 1})
+    client("POST", f"{shared_url}/v1/topics/{topic}/messages", json={"messages": [{"id": topic, "body": "b"}]})
+    pulled = client("POST", f"{group}/pull", json={}).json()
+    nacked = client(
+        "POST", f"{group}/nack", json={"receipts": [pulled["deliveries"][0]["receipt"]], "reason": "no"}
+    ).json()
+
+    [letter] = client("GET", f"{group}/dead").json()["dead"]
+    redriven = client("POST", f"{group}/dead/redrive", json={"all": True}).json()
+
+    assert nacked["results"][0]["status"] == "dead"
+    assert (letter["id"], letter["reason"], letter["attempts"], letter["body"]) == (topic, "no", 1, "b")
+    assert redriven == {"redriven": 1}
+    assert client("GET", f"{group}/dead").json() == {"dead": [], "next": None}
+
+
+def test_probes_answer_without_a_word_about_the_inside(client: Client, shared_url: str) -> None:
+    assert client("GET", f"{shared_url}/livez").json()["status"] == "ok"
+    assert client("GET", f"{shared_url}/readyz").json()["status"] == "ok"
+    assert client("GET", f"{shared_url}/healthz").status_code == 200
+    assert client("HEAD", f"{shared_url}/readyz").status_code == 200
+
+
+def test_metrics_count_what_was_published_delivered_and_acknowledged(
+    client: Client, shared_url: str, topic: str
+) -> None:
+    client("POST", f"{shared_url}/v1/topics/{topic}/messages", json={"messages": [{"body": ""}, {"body": ""}]})
+    pulled = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/pull", json={}).json()
+    client(
+        "POST", f"{shared_url}/v1/topics/{topic}/groups/g/ack",
+        json={"receipts": [pulled["deliveries"][0]["receipt"]]},
+    )  # fmt: skip
+
+    text = client("GET", f"{shared_url}/metrics").text
+
+    assert f'broker_messages_received_total{{topic="{topic}"}} 2.0' in text
+    assert f'broker_messages_delivered_total{{group="g",topic="{topic}"}} 2.0' in text
+    assert f'broker_messages_acknowledged_total{{group="g",topic="{topic}"}} 1.0' in text
+    assert f'broker_inflight_messages{{group="g",topic="{topic}"}} 1.0' in text
+    assert f'broker_delivery_latency_seconds_count{{group="g",topic="{topic}"}} 1.0' in text
+    assert 'broker_http_requests_total{method="POST",route="/v1/topics/{topic}/messages",status="200"}' in text
+    assert "outbox_build_info{" in text
