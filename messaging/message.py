@@ -176,7 +176,10 @@ def encode_body(body: object) -> tuple[bytes, str | None]:
         case bytearray() | memoryview():
             return bytes(body), None
         case str():
-            return body.encode(), None
+            try:
+                return body.encode(), None
+            except UnicodeEncodeError as error:
+                raise InvalidMessage("the body cannot be written as UTF-8; pass bytes") from error
         case _:
             try:
                 return _encode_json(body), JSON_CONTENT_TYPE

@@ -31,7 +31,14 @@ from messaging.message import (
     encode_body,
 )
 from outbox import session_hooks
-from outbox.database import background_engine, is_schema_missing, open_engine, same_database, translate
+from outbox.database import (
+    background_engine,
+    is_autocommit,
+    is_schema_missing,
+    open_engine,
+    same_database,
+    translate,
+)
 from outbox.relay import Relay, RelayPolicy
 from outbox.row import OutboxRow, cancel_row, publish_row
 from outbox.sender import Sender, SenderLimits
@@ -315,5 +322,5 @@ class Outbox:
                 "this session is on another database than the outbox: business tables and message table must share "
                 "one server, or no transaction can hold both"
             )
-        if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        if is_autocommit(connection):
             raise ConfigurationError("this connection is in AUTOCOMMIT: there is no transaction to publish in")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, ColumnElement, Engine, create_engine, event, literal_column
+from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, create_engine, event, literal_column
 from sqlalchemy.engine import URL, Dialect, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -135,6 +135,19 @@ def is_schema_missing(error: DBAPIError) -> bool:
     """Whether the error says that a table, schema or column of ours is not there."""
     text = str(error.orig)
     return error_code(error) in _NO_SUCH_TABLE or "no such table" in text or "has no column named" in text
+
+
+def is_autocommit(connection: Connection) -> bool:
+    """Whether each statement commits by itself, because of the connection's options or the engine's. No I/O."""
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        return True
+    driver_connection = connection.connection.dbapi_connection
+    if connection.dialect.name not in MYSQL_DIALECTS or driver_connection is None:
+        return False  # SQLite: prepare_sqlite begins real transactions whatever the driver's mode
+    try:
+        return connection.dialect.detect_autocommit_setting(driver_connection)
+    except NotImplementedError:
+        return False
 
 
 def _create(database: URL | str) -> Engine:

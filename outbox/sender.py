@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakSet
 
-from messaging.errors import OutboxError
+from messaging.errors import ConfigurationError, OutboxError
 from messaging.ids import new_token
 from outbox.relay import Relay
 from outbox.row import OutboxRow
@@ -45,6 +45,15 @@ class SenderLimits:
     lease_ms: int = 20_000
     lease_margin_ms: int = 12_000
     close_timeout_ms: int = 5_000
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lease_margin_ms < self.lease_ms:
+            raise ConfigurationError(
+                f"lease_margin_ms ({self.lease_margin_ms}) must be below lease_ms ({self.lease_ms}): "
+                "the sender would begin no send at all"
+            )
+        if self.queue_rows_max < 0 or self.batch_rows_max < 1 or self.close_timeout_ms < 0:
+            raise ConfigurationError("queue_rows_max, batch_rows_max and close_timeout_ms must not be negative or none")
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,7 @@ def _insert_sql(dialect: Dialect, schema: str | None, rows: int) -> str:
             }
         )
     # exec_driver_sql takes a tuple of parameters, which every driver of ours understands in its positional style.
-    positional = cast(Any, type(dialect))(paramstyle="qmark" if dialect.name == "sqlite" else "format")
+    positional = cast("Any", type(dialect))(paramstyle="qmark" if dialect.name == "sqlite" else "format")
     compiled = insert(message).values(values).compile(dialect=positional)
     expected = [f"{name}_{number}" for number in range(rows) for name in names]
     if list(compiled.positiontup or ()) != expected:

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from inspect import iscoroutinefunction
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, TypeVar, assert_never, overload
 
 from sqlalchemy.orm import Session
@@ -42,6 +42,11 @@ class Transactional(Generic[P, R]):
         if iscoroutinefunction(function):
             raise ConfigurationError(
                 f"{function.__qualname__} is async; open an AsyncSession in it and call publish(..., session=session)"
+            )
+        if isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise ConfigurationError(
+                f"{function.__qualname__} is a generator: its body would run when the transaction is over; "
+                "use `with box.begin() as connection` or a Session in it, and call publish(..., session=...)"
             )
         self._box = box
         self._function = function

@@ -80,6 +80,17 @@ class ServerProcess:
         """The data folder."""
         return self._folder
 
+    @property
+    def ready_file(self) -> Path:
+        """Where it writes its URL."""
+        return self._ready_file
+
+    @property
+    def pid(self) -> int:
+        """The process that runs now."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """End it without warning, if it runs."""
         self.end(signal.SIGKILL)

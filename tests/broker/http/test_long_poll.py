@@ -1,0 +1,210 @@
+"""Long polls: a thousand at once, wakes, and clients that go away while they wait."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+
+from broker.http.server import HttpServer
+from broker.http.settings import HttpSettings
+
+Client = Callable[..., requests.Response]
+
+
+async def pull(url: str, topic: str, group: str, **body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a pull on a connection of its own; the answer is read later."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    text = json.dumps(body)
+    writer.write(
+        f"POST /v1/topics/{topic}/groups/{group}/pull HTTP/1.1\r\nhost: localhost\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode()
+    )
+    await writer.drain()
+    return reader, writer
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, Any]]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(
+        int(line.partition(b":")[2]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")
+    )
+    return int(head.split()[1]), json.loads(await reader.readexactly(length))
+
+
+async def until_waiting(server: HttpServer, count: int) -> None:
+    """Until so many wait, as the server itself counts them."""
+    async with asyncio.timeout(20):
+        while server.app.state.services.polls.waiting != count:
+            await asyncio.sleep(0.01)
+
+
+def publish(url: str, topic: str, *bodies: str) -> None:
+    with requests.Session() as session:
+        session.trust_env = False
+        messages = [{"body": body} for body in bodies]
+        session.post(f"{url}/v1/topics/{topic}/messages", json={"messages": messages}, timeout=20).raise_for_status()
+
+
+def test_a_thousand_wait_without_a_thread_each_and_each_gets_one_message(
+    serve: Callable[..., HttpServer], topic: str
+) -> None:
+    server = serve()
+
+    async def scenario() -> tuple[list[str], int, float]:
+        waiting = [
+            await pull(server.url, topic, "g", max_messages=1, wait_ms=60_000, invisible_ms=60_000)
+            for _ in range(1_000)
+        ]
+        await until_waiting(server, 1_000)
+        threads = threading.active_count()
+        start = time.monotonic()
+        await asyncio.to_thread(publish, server.url, topic, *(str(number) for number in range(1_000)))
+        answers = [await answer(reader) for reader, _ in waiting]
+        seconds = time.monotonic() - start
+        for _, writer in waiting:
+            writer.close()
+        assert {status for status, _ in answers} == {200}
+        return [one["body"] for _, body in answers for one in body["deliveries"]], threads, seconds
+
+    bodies, threads, seconds = asyncio.run(scenario())
+
+    assert sorted(bodies, key=int) == [str(number) for number in range(1_000)]
+    assert threads < 60
+    assert seconds < 15
+
+
+def test_who_waits_longest_is_served_first(serve: Callable[..., HttpServer], topic: str) -> None:
+    server = serve()
+
+    async def scenario() -> list[list[str]]:
+        waiting = []
+        for number in range(3):
+            waiting.append(await pull(server.url, topic, "g", max_messages=1, wait_ms=2_000))
+            await until_waiting(server, number + 1)
+        await asyncio.to_thread(publish, server.url, topic, "a", "b")
+        answers = [await answer(reader) for reader, _ in waiting]
+        for _, writer in waiting:
+            writer.close()
+        return [[one["body"] for one in body["deliveries"]] for _, body in answers]
+
+    assert asyncio.run(scenario()) == [["a"], ["b"], []]
+
+
+def test_a_client_that_went_away_is_handed_nothing(
+    serve: Callable[..., HttpServer], client: Client, topic: str
+) -> None:
+    server = serve()
+
+    async def scenario() -> None:
+        gone = [await pull(server.url, topic, "g", wait_ms=60_000) for _ in range(5)]
+        await until_waiting(server, 5)
+        for _, writer in gone:
+            writer.close()
+        await until_waiting(server, 0)
+
+    asyncio.run(scenario())
+    publish(server.url, topic, "a")
+
+    [delivery] = client("POST", f"{server.url}/v1/topics/{topic}/groups/g/pull", json={}).json()["deliveries"]
+    assert (delivery["body"], delivery["attempt"]) == ("a", 1)
+
+
+def test_what_was_taken_for_a_client_that_went_away_goes_to_the_next_at_once(
+    serve: Callable[..., HttpServer], client: Client, topic: str
+) -> None:
+    server = serve()
+
+    async def scenario() -> None:
+        _, writer = await pull(server.url, topic, "g", wait_ms=60_000)
+        await until_waiting(server, 1)
+        publisher = threading.Thread(target=publish, args=(server.url, topic, "a"))
+        publisher.start()
+        writer.transport.abort()  # about when the message arrives: before, during or after the hand-out
+        await asyncio.to_thread(publisher.join)
+        await until_waiting(server, 0)
+
+    asyncio.run(scenario())
+
+    pulled = client("POST", f"{server.url}/v1/topics/{topic}/groups/g/pull", json={"wait_ms": 1_000}).json()
+    sent = client("GET", f"{server.url}/v1/topics/{topic}/groups/g").json()["figures"]["in_flight"]
+    assert len(pulled["deliveries"]) == 1 or sent == 1, "it is with the next, or was sent before the break was seen"
+    assert all(one["attempt"] == 1 for one in pulled["deliveries"])
+
+
+def test_a_group_that_waits_is_not_woken_by_other_topics_nor_kept_beyond_its_time(
+    serve: Callable[..., HttpServer], topic: str
+) -> None:
+    server = serve()
+
+    async def scenario() -> tuple[int, dict[str, Any], float]:
+        start = time.monotonic()
+        reader, writer = await pull(server.url, topic, "g", wait_ms=400)
+        await until_waiting(server, 1)
+        await asyncio.to_thread(publish, server.url, topic + ".other", "a")
+        status, body = await answer(reader)
+        writer.close()
+        return status, body, time.monotonic() - start
+
+    status, body, seconds = asyncio.run(scenario())
+
+    assert (status, body) == (200, {"deliveries": []})
+    assert 0.39 <= seconds < 3
+
+
+def test_more_long_polls_than_allowed_are_told_to_come_back(serve: Callable[..., HttpServer], topic: str) -> None:
+    server = serve(HttpSettings(waiting_pulls_max=2))
+
+    async def scenario() -> tuple[int, dict[str, Any]]:
+        waiting = [await pull(server.url, topic, "g", wait_ms=60_000) for _ in range(2)]
+        await until_waiting(server, 2)
+        reader, writer = await pull(server.url, topic, "g", wait_ms=60_000)
+        refused = await answer(reader)
+        for _, one in [*waiting, (reader, writer)]:
+            one.close()
+        return refused
+
+    status, problem = asyncio.run(scenario())
+
+    assert status == 429
+    assert (problem["type"], problem["bound"]) == ("urn:outbox-mq:problem:throttled", "waiting_pulls_max")
+    assert problem["retry_after_ms"] > 0
+
+
+def test_a_server_that_stops_sends_those_who_wait_away_at_once(serve: Callable[..., HttpServer], topic: str) -> None:
+    server = serve()
+
+    async def scenario() -> tuple[int, dict[str, Any]]:
+        reader, writer = await pull(server.url, topic, "g", wait_ms=60_000)
+        await until_waiting(server, 1)
+        server.stop()
+        async with asyncio.timeout(10):
+            answered = await answer(reader)
+        writer.close()
+        return answered
+
+    assert asyncio.run(scenario()) == (200, {"deliveries": []})
+
+
+def test_an_answer_is_bounded_in_bytes_and_the_rest_stays_ready(
+    serve: Callable[..., HttpServer], client: Client, topic: str
+) -> None:
+    server = serve(HttpSettings(pull_bytes_max=1_000))
+    publish(server.url, topic, "a" * 600, "b" * 600, "c" * 3_000, "d" * 10)
+
+    pulled = [
+        [(one["body"][0], one["attempt"]) for one in answered["deliveries"]]
+        for answered in (
+            client("POST", f"{server.url}/v1/topics/{topic}/groups/g/pull", json={"wait_ms": 500}).json()
+            for _ in range(4)
+        )
+    ]
+
+    assert pulled == [[("a", 1)], [("b", 1)], [("c", 1)], [("d", 1)]]

@@ -1,0 +1,215 @@
+"""`outbox broker serve` as a process: ready, drained, killed, started twice, started wrongly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.broker_adapter.servers import ServerProcess
+
+Client = Callable[..., requests.Response]
+
+
+def outbox(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
+    return subprocess.run(
+        [sys.executable, "-m", "outbox", *arguments],
+        capture_output=True, text=True, timeout=60, env={**kept, **environment}, check=False,
+    )  # fmt: skip
+
+
+def test_what_was_answered_survives_kill_9(server_process: ServerProcess, client: Client, topic: str) -> None:
+    server_process.start()
+    stored: list[str] = []
+    stop = threading.Event()
+
+    def publish_until_told() -> None:
+        with requests.Session() as session:
+            session.trust_env = False
+            while not stop.is_set():
+                batch = [{"id": f"m{len(stored) + number}", "body": ""} for number in range(5)]
+                try:
+                    answer = session.post(
+                        f"{server_process.url}/v1/topics/{topic}/messages", json={"messages": batch}, timeout=20
+                    ).json()
+                except requests.RequestException:
+                    return
+                stored.extend(one["id"] for one in answer["results"])
+
+    publisher = threading.Thread(target=publish_until_told)
+    publisher.start()
+    deadline = time.monotonic() + 20
+    while len(stored) < 100 and time.monotonic() < deadline:
+        stop.wait(0.01)
+    server_process.kill()
+    stop.set()
+    publisher.join(20)
+
+    server_process.start()
+
+    pulled: list[str] = []
+    group = f"{server_process.url}/v1/topics/{topic}/groups/g"
+    while found := client("POST", f"{group}/pull", json={"max_messages": 1_000}).json()["deliveries"]:
+        pulled += [one["id"] for one in found]
+    assert len(stored) >= 100
+    assert pulled[: len(stored)] == stored
+    assert len(pulled) <= len(stored) + 5, "at most the batch that was not answered"
+
+
+def test_sigterm_turns_unready_finishes_what_is_in_work_and_exits_0(server_process: ServerProcess, topic: str) -> None:
+    server_process.start()
+    url = server_process.url
+    answers: list[requests.Response] = []
+
+    def wait_for_messages() -> None:
+        with requests.Session() as session:
+            session.trust_env = False
+            answers.append(session.post(f"{url}/v1/topics/{topic}/groups/g/pull", json={"wait_ms": 60_000}, timeout=30))
+
+    waiter = threading.Thread(target=wait_for_messages)
+    waiter.start()
+    with requests.Session() as session:
+        session.trust_env = False
+        deadline = time.monotonic() + 20
+        while "broker_http_waiting_pulls 1.0" not in session.get(f"{url}/metrics", timeout=20).text:
+            assert time.monotonic() < deadline
+
+    start = time.monotonic()
+    code = server_process.end(signal.SIGTERM)
+    waiter.join(20)
+
+    assert code == 0
+    assert time.monotonic() - start < 10
+    assert [answer.json() for answer in answers] == [{"deliveries": []}]
+    assert not server_process.ready_file.exists()
+
+
+def test_sigint_ends_it_as_well(server_process: ServerProcess) -> None:
+    server_process.start()
+
+    assert server_process.end(signal.SIGINT) == 0
+
+
+def test_a_second_server_on_the_same_folder_is_refused_and_the_holder_named(server_process: ServerProcess) -> None:
+    server_process.start()
+
+    second = outbox("broker", "serve", "--data", str(server_process.folder), "--port", "0")
+
+    assert second.returncode == 2
+    assert second.stdout == ""
+    [line] = second.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert f"process {server_process.pid}" in line
+
+
+def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+
+        result = outbox("broker", "serve", "--data", str(tmp_path / "data"), "--port", str(port))
+
+    assert result.returncode == 2
+    [line] = result.stderr.strip().splitlines()
+    assert f"port {port}" in line
+    assert "in use" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "--data"),
+        (("--host", "0.0.0.0"), "--tokens"),
+        (("--host", "::"), "--tokens"),
+        (("--tokens", "none.toml"), "none.toml"),
+        (("--tls-cert", "none.pem"), "--tls-key"),
+        (("--tls-cert", "none.pem", "--tls-key", "none.pem"), "none.pem"),
+        (("--durability", "never"), "durability"),
+        (("--port", "70000"), "port"),
+        (("--config", "none.toml"), "none.toml"),
+        (("--host", "no.such.host.invalid", "--insecure-no-auth"), "no.such.host.invalid"),
+    ],
+)
+def test_a_wrong_start_is_one_line_that_names_the_cure(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    data = () if not options else ("--data", str(tmp_path / "data"))
+
+    result = outbox("broker", "serve", *data, *options)
+
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "data").exists(), "nothing was made"
+
+
+def test_a_server_with_tokens_and_tls_serves_those_who_have_one(
+    server_process: ServerProcess, client: Client, tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    tokens = tmp_path / "tokens.toml"
+    digest = hashlib.sha256(b"the-secret").hexdigest()
+    tokens.write_text(f'[[tokens]]\nname = "a"\nsha256 = "{digest}"\nroles = ["read"]\ntopics = ["*"]\n')
+    chain, key = certificate
+    server_process.start("--tokens", str(tokens), "--tls-cert", str(chain), "--tls-key", str(key))
+
+    known = client(
+        "GET", f"{server_process.url}/v1/topics", headers={"authorization": "Bearer the-secret"}, verify=str(chain)
+    )
+    stranger = client("GET", f"{server_process.url}/v1/topics", verify=str(chain))
+
+    assert server_process.url.startswith("https://")
+    assert (known.status_code, stranger.status_code) == (200, 401)
+    check = outbox("broker", "check", "--url", server_process.url, "--ca-file", str(chain))
+    assert check.returncode == 0, check.stderr
+
+
+def test_check_tells_a_probe_whether_the_broker_serves(server_process: ServerProcess) -> None:
+    server_process.start()
+    up = outbox("broker", "check", "--url", server_process.url)
+    live = outbox("broker", "check", "--url", server_process.url, "--live")
+    server_process.kill()
+    down = outbox("broker", "check", "--url", server_process.url)
+
+    assert (up.returncode, live.returncode) == (0, 0)
+    assert json.loads(up.stdout)["status"] == "ok"
+    assert down.returncode == 1
+    assert down.stderr.startswith("error: ")
+
+
+def test_a_token_is_made_with_its_secret_on_stderr_alone() -> None:
+    result = outbox("broker", "token", "payments", "--role", "publish", "--role", "read", "--topic", "payment.*")
+
+    secret = result.stderr.strip().rpartition(" ")[2]
+    assert hashlib.sha256(secret.encode()).hexdigest() in result.stdout
+    assert secret not in result.stdout
+    assert 'roles = ["publish", "read"]' in result.stdout
+
+
+def test_log_lines_are_json_and_bodies_are_not_in_them(tmp_path: Path, topic: str) -> None:
+    ready = tmp_path / "ready"
+    command = [
+        *(sys.executable, "-m", "outbox", "broker", "serve", "--data", str(tmp_path / "data"), "--port", "0"),
+        *("--ready-file", str(ready), "--log-level", "debug"),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().strip().rpartition(" ")[2]
+        with requests.Session() as session:
+            session.trust_env = False
+            session.post(f"{url}/v1/topics/{topic}/messages", json={"messages": [{"body": "a-secret"}]}, timeout=20)
+        process.send_signal(signal.SIGTERM)
+        lines = process.stderr.read().splitlines()
+
+    assert process.returncode == 0
+    assert {json.loads(line)["event"] for line in lines} >= {"server_stopping", "server_stopped"}
+    assert "a-secret" not in "".join(lines)

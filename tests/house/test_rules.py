@@ -1,0 +1,285 @@
+"""The house rules that a machine can check. What ruff, mypy, import-linter and deptry check is not repeated here."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+FUNCTION_LINES_MAX = 50
+MODULE_LINES_MAX = 400
+POLL_SECONDS_MAX = 0.01
+# Longer than they should be, and known to be; a bound here may be lowered, not raised.
+GROWN = {
+    "broker/engine.py": 800,
+    "messaging/wire.py": 560,
+    "outbox/schema.py outbox_tables": 60,
+}
+SCRIPTS = [*sorted((ROOT / "scripts").glob("*")), ROOT / ".ci" / "run"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+
+# Where packages come from is the machine's configuration, and where a clone stands is its owner's.
+REGISTRY = re.compile(
+    r"\b(pypi|pythonhosted|npmjs|debian|ubuntu|maven|crates|golang)\.(org|com|io|net)\b", re.IGNORECASE
+)
+MACHINE_PATH = re.compile(r"(?<![\w.}\"')-])/(work|root|tmp|home/[a-z]+)/")
+FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+FORBIDDEN_CALLS = {"eval", "exec"}
+
+
+@lru_cache(maxsize=1)
+def files() -> tuple[Path, ...]:
+    """The files of the repository: what git tracks or would add; without git, all but hidden folders."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listed.returncode == 0:
+        return tuple(path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file())
+    return tuple(_walk(ROOT))
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for here, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name == ".ci" or not name.startswith((".", "__"))]
+        yield from (Path(here) / name for name in names if not name.endswith(".pyc"))
+
+
+def modules(*rooms: str) -> list[Path]:
+    """The Python files of these folders."""
+    return [path for path in files() if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in rooms]
+
+
+@lru_cache(maxsize=1024)
+def tree(path: Path) -> ast.Module:
+    """A file's syntax tree."""
+    return ast.parse(path.read_text())
+
+
+def where(path: Path, node: ast.AST) -> str:
+    """A place that an editor can open."""
+    return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+
+
+def lines(found: list[str]) -> str:
+    """What was found, one a line, in full."""
+    return "\n".join(["", *found])
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    """Every text file but the lock, which is the resolver's, and what is not text."""
+    for path in files():
+        try:
+            yield path, path.read_text()
+        except UnicodeDecodeError:
+            continue
+
+
+@pytest.mark.parametrize("pattern", [REGISTRY, MACHINE_PATH], ids=["registry", "machine_path"])
+def test_no_file_names_a_package_registry_or_a_path_of_one_machine(pattern: re.Pattern[str]) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path, text in texts()
+        for number, line in enumerate(text.splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+    assert not found, lines(found)
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [where(path, tree(path)) for path in modules(*PACKAGES, "tests", "migrations") if not _says(path)]
+
+    assert not silent, lines(silent)
+
+
+def test_modules_and_functions_stay_readable_in_one_go() -> None:
+    found = [
+        f"{name}: {length} lines"
+        for path in modules(*PACKAGES)
+        for name, length, bound in _lengths(path)
+        if length > GROWN.get(name, bound)
+    ]
+
+    assert not found, lines(found)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_exports_exactly_what_its_front_imports(package: str) -> None:
+    front = tree(ROOT / package / "__init__.py")
+    imported = _public_names(front)
+    exported = _all(front)
+
+    if imported or exported is not None:
+        assert exported is not None, f"{package} imports {sorted(imported)} and has no __all__"
+        assert imported <= set(exported)
+        assert set(exported) <= _bound_names(front)
+
+
+def test_nothing_sleeps_but_for_polls_of_a_few_milliseconds() -> None:
+    # Wait on an event with a deadline. Only a wall clock, which has no event, may be polled.
+    found = [
+        where(path, node)
+        for path in modules(*PACKAGES, "tests", "migrations")
+        for node in ast.walk(tree(path))
+        if _is_sleep(node)
+    ]
+
+    assert not found, lines(found)
+
+
+def test_nothing_that_arrives_can_be_executed() -> None:
+    found = [
+        where(path, node)
+        for path in modules(*PACKAGES, "migrations", "examples")
+        for node in ast.walk(tree(path))
+        if _imports(node) & FORBIDDEN_MODULES or _calls(node) in FORBIDDEN_CALLS
+    ]
+
+    assert not found, lines(found)
+
+
+def test_tests_skip_only_where_the_fixtures_say_so() -> None:
+    # A test that passes itself over in silence looks like a test that passes.
+    allowed = ROOT / "tests" / "fixtures"
+    found = [
+        where(path, node)
+        for path in modules("tests")
+        if allowed not in path.parents
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and node.attr in {"importorskip", "xfail"}
+    ]
+
+    assert not found, lines(found)
+
+
+def test_every_decision_has_its_own_number() -> None:
+    records = [path for path in files() if path.parent == ROOT / "docs" / "decisions"]
+    numbers = sorted(path.name[:4] for path in records)
+    titles = {path.name: path.read_text().splitlines()[0] for path in records}
+
+    assert numbers == sorted(set(numbers))
+    assert [name for name, title in titles.items() if not title.startswith(f"# {int(name[:4])}. ")] == []
+
+
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.is_file()], ids=lambda path: path.name)
+def test_scripts_can_be_run(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    assert script.read_text().startswith("#!/usr/bin/env ")
+
+
+def test_shell_scripts_are_sound() -> None:
+    shell = [path for path in SCRIPTS if path.is_file() and path.read_text().startswith("#!/usr/bin/env bash")]
+    sourced = sorted((ROOT / "scripts" / "setup").glob("*.sh"))
+    complaints = [_complaint(["bash", "-n", str(path)]) for path in [*shell, *sourced]]
+    if shutil.which("shellcheck"):
+        complaints.append(_complaint(["shellcheck", "-x", *map(str, [*shell, *sourced])]))
+
+    assert not any(complaints), lines(complaints)
+
+
+def test_the_lock_holds_every_declared_package_by_its_hash() -> None:
+    locked = _locked()
+    declared = [Requirement(text) for text in _declared()]
+    ours = canonicalize_name(PROJECT["project"]["name"])
+
+    missing = [
+        str(wanted)
+        for wanted in declared
+        if canonicalize_name(wanted.name) != ours
+        and not any(wanted.specifier.contains(version) for version in locked.get(canonicalize_name(wanted.name), []))
+    ]
+
+    assert missing == [], "run ./scripts/lock"
+
+
+def _says(path: Path) -> bool:
+    return bool(ast.get_docstring(tree(path)))
+
+
+def _lengths(path: Path) -> Iterator[tuple[str, int, int]]:
+    name = str(path.relative_to(ROOT))
+    yield name, len(path.read_text().splitlines()), MODULE_LINES_MAX
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{name} {node.name}", (node.end_lineno or node.lineno) - node.lineno + 1, FUNCTION_LINES_MAX
+
+
+def _public_names(module: ast.Module) -> set[str]:
+    names = {
+        alias.asname or alias.name
+        for node in module.body
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for alias in node.names
+    }
+    return {name for name in names if not name.startswith("_")}
+
+
+def _bound_names(module: ast.Module) -> set[str]:
+    defined = {
+        node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    targets = [node.targets[0] for node in module.body if isinstance(node, ast.Assign)]
+    return defined | _public_names(module) | {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def _all(module: ast.Module) -> list[str] | None:
+    for node in module.body:
+        if isinstance(node, ast.Assign) and [getattr(target, "id", None) for target in node.targets] == ["__all__"]:
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    return None
+
+
+def _is_sleep(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "time" and any(alias.name == "sleep" for alias in node.names)
+    if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "time.sleep"):
+        return False
+    duration = node.args[0] if node.args else None
+    return not (isinstance(duration, ast.Constant) and float(str(duration.value)) <= POLL_SECONDS_MAX)
+
+
+def _imports(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[0] for alias in node.names}
+    return {(node.module or "").partition(".")[0]} if isinstance(node, ast.ImportFrom) else set()
+
+
+def _calls(node: ast.AST) -> str | None:
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+
+
+def _complaint(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def _locked() -> dict[str, list[str]]:
+    locked: dict[str, list[str]] = {}
+    text = (ROOT / "requirements.lock").read_text().replace("\\\n", " ")
+    for line in text.splitlines():
+        if line and not line.startswith(("#", " ")):
+            requirement, _, hashes = line.partition("--hash=")
+            assert hashes.startswith("sha256:"), f"{requirement} has no hash"
+            name, _, version = requirement.partition(";")[0].partition("==")
+            locked.setdefault(canonicalize_name(name.strip()), []).append(version.strip())
+    return locked
+
+
+def _declared() -> list[str]:
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    groups = PROJECT["dependency-groups"].values()
+    everything = [*PROJECT["project"]["dependencies"], *(text for texts in [*extras, *groups] for text in texts)]
+    return [text for text in everything if isinstance(text, str)]

@@ -1,0 +1,133 @@
+"""A business process, or a compensator, that kills itself at a named point. Run by path; not imported.
+
+`python dying_process.py POINT URL SCHEMA BROKER_URL`. First it rolls a transaction back, then it commits one with three
+messages: where it dies, and so what it leaves, is the point's meaning. Points that begin with `scan` are in a pass.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy import create_engine, event
+from sqlalchemy.orm import Session
+
+from broker_adapter.embedded import EmbeddedBroker
+from compensator.scan import Scan, ScanOptions
+from messaging.message import Message, PublishResult
+from outbox import Outbox, RelayPolicy, SenderLimits
+from outbox.database import background_engine, open_engine
+from outbox.store import MessageStore
+from tests.outbox.shop import Payment
+
+LEASE_MS = 3_600_000
+
+
+def die(*_: Any) -> None:
+    """As by `kill -9`: nothing is flushed, closed or told."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def nothing(*_: Any) -> None:
+    """Live on."""
+
+
+class DyingBroker(EmbeddedBroker):
+    """The embedded broker, with something to do before and after each publish."""
+
+    def __init__(self, url: str, *, before: Callable[[], None], after: Callable[[], None]) -> None:
+        super().__init__(url)
+        self._before, self._after = before, after
+
+    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+        self._before()
+        results = super().publish(batch)
+        self._after()
+        return results
+
+
+class DyingOutbox(Outbox):
+    """Dies, where told to, when the commit is done and the sender knows nothing of it yet."""
+
+    dies_before_hand_off = False
+
+    def committed(self, unit: Any) -> None:
+        if self.dies_before_hand_off:
+            die()
+        super().committed(unit)
+
+
+def on_statement(event_name: str, begins: str, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+    """Die at the first statement on the message table that begins so."""
+    if statement.startswith(begins) and "message" in statement:
+        die(event_name)
+
+
+def main() -> None:
+    """Do what the point says."""
+    point, url, schema, broker_url = sys.argv[1:5]
+    chosen = {point: die}
+    broker = DyingBroker(
+        broker_url,
+        before=chosen.get("before publish", chosen.get("scan: before publish", nothing)),
+        after=chosen.get("after publish", chosen.get("scan: after publish", nothing)),
+    )
+    if point.startswith("scan"):
+        scan(point, url, schema, broker)
+    else:
+        business(point, url, schema, broker)
+    broker.close()
+    die()
+
+
+def business(point: str, url: str, schema: str, broker: DyingBroker) -> None:
+    """Roll one transaction back, commit another, let the sender work."""
+    engine = create_engine(url)
+    limits = SenderLimits(lease_ms=LEASE_MS, lease_margin_ms=1_000)
+    box = DyingOutbox(engine, broker=broker, schema=schema or None, sender=limits)
+    with Session(engine) as session:
+        session.add(Payment(id=2))
+        box.publish("payments", "rolled back", session=session)
+        session.rollback()
+    box.dies_before_hand_off = point == "after commit"
+    listen(point, engine, box._background)
+    with Session(engine) as session, session.begin():
+        session.add(Payment(id=1))
+        for number in range(3):
+            box.publish("payments", f"committed {number}", session=session)
+    if not box.close(timeout_ms=20_000):
+        sys.exit("the sender did not finish")
+
+
+def listen(point: str, engine: Any, background: Any) -> None:
+    """Die around statements, where the point is one of these."""
+    match point:
+        case "before insert":
+            event.listen(engine, "before_cursor_execute", partial(on_statement, point, "INSERT"))
+        case "after insert":
+            event.listen(engine, "after_cursor_execute", partial(on_statement, point, "INSERT"))
+        case "before delete":
+            event.listen(background, "before_cursor_execute", partial(on_statement, point, "DELETE"))
+        case "after delete":
+            event.listen(background, "after_cursor_execute", partial(on_statement, point, "DELETE"))
+
+
+def scan(point: str, url: str, schema: str, broker: DyingBroker) -> None:
+    """One pass, with a long lease."""
+    engine = background_engine(open_engine(url))
+    if point == "scan: before settling":
+        event.listen(engine, "before_cursor_execute", partial(on_statement, point, "DELETE"))
+    Scan(
+        engine=engine,
+        store=MessageStore(dialect=engine.dialect, schema=schema or None),
+        broker=broker,
+        policy=RelayPolicy(),
+        options=ScanOptions(lease_ms=LEASE_MS),
+    ).run()
+
+
+main()
