@@ -24,7 +24,7 @@ set_up_venv() {
         fi
         python=$(find_python) || die "Python 3.11 or later is needed, and none was found. Install one, or name it: PYTHON3=/path/to/python3 $0"
     fi
-    if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    if ! "$python" -c 'import ensurepip, venv; ensurepip.version()' 2>/dev/null; then
         step "install Python's venv module" install_packages "$(venv_package "$python")" ||
             die "Python's venv module is missing. Install it: apt-get install $(venv_package "$python")"
     fi

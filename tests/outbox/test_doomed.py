@@ -1,0 +1,176 @@
+"""Transactions that the database ends behind the caller's back, and tables that are not there."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+from sqlalchemy import Connection, Engine, select, text, update
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.orm import Session
+
+from messaging.errors import TransactionDoomed
+from outbox import Outbox, SchemaMissing
+from outbox.database import error_code
+from tests.fixtures.databases import Database
+from tests.outbox.recording_broker import RecordingBroker
+from tests.outbox.shop import NO_SENDER, Payment, Shop
+
+WAIT_SECONDS = 20
+
+
+@contextlib.contextmanager
+def rival(engine: Engine, *, first: int, then: int) -> object:
+    """Another transaction that holds the row `first` and, told to by the event that it yields, asks for the row `then`."""
+    holds, asks = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with engine.connect() as connection, connection.begin():
+            # The deadlock's victim is who changed fewer rows: the rival changes many.
+            connection.execute(update(Payment).where(Payment.id >= 100).values(note="rival"))
+            lock(connection, first)
+            holds.set()
+            asks.wait(WAIT_SECONDS)
+            lock(connection, then)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert holds.wait(WAIT_SECONDS)
+        yield asks
+    finally:
+        asks.set()
+        thread.join(WAIT_SECONDS)
+
+
+def lock(connection: Connection, number: int) -> None:
+    """Take the row's lock."""
+    connection.execute(select(Payment.id).where(Payment.id == number).with_for_update())
+
+
+def become_a_deadlocks_victim(session: Session, engine: Engine) -> None:
+    """Deadlock with a rival, lose, and swallow the error, as careless code does."""
+    lock(session.connection(), 1)
+    with rival(engine, first=2, then=1) as asks:
+        asks.set()
+        with pytest.raises(OperationalError) as caught:
+            lock(session.connection(), 2)
+    assert error_code(caught.value) == 1213
+
+
+@pytest.fixture
+def busy_shop(mysql_shop: Shop) -> Shop:
+    """With rows to fight over."""
+    values = ", ".join(f"({number}, '')" for number in [1, 2, *range(100, 120)])
+    mysql_shop.execute(f"INSERT INTO payment (id, note) VALUES {values}")
+    return mysql_shop
+
+
+@pytest.mark.parametrize("published", ["before", "after"])
+def test_a_swallowed_deadlock_fails_the_commit_and_nothing_of_the_transaction_stays(
+    busy_shop: Shop, broker: RecordingBroker, published: str
+) -> None:
+    box = busy_shop.box(broker)
+
+    with Session(busy_shop.engine) as session:
+        session.add(Payment(id=50))
+        session.flush()
+        if published == "before":
+            box.publish("half", "", session=session)
+        become_a_deadlocks_victim(session, busy_shop.engine)
+        if published == "after":
+            box.publish("half", "", session=session)
+        session.add(Payment(id=51))
+        with pytest.raises(TransactionDoomed, match="run the whole transaction again") as refused:
+            session.commit()
+        session.rollback()
+
+    assert refused.value.retryable
+    assert not {50, 51} & set(busy_shop.payments())
+    assert (busy_shop.rows(), broker.batches) == ([], [])
+
+
+def test_a_doomed_transaction_on_an_engine_of_the_business_is_refused_as_well(
+    busy_shop: Shop, broker: RecordingBroker
+) -> None:
+    box = busy_shop.box(broker)
+    other = busy_shop.other_engine()
+
+    with Session(other) as session:
+        box.publish("half", "", session=session) if session.begin() else None
+        become_a_deadlocks_victim(session, busy_shop.engine)
+        with pytest.raises(TransactionDoomed):
+            session.commit()
+        session.rollback()
+
+    assert (busy_shop.rows(), broker.batches) == ([], [])
+
+
+def test_a_session_may_be_used_again_after_a_doomed_transaction(busy_shop: Shop, broker: RecordingBroker) -> None:
+    box = busy_shop.box(broker, sender=NO_SENDER)
+
+    with Session(busy_shop.engine) as session:
+        become_a_deadlocks_victim(session, busy_shop.engine)
+        session.rollback()
+        session.add(Payment(id=50))
+        box.publish("again", "", session=session)
+        session.commit()
+
+    assert 50 in busy_shop.payments()
+    assert busy_shop.row_topics() == ["again"]
+
+
+@pytest.mark.parametrize("rolls_back", [False, True])
+def test_a_swallowed_lock_wait_dooms_only_where_the_server_rolls_back_on_it(
+    busy_shop: Shop, broker: RecordingBroker, rolls_back: bool
+) -> None:
+    if rolls_back:
+        pytest.skip("innodb_rollback_on_timeout is read-only; the default is what the shared servers have")
+    box = busy_shop.box(broker, sender=NO_SENDER)
+
+    with Session(busy_shop.engine) as session:
+        session.execute(text("SET SESSION innodb_lock_wait_timeout = 1"))
+        session.add(Payment(id=50))
+        session.flush()
+        with rival(busy_shop.engine, first=2, then=2), pytest.raises(OperationalError) as caught:
+            lock(session.connection(), 2)
+        box.publish("whole", "", session=session)
+        session.commit()
+
+    assert error_code(caught.value) == 1205
+    assert 50 in busy_shop.payments()
+    assert busy_shop.row_topics() == ["whole"]
+
+
+def test_a_connection_that_was_lost_and_swallowed_fails_the_commit(busy_shop: Shop, broker: RecordingBroker) -> None:
+    box = busy_shop.box(broker)
+
+    with Session(busy_shop.engine) as session:
+        session.add(Payment(id=50))
+        session.flush()
+        box.publish("half", "", session=session)
+        connection_id = session.scalar(text("SELECT CONNECTION_ID()"))
+        busy_shop.execute(f"KILL {connection_id}")
+        with pytest.raises(DBAPIError):
+            session.execute(text("SELECT 1"))
+        with pytest.raises(Exception, match=r"(?i)rolled back|rollback|rolled this transaction back"):
+            session.commit()
+        session.rollback()
+
+    assert 50 not in busy_shop.payments()
+    assert (busy_shop.rows(), broker.batches) == ([], [])
+
+
+def test_missing_tables_are_said_with_the_command_that_makes_them(database: Database, broker: RecordingBroker) -> None:
+    box = Outbox(database.url, broker=broker, schema=database.schema)
+
+    with contextlib.closing(box), Session(box.engine) as session:
+        session.begin()
+        box.publish("topic", "", session=session)
+        with pytest.raises(SchemaMissing, match="outbox db upgrade"):
+            session.commit()
+        session.rollback()
+
+    box.engine.dispose()
+    assert broker.batches == []
