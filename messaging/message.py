@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -71,7 +71,7 @@ class Delivery:
     created_at_ms: int
     deliver_at_ms: int | None = None
 
-    def json(self) -> object:
+    def json(self) -> Any:
         """The body, decoded from JSON. Raises InvalidMessage where it is not JSON."""
         try:
             return msgspec.json.decode(self.body)

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import Any, Concatenate, Final, Self, overload
+from typing import Any, Concatenate, Final, Self, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from messaging import limits
@@ -47,6 +47,7 @@ from outbox.transactional import P, Propagation, R, Transactional
 from outbox.unit_of_work import UnitOfWork
 
 AnySession = Session | AsyncSession | scoped_session[Any] | Connection
+S = TypeVar("S", Session, AsyncSession)
 BODY_BYTES_DEFAULT: Final = 4 * 1024 * 1024
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -71,7 +72,7 @@ class Outbox:
         *,
         broker: Broker | str,
         schema: str | None = None,
-        session_factory: Callable[[], Session] | None = None,
+        session_factory: Callable[[], Session] | Callable[[], AsyncSession] | None = None,
         policy: RelayPolicy | None = None,
         sender: SenderLimits | None = None,
         body_bytes_max: int = BODY_BYTES_DEFAULT,
@@ -81,13 +82,14 @@ class Outbox:
         """`schema`: where the message tables are, `outbox` by default. `body_bytes_max`: keep it, doubled for escaping,
         below the server's max_allowed_packet."""
         self.engine = open_engine(database)
+        self._async_engine = database if isinstance(database, AsyncEngine) else None
         self.broker = connect(broker) if isinstance(broker, str) else broker
         self._limits = sender or SenderLimits()
         self._store = MessageStore(dialect=self.engine.dialect, schema=schema)
-        self._session_factory = session_factory or sessionmaker(self.engine)
+        self._session_factory = session_factory or self._default_factory()
         self._body_bytes_max = min(body_bytes_max, limits.BODY_BYTES_MAX)
         self._clock = clock or SystemClock()
-        self._current: ContextVar[Session | None] = ContextVar("outbox_current_session", default=None)
+        self._current: ContextVar[Session | AsyncSession | None] = ContextVar("outbox_current_session", default=None)
         self._sessions_by_connection: WeakKeyDictionary[Connection, Session] = WeakKeyDictionary()
         self._background = background_engine(self.engine)
         relay = Relay(
@@ -136,14 +138,14 @@ class Outbox:
         self._add(cancel_row(check_message_id(message_id)), session)
 
     @overload
-    def transactional(self, function: Callable[Concatenate[Session, P], R], /) -> Transactional[P, R]: ...
+    def transactional(self, function: Callable[Concatenate[S, P], R], /) -> Transactional[P, R]: ...
     @overload
     def transactional(
         self, /, *, propagation: Propagation | str = ...
-    ) -> Callable[[Callable[Concatenate[Session, P], R]], Transactional[P, R]]: ...
+    ) -> Callable[[Callable[Concatenate[S, P], R]], Transactional[P, R]]: ...
     def transactional(
         self,
-        function: Callable[Concatenate[Session, P], R] | None = None,
+        function: Callable[Concatenate[S, P], R] | None = None,
         /,
         *,
         propagation: Propagation | str = Propagation.REQUIRED,
@@ -192,16 +194,26 @@ class Outbox:
 
     def new_session(self) -> Session:
         """A fresh session of the business's factory."""
-        return self._session_factory()
+        session = self._session_factory()
+        if isinstance(session, AsyncSession):
+            raise ConfigurationError("this Outbox is on an async engine: decorate `async def` functions")
+        return session
 
-    def current_session(self) -> Session | None:
+    def new_async_session(self) -> AsyncSession:
+        """A fresh AsyncSession of the business's factory."""
+        session = self._session_factory()
+        if not isinstance(session, AsyncSession):
+            raise ConfigurationError("an `async def` function needs an Outbox on an async engine (create_async_engine)")
+        return session
+
+    def current_session(self) -> Session | AsyncSession | None:
         """The session of the transactional function that is running in this context, while its transaction is open."""
         session = self._current.get()
         # A task or generator may have inherited the context of a function that is over by now.
         return session if session is not None and session.in_transaction() else None
 
     @contextmanager
-    def as_current(self, session: Session) -> Iterator[None]:
+    def as_current(self, session: Session | AsyncSession) -> Iterator[None]:
         """Make this the session that publish() and nested functions find."""
         token = self._current.set(session)
         try:
@@ -233,6 +245,11 @@ class Outbox:
         """Hand a committed unit to the sender. Never raises: the commit has succeeded, whatever becomes of the send."""
         self._sender.offer(unit.rows, written_at_ms=unit.written_at_ms)
 
+    def _default_factory(self) -> Callable[[], Session] | Callable[[], AsyncSession]:
+        if self._async_engine is not None:
+            return async_sessionmaker(self._async_engine)
+        return sessionmaker(self.engine)
+
     # -- helpers of publish and cancel -------------------------------------------------------------------------------
 
     def _add(self, row: OutboxRow, given: AnySession | None) -> None:
@@ -240,9 +257,12 @@ class Outbox:
         session_hooks.unit_of(session, self).add(row, session_hooks.open_savepoints(session))
 
     def _session(self, given: AnySession | None) -> Session:
+        if given is None:
+            given = self._current.get()
+        session: Session | None
         match given:
             case None:
-                session = self._current.get()
+                session = None
             case AsyncSession():
                 session = given.sync_session
             case scoped_session():

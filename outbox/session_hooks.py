@@ -70,7 +70,9 @@ def unit_of(session: Session, box: Outbox) -> UnitOfWork:
     if session.info.get(_SEALED_KEY):
         raise NoTransaction(TOO_LATE)
     units: dict[Outbox, UnitOfWork] = session.info.setdefault(_INFO_KEY, {})
-    return units.setdefault(box, UnitOfWork()) if box not in units else units[box]
+    if box not in units:
+        units[box] = UnitOfWork()
+    return units[box]
 
 
 def open_savepoints(session: Session) -> tuple[SessionTransaction, ...]:

@@ -75,7 +75,7 @@ class MessageStore:
             parameters: list[object] = []
             for row, place_us in zip(chunk, places_us, strict=False):
                 parameters += (
-                    row.id, row.kind, lease_us + place_us, token, row.topic, row.key, row.headers_json,
+                    row.id, row.kind.value, lease_us + place_us, token, row.topic, row.key, row.headers_json,
                     row.body, row.body_sha256, row.deliver_at_ms, place_us,
                 )  # fmt: skip
             connection.exec_driver_sql(_insert_sql(self._dialect, self._message.schema, len(chunk)), tuple(parameters))

@@ -1,17 +1,15 @@
-"""@box.transactional: opens, joins or nests the transaction that a business function runs in.
-
-Not what is published in it.
-"""
+"""@box.transactional: opens, joins or nests the transaction of a business function. Not what is published in it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, TypeVar, assert_never, overload
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, assert_never, overload
 
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from messaging.errors import ConfigurationError
@@ -36,26 +34,20 @@ class Propagation(StrEnum):
 
 
 class Transactional(Generic[P, R]):
-    """A business function that is called without a session and gets one as its first argument (behind `self`)."""
+    """A business function that is called without a session and gets one as its first argument (behind `self`).
 
-    def __init__(self, box: Outbox, function: Callable[Concatenate[Session, P], R], propagation: Propagation) -> None:
-        if iscoroutinefunction(function):
-            raise ConfigurationError(
-                f"{function.__qualname__} is async; open an AsyncSession in it and call publish(..., session=session)"
-            )
-        if isgeneratorfunction(function) or isasyncgenfunction(function):
-            raise ConfigurationError(
-                f"{function.__qualname__} is a generator: its body would run when the transaction is over; "
-                "use `with box.begin() as connection` or a Session in it, and call publish(..., session=...)"
-            )
+    A plain function gets a Session; an `async def` gets an AsyncSession and is awaited, as ever.
+    """
+
+    def __init__(self, box: Outbox, function: Callable[Concatenate[Any, P], R], propagation: Propagation) -> None:
         self._box = box
         self._function = function
         self._propagation = propagation
+        self._asynchronous = iscoroutinefunction(function)
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        with session_for(self._box, self._propagation) as session:
-            return self._function(session, *args, **kwargs)
+        return self._call((), args, kwargs)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Transactional[P, R]: ...
@@ -68,24 +60,61 @@ class Transactional(Generic[P, R]):
 
         @functools.wraps(self._function)
         def bound(*args: object, **kwargs: object) -> R:
-            with session_for(self._box, self._propagation) as session:
-                return self._function(instance, session, *args, **kwargs)  # type: ignore[arg-type]
+            return self._call((instance,), args, kwargs)
 
         return bound
+
+    def _call(self, before: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]) -> R:
+        if self._asynchronous:
+            return self._awaited(before, args, kwargs)  # type: ignore[return-value]
+        with session_for(self._box, self._propagation) as session:
+            return self._function(*before, session, *args, **kwargs)  # type: ignore[arg-type]
+
+    async def _awaited(self, before: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+        function: Callable[..., Any] = self._function
+        async with async_session_for(self._box, self._propagation) as session:
+            return await function(*before, session, *args, **kwargs)
 
 
 @contextmanager
 def session_for(box: Outbox, propagation: Propagation) -> Iterator[Session]:
     """The session of a transactional function; what was opened here is committed or rolled back here."""
     current = box.current_session()
+    if isinstance(current, AsyncSession) and propagation is not Propagation.REQUIRES_NEW:
+        raise ConfigurationError(
+            "a plain transactional function cannot join an AsyncSession's transaction; make it `async def`"
+        )
     match propagation:
-        case Propagation.REQUIRED if current is not None:
+        case Propagation.REQUIRED if isinstance(current, Session):
             yield current
-        case Propagation.NESTED if current is not None:
+        case Propagation.NESTED if isinstance(current, Session):
             with current.begin_nested():
                 yield current
         case Propagation.REQUIRED | Propagation.REQUIRES_NEW | Propagation.NESTED:
             with box.new_session() as session, box.as_current(session), session.begin():
                 yield session
+        case _:
+            assert_never(propagation)
+
+
+@asynccontextmanager
+async def async_session_for(box: Outbox, propagation: Propagation) -> AsyncIterator[AsyncSession]:
+    """The same for `async def`."""
+    current = box.current_session()
+    if isinstance(current, Session) and propagation is not Propagation.REQUIRES_NEW:
+        raise ConfigurationError(
+            "an async transactional function cannot join a plain Session's transaction; call it outside of one"
+        )
+    match propagation:
+        case Propagation.REQUIRED if isinstance(current, AsyncSession):
+            yield current
+        case Propagation.NESTED if isinstance(current, AsyncSession):
+            async with current.begin_nested():
+                yield current
+        case Propagation.REQUIRED | Propagation.REQUIRES_NEW | Propagation.NESTED:
+            async with box.new_async_session() as session:
+                with box.as_current(session):
+                    async with session.begin():
+                        yield session
         case _:
             assert_never(propagation)

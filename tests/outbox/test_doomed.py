@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import Connection, Engine, select, text, update
@@ -14,15 +16,16 @@ from messaging.errors import TransactionDoomed
 from outbox import Outbox, SchemaMissing
 from outbox.database import error_code
 from tests.fixtures.databases import Database
+from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
-from tests.outbox.shop import NO_SENDER, Payment, Shop
+from tests.outbox.shop import NO_SENDER, Payment, Shop, open_shop
 
 WAIT_SECONDS = 20
 
 
 @contextlib.contextmanager
-def rival(engine: Engine, *, first: int, then: int) -> object:
-    """Another transaction that holds the row `first` and, told to by the event that it yields, asks for the row `then`."""
+def rival(engine: Engine, *, first: int, then: int) -> Iterator[threading.Event]:
+    """Another transaction: it holds the row `first` and, once the event that it yields is set, asks for `then`."""
     holds, asks = threading.Event(), threading.Event()
 
     def run() -> None:
@@ -98,7 +101,8 @@ def test_a_doomed_transaction_on_an_engine_of_the_business_is_refused_as_well(
     other = busy_shop.other_engine()
 
     with Session(other) as session:
-        box.publish("half", "", session=session) if session.begin() else None
+        session.begin()
+        box.publish("half", "", session=session)
         become_a_deadlocks_victim(session, busy_shop.engine)
         with pytest.raises(TransactionDoomed):
             session.commit()
@@ -121,26 +125,76 @@ def test_a_session_may_be_used_again_after_a_doomed_transaction(busy_shop: Shop,
     assert busy_shop.row_topics() == ["again"]
 
 
-@pytest.mark.parametrize("rolls_back", [False, True])
-def test_a_swallowed_lock_wait_dooms_only_where_the_server_rolls_back_on_it(
-    busy_shop: Shop, broker: RecordingBroker, rolls_back: bool
+def swallow_a_lock_wait(session: Session, engine: Engine) -> None:
+    """Wait for a row until the server gives up, and swallow the error."""
+    session.execute(text("SET SESSION innodb_lock_wait_timeout = 1"))
+    with rival(engine, first=2, then=2), pytest.raises(OperationalError) as caught:
+        lock(session.connection(), 2)
+    assert error_code(caught.value) == 1205
+
+
+def test_a_swallowed_lock_wait_dooms_nothing_where_the_server_ends_only_the_statement(
+    busy_shop: Shop, broker: RecordingBroker
 ) -> None:
-    if rolls_back:
-        pytest.skip("innodb_rollback_on_timeout is read-only; the default is what the shared servers have")
     box = busy_shop.box(broker, sender=NO_SENDER)
 
     with Session(busy_shop.engine) as session:
-        session.execute(text("SET SESSION innodb_lock_wait_timeout = 1"))
         session.add(Payment(id=50))
         session.flush()
-        with rival(busy_shop.engine, first=2, then=2), pytest.raises(OperationalError) as caught:
-            lock(session.connection(), 2)
+        swallow_a_lock_wait(session, busy_shop.engine)
         box.publish("whole", "", session=session)
         session.commit()
 
-    assert error_code(caught.value) == 1205
     assert 50 in busy_shop.payments()
     assert busy_shop.row_topics() == ["whole"]
+
+
+@pytest.mark.mariadb
+def test_a_swallowed_lock_wait_dooms_the_transaction_where_the_server_ends_it_all(
+    mariadb_server: LocalServer, broker: RecordingBroker
+) -> None:
+    mariadb_server.stop()
+    program = mariadb_server._program
+    mariadb_server._program = replace(program, options=(*program.options, "--innodb-rollback-on-timeout=ON"))
+    mariadb_server.start()
+
+    with mariadb_server.fresh_database() as database, open_shop(database) as shop:
+        shop.execute("INSERT INTO payment (id, note) VALUES (1, ''), (2, '')")
+        box = shop.box(broker)
+        with Session(shop.engine) as session:
+            session.add(Payment(id=50))
+            session.flush()
+            swallow_a_lock_wait(session, shop.engine)
+            box.publish("half", "", session=session)
+            with pytest.raises(TransactionDoomed):
+                session.commit()
+            session.rollback()
+
+        assert (shop.payments(), shop.rows()) == ([1, 2], [])
+
+
+def test_a_lock_wait_at_the_insert_fails_the_commit_and_a_second_commit_is_whole(
+    mysql_shop: Shop, broker: RecordingBroker
+) -> None:
+    box = mysql_shop.box(broker, sender=NO_SENDER)
+    rival_session = Session(mysql_shop.engine)
+    rival_session.begin()
+    box.publish("rival", "", message_id="order-1", session=rival_session)
+    connection = rival_session.connection()
+    box.write(connection, rival_session.info["outbox.units_of_work"][box])
+
+    with Session(mysql_shop.engine) as session:
+        session.execute(text("SET SESSION innodb_lock_wait_timeout = 1"))
+        session.add(Payment(id=50))
+        box.publish("topic", "", message_id="order-1", session=session)
+        with pytest.raises(OperationalError) as caught:
+            session.commit()
+        rival_session.close()
+        session.commit()
+
+    assert error_code(caught.value) == 1205
+    assert mysql_shop.payments() == [50]
+    assert mysql_shop.row_topics() == ["topic"]
 
 
 def test_a_connection_that_was_lost_and_swallowed_fails_the_commit(busy_shop: Shop, broker: RecordingBroker) -> None:

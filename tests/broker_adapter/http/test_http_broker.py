@@ -1,0 +1,347 @@
+"""HttpBroker beyond the port's conformance suite: refusals, connections that break, forks, and the environment."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from broker.http.access import Access, load_tokens
+from broker.http.server import HttpServer
+from broker.http.settings import HttpSettings
+from broker_adapter.http import HttpBroker
+from messaging import Broker, Message, connect
+from messaging.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, NotAuthorized, StorageFailed
+from messaging.ids import new_message_id
+from tests.broker_adapter.servers import served
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., HttpServer]]:
+    """Start a server with a test's own settings or access."""
+    with ExitStack() as stack:
+        yield lambda *given, **more: stack.enter_context(served(tmp_path / "data", *given, **more))
+
+
+@pytest.fixture
+def connected() -> Iterator[Callable[..., HttpBroker]]:
+    """Make brokers that are closed in the end."""
+    with ExitStack() as stack:
+
+        def make(url: str, **options: Any) -> HttpBroker:
+            broker = HttpBroker(url, **options)
+            stack.callback(broker.close)
+            return broker
+
+        yield make
+
+
+def message(topic: str, body: bytes = b"b") -> Message:
+    return Message(id=new_message_id(), topic=topic, body=body)
+
+
+@contextmanager
+def scripted(*answers: bytes | None) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that gives these answers, one a request and None for closing the connection; and what it was asked."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(20)
+    asked: list[bytes] = []
+    left = list(answers)
+
+    def serve() -> None:
+        while left:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rb") as reader:
+                connection.settimeout(20)
+                while left and (request := read_request(reader)):
+                    asked.append(request)
+                    answer = left.pop(0)
+                    if answer is None:
+                        break
+                    connection.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
+    finally:
+        left.clear()
+        listener.close()
+        thread.join(20)
+
+
+def read_request(reader: Any) -> bytes:
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        line = reader.readline()
+        if not line:
+            return b""
+        head += line
+    length = next((int(one[15:]) for one in head.lower().split(b"\r\n") if one.startswith(b"content-length:")), 0)
+    return head + reader.read(length)
+
+
+def ok(answer: object) -> bytes:
+    body = msgspec.msgpack.encode(answer)
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+STORED = ok({"results": [{"id": "m", "status": "stored", "a-field-of-tomorrow": 1}]})
+
+
+def test_connect_finds_it_by_the_scheme_of_the_url() -> None:
+    broker = connect("http://127.0.0.1:1")
+
+    assert isinstance(broker, HttpBroker)
+    assert isinstance(broker, Broker)
+    broker.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["", "http://", "ftp://a", "127.0.0.1:7788", "http://a?b", "http://a#b", "http://user:secret@a"]
+)
+def test_a_url_that_cannot_work_is_refused_at_once_and_without_its_secrets(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        HttpBroker(url)
+
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"timeout_ms": 0}, {"pool_size": 0}, {"codec": "xml"}, {"token": ""}, {"token": "a\nb"}]
+)
+def test_an_option_that_cannot_work_is_refused_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        HttpBroker("http://127.0.0.1:1", **options)
+
+
+def test_a_message_that_the_broker_refuses_is_rejected_alone(
+    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker]
+) -> None:
+    broker = connected(start(HttpSettings(body_bytes_max=100)).url)
+    batch = [message("t", b"x" * (101 if number in {3, 17} else 100)) for number in range(20)]
+
+    results = broker.publish(batch)
+
+    assert [place for place, one in enumerate(results) if one.status == "rejected"] == [3, 17]
+    assert all("101 bytes" in (results[place].error or "") for place in (3, 17))
+    assert [one.id for one in broker.pull("t", "g")] == [
+        one.id for number, one in enumerate(batch) if number not in {3, 17}
+    ]
+
+
+def test_topics_that_the_token_does_not_cover_hold_up_no_others(
+    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker], tmp_path: Path
+) -> None:
+    digest = hashlib.sha256(b"secret").hexdigest()
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(
+        f'[[tokens]]\nname = "a"\nsha256 = "{digest}"\nroles = ["publish", "consume"]\ntopics = ["mine.*"]\n'
+    )
+    url = start(access=Access(tokens=load_tokens(tokens))).url
+    broker = connected(url, token="secret")
+
+    with pytest.raises(NotAuthorized, match=r"yours\.a"):
+        broker.publish([message("yours.a"), message("mine.a"), message("mine.b")])
+
+    assert len(broker.pull("mine.a", "g")) == len(broker.pull("mine.b", "g")) == 1
+    with pytest.raises(NotAuthorized) as caught:
+        connected(url, token="wrong").pull("mine.a", "g")
+    assert "wrong" not in str(caught.value)
+    assert caught.value.retryable
+
+
+def test_a_broker_that_is_not_there_is_unavailable(connected: Callable[..., HttpBroker]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    broker = connected(f"http://127.0.0.1:{port}")
+
+    with pytest.raises(BrokerUnavailable, match="refused") as caught:
+        broker.publish([message("t")])
+
+    assert caught.value.retryable
+
+
+def test_a_broker_that_does_not_answer_is_given_up_after_the_time_out(connected: Callable[..., HttpBroker]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        broker = connected(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_ms=150)
+        start_s = time.monotonic()
+
+        with pytest.raises(BrokerUnavailable):
+            broker.publish([message("t")])
+        published_s = time.monotonic() - start_s
+        with pytest.raises(BrokerUnavailable):
+            broker.pull("t", "g", wait_ms=200)
+
+    assert 0.14 <= published_s < 3
+    assert 0.45 <= time.monotonic() - start_s < 6, "a pull is given its wait_ms on top"
+
+
+def test_a_publish_goes_again_when_a_kept_connection_breaks(connected: Callable[..., HttpBroker]) -> None:
+    with scripted(STORED, None, STORED) as (url, asked):
+        broker = connected(url)
+        sent = message("t")
+        broker.publish([sent])
+
+        [result] = broker.publish([sent])
+
+    assert result.status == "stored"
+    assert len(asked) == 3
+    assert asked[1] == asked[2]
+
+
+def test_a_publish_goes_again_once_and_not_for_ever(connected: Callable[..., HttpBroker]) -> None:
+    with scripted(STORED, None, None, STORED) as (url, asked):
+        broker = connected(url)
+        broker.publish([message("t")])
+
+        with pytest.raises(BrokerUnavailable):
+            broker.publish([message("t")])
+
+    assert len(asked) == 3
+
+
+def test_a_pull_and_a_nack_do_not_go_again_since_the_first_may_have_counted(
+    connected: Callable[..., HttpBroker],
+) -> None:
+    for ask in (
+        lambda broker: broker.pull("t", "g"),
+        lambda broker: broker.nack(["t/g/0.1.0"]),
+    ):
+        with scripted(STORED, None, STORED) as (url, asked):
+            broker = connected(url)
+            broker.publish([message("t")])
+
+            with pytest.raises(BrokerUnavailable):
+                ask(broker)
+
+        assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 2\r\n\r\nhi",
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: 1\r\n\r\n\xc1",
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}",
+        b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: 100\r\n\r\nshort",
+    ],
+)
+def test_an_answer_that_is_none_of_the_protocol_is_unavailable_and_never_success_or_refusal(
+    connected: Callable[..., HttpBroker], answer: bytes
+) -> None:
+    with scripted(answer, None, None) as (url, _):
+        broker = connected(url, timeout_ms=500)
+
+        with pytest.raises(BrokerUnavailable):
+            broker.publish([message("t")])
+
+
+def test_an_answer_with_too_few_results_is_not_success(connected: Callable[..., HttpBroker]) -> None:
+    with scripted(STORED) as (url, _), pytest.raises(BrokerUnavailable):
+        connected(url).publish([message("t"), message("t")])
+
+
+def test_problems_of_storage_and_load_keep_their_meaning(connected: Callable[..., HttpBroker]) -> None:
+    body = msgspec.json.encode(
+        {"type": "urn:outbox-mq:problem:storage-failed", "title": "t", "status": 503, "detail": "disk full"}
+    )
+    answer = (
+        b"HTTP/1.1 503 X\r\ncontent-type: application/problem+json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    )
+
+    with scripted(answer) as (url, _), pytest.raises(StorageFailed, match="disk full"):
+        connected(url).publish([message("t")])
+
+
+def test_proxies_of_the_environment_are_not_asked(
+    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+
+    assert connected(start().url).publish([message("t")])[0].status == "stored"
+
+
+def test_a_closed_broker_says_so_and_closing_twice_is_fine(connected: Callable[..., HttpBroker]) -> None:
+    broker = connected("http://127.0.0.1:1")
+    broker.close()
+    broker.close()
+
+    with pytest.raises(ConfigurationError, match="closed"):
+        broker.publish([message("t")])
+
+
+def test_an_unknown_group_is_refused_and_not_unavailable(
+    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker]
+) -> None:
+    with pytest.raises(BrokerRefused, match="no topic t"):
+        connected(start().url).admin.figures("t")
+
+
+def test_many_threads_share_one_broker(start: Callable[..., HttpServer], connected: Callable[..., HttpBroker]) -> None:
+    broker = connected(start().url, pool_size=2)
+    failures: list[BaseException] = []
+
+    def publish() -> None:
+        try:
+            for _ in range(10):
+                broker.publish([message("t")])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=publish) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert not failures
+    assert broker.admin.figures("t")["stored"] == 80
+
+
+FORKING = """
+import os, sys
+from broker_adapter.http import HttpBroker
+from messaging import Message
+
+broker = HttpBroker(sys.argv[1])
+broker.publish([Message(id="before", topic="t", body=b"")])
+child = os.fork()
+for number in range(20):
+    name = "parent" if child else "child"
+    [result] = broker.publish([Message(id=f"{name}-{number}", topic="t", body=b"")])
+    assert (result.id, result.status) == (f"{name}-{number}", "stored"), result
+broker.close()
+if child:
+    _, status = os.waitpid(child, 0)
+    sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_parent_and_child_of_a_fork_do_not_share_connections(
+    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker]
+) -> None:
+    url = start().url
+
+    result = subprocess.run([sys.executable, "-c", FORKING, url], capture_output=True, timeout=60, check=False)
+
+    assert result.returncode == 0, result.stderr.decode()
+    assert connected(url).admin.figures("t")["stored"] == 41

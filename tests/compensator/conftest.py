@@ -1,0 +1,5 @@
+"""What the compensator's tests start from."""
+
+from tests.outbox.shop_fixtures import broker, embedded, mysql_shop, shop, sqlite_shop
+
+__all__ = ["broker", "embedded", "mysql_shop", "shop", "sqlite_shop"]
