@@ -1,4 +1,4 @@
-"""Fixtures of the rooms that publish: a shop on each database, and brokers. Each room's conftest names those it uses."""
+"""Fixtures of the rooms that publish: a shop on each database, and brokers. Each conftest names those it uses."""
 
 from __future__ import annotations
 
