@@ -7,20 +7,16 @@ A body travels as text ("utf8"), as base64 text, or, in MessagePack alone, as it
 
 from __future__ import annotations
 
-import binascii
-from base64 import b64decode, b64encode
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
 from messaging import limits
-from messaging.errors import InvalidMessage
-from messaging.message import AckStatus, CancelStatus, Delivery, ExtendStatus, Message, NackStatus, PublishStatus
+from messaging.message import AckStatus, CancelStatus, ExtendStatus, NackStatus, PublishStatus
 
 JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"
-PROBLEM_TYPE: Final = "application/problem+json"
 TIME_MS_MAX: Final = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly."""
 
@@ -375,7 +371,7 @@ class RedriveAnswer(_Answer, frozen=True, kw_only=True):
     redriven: int
 
 
-# -- health and problems ----------------------------------------------------------------------------------------------
+# -- health ----------------------------------------------------------------------------------------------------------
 
 
 class Check(_Answer, frozen=True, kw_only=True):
@@ -391,158 +387,3 @@ class HealthAnswer(_Answer, frozen=True, kw_only=True):
 
     status: Literal["ok", "failed"]
     checks: list[Check] = []
-
-
-class ProblemAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """RFC 9457: `type` is stable, `detail` is for people; `where` is a path into the request, `bound` a named limit."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    where: str | None = None
-    bound: str | None = None
-    limit: int | None = None
-    retry_after_ms: int | None = None
-
-
-class ProblemKind(StrEnum):
-    """Every problem the server may answer with; a `type` is `urn:outbox-mq:problem:` and one of these."""
-
-    MALFORMED_BODY = "malformed-body"
-    WRONG_SHAPE = "wrong-shape"
-    INVALID_MESSAGE = "invalid-message"
-    INVALID_NAME = "invalid-name"
-    BODY_TOO_LARGE = "body-too-large"
-    MESSAGE_TOO_LARGE = "message-too-large"
-    BATCH_TOO_LARGE = "batch-too-large"
-    HEADERS_TOO_LARGE = "headers-too-large"
-    BODY_TOO_SLOW = "body-too-slow"
-    UNKNOWN_ROUTE = "unknown-route"
-    NOT_FOUND = "not-found"
-    METHOD_NOT_ALLOWED = "method-not-allowed"
-    NOT_ACCEPTABLE = "not-acceptable"
-    UNSUPPORTED_MEDIA_TYPE = "unsupported-media-type"
-    UNAUTHENTICATED = "unauthenticated"
-    FORBIDDEN = "forbidden"
-    FOREIGN_ORIGIN = "foreign-origin"
-    NOT_SUPPORTED = "not-supported"
-    REFUSED = "refused"
-    THROTTLED = "throttled"
-    STORAGE_FAILED = "storage-failed"
-    STOPPING = "stopping"
-    INTERNAL = "internal"
-
-    @property
-    def uri(self) -> str:
-        """The value of `type` on the wire."""
-        return PROBLEM_PREFIX + self.value
-
-
-PROBLEM_PREFIX: Final = "urn:outbox-mq:problem:"
-
-
-# -- bodies and messages ----------------------------------------------------------------------------------------------
-
-
-def body_bytes(body: object, encoding: Encoding | None) -> bytes:
-    """The bytes that a body on the wire stands for. Raises InvalidMessage."""
-    match body, encoding:
-        case bytes(), None | Encoding.BINARY:
-            return body
-        case str(), None | Encoding.UTF8:
-            return _utf8(body)
-        case str(), Encoding.BASE64:
-            return _base64(body)
-        case ((str() | bytes()), _):
-            raise InvalidMessage(f"a body of this type cannot have the encoding {str(encoding)!r}")
-        case _:
-            raise InvalidMessage("the body must be text or, in MessagePack, bin; write objects as JSON text")
-
-
-def text_body(body: bytes) -> tuple[str, Encoding]:
-    """A body for JSON: as text where it is UTF-8, as base64 where it is not."""
-    try:
-        return body.decode(), Encoding.UTF8
-    except UnicodeDecodeError:
-        return b64encode(body).decode("ascii"), Encoding.BASE64
-
-
-def packed_message(message: Message) -> PackedMessage:
-    """A message as a client sends it in MessagePack."""
-    return PackedMessage(
-        body=message.body,
-        id=message.id,
-        key=message.key,
-        headers=dict(message.headers) if message.headers else None,
-        created_at_ms=message.created_at_ms or None,
-        deliver_at_ms=message.deliver_at_ms,
-    )
-
-
-def text_message(message: Message) -> PublishedMessage:
-    """A message as a client sends it in JSON."""
-    body, encoding = text_body(message.body)
-    return PublishedMessage(
-        body=body,
-        encoding=encoding,
-        id=message.id,
-        key=message.key,
-        headers=dict(message.headers) if message.headers else None,
-        created_at_ms=message.created_at_ms or None,
-        deliver_at_ms=message.deliver_at_ms,
-    )
-
-
-def pulled_message(delivery: Delivery) -> PulledMessage:
-    """A delivery for JSON."""
-    body, encoding = text_body(delivery.body)
-    return PulledMessage(body=body, encoding=encoding, **_delivery_fields(delivery))
-
-
-def packed_pulled_message(delivery: Delivery) -> PackedPulledMessage:
-    """A delivery for MessagePack."""
-    return PackedPulledMessage(body=delivery.body, encoding=Encoding.BINARY, **_delivery_fields(delivery))
-
-
-def delivery_of(pulled: PulledMessage) -> Delivery:
-    """The delivery that a client reads from an answer, in either codec."""
-    return Delivery(
-        receipt=pulled.receipt,
-        id=pulled.id,
-        topic=pulled.topic,
-        body=body_bytes(pulled.body, pulled.encoding),
-        key=pulled.key,
-        headers=pulled.headers,
-        attempt=pulled.attempt,
-        created_at_ms=pulled.created_at_ms,
-        deliver_at_ms=pulled.deliver_at_ms,
-    )
-
-
-def _delivery_fields(delivery: Delivery) -> dict[str, Any]:
-    headers = delivery.headers
-    return {
-        "receipt": delivery.receipt,
-        "id": delivery.id,
-        "topic": delivery.topic,
-        "key": delivery.key,
-        "headers": headers if isinstance(headers, dict) else dict(headers),
-        "attempt": delivery.attempt,
-        "created_at_ms": delivery.created_at_ms,
-        "deliver_at_ms": delivery.deliver_at_ms,
-    }
-
-
-def _utf8(body: str) -> bytes:
-    try:
-        return body.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidMessage("the body cannot be written as UTF-8") from error
-
-
-def _base64(body: str) -> bytes:
-    try:
-        return b64decode(body, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidMessage(f"the body is not base64: {error}") from error

@@ -14,8 +14,8 @@ from typing import Final, assert_never
 from sqlalchemy import Engine
 
 from messaging.broker import Broker
-from messaging.errors import BrokerError, BrokerRefused, BrokerThrottled, NotAuthorized
-from messaging.message import CancelStatus, PublishResult, PublishStatus
+from messaging.errors import BrokerError, BrokerRefused, BrokerThrottled, InvalidMessage, NotAuthorized
+from messaging.message import CancelStatus, Message, PublishResult, PublishStatus, check_message_id
 from outbox.database import database_errors
 from outbox.row import OutboxRow
 from outbox.schema import RowKind
@@ -91,8 +91,8 @@ class Relay:
         """Send rows that `token` owns and write down what became of each. Raises DatabaseUnavailable where that failed:
         then the rows stay ours until the lease ends and are sent again, under the same ids.
         """
-        decisions, outage = self._send(rows)
-        changed = self._settle(decisions, token=token)
+        decisions, outage = self.send(rows)
+        changed = self.settle(decisions, token=token)
         kinds = [type(decision) for decision in decisions.values()]
         return DeliveryReport(
             accepted=kinds.count(Accepted),
@@ -102,45 +102,44 @@ class Relay:
             outage=outage,
         )
 
-    def _send(self, rows: Sequence[OutboxRow]) -> tuple[dict[str, Decision], BrokerError | None]:
-        """Publishes first, then cancels: a cancel written in the same transaction must find its message."""
-        publishes = [row for row in rows if row.kind is RowKind.PUBLISH]
-        cancels = [row for row in rows if row.kind is RowKind.CANCEL]
-        decisions: dict[str, Decision] = {}
-        outage: BrokerError | None = None
-        for part, send in ((publishes, self._publish), (cancels, self._cancel)):
-            if not part:
-                continue
-            if outage is None:
-                outage = send(part, decisions)
-            else:
-                decisions.update(self._put_off(part, outage))
+    def send(self, rows: Sequence[OutboxRow]) -> tuple[dict[str, Decision], BrokerError | None]:
+        """The first half: to the broker, and what is to become of each row; nothing is written down yet.
+
+        Publishes first, then cancels: a cancel written in the same transaction must find its message.
+        """
+        publishes, cancels, decisions = _read(rows)
+        outage = self._publish(publishes, decisions) if publishes else None
+        if cancels and outage is None:
+            outage = self._cancel(cancels, decisions)
+        elif outage is not None:
+            decisions.update(self._put_off(cancels, outage))
         return decisions, outage
 
-    def _publish(self, rows: Sequence[OutboxRow], decisions: dict[str, Decision]) -> BrokerError | None:
+    def _publish(self, rows: Sequence[Message], decisions: dict[str, Decision]) -> BrokerError | None:
         try:
-            results = self._broker.publish([row.message() for row in rows])
-        except BrokerError as error:
+            results = self._broker.publish(rows)
+        except (BrokerError, InvalidMessage) as error:
             return self._refused(rows, error, decisions)
         for row, result in zip(rows, results, strict=True):
             decisions[row.id] = decide_publish(result)
         return None
 
     def _refused(
-        self, rows: Sequence[OutboxRow], error: BrokerError, decisions: dict[str, Decision]
+        self, rows: Sequence[Message], error: BrokerError | InvalidMessage, decisions: dict[str, Decision]
     ) -> BrokerError | None:
         """An outage puts the whole batch off.
 
         A refusal may be the fault of one row or topic: part them until it is alone.
         """
-        if not isinstance(error, BrokerRefused):
+        if not isinstance(error, BrokerRefused | InvalidMessage):
             decisions.update(self._put_off(rows, error))
             return error
         parts = _by_topic(rows) if isinstance(error, NotAuthorized) else _halves(rows)
         if len(parts) == 1:
-            unauthorized = isinstance(error, NotAuthorized)  # an operator can mend that: wait
-            parked = {row.id: Park(f"refused by the broker: {error}") for row in rows}
-            decisions.update(self._put_off(rows, error) if unauthorized else parked)
+            if isinstance(error, NotAuthorized):  # an operator can mend that: wait
+                decisions.update(self._put_off(rows, error))
+            else:
+                decisions.update({row.id: Park(f"refused by the broker: {error}") for row in rows})
             return None
         for part in parts:
             outage = self._publish(part, decisions)
@@ -152,10 +151,13 @@ class Relay:
     def _cancel(self, rows: Sequence[OutboxRow], decisions: dict[str, Decision]) -> BrokerError | None:
         try:
             statuses = self._broker.cancel([row.cancels for row in rows])
+        except NotAuthorized as error:
+            decisions.update(self._put_off(rows, error))
+            return None
+        except BrokerRefused as error:
+            decisions.update({row.id: Park(f"the broker cannot cancel: {error}") for row in rows})
+            return None
         except BrokerError as error:
-            if isinstance(error, BrokerRefused) and not isinstance(error, NotAuthorized):
-                decisions.update({row.id: Park(f"the broker cannot cancel: {error}") for row in rows})
-                return None
             decisions.update(self._put_off(rows, error))
             return error
         for row, status in zip(rows, statuses, strict=True):
@@ -164,12 +166,12 @@ class Relay:
                 logger.warning("cancel_without_effect", extra={"message_id": row.cancels, "status": str(status)})
         return None
 
-    def _put_off(self, rows: Sequence[OutboxRow], error: BrokerError) -> dict[str, Decision]:
+    def _put_off(self, rows: Sequence[OutboxRow | Message], error: BrokerError) -> dict[str, Decision]:
         delay_ms = error.retry_after_ms if isinstance(error, BrokerThrottled) else self._policy.outage_delay_ms
         spread = self._policy.outage_jitter * self._random.random()
         return {row.id: Retry(int(delay_ms * (1 + spread)), str(error)) for row in rows}
 
-    def _settle(self, decisions: dict[str, Decision], *, token: str) -> int:
+    def settle(self, decisions: dict[str, Decision], *, token: str) -> int:
         """Write decisions down, those that are alike together, in short transactions; returns how many rows were
         ours.
         """
@@ -212,13 +214,33 @@ def decide_publish(result: PublishResult) -> Decision:
             assert_never(result.status)
 
 
-def _halves(rows: Sequence[OutboxRow]) -> list[Sequence[OutboxRow]]:
+def _read(rows: Sequence[OutboxRow]) -> tuple[list[Message], list[OutboxRow], dict[str, Decision]]:
+    """What to publish and what to cancel; a row that says neither is parked, so that it holds up no other."""
+    publishes: list[Message] = []
+    cancels: list[OutboxRow] = []
+    decisions: dict[str, Decision] = {}
+    for row in rows:
+        try:
+            match row.kind:
+                case RowKind.PUBLISH:
+                    publishes.append(row.message())
+                case RowKind.CANCEL:
+                    check_message_id(row.cancels)
+                    cancels.append(row)
+                case _:
+                    assert_never(row.kind)
+        except InvalidMessage as error:
+            decisions[row.id] = Park(f"the row cannot be sent as it is: {error}")
+    return publishes, cancels, decisions
+
+
+def _halves(rows: Sequence[Message]) -> list[Sequence[Message]]:
     middle = len(rows) // 2
     return [rows[:middle], rows[middle:]] if middle else [rows]
 
 
-def _by_topic(rows: Sequence[OutboxRow]) -> list[Sequence[OutboxRow]]:
-    topics: defaultdict[str, list[OutboxRow]] = defaultdict(list)
+def _by_topic(rows: Sequence[Message]) -> list[Sequence[Message]]:
+    topics: defaultdict[str, list[Message]] = defaultdict(list)
     for row in rows:
         topics[row.topic].append(row)
     return list(topics.values())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from messaging.errors import InvalidMessage
 from messaging.ids import new_message_id
 from messaging.message import NO_HEADERS, Message
 from outbox.schema import RowKind
@@ -32,13 +33,17 @@ class OutboxRow:
     attempts: int = 0
 
     def message(self) -> Message:
-        """The message as the broker gets it."""
+        """The message as the broker gets it. Raises InvalidMessage where the row was not written by this code."""
+        try:
+            headers = _decode_headers(self.headers_json) if self.headers_json else NO_HEADERS
+        except msgspec.DecodeError as error:
+            raise InvalidMessage(f"the headers of row {self.id} are not a JSON object of strings: {error}") from error
         return Message(
             id=self.id,
             topic=self.topic,
             body=self.body,
             key=self.key,
-            headers=_decode_headers(self.headers_json) if self.headers_json else NO_HEADERS,
+            headers=headers,
             created_at_ms=self.created_at_us // 1000,
             deliver_at_ms=self.deliver_at_ms,
         )
@@ -46,7 +51,7 @@ class OutboxRow:
     @property
     def cancels(self) -> str:
         """The id of the message that this row cancels."""
-        return self.body.decode()
+        return self.body.decode("ascii", "replace")
 
 
 def publish_row(message: Message) -> OutboxRow:

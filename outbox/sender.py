@@ -14,14 +14,15 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from weakref import WeakSet
 
 from messaging.errors import ConfigurationError, OutboxError
 from messaging.ids import new_token
-from outbox.relay import Relay
+from outbox.relay import Decision, Relay
 from outbox.row import OutboxRow
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class SenderLimits:
 
     `lease_ms` is how long a fresh row belongs to the sender before the compensator may take it. The sender begins no
     send in the lease's last `lease_margin_ms`, which must exceed the broker adapter's time-out: so the two never race.
+    What the broker accepted is removed from the table in batches, `settle_delay_ms` later at most: a crash in between
+    means that it is sent again under the same ids.
     """
 
     queue_rows_max: int = 10_000
@@ -45,6 +48,8 @@ class SenderLimits:
     lease_ms: int = 20_000
     lease_margin_ms: int = 12_000
     close_timeout_ms: int = 5_000
+    settle_delay_ms: int = 100
+    settle_rows_max: int = 200
 
     def __post_init__(self) -> None:
         if not 0 <= self.lease_margin_ms < self.lease_ms:
@@ -79,6 +84,8 @@ class Sender:
         self._thread: threading.Thread | None = None
         self._closing = False
         self._give_up_at_ms = 0
+        self._unsettled: dict[str, Decision] = {}
+        self._settle_at_ms = 0
         _watch(self)
 
     @property
@@ -131,15 +138,21 @@ class Sender:
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
             if batch:
-                self._send(batch)
+                self._attempt(partial(self._send, batch))
+            if self._unsettled and (not batch or self._settle_is_due()):
+                self._attempt(self._settle)
+        self._attempt(self._settle)
 
     def _next_batch(self) -> list[OutboxRow] | None:
-        """What has gathered, up to a batch; None when it is time to stop."""
+        """What has gathered, up to a batch; empty when it is time to settle, None when it is time to stop."""
         with self._wake:
             while not self._queue:
                 if self._closing:
                     return None
-                self._wake.wait(IDLE_WAIT_SECONDS)
+                if self._unsettled and self._settle_is_due():
+                    return []
+                left_ms = self._settle_at_ms - _monotonic_ms() if self._unsettled else IDLE_WAIT_SECONDS * 1000
+                self._wake.wait(max(0.0, left_ms / 1000))
             batch: list[OutboxRow] = []
             now_ms = _monotonic_ms()
             while self._queue and len(batch) < self._limits.batch_rows_max:
@@ -152,14 +165,28 @@ class Sender:
             return batch
 
     def _send(self, rows: Sequence[OutboxRow]) -> None:
+        decisions, _ = self._relay.send(rows)
+        if not self._unsettled:
+            self._settle_at_ms = _monotonic_ms() + self._limits.settle_delay_ms
+        self._unsettled.update(decisions)
+
+    def _settle_is_due(self) -> bool:
+        return len(self._unsettled) >= self._limits.settle_rows_max or _monotonic_ms() >= self._settle_at_ms
+
+    def _settle(self) -> None:
+        decisions, self._unsettled = self._unsettled, {}
+        self._relay.settle(decisions, token=self._token)
+
+    def _attempt(self, act: Callable[[], None]) -> None:
+        """Whatever fails, the loop goes on: the rows are safe in the table, and the compensator sends them."""
         try:
-            self._relay.deliver(rows, token=self._token)
+            act()
         except OutboxError as error:
             self.failed_batches += 1
-            logger.warning("send_not_settled", extra={"rows": len(rows), "error": str(error)})
-        except Exception:  # the thread boundary: a defect must not end the loop, and the rows are safe in the table
+            logger.warning("send_not_settled", extra={"error": str(error)})
+        except Exception:  # the thread boundary: a defect must not end the loop
             self.failed_batches += 1
-            logger.exception("send_failed", extra={"rows": len(rows)})
+            logger.exception("send_failed")
 
     def reset_after_fork(self) -> None:
         """Begin anew in a forked child: the parent's thread, queue and token stay the parent's."""
@@ -169,6 +196,7 @@ class Sender:
         self._wake = threading.Condition()
         self._thread = None
         self._closing = False
+        self._unsettled = {}
 
 
 def _monotonic_ms() -> int:

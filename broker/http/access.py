@@ -28,7 +28,7 @@ from starlette.datastructures import Headers
 
 from broker.http.problems import Problem
 from messaging.errors import ConfigurationError
-from messaging.wire import ProblemKind
+from messaging.problem import ProblemKind
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 TOKENS_MAX: Final = 1_000

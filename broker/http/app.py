@@ -33,7 +33,11 @@ from broker.http.settings import HttpSettings
 from messaging.clock import Clock, SystemClock
 from messaging.errors import InvalidMessage, OutboxError
 from messaging.message import check_group, check_topic
-from messaging.wire import JSON_TYPE, ProblemKind, PullRequest
+from messaging.problem import ProblemKind
+from messaging.wire import (
+    JSON_TYPE,
+    PullRequest,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from broker.http.problems import Problem
-from messaging.wire import PROBLEM_TYPE, ProblemKind
+from messaging.problem import PROBLEM_TYPE, ProblemKind
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):

@@ -19,7 +19,7 @@ from broker.http.metrics import Metrics
 from broker.http.problems import Problem, of_decoding
 from broker.http.settings import HttpSettings
 from messaging.clock import Clock
-from messaging.wire import ProblemKind
+from messaging.problem import ProblemKind
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 

@@ -9,7 +9,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from broker.http.problems import Problem, of_decoding
-from messaging.wire import JSON_TYPE, MSGPACK_TYPE, ProblemKind
+from messaging.problem import ProblemKind
+from messaging.wire import (
+    JSON_TYPE,
+    MSGPACK_TYPE,
+)
 
 Shape = TypeVar("Shape")
 

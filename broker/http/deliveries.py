@@ -22,9 +22,8 @@ from messaging.wire import (
     PackedPullAnswer,
     PullAnswer,
     PullRequest,
-    packed_pulled_message,
-    pulled_message,
 )
+from messaging.wire_messages import packed_pulled_message, pulled_message
 
 Status = TypeVar("Status", AckStatus, NackStatus, ExtendStatus)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from broker.http.problems import Problem
-from messaging.wire import ProblemKind
+from messaging.problem import ProblemKind
 
 
 @dataclass(slots=True, kw_only=True)

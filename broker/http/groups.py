@@ -11,6 +11,7 @@ from broker.http.access import Role
 from broker.http.call import Call
 from broker.http.problems import Problem
 from messaging.message import DeadLetter, GroupConfig
+from messaging.problem import ProblemKind
 from messaging.wire import (
     BackoffSettings,
     DeadAnswer,
@@ -23,15 +24,14 @@ from messaging.wire import (
     PackedDeadAnswer,
     PackedDeadMessage,
     PageQuery,
-    ProblemKind,
     RedriveAnswer,
     RedriveRequest,
     SeekRequest,
     StartAt,
     TopicAnswer,
     TopicsAnswer,
-    text_body,
 )
+from messaging.wire_messages import text_body
 
 
 def topics(call: Call) -> TopicsAnswer:

@@ -8,7 +8,11 @@ from broker.http.access import Role, authorize
 from broker.http.call import Services
 from broker.http.problems import Problem
 from messaging.errors import OutboxError
-from messaging.wire import Check, HealthAnswer, ProblemKind
+from messaging.problem import ProblemKind
+from messaging.wire import (
+    Check,
+    HealthAnswer,
+)
 
 LIVE = HealthAnswer(status="ok")
 

@@ -11,12 +11,12 @@ from broker.http.problems import Problem
 from messaging.errors import InvalidMessage
 from messaging.ids import new_message_id
 from messaging.message import CancelStatus, Message, check_message_id, check_topic
+from messaging.problem import ProblemKind
 from messaging.wire import (
     CancelAnswer,
     CancelOutcome,
     CancelRequest,
     PackedPublishRequest,
-    ProblemKind,
     PublishAnswer,
     PublishedMessage,
     PublishOutcome,
@@ -25,8 +25,8 @@ from messaging.wire import (
     ScheduledCount,
     ScheduledMessage,
     ScheduledQuery,
-    body_bytes,
 )
+from messaging.wire_messages import body_bytes
 
 _BUCKET_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 

@@ -11,8 +11,12 @@ import msgspec
 
 from broker.http.problems import TITLES
 from broker.http.routes import Route, Work
-from messaging import wire
-from messaging.wire import JSON_TYPE, MSGPACK_TYPE, PROBLEM_TYPE, ProblemKind
+from messaging import problem, wire
+from messaging.problem import PROBLEM_TYPE, ProblemKind
+from messaging.wire import (
+    JSON_TYPE,
+    MSGPACK_TYPE,
+)
 
 _REFS: Final = "#/components/schemas/{name}"
 _NAME: Final = {"type": "string", "pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}$"}
@@ -43,7 +47,7 @@ _WITH_BODY: Final = (
 def document(routes: Sequence[Route]) -> dict[str, Any]:
     """The whole document, as JSON-able data."""
     shapes = {shape for route in routes for shape in (route.body, route.answer) if shape is not None}
-    shapes |= {wire.ProblemAnswer, wire.HealthAnswer}
+    shapes |= {problem.ProblemAnswer, wire.HealthAnswer}
     _, components = msgspec.json.schema_components(sorted(shapes, key=lambda shape: shape.__name__), ref_template=_REFS)
     paths: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for route in routes:
@@ -106,7 +110,7 @@ def _problems(route: Route) -> dict[str, Any]:
     return {
         str(status): {
             "description": " ".join(texts),
-            "content": {PROBLEM_TYPE: {"schema": _ref(wire.ProblemAnswer)}},
+            "content": {PROBLEM_TYPE: {"schema": _ref(problem.ProblemAnswer)}},
         }
         for status, texts in sorted(by_status.items())
     }

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from messaging import errors
-from messaging.wire import PROBLEM_TYPE, ProblemAnswer, ProblemKind
+from messaging.problem import PROBLEM_TYPE, ProblemAnswer, ProblemKind
 
 TITLES: Final[dict[ProblemKind, tuple[int, str]]] = {
     ProblemKind.MALFORMED_BODY: (400, "The body cannot be read"),

@@ -12,7 +12,7 @@ import msgspec
 from broker.http import deliveries, groups, messages
 from broker.http.access import Role
 from broker.http.call import Call
-from messaging import wire
+from messaging import problem, wire
 
 TOPIC: Final = "/v1/topics/{topic}"
 GROUP: Final = TOPIC + "/groups/{group}"
@@ -40,10 +40,10 @@ class Route:
     body_optional: bool = False
     query: type[msgspec.Struct] | None = None
     work: Work = Work.SETTLE
-    problems: tuple[wire.ProblemKind, ...] = field(default=())
+    problems: tuple[problem.ProblemKind, ...] = field(default=())
 
 
-_NOT_FOUND: Final = (wire.ProblemKind.NOT_FOUND,)
+_NOT_FOUND: Final = (problem.ProblemKind.NOT_FOUND,)
 
 ROUTES: Final = (
     Route(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from broker_adapter.http.connection import Connection
-from messaging import limits, wire
+from messaging import limits, wire, wire_messages
 from messaging.errors import InvalidMessage
 from messaging.message import DeadLetter, GroupConfig, check_group, check_topic
 
@@ -106,5 +106,5 @@ def _letter(one: wire.DeadMessage) -> DeadLetter:
         dead_at_ms=one.dead_at_ms,
         key=one.key,
         headers=one.headers or {},
-        body=b"" if one.body is None else wire.body_bytes(one.body, one.encoding),
+        body=b"" if one.body is None else wire_messages.body_bytes(one.body, one.encoding),
     )

@@ -8,9 +8,16 @@ from typing import Final, TypeVar
 
 from broker_adapter.http.admin import HttpAdmin
 from broker_adapter.http.connection import Connection, Options, WireCodec
-from messaging import limits, wire
+from messaging import limits, wire, wire_messages
 from messaging.broker import BrokerAdmin
-from messaging.errors import BrokerRefused, ConfigurationError, InvalidMessage, NotAuthorized, NotSupported
+from messaging.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    ConfigurationError,
+    InvalidMessage,
+    NotAuthorized,
+    NotSupported,
+)
 from messaging.message import (
     AckStatus,
     CancelStatus,
@@ -107,9 +114,9 @@ class HttpBroker:
         path = f"{_group_path(topic, group)}/pull"
         if self._connection.packed:
             packed = self._connection.send("POST", path, wire.PackedPullAnswer, body=request, wait_ms=request.wait_ms)
-            return [wire.delivery_of(one) for one in packed.deliveries]
+            return [wire_messages.delivery_of(one) for one in packed.deliveries]
         answer = self._connection.send("POST", path, wire.PullAnswer, body=request, wait_ms=request.wait_ms)
-        return [wire.delivery_of(one) for one in answer.deliveries]
+        return [wire_messages.delivery_of(one) for one in answer.deliveries]
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
         """Settle deliveries; a text that is no receipt is `unknown`."""
@@ -155,6 +162,7 @@ class HttpBroker:
             answer = self._connection.send(
                 "POST", "/v1/scheduled/cancel", wire.CancelAnswer, body=body, repeatable=True
             )
+            _check_count(answer.results, chunk)
             statuses += [one.status for one in answer.results]
         return statuses
 
@@ -182,12 +190,14 @@ class HttpBroker:
     def _post(self, topic: str, messages: Sequence[Message]) -> list[PublishResult]:
         body: wire.PackedPublishRequest | wire.PublishRequest
         if self._connection.packed:
-            body = wire.PackedPublishRequest(messages=[wire.packed_message(one) for one in messages])
+            body = wire.PackedPublishRequest(messages=[wire_messages.packed_message(one) for one in messages])
         else:
-            body = wire.PublishRequest(messages=[wire.text_message(one) for one in messages])
+            body = wire.PublishRequest(messages=[wire_messages.text_message(one) for one in messages])
         answer = self._connection.send(
             "POST", f"/v1/topics/{topic}/messages", wire.PublishAnswer, body=body, repeatable=True
         )
+        if [one.id for one in answer.results] != [one.id for one in messages]:
+            raise BrokerUnavailable("the broker's answer is about other messages than those published")
         return [PublishResult(one.id, one.status, one.error) for one in answer.results]
 
 
@@ -200,9 +210,16 @@ def _settled(
         if path is None:
             continue
         for chunk in _slices(places):
-            for place, status in zip(chunk, send(path, [receipts[place] for place in chunk]), strict=True):
+            answered = send(path, [receipts[place] for place in chunk])
+            _check_count(answered, chunk)
+            for place, status in zip(chunk, answered, strict=True):
                 statuses[place] = status
     return statuses
+
+
+def _check_count(answered: Sequence[object], asked: Sequence[object]) -> None:
+    if len(answered) != len(asked):
+        raise BrokerUnavailable(f"the broker answered {len(answered)} results for {len(asked)} entries")
 
 
 def _receipt_path(receipt: str) -> str | None:

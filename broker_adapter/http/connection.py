@@ -18,7 +18,10 @@ from urllib3.exceptions import NewConnectionError, ProtocolError
 
 from broker_adapter.http.failures import of_answer, of_exception
 from messaging.errors import BrokerUnavailable, ConfigurationError
-from messaging.wire import JSON_TYPE, MSGPACK_TYPE
+from messaging.wire import (
+    JSON_TYPE,
+    MSGPACK_TYPE,
+)
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 

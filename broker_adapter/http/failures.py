@@ -19,7 +19,7 @@ from messaging.errors import (
     OutboxError,
     StorageFailed,
 )
-from messaging.wire import PROBLEM_PREFIX, ProblemAnswer, ProblemKind
+from messaging.problem import PROBLEM_PREFIX, ProblemAnswer, ProblemKind
 
 _RETRY_AFTER_MS_DEFAULT: Final = 1_000
 _RETRY_AFTER_MS_MAX: Final = 60 * 60 * 1000
@@ -45,8 +45,8 @@ OF_EXCEPTIONS: Final[tuple[tuple[type[http.RequestException], type[OutboxError]]
     (http.InvalidURL, ConfigurationError),
     (http.InvalidHeader, ConfigurationError),
     (http.URLRequired, ConfigurationError),
-    (http.InvalidJSONError, BrokerUnavailable),
     (http.JSONDecodeError, BrokerUnavailable),
+    (http.InvalidJSONError, BrokerUnavailable),
 )
 """Every exception of requests, subclasses first; a test keeps the table complete."""
 

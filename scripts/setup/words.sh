@@ -31,16 +31,6 @@ step() {
     return "$status"
 }
 
-# loud_step NAME COMMAND...: the same with its output shown as it comes.
-loud_step() {
-    local name=$1 began status=0
-    shift
-    began=$(now_ms)
-    "$@" || status=$?
-    report_step "$name" "$began" "$status"
-    return "$status"
-}
-
 report_step() {
     local took=$(($(now_ms) - $2)) word=ok
     (($3 == 0)) || word=FAILED

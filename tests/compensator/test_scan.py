@@ -1,4 +1,4 @@
-"""What a pass does with what the broker says: poison is parked alone, an outage costs nothing, a refusal holds up nobody."""
+"""What a pass does with the broker's answers: poison is parked alone, an outage costs nothing, nobody is held up."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from broker_adapter.embedded import EmbeddedBroker
+from messaging.clock import SystemClock
 from messaging.errors import (
     BrokerError,
     BrokerRefused,
@@ -83,7 +84,7 @@ def test_a_row_that_has_its_whole_batch_refused_is_found_and_parked_alone(sqlite
 
 
 @pytest.mark.parametrize(
-    "broken", [{"headers": "{"}, {"topic": "../etc"}, {"kind": "cancel", "body": b"\xff"}], ids=lambda it: "-".join(it)
+    "broken", [{"headers": "{"}, {"topic": "../etc"}, {"kind": "cancel", "body": b"\xff"}], ids="-".join
 )
 def test_a_row_that_cannot_be_a_message_is_parked_and_holds_up_nobody(
     shop: Shop, broker: RecordingBroker, broken: dict[str, object]
@@ -191,17 +192,17 @@ def test_an_outage_in_the_middle_of_a_parted_batch_puts_the_rest_off(sqlite_shop
 
 
 def test_a_cancel_follows_its_message_and_its_answer_is_kept(shop: Shop, embedded: EmbeddedBroker) -> None:
-    scheduled = publish_row(Message(id="m-1", topic="topic", body=b"", deliver_at_ms=4_000_000_000_000))
+    tomorrow_ms = SystemClock().now_ms() + 86_400_000
+    scheduled = publish_row(Message(id="m-1", topic="topic", body=b"", deliver_at_ms=tomorrow_ms))
     rows = [cancel_row("m-1"), scheduled, cancel_row("never-published")]
     with shop.engine.begin() as connection:
         shop.store.insert(connection, rows, token="d" * 32, lease_us=-HOUR_US)
 
     report = shop.scan(embedded).run()
 
+    archive = shop.tables.archive
     with shop.engine.connect() as connection:
-        outcomes = dict(connection.execute(shop.tables.archive.select().with_only_columns(
-            shop.tables.archive.c.id, shop.tables.archive.c.outcome
-        )).tuples().all())  # fmt: skip
+        outcomes = {row.id: row.outcome for row in connection.execute(select(archive.c.id, archive.c.outcome))}
     assert report.accepted == 3
     assert outcomes == {rows[0].id: CancelStatus.CANCELED, "m-1": "stored", rows[2].id: CancelStatus.UNKNOWN}
 

@@ -14,7 +14,7 @@ from broker.http import problems
 from broker.http.server import HttpServer
 from broker.http.settings import HttpSettings
 from messaging import errors
-from messaging.wire import ProblemKind
+from messaging.problem import ProblemKind
 
 Client = Callable[..., requests.Response]
 JSON = {"content-type": "application/json"}

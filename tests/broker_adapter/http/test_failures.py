@@ -11,7 +11,7 @@ from requests import exceptions as http
 
 from broker_adapter.http import failures
 from messaging import errors
-from messaging.wire import ProblemAnswer, ProblemKind
+from messaging.problem import ProblemAnswer, ProblemKind
 
 
 def answered(status: int, content: bytes = b"", **headers: str) -> requests.Response:

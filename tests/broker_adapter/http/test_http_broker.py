@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,17 @@ def connected() -> Iterator[Callable[..., HttpBroker]]:
         yield make
 
 
-def message(topic: str, body: bytes = b"b") -> Message:
-    return Message(id=new_message_id(), topic=topic, body=body)
+def message(topic: str, body: bytes = b"b", **more: Any) -> Message:
+    return Message(**{"id": new_message_id(), "topic": topic, "body": body, **more})
 
 
 @contextmanager
 def scripted(*answers: bytes | None) -> Iterator[tuple[str, list[bytes]]]:
     """A server that gives these answers, one a request and None for closing the connection; and what it was asked."""
     listener = socket.create_server(("127.0.0.1", 0))
-    listener.settimeout(20)
     asked: list[bytes] = []
     left = list(answers)
+    opened = [listener]
 
     def serve() -> None:
         while left:
@@ -64,8 +64,8 @@ def scripted(*answers: bytes | None) -> Iterator[tuple[str, list[bytes]]]:
                 connection, _ = listener.accept()
             except OSError:
                 return
+            opened.append(connection)
             with connection, connection.makefile("rb") as reader:
-                connection.settimeout(20)
                 while left and (request := read_request(reader)):
                     asked.append(request)
                     answer = left.pop(0)
@@ -79,8 +79,11 @@ def scripted(*answers: bytes | None) -> Iterator[tuple[str, list[bytes]]]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
     finally:
         left.clear()
-        listener.close()
+        for one in opened:
+            with suppress(OSError):  # closed already
+                one.shutdown(socket.SHUT_RDWR)
         thread.join(20)
+        listener.close()
 
 
 def read_request(reader: Any) -> bytes:
@@ -193,7 +196,7 @@ def test_a_broker_that_does_not_answer_is_given_up_after_the_time_out(connected:
 def test_a_publish_goes_again_when_a_kept_connection_breaks(connected: Callable[..., HttpBroker]) -> None:
     with scripted(STORED, None, STORED) as (url, asked):
         broker = connected(url)
-        sent = message("t")
+        sent = message("t", id="m")
         broker.publish([sent])
 
         [result] = broker.publish([sent])
@@ -206,10 +209,10 @@ def test_a_publish_goes_again_when_a_kept_connection_breaks(connected: Callable[
 def test_a_publish_goes_again_once_and_not_for_ever(connected: Callable[..., HttpBroker]) -> None:
     with scripted(STORED, None, None, STORED) as (url, asked):
         broker = connected(url)
-        broker.publish([message("t")])
+        broker.publish([message("t", id="m")])
 
         with pytest.raises(BrokerUnavailable):
-            broker.publish([message("t")])
+            broker.publish([message("t", id="m")])
 
     assert len(asked) == 3
 
@@ -223,7 +226,7 @@ def test_a_pull_and_a_nack_do_not_go_again_since_the_first_may_have_counted(
     ):
         with scripted(STORED, None, STORED) as (url, asked):
             broker = connected(url)
-            broker.publish([message("t")])
+            broker.publish([message("t", id="m")])
 
             with pytest.raises(BrokerUnavailable):
                 ask(broker)
@@ -251,12 +254,16 @@ def test_an_answer_that_is_none_of_the_protocol_is_unavailable_and_never_success
         broker = connected(url, timeout_ms=500)
 
         with pytest.raises(BrokerUnavailable):
-            broker.publish([message("t")])
+            broker.publish([message("t", id="m")])
 
 
-def test_an_answer_with_too_few_results_is_not_success(connected: Callable[..., HttpBroker]) -> None:
+def test_an_answer_about_other_messages_is_not_success(connected: Callable[..., HttpBroker]) -> None:
     with scripted(STORED) as (url, _), pytest.raises(BrokerUnavailable):
-        connected(url).publish([message("t"), message("t")])
+        connected(url).publish([message("t", id="m"), message("t")])
+    with scripted(STORED) as (url, _), pytest.raises(BrokerUnavailable):
+        connected(url).publish([message("t", id="another")])
+    with scripted(ok({"results": []})) as (url, _), pytest.raises(BrokerUnavailable):
+        connected(url).ack(["t/g/0.1.0"])
 
 
 def test_problems_of_storage_and_load_keep_their_meaning(connected: Callable[..., HttpBroker]) -> None:

@@ -1,0 +1,57 @@
+"""Problems of the HTTP protocol (RFC 9457), as its server and its clients share them. Not what causes them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+PROBLEM_TYPE: Final = "application/problem+json"
+PROBLEM_PREFIX: Final = "urn:outbox-mq:problem:"
+
+
+class ProblemAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """RFC 9457: `type` is stable, `detail` is for people; `where` is a path into the request, `bound` a named limit."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    where: str | None = None
+    bound: str | None = None
+    limit: int | None = None
+    retry_after_ms: int | None = None
+
+
+class ProblemKind(StrEnum):
+    """Every problem the server may answer with; a `type` is `urn:outbox-mq:problem:` and one of these."""
+
+    MALFORMED_BODY = "malformed-body"
+    WRONG_SHAPE = "wrong-shape"
+    INVALID_MESSAGE = "invalid-message"
+    INVALID_NAME = "invalid-name"
+    BODY_TOO_LARGE = "body-too-large"
+    MESSAGE_TOO_LARGE = "message-too-large"
+    BATCH_TOO_LARGE = "batch-too-large"
+    HEADERS_TOO_LARGE = "headers-too-large"
+    BODY_TOO_SLOW = "body-too-slow"
+    UNKNOWN_ROUTE = "unknown-route"
+    NOT_FOUND = "not-found"
+    METHOD_NOT_ALLOWED = "method-not-allowed"
+    NOT_ACCEPTABLE = "not-acceptable"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported-media-type"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    FOREIGN_ORIGIN = "foreign-origin"
+    NOT_SUPPORTED = "not-supported"
+    REFUSED = "refused"
+    THROTTLED = "throttled"
+    STORAGE_FAILED = "storage-failed"
+    STOPPING = "stopping"
+    INTERNAL = "internal"
+
+    @property
+    def uri(self) -> str:
+        """The value of `type` on the wire."""
+        return PROBLEM_PREFIX + self.value
