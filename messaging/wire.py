@@ -22,6 +22,17 @@ TIME_MS_MAX: Final = 2**53 - 1
 
 TimeMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 DurationMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+# Bounds that Message and the server check, so that there is one text for them; here they are only told.
+MessageId = Annotated[str, Meta(extra_json_schema={"pattern": "^[A-Za-z0-9._:-]{1,64}$"})]
+Key = Annotated[str, Meta(description="1 to 1,024 bytes in UTF-8", extra_json_schema={"minLength": 1})]
+Headers = Annotated[
+    dict[str, str],
+    Meta(
+        description="Names are HTTP tokens of up to 128 characters; 32 KiB in all",
+        extra_json_schema={"maxProperties": 64, "propertyNames": {"pattern": "^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$"}},
+    ),
+]
+Batch = Meta(extra_json_schema={"maxItems": limits.BATCH_MESSAGES_MAX})
 
 
 class Encoding(StrEnum):
@@ -47,9 +58,9 @@ class PublishedMessage(_Request, frozen=True, kw_only=True):
     """One message of a publish; without an id the server makes one, and a repeat is then no duplicate."""
 
     body: str
-    id: str | None = None
-    key: str | None = None
-    headers: dict[str, str] | None = None
+    id: MessageId | None = None
+    key: Key | None = None
+    headers: Headers | None = None
     encoding: Encoding | None = None
     created_at_ms: TimeMs | None = None
     deliver_at_ms: TimeMs | None = None
@@ -65,13 +76,13 @@ class PackedMessage(PublishedMessage, frozen=True, kw_only=True):
 class PublishRequest(_Request, frozen=True, kw_only=True):
     """POST /v1/topics/{topic}/messages."""
 
-    messages: list[PublishedMessage]
+    messages: Annotated[list[PublishedMessage], Batch]
 
 
 class PackedPublishRequest(_Request, frozen=True, kw_only=True):
     """The same in MessagePack."""
 
-    messages: list[PackedMessage]
+    messages: Annotated[list[PackedMessage], Batch]
 
 
 class PublishOutcome(_Answer, frozen=True, kw_only=True):
@@ -138,13 +149,13 @@ class PackedPullAnswer(_Answer, frozen=True, kw_only=True):
 class AckRequest(_Request, frozen=True, kw_only=True):
     """POST .../groups/{group}/ack."""
 
-    receipts: list[str]
+    receipts: Annotated[list[str], Batch]
 
 
 class NackRequest(_Request, frozen=True, kw_only=True):
     """POST .../groups/{group}/nack. Without `delay_ms` the group's backoff decides."""
 
-    receipts: list[str]
+    receipts: Annotated[list[str], Batch]
     delay_ms: Annotated[int, Meta(ge=0, le=limits.DELAY_MAX_MS)] | None = None
     reason: Annotated[str, Meta(max_length=limits.REASON_CHARS_MAX)] | None = None
     counts: bool = True
@@ -153,7 +164,7 @@ class NackRequest(_Request, frozen=True, kw_only=True):
 class ExtendRequest(_Request, frozen=True, kw_only=True):
     """POST .../groups/{group}/extend."""
 
-    receipts: list[str]
+    receipts: Annotated[list[str], Batch]
     invisible_ms: Annotated[int, Meta(ge=limits.INVISIBLE_MS_MIN, le=limits.INVISIBLE_MS_MAX)]
 
 
@@ -202,7 +213,7 @@ class ExtendAnswer(_Answer, frozen=True, kw_only=True):
 class CancelRequest(_Request, frozen=True, kw_only=True):
     """POST /v1/scheduled/cancel."""
 
-    ids: list[str]
+    ids: Annotated[list[MessageId], Batch]
 
 
 class CancelOutcome(_Answer, frozen=True, kw_only=True):

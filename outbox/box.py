@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -219,7 +219,10 @@ class Outbox:
         try:
             yield
         finally:
-            self._current.reset(token)
+            # A framework may resume a generator in another context than it began in: what was set there is out of
+            # reach, and the transaction may have committed, so this is nobody's error.
+            with suppress(ValueError):
+                self._current.reset(token)
 
     def bind_arguments(self, session: Session) -> dict[str, Engine]:
         """Which of a session's databases the outbox is in; only a session without a bind of its own needs telling."""

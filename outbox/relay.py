@@ -102,6 +102,10 @@ class Relay:
             outage=outage,
         )
 
+    def reset_after_fork(self) -> None:
+        """Let go, in a forked child, of the connections that are the parent's, without a word to the server."""
+        self._engine.dispose(close=False)
+
     def send(self, rows: Sequence[OutboxRow]) -> tuple[dict[str, Decision], BrokerError | None]:
         """The first half: to the broker, and what is to become of each row; nothing is written down yet.
 

@@ -189,7 +189,8 @@ class Sender:
             logger.exception("send_failed")
 
     def reset_after_fork(self) -> None:
-        """Begin anew in a forked child: the parent's thread, queue and token stay the parent's."""
+        """Begin anew in a forked child: the parent's thread, queue, token and connections stay the parent's."""
+        self._relay.reset_after_fork()
         self._token = new_token()
         self._queue = deque()
         self._queued_rows = 0

@@ -6,7 +6,7 @@ import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
-from inspect import iscoroutinefunction
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, assert_never, overload
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -40,6 +40,10 @@ class Transactional(Generic[P, R]):
     """
 
     def __init__(self, box: Outbox, function: Callable[Concatenate[Any, P], R], propagation: Propagation) -> None:
+        if isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise ConfigurationError(
+                f"{function.__qualname__} is a generator: its body runs after the call, when its transaction is over"
+            )
         self._box = box
         self._function = function
         self._propagation = propagation

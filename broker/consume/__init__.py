@@ -1,0 +1,1 @@
+"""Consumption: topics' indexes, consumer groups, receipts. No I/O."""

@@ -1,0 +1,1 @@
+"""Delay: what is scheduled, and when it is due. No I/O yet."""

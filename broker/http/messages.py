@@ -63,7 +63,7 @@ def scheduled(call: Call) -> ScheduledAnswer:
     """What fires when: counts per minute, hour or day, a bounded page of them."""
     query = call.read_query(ScheduledQuery)
     if query.topic is not None:
-        check_topic(query.topic)
+        _check_topic(query.topic, where="query.topic")
     call.require(Role.READ, query.topic)
     counts = call.engine.scheduled(query.topic, from_ms=query.from_ms, to_ms=query.to_ms, bucket=query.bucket)
     page = counts[: call.services.settings.scheduled_buckets_max]
@@ -121,6 +121,13 @@ def _may_cancel(call: Call, message_id: str) -> bool:
         return True
     found = call.engine.scheduled_message(message_id)
     return found is None or call.principal.covers(str(found["topic"]))
+
+
+def _check_topic(topic: str, *, where: str) -> None:
+    try:
+        check_topic(topic)
+    except InvalidMessage as error:
+        raise Problem(ProblemKind.INVALID_NAME, str(error), where=where) from error
 
 
 def _check_id(message_id: str, *, where: str) -> str:

@@ -69,13 +69,16 @@ def _log_to_stderr(level: str) -> None:
 
 
 def _announce(url: str, ready_file: Path | None) -> None:
-    """Say that the broker serves: a line for people, a file for scripts, written whole or not at all."""
+    """Say that the broker serves: in the file for scripts, then, since they may wait for it, in a line for people."""
+    if ready_file is not None:
+        _write_whole(ready_file, url + "\n")
     print(f"broker ready at {url}", file=sys.stderr, flush=True)  # noqa: T201
-    if ready_file is None:
-        return
+
+
+def _write_whole(ready_file: Path, text: str) -> None:
     try:
         unfinished = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
-        unfinished.write_text(url + "\n", encoding="utf-8")
+        unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(ready_file)
     except OSError as error:
         raise ConfigurationError(f"cannot write the ready file {ready_file}: {error.strerror}") from error

@@ -1,0 +1,1 @@
+"""The broker's logs on disk: segments, shared syncs, recovery, the folder's lock. No records, no messages."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextvars
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from sqlalchemy import insert, text
+from sqlalchemy import Connection, insert, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from outbox import NoTransaction
@@ -423,3 +425,20 @@ def test_messages_of_one_transaction_keep_their_order_when_the_compensator_sends
     shop.scan(broker, batch_rows=100).run()
 
     assert broker.ids == expected
+
+
+def test_a_block_that_ends_in_another_context_than_it_began_in_commits_as_usual(
+    shop: Shop, broker: RecordingBroker
+) -> None:
+    box = shop.box(broker, sender=NO_SENDER)
+
+    def dependency() -> Iterator[Connection]:
+        with box.begin() as connection:
+            yield connection
+
+    held = dependency()
+    connection = contextvars.copy_context().run(next, held)
+    box.publish("topic", "", session=connection)
+    contextvars.copy_context().run(next, held, None)
+
+    assert shop.row_topics() == ["topic"]

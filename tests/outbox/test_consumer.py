@@ -1,0 +1,440 @@
+"""Consumers: with an inbox an effect happens once, whoever delivers how often; what was not handled is given back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from broker_adapter.embedded import EmbeddedBroker
+from messaging.errors import BrokerUnavailable, ConfigurationError, InvalidMessage, TransactionDoomed
+from messaging.message import Delivery, ExtendStatus, GroupConfig, Message, NackStatus
+from outbox import Consumer, RetryLater, consumer
+from outbox.consumer import ConsumerRunner, Outcome
+from outbox.inbox import InboxStore
+from tests.outbox.shop import NO_SENDER, Payment, Shop
+
+WAIT_SECONDS = 20
+
+
+class WatchedBroker(EmbeddedBroker):
+    """The embedded broker; it never waits long for a message, and tells a test what consumers did."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"embedded:{folder}")
+        self._told = threading.Condition()
+        self.acked = 0
+        self.nacks: list[dict[str, Any]] = []
+        self.extended = 0
+        self.nack_fails = False
+
+    def pull(self, topic: str, group: str, *, wait_ms: int = 0, **options: Any) -> list[Delivery]:
+        return super().pull(topic, group, wait_ms=min(wait_ms, 20), **options)
+
+    def ack(self, receipts: Sequence[str]) -> list[Any]:
+        statuses = super().ack(receipts)
+        self._tell(lambda: setattr(self, "acked", self.acked + len(receipts)))
+        return statuses
+
+    def nack(self, receipts: Sequence[str], **options: Any) -> list[NackStatus]:
+        self._tell(lambda: self.nacks.append(options))
+        if self.nack_fails:
+            raise BrokerUnavailable("down")
+        return super().nack(receipts, **options)
+
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+        statuses = super().extend(receipts, invisible_ms=invisible_ms)
+        self._tell(lambda: setattr(self, "extended", self.extended + len(receipts)))
+        return statuses
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until what consumers did makes the condition true."""
+        with self._told:
+            assert self._told.wait_for(condition, WAIT_SECONDS)
+
+    def _tell(self, note: Callable[[], object]) -> None:
+        with self._told:
+            note()
+            self._told.notify_all()
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[WatchedBroker]:
+    """A broker to watch."""
+    broker = WatchedBroker(tmp_path / "watched")
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def running(watched: WatchedBroker) -> Iterator[Callable[..., ConsumerRunner]]:
+    """Starts consumers on the watched broker; they are stopped at the end of the test."""
+    runners: list[ConsumerRunner] = []
+
+    def start(*consumers: Consumer) -> ConsumerRunner:
+        runners.append(ConsumerRunner(consumers, broker=watched))
+        runners[-1].start()
+        return runners[-1]
+
+    yield start
+    for runner in runners:
+        assert runner.stop(timeout_seconds=WAIT_SECONDS)
+
+
+def message(number: int = 1) -> Message:
+    """A message that asks for a payment."""
+    return Message(id=f"m-{number}", topic="orders", body=str(number).encode())
+
+
+def delivery(number: int = 1) -> Delivery:
+    """A hand-out of such a message."""
+    return Delivery(
+        receipt=f"r-{number}", id=f"m-{number}", topic="orders", body=str(number).encode(),
+        key=None, headers={}, attempt=1, created_at_ms=0,
+    )  # fmt: skip
+
+
+def paying(shop: Shop, **options: Any) -> Consumer:
+    """A consumer whose effect is a payment."""
+
+    @consumer("orders", group="payments", inbox=shop.engine, schema=shop.database.schema, **options)
+    def pay(session: Session, one: Delivery) -> None:
+        session.add(Payment(id=int(one.body)))
+
+    return pay
+
+
+def marks(shop: Shop) -> int:
+    """How many messages the inbox knows."""
+    with shop.engine.connect() as connection:
+        return connection.scalar(select(func.count()).select_from(shop.tables.inbox)) or 0
+
+
+def test_a_redelivered_message_has_its_effect_once(shop: Shop) -> None:
+    pay = paying(shop)
+
+    outcomes = [pay.handle(delivery()) for _ in range(3)]
+
+    assert outcomes == [Outcome.HANDLED, Outcome.DEDUPLICATED, Outcome.DEDUPLICATED]
+    assert shop.payments() == [1]
+    assert marks(shop) == 1
+
+
+def test_each_group_has_the_effect_of_its_own(shop: Shop) -> None:
+    seen: list[str] = []
+    for group in ("one", "two"):
+        made = consumer("orders", group=group, inbox=shop.engine, schema=shop.database.schema)(
+            lambda _session, _delivery, name=group: seen.append(name)
+        )
+        made.handle(delivery())
+        made.handle(delivery())
+
+    assert seen == ["one", "two"]
+    assert marks(shop) == 2
+
+
+@pytest.mark.parametrize("first_fails", [False, True])
+def test_of_two_concurrent_duplicates_one_has_the_effect(mysql_shop: Shop, first_fails: bool) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+    outcomes: list[object] = []
+
+    @consumer("orders", group="payments", inbox=mysql_shop.engine, schema=mysql_shop.database.schema)
+    def pay(session: Session, one: Delivery) -> None:
+        session.add(Payment(id=int(one.body)))
+        session.flush()
+        if not inside.is_set():
+            inside.set()
+            go_on.wait(WAIT_SECONDS)
+            if first_fails:
+                raise RuntimeError("the first one fails")
+
+    def handle() -> None:
+        try:
+            outcomes.append(pay.handle(delivery()))
+        except RuntimeError as error:
+            outcomes.append(str(error))
+
+    first, second = threading.Thread(target=handle), threading.Thread(target=handle)
+    first.start()
+    assert inside.wait(WAIT_SECONDS)
+    second.start()
+    wait_until_somebody_waits_for_a_lock(mysql_shop)
+    go_on.set()
+    first.join(WAIT_SECONDS)
+    second.join(WAIT_SECONDS)
+
+    expected = ["the first one fails", Outcome.HANDLED] if first_fails else [Outcome.DEDUPLICATED, Outcome.HANDLED]
+    assert sorted(map(str, outcomes), reverse=first_fails) == sorted(map(str, expected), reverse=first_fails)
+    assert mysql_shop.payments() == [1]
+    assert marks(mysql_shop) == 1
+
+
+def wait_until_somebody_waits_for_a_lock(shop: Shop) -> None:
+    """Ask InnoDB until one transaction waits for another's lock."""
+    asked = text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+    tries_max = 2_000
+    with shop.engine.connect() as connection:
+        for _ in range(tries_max):
+            if connection.scalar(asked):
+                return
+            connection.rollback()
+            threading.Event().wait(0.01)
+    pytest.fail("nobody waited")
+
+
+def test_a_handler_that_fails_rolls_back_effect_and_mark_and_the_message_comes_again(
+    shop: Shop, watched: WatchedBroker, running: Callable[..., ConsumerRunner]
+) -> None:
+    attempts: list[int] = []
+
+    @consumer("orders", group="payments", inbox=shop.engine, schema=shop.database.schema)
+    def pay(session: Session, one: Delivery) -> None:
+        attempts.append(one.attempt)
+        session.add(Payment(id=int(one.body)))
+        session.flush()
+        if len(attempts) == 1:
+            raise RuntimeError("not today")
+
+    watched.admin.declare_group("orders", "payments", GroupConfig(backoff_initial_ms=1))
+    watched.publish([message()])
+    runner = running(pay)
+    watched.wait_for(lambda: watched.acked == 1)
+
+    assert attempts == [1, 2]
+    assert [nack["reason"] for nack in watched.nacks] == ["RuntimeError: not today"]
+    assert shop.payments() == [1]
+    assert marks(shop) == 1
+    assert (runner.figures.handled, runner.figures.failed) == (1, 1)
+
+
+def test_a_duplicate_is_acknowledged_and_counted(
+    shop: Shop, watched: WatchedBroker, running: Callable[..., ConsumerRunner]
+) -> None:
+    pay = paying(shop)
+    pay.handle(delivery())
+
+    watched.publish([message(1), message(2)])
+    runner = running(pay)
+    watched.wait_for(lambda: watched.acked == 2)
+
+    assert shop.payments() == [1, 2]
+    assert (runner.figures.handled, runner.figures.deduplicated) == (1, 1)
+
+
+def test_retry_later_gives_the_message_back_with_its_delay(
+    sqlite_shop: Shop, watched: WatchedBroker, running: Callable[..., ConsumerRunner]
+) -> None:
+    @consumer("orders", group="payments", inbox=sqlite_shop.engine)
+    def pay(session: Session, one: Delivery) -> None:
+        session.add(Payment(id=int(one.body)))
+        raise RetryLater(delay_ms=3_600_000, reason="the bank is closed")
+
+    watched.publish([message()])
+    running(pay)
+    watched.wait_for(lambda: bool(watched.nacks))
+
+    assert watched.nacks == [{"delay_ms": 3_600_000, "reason": "the bank is closed"}]
+    assert sqlite_shop.payments() == []
+    assert marks(sqlite_shop) == 0
+
+
+def test_stop_finishes_the_message_in_hand_and_gives_the_others_back_untried(
+    watched: WatchedBroker, running: Callable[..., ConsumerRunner]
+) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    @consumer("orders", group="payments")
+    def pay(_one: Delivery) -> None:
+        inside.set()
+        go_on.wait(WAIT_SECONDS)
+
+    watched.publish([message(number) for number in range(5)])
+    runner = running(pay)
+    assert inside.wait(WAIT_SECONDS)
+    stopped_at_once = runner.stop(timeout_seconds=0)
+    go_on.set()
+    stopped = runner.stop(timeout_seconds=WAIT_SECONDS)
+
+    assert (stopped_at_once, stopped) == (False, True)
+    assert (watched.acked, runner.figures.handed_back) == (1, 4)
+    assert all(nack["counts"] is False for nack in watched.nacks)
+    again = watched.pull("orders", "payments")
+    assert [(one.id, one.attempt) for one in again] == [(f"m-{number}", 1) for number in range(1, 5)]
+
+
+def test_a_slow_handlers_message_stays_invisible_to_others(
+    watched: WatchedBroker, running: Callable[..., ConsumerRunner]
+) -> None:
+    go_on = threading.Event()
+
+    @consumer("orders", group="payments", invisible_ms=400)
+    def pay(_one: Delivery) -> None:
+        go_on.wait(WAIT_SECONDS)
+
+    watched.publish([message()])
+    running(pay)
+    watched.wait_for(lambda: watched.extended >= 3)  # each by 400 ms, after 200 ms at the earliest
+    others = watched.pull("orders", "payments")
+    go_on.set()
+    watched.wait_for(lambda: watched.acked == 1)
+
+    assert others == []
+    assert watched.nacks == []
+
+
+def test_a_nack_that_fails_loses_no_acknowledgement_of_what_was_handled(
+    watched: WatchedBroker, running: Callable[..., ConsumerRunner]
+) -> None:
+    handled: list[str] = []
+
+    @consumer("orders", group="payments")
+    def pay(one: Delivery) -> None:
+        if one.id == "m-2":
+            raise RuntimeError("not this one")
+        handled.append(one.id)
+
+    watched.nack_fails = True
+    watched.publish([message(number) for number in range(4)])
+    running(pay)
+    watched.wait_for(lambda: watched.acked >= 3)
+
+    assert handled == ["m-0", "m-1", "m-3"]
+
+
+def test_a_consumer_survives_a_broker_that_is_out(
+    watched: WatchedBroker, running: Callable[..., ConsumerRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox.consumer.BROKER_PAUSE_SECONDS", 0.001)
+    failures = iter([BrokerUnavailable("down"), RuntimeError("a defect"), BrokerUnavailable("down")])
+    whole = watched.pull
+
+    def pull(*args: Any, **options: Any) -> list[Delivery]:
+        for failure in failures:
+            raise failure
+        return whole(*args, **options)
+
+    watched.pull = pull  # type: ignore[method-assign]
+    watched.publish([message()])
+    running(consumer("orders", group="payments")(lambda _one: None))
+
+    watched.wait_for(lambda: watched.acked == 1)
+
+
+def test_many_workers_handle_each_message_once_and_count_all(
+    watched: WatchedBroker, running: Callable[..., ConsumerRunner]
+) -> None:
+    handled: list[str] = []
+    watched.publish([message(number) for number in range(400)])
+
+    runner = running(consumer("orders", group="payments", workers=4, prefetch=7)(lambda one: handled.append(one.id)))
+    watched.wait_for(lambda: watched.acked == 400)
+    runner.stop(timeout_seconds=WAIT_SECONDS)
+
+    assert sorted(handled) == sorted(f"m-{number}" for number in range(400))
+    assert runner.figures.handled == 400
+
+
+def test_a_swallowed_deadlock_leaves_the_message_unhandled(mysql_shop: Shop) -> None:
+    mysql_shop.execute("INSERT INTO payment (id, note) VALUES (101, ''), (102, ''), (103, ''), (104, '')")
+
+    @consumer("orders", group="payments", inbox=mysql_shop.engine, schema=mysql_shop.database.schema)
+    def pay(session: Session, one: Delivery) -> None:
+        session.add(Payment(id=int(one.body)))
+        session.flush()
+        with pytest.raises(OperationalError):
+            lose_a_deadlock(mysql_shop, session)
+        session.execute(text("UPDATE payment SET note = 'half' WHERE id = 103"))
+
+    with pytest.raises(TransactionDoomed):
+        pay.handle(delivery())
+
+    assert 1 not in mysql_shop.payments()
+    assert marks(mysql_shop) == 0
+    with Session(mysql_shop.engine) as session:
+        assert session.get_one(Payment, 103).note == ""
+
+
+def lose_a_deadlock(shop: Shop, session: Session) -> None:
+    """Deadlock with another transaction that has changed more rows, so that this one is the victim."""
+    take = "SELECT id FROM payment WHERE id = {} FOR UPDATE"
+    holds = threading.Event()
+
+    def rival() -> None:
+        with shop.engine.begin() as connection:
+            connection.execute(
+                text("INSERT INTO payment (id, note) VALUES (201,''),(202,''),(203,''),(204,''),(205,'')")
+            )
+            connection.execute(
+                text("UPDATE payment SET note = 'rival' WHERE id IN (102, 104, 201, 202, 203, 204, 205)")
+            )
+            holds.set()
+            connection.execute(text(take.format(101)))
+
+    session.execute(text(take.format(101)))
+    thread = threading.Thread(target=rival)
+    thread.start()
+    try:
+        assert holds.wait(WAIT_SECONDS)
+        wait_until_somebody_waits_for_a_lock(shop)
+        session.execute(text(take.format(102)))
+    finally:
+        thread.join(WAIT_SECONDS)
+
+
+def test_a_handler_may_publish_in_its_own_transaction(shop: Shop, watched: WatchedBroker) -> None:
+    box = shop.box(watched, sender=NO_SENDER)
+
+    @consumer("orders", group="payments", inbox=shop.engine, schema=shop.database.schema)
+    def pay(session: Session, one: Delivery) -> None:
+        box.publish("paid", one.body, session=session)
+
+    pay.handle(delivery())
+    pay.handle(delivery())
+
+    assert shop.row_topics() == ["paid"]
+
+
+def test_old_marks_are_purged_in_small_bites_and_young_ones_stay(shop: Shop) -> None:
+    store = InboxStore(dialect=shop.engine.dialect, schema=shop.database.schema)
+    with shop.engine.begin() as connection:
+        for number in range(7):
+            store.mark(connection, group=f"group-{number % 2}", message_id=f"m-{number}", topic="orders")
+        inbox = shop.tables.inbox
+        connection.execute(inbox.update().where(inbox.c.message_id < "m-5").values(handled_at_us=1))
+
+    purged = []
+    for _ in range(4):
+        with shop.engine.begin() as connection:
+            purged.append(store.purge(connection, older_than_us=60_000_000, limit=2))
+
+    assert purged == [2, 2, 1, 0]
+    with shop.engine.connect() as connection:
+        known = [store.handled(connection, group=f"group-{n % 2}", message_id=f"m-{n}") for n in range(7)]
+    assert known == [False] * 5 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"topic": "../x"}, InvalidMessage),
+        ({"group": ".."}, InvalidMessage),
+        ({"workers": 0}, ConfigurationError),
+        ({"prefetch": 0}, ConfigurationError),
+        ({"invisible_ms": 0}, ConfigurationError),
+        ({"inbox": "postgresql://h/d"}, ConfigurationError),
+    ],
+    ids=str,
+)
+def test_a_consumer_that_cannot_work_is_refused_where_it_is_written(
+    arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    options = {"topic": "orders", "group": "payments", **arguments}
+
+    with pytest.raises(error):
+        consumer(options.pop("topic"), **options)

@@ -1,0 +1,245 @@
+"""The sender: a thread of its own per process, a bounded queue, a close with a deadline. No business call waits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from sqlalchemy.orm import Session
+
+from messaging.errors import BrokerUnavailable, ConfigurationError
+from messaging.message import Message
+from outbox import Outbox, SenderLimits
+from tests.outbox.recording_broker import RecordingBroker
+from tests.outbox.shop import Payment, Shop
+
+ROOT = Path(__file__).parents[2]
+WAIT_SECONDS = 20
+
+
+class HangingBroker(RecordingBroker):
+    """Hangs in publish until told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__(self._hang)
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def _hang(self, _batch: Sequence[Message]) -> None:
+        self.entered.set()
+        self.go_on.wait(WAIT_SECONDS)
+
+
+def pay(shop: Shop, box: Outbox, number: int) -> None:
+    """One committed payment and its message."""
+    with Session(shop.engine) as session, session.begin():
+        session.add(Payment(id=number))
+        box.publish("payments", str(number), session=session)
+
+
+def test_a_broker_that_hangs_holds_up_no_business_call(shop: Shop) -> None:
+    broker = HangingBroker()
+    box = shop.box(broker)
+    pay(shop, box, 0)
+    assert broker.entered.wait(WAIT_SECONDS)
+
+    for number in range(1, 50):
+        pay(shop, box, number)
+    still_hanging = not broker.go_on.is_set() and broker.stored == []
+    broker.go_on.set()
+
+    assert still_hanging
+    assert shop.payments() == list(range(50))
+    broker.wait_for(lambda it: len(it.stored) == 50)
+
+
+def test_what_gathers_while_a_batch_is_sent_is_sent_as_one_batch(sqlite_shop: Shop) -> None:
+    broker = HangingBroker()
+    box = sqlite_shop.box(broker)
+    pay(sqlite_shop, box, 0)
+    assert broker.entered.wait(WAIT_SECONDS)
+
+    for number in range(1, 30):
+        pay(sqlite_shop, box, number)
+    broker.go_on.set()
+
+    assert box.close()
+    assert [len(batch) for batch in broker.batches] == [1, 29]
+    assert [message.body for message in broker.stored] == [str(number).encode() for number in range(30)]
+
+
+def test_close_drains_what_is_queued_and_may_be_called_again(shop: Shop, broker: RecordingBroker) -> None:
+    box = shop.box(broker)
+    for number in range(20):
+        pay(shop, box, number)
+
+    closed = [box.close(), box.close()]
+
+    assert closed == [True, True]
+    assert len(broker.stored) == 20
+    assert shop.rows() == []
+
+
+def test_close_gives_up_at_its_deadline_and_leaves_the_rest_in_the_table(shop: Shop) -> None:
+    broker = HangingBroker()
+    box = shop.box(broker)
+    for number in range(3):
+        pay(shop, box, number)
+    assert broker.entered.wait(WAIT_SECONDS)
+
+    emptied = box.close(timeout_ms=50)
+    broker.go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "outbox-sender":
+            thread.join(WAIT_SECONDS)
+
+    assert not emptied
+    assert [message.body for message in broker.stored] == [b"0"]
+    assert [row["body"] for row in shop.rows()] == [b"1", b"2"]
+
+
+def test_a_commit_after_close_keeps_its_row_for_the_compensator(shop: Shop, broker: RecordingBroker) -> None:
+    box = shop.box(broker)
+    box.close()
+
+    pay(shop, box, 1)
+
+    assert shop.payments() == [1]
+    assert len(shop.rows()) == 1
+    shop.end_leases()
+    assert shop.scan(broker).run().accepted == 1
+
+
+def test_the_sender_sends_nothing_once_its_lease_may_be_over(sqlite_shop: Shop) -> None:
+    broker = HangingBroker()
+    limits = SenderLimits(lease_ms=60_000, lease_margin_ms=59_999)
+    box = sqlite_shop.box(broker, sender=limits)
+
+    pay(sqlite_shop, box, 1)
+    began = time.monotonic()
+    box.close()
+
+    if broker.batches:  # it was quick enough: then it began inside the one millisecond that it has
+        assert time.monotonic() - began < 1
+    else:
+        assert len(sqlite_shop.rows()) == 1
+
+
+def test_the_sender_goes_on_after_an_outage_and_after_the_database_refused_to_settle(
+    sqlite_shop: Shop,
+) -> None:
+    def rule(batch: Sequence[Message]) -> None:
+        if batch[0].body == b"0":
+            raise BrokerUnavailable("down")
+
+    broker = RecordingBroker(rule)
+    box = sqlite_shop.box(broker)
+
+    pay(sqlite_shop, box, 0)
+    broker.wait_for(lambda it: len(it.batches) == 1)
+    sqlite_shop.execute("ALTER TABLE outbox_archive RENAME TO hidden")
+    pay(sqlite_shop, box, 1)
+    broker.wait_for(lambda it: len(it.stored) == 1)
+    pay(sqlite_shop, box, 2)
+    broker.wait_for(lambda it: len(it.stored) == 2)
+    box.close()
+    sqlite_shop.execute("ALTER TABLE hidden RENAME TO outbox_archive")
+
+    assert [row["body"] for row in sqlite_shop.rows()] == [b"0", b"1", b"2"]
+    assert box._sender.failed_batches >= 1
+    sqlite_shop.end_leases()
+    broker.rule = None
+    sqlite_shop.scan(broker).run()
+    assert sqlite_shop.rows() == []
+    assert sorted(message.body for message in broker.stored) == [b"0", b"1", b"2"]
+
+
+def test_a_forked_child_sends_its_own_commits_and_none_of_its_parents(shop: Shop, tmp_path: Path) -> None:
+    parents = HangingBroker()
+    box = shop.box(parents)
+    pay(shop, box, 0)
+    assert parents.entered.wait(WAIT_SECONDS)
+    pay(shop, box, 1)  # queued when the fork happens
+
+    child = os.fork()
+    if child == 0:
+        os._exit(child_status(shop, box, parents, tmp_path / "sent"))
+    _, status = os.waitpid(child, 0)
+    parents.go_on.set()
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert (tmp_path / "sent").read_text() == "2"
+    assert box.close()
+    assert [message.body for message in parents.stored] == [b"0", b"1"]
+    assert shop.payments() == [0, 1, 2]
+    assert shop.rows() == []
+
+
+def child_status(shop: Shop, box: Outbox, broker: HangingBroker, report: Path) -> int:
+    """What a forked worker does: let go of the parent's connections, pay, send."""
+    try:
+        broker.go_on.set()
+        shop.engine.dispose(close=False)
+        pay(shop, box, 2)
+        emptied = box.close(timeout_ms=10_000)
+        report.write_text(",".join(message.body.decode() for message in broker.stored))
+        return 0 if emptied else 2
+    except BaseException as error:
+        report.write_text(repr(error))
+        return 1
+
+
+def test_a_child_does_not_share_the_parents_background_connections(mysql_shop: Shop, tmp_path: Path) -> None:
+    broker = RecordingBroker()
+    box = mysql_shop.box(broker)
+    pay(mysql_shop, box, 0)
+    broker.wait_for(lambda it: len(it.stored) == 1)
+    while box._background.pool.checkedin() == 0:
+        time.sleep(0)
+
+    child = os.fork()
+    if child == 0:
+        broker.stored.clear()
+        os._exit(0 if box._background.pool.checkedin() == 0 else 3)
+    _, status = os.waitpid(child, 0)
+    pay(mysql_shop, box, 1)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    broker.wait_for(lambda it: len(it.stored) == 2)
+    assert box.close()
+
+
+EXITS = """
+import sys
+from sqlalchemy.orm import Session
+from outbox import Outbox, SenderLimits
+from tests.outbox.shop import Payment
+box = Outbox(sys.argv[1], broker=sys.argv[2], sender=SenderLimits(lease_ms=60_000, lease_margin_ms=1_000))
+with Session(box.engine) as session, session.begin():
+    session.add(Payment(id=1))
+    box.publish("payments", "1", session=session)
+"""
+
+
+def test_a_process_that_ends_without_close_sends_what_is_queued(sqlite_shop: Shop, tmp_path: Path) -> None:
+    arguments = [sqlite_shop.database.url, f"embedded:{tmp_path / 'broker-data'}"]
+
+    done = subprocess.run(
+        [sys.executable, "-c", EXITS, *arguments],
+        env={"PYTHONPATH": str(ROOT)}, cwd=ROOT, timeout=60, capture_output=True, text=True,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sqlite_shop.payments() == [1]
+    assert sqlite_shop.rows() == []
+
+
+@pytest.mark.parametrize("fields", [{"queue_rows_max": -1}, {"batch_rows_max": 0}, {"close_timeout_ms": -1}])
+def test_limits_that_cannot_work_are_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(fields))):
+        SenderLimits(**fields)
