@@ -1,0 +1,387 @@
+"""The log: what is appended and committed is there after any end of its process; damage is refused, never served."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from broker.log.segmented_log import SegmentedLog
+from broker.log.storage import Storage
+from broker.options import Durability
+from messaging.errors import StorageFailed
+from messaging.journal import FRAME_BYTES, HEADER_BYTES, SegmentDamaged, SegmentKind, segment_paths
+from tests.broker.failing_storage import FailingStorage, HeldSyncs
+
+PAYLOADS = [b"first" * 5, b"second" * 9, b"third" * 4]
+type_of_open = Callable[..., tuple[SegmentedLog, list[bytes]]]
+
+
+@pytest.fixture
+def open_log(tmp_path: Path) -> Iterator[type_of_open]:
+    """Open the log of this test; returns it and the payloads that it recovered."""
+    with ExitStack() as stack:
+
+        def opened(
+            *,
+            storage: Storage | None = None,
+            segment_bytes: int = 1 << 20,
+            durability: Durability = Durability.FSYNC,
+            kind: SegmentKind = SegmentKind.MESSAGES,
+        ) -> tuple[SegmentedLog, list[bytes]]:
+            log = SegmentedLog(
+                tmp_path / "log", kind=kind, segment_bytes=segment_bytes, durability=durability,
+                storage=storage or FailingStorage(), now_ms=lambda: 1_800_000_000_000,
+            )  # fmt: skip
+            stack.callback(log.close)
+            return log, [one.payload for one in log.recover()]
+
+        yield opened
+
+
+def written(open_log: type_of_open, payloads: Sequence[bytes] = PAYLOADS, *, segment_bytes: int = 1 << 20) -> list[int]:
+    """Append the payloads one by one, commit and close; returns their offsets."""
+    log, _ = open_log(segment_bytes=segment_bytes)
+    offsets = [offset for payload in payloads for offset in log.append([payload])]
+    log.commit()
+    log.close()
+    return offsets
+
+
+def test_what_was_appended_is_recovered_in_order_and_read_by_offset(open_log: type_of_open) -> None:
+    offsets = written(open_log)
+
+    log, recovered = open_log()
+
+    assert recovered == PAYLOADS
+    assert [log.read(offset) for offset in offsets] == PAYLOADS
+    assert log.durable_end == log.end
+
+
+def test_a_payload_longer_than_the_read_ahead_is_read_whole(open_log: type_of_open) -> None:
+    long = bytes(range(256)) * 100
+    log, _ = open_log()
+
+    [before, offset, after] = log.append([b"x", long, b"y"])
+
+    assert log.read(offset) == long
+    assert (log.read(before), log.read(after)) == (b"x", b"y")
+
+
+def test_a_tail_torn_at_any_byte_of_the_last_record_is_cut_and_appending_goes_on(
+    open_log: type_of_open, tmp_path: Path
+) -> None:
+    offsets = written(open_log)
+    [segment] = segment_paths(tmp_path / "log")
+    whole = segment.read_bytes()
+    last = HEADER_BYTES + offsets[-1]
+    assert len(whole) == last + FRAME_BYTES + len(PAYLOADS[-1])
+
+    for size in range(last, len(whole)):
+        segment.write_bytes(whole[:size])
+        log, recovered = open_log()
+        assert recovered == PAYLOADS[:-1], size
+        assert segment.stat().st_size == last, size
+        assert log.append([b"after"]) == [offsets[-1]]
+        log.commit()
+        log.close()
+        log, recovered = open_log()
+        assert recovered == [*PAYLOADS[:-1], b"after"], size
+        log.close()
+
+
+def test_a_tail_of_zeros_is_cut(open_log: type_of_open, tmp_path: Path) -> None:
+    written(open_log)
+    [segment] = segment_paths(tmp_path / "log")
+    segment.write_bytes(segment.read_bytes() + bytes(500))
+
+    _, recovered = open_log()
+
+    assert recovered == PAYLOADS
+
+
+def test_a_flipped_bit_in_any_byte_before_the_last_record_is_refused_naming_file_and_offset(
+    open_log: type_of_open, tmp_path: Path
+) -> None:
+    offsets = written(open_log)
+    [segment] = segment_paths(tmp_path / "log")
+    whole = segment.read_bytes()
+
+    for position in range(HEADER_BYTES, HEADER_BYTES + offsets[-1]):
+        segment.write_bytes(flipped(whole, position))
+        damaged = max(offset for offset in offsets if offset <= position - HEADER_BYTES)
+        with pytest.raises(SegmentDamaged) as refusal:
+            open_log()
+        assert segment.name in str(refusal.value)
+        assert f"offset {damaged};" in str(refusal.value), position
+        assert segment.read_bytes() == flipped(whole, position), "nothing is cut where nothing is understood"
+
+
+def test_a_flipped_bit_in_the_header_is_refused_naming_the_file(open_log: type_of_open, tmp_path: Path) -> None:
+    written(open_log)
+    [segment] = segment_paths(tmp_path / "log")
+    whole = segment.read_bytes()
+
+    for position in range(HEADER_BYTES):
+        segment.write_bytes(flipped(whole, position))
+        with pytest.raises(SegmentDamaged, match=segment.name):
+            open_log()
+
+
+def test_a_bit_that_flips_while_the_log_is_open_is_never_served(open_log: type_of_open, tmp_path: Path) -> None:
+    offsets = written(open_log)
+    log, _ = open_log()
+    [segment] = segment_paths(tmp_path / "log")
+    segment.write_bytes(flipped(segment.read_bytes(), HEADER_BYTES + offsets[1] + FRAME_BYTES))
+
+    with pytest.raises(SegmentDamaged, match=f"offset {offsets[1]}"):
+        log.read(offsets[1])
+
+    assert log.read(offsets[0]) == PAYLOADS[0]
+    assert log.read(offsets[2]) == PAYLOADS[2]
+
+
+def test_the_log_rolls_over_segments_and_reads_across_them(open_log: type_of_open, tmp_path: Path) -> None:
+    payloads = [f"payload {number}".encode() * 20 for number in range(60)]
+
+    offsets = written(open_log, payloads, segment_bytes=4096)
+
+    assert len(segment_paths(tmp_path / "log")) >= 3
+    log, recovered = open_log(segment_bytes=4096)
+    assert recovered == payloads
+    assert [log.read(offset) for offset in offsets] == payloads
+
+
+def test_a_torn_tail_is_cut_in_the_last_of_many_segments(open_log: type_of_open, tmp_path: Path) -> None:
+    payloads = [bytes([65 + number]) * 500 for number in range(20)]
+    written(open_log, payloads, segment_bytes=4096)
+    last = segment_paths(tmp_path / "log")[-1]
+    last.write_bytes(last.read_bytes()[:-3])
+
+    _, recovered = open_log(segment_bytes=4096)
+
+    assert recovered == payloads[:-1]
+
+
+def test_a_segment_before_the_last_that_is_cut_short_is_refused(open_log: type_of_open, tmp_path: Path) -> None:
+    written(open_log, [b"x" * 500] * 20, segment_bytes=4096)
+    first = segment_paths(tmp_path / "log")[0]
+    first.write_bytes(first.read_bytes()[:-3])
+
+    with pytest.raises(SegmentDamaged, match=first.name):
+        open_log(segment_bytes=4096)
+
+
+def test_a_missing_segment_is_refused(open_log: type_of_open, tmp_path: Path) -> None:
+    written(open_log, [b"x" * 500] * 30, segment_bytes=4096)
+    [_, middle, *_, last] = segment_paths(tmp_path / "log")
+    middle.unlink()
+
+    with pytest.raises(SegmentDamaged, match="missing"):
+        open_log(segment_bytes=4096)
+
+    assert last.exists()
+
+
+def test_a_segment_of_another_log_is_refused(open_log: type_of_open) -> None:
+    written(open_log)
+
+    with pytest.raises(SegmentDamaged, match="another log"):
+        open_log(kind=SegmentKind.ACTIONS)
+
+
+@pytest.mark.parametrize("content", [b"", b"OUTBOX", bytes(HEADER_BYTES)], ids=["empty", "short", "zeros"])
+def test_a_segment_that_was_being_made_when_the_machine_ended_is_removed(
+    open_log: type_of_open, tmp_path: Path, content: bytes
+) -> None:
+    written(open_log)
+    log, _ = open_log()
+    end = log.end
+    log.close()
+    (tmp_path / "log" / f"{end:020d}.log").write_bytes(content)
+
+    log, recovered = open_log()
+
+    assert recovered == PAYLOADS
+    assert log.append([b"after"]) == [end]
+
+
+def test_a_full_disk_refuses_and_leaves_nothing_half_written(open_log: type_of_open, tmp_path: Path) -> None:
+    storage = FailingStorage()
+    log, _ = open_log(storage=storage)
+    log.append([b"before"])
+    log.commit()
+    size = segment_paths(tmp_path / "log")[0].stat().st_size
+
+    for room_bytes in (0, 1, FRAME_BYTES, 30):
+        storage.room_bytes = room_bytes
+        with pytest.raises(StorageFailed, match="No space left"):
+            log.append([b"a" * 20, b"b" * 20])
+        assert segment_paths(tmp_path / "log")[0].stat().st_size == size
+
+    storage.mend()
+    log.append([b"after"])
+    log.commit()
+    log.close()
+    assert open_log()[1] == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("call", ["create", "sync_folder log"])
+def test_a_full_disk_at_a_roll_refuses_and_a_later_append_rolls(
+    open_log: type_of_open, tmp_path: Path, call: str
+) -> None:
+    storage = FailingStorage()
+    log, _ = open_log(storage=storage, segment_bytes=4096)
+    log.append([b"x" * 5000])
+    storage.fail(call, errno.ENOSPC)
+
+    with pytest.raises(StorageFailed, match="No space left"):
+        log.append([b"y"])
+
+    assert len(segment_paths(tmp_path / "log")) == 1
+    storage.mend()
+    [offset] = log.append([b"z"])
+    assert log.read(offset) == b"z"
+    assert len(segment_paths(tmp_path / "log")) == 2
+
+
+def test_a_log_that_cannot_take_back_a_half_written_piece_takes_nothing_more(open_log: type_of_open) -> None:
+    storage = FailingStorage()
+    log, _ = open_log(storage=storage)
+    log.append([b"before"])
+    log.commit()
+    storage.room_bytes = 5
+    storage.fail("truncate")
+    with pytest.raises(StorageFailed):
+        log.append([b"torn" * 10])
+    storage.mend()
+
+    with pytest.raises(StorageFailed, match="restarted"):
+        log.append([b"after"])
+
+    log.close()
+    assert open_log()[1] == [b"before"]
+
+
+def test_a_failed_sync_fails_every_caller_that_waits_and_every_later_append(open_log: type_of_open) -> None:
+    storage = HeldSyncs()
+    log, _ = open_log(storage=storage)
+    log.append([b"before"])
+    log.commit()
+    storage.hold()
+
+    with ThreadPoolExecutor(4) as pool:
+        waiting: list[Future[None]] = []
+        for number in range(4):
+            log.append([b"lost %d" % number])
+            waiting.append(pool.submit(log.commit, log.end))
+        assert storage.waiting.wait(30)
+        storage.release(error=OSError(errno.EIO, "Input/output error"))
+        failures = [one.exception(30) for one in waiting]
+
+    assert [type(failure) for failure in failures] == [StorageFailed] * 4
+    storage.error = None
+    with pytest.raises(StorageFailed, match="restarted"):
+        log.append([b"after"])
+    with pytest.raises(StorageFailed, match="restarted"):
+        log.commit()
+    log.close()
+    log, recovered = open_log()
+    assert recovered[0] == b"before"
+    assert log.append([b"after"])
+
+
+def test_a_sync_that_fails_while_rolling_is_final_too(open_log: type_of_open) -> None:
+    storage = FailingStorage()
+    log, _ = open_log(storage=storage, segment_bytes=4096)
+    log.append([b"x" * 5000])
+    storage.fail("sync")
+    with pytest.raises(StorageFailed):
+        log.append([b"y"])
+    storage.mend()
+
+    with pytest.raises(StorageFailed, match="restarted"):
+        log.commit()
+
+
+def test_a_rolling_append_does_not_swallow_the_failure_that_a_committing_caller_waits_for(
+    open_log: type_of_open,
+) -> None:
+    """The kernel reports a lost page once a descriptor: two syncs at a time, and one of them would be told "well"."""
+    storage = HeldSyncs()
+    log, _ = open_log(storage=storage, segment_bytes=4096)
+    log.append([b"x" * 5000])
+    storage.hold()
+    calls = len(storage.calls)
+
+    with ThreadPoolExecutor(2) as pool:
+        commit = pool.submit(log.commit, log.end)
+        assert storage.waiting.wait(30)
+        rolling = threading.Event()
+        storage.before = lambda call: rolling.set()
+        append = pool.submit(log.append, [b"y"])
+        rolled_meanwhile = rolling.wait(0.2) or len(storage.calls) > calls + 1
+        storage.release()
+        commit.result(30)
+        append.result(30)
+
+    assert not rolled_meanwhile
+
+
+def test_callers_share_a_sync(open_log: type_of_open) -> None:
+    storage = HeldSyncs()
+    log, _ = open_log(storage=storage)
+    before = log.syncs
+    storage.hold()
+
+    with ThreadPoolExecutor(20) as pool:
+        log.append([b"first"])
+        leader = pool.submit(log.commit, log.end)
+        assert storage.waiting.wait(30)
+        waiting: list[Future[None]] = []
+        for number in range(19):
+            log.append([b"%d" % number])
+            waiting.append(pool.submit(log.commit, log.end))
+        storage.release()
+        for one in [leader, *waiting]:
+            one.result(30)
+
+    assert log.syncs - before == 2
+
+
+def test_without_fsync_commits_do_not_sync(open_log: type_of_open) -> None:
+    log, _ = open_log(durability=Durability.OS)
+
+    log.append([b"x"])
+    log.commit()
+
+    assert log.syncs == 0
+    assert log.durable_end == log.end
+
+
+def test_a_new_folder_is_synced_into_the_folder_above_it(open_log: type_of_open, tmp_path: Path) -> None:
+    storage = FailingStorage()
+
+    open_log(storage=storage)
+
+    assert f"sync_folder {tmp_path.name}" in storage.calls
+    assert "sync_folder log" in storage.calls
+
+
+def test_a_closed_log_refuses(open_log: type_of_open) -> None:
+    log, _ = open_log()
+    log.close()
+    log.close()
+
+    with pytest.raises(StorageFailed, match="closed"):
+        log.append([b"x"])
+
+
+def flipped(data: bytes, position: int) -> bytes:
+    """The data with one bit of one byte turned over."""
+    return data[:position] + bytes([data[position] ^ 0x04]) + data[position + 1 :]
