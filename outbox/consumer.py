@@ -23,6 +23,7 @@ from messaging.limits import INVISIBLE_MS_DEFAULT, REASON_CHARS_MAX
 from messaging.message import Delivery, check_group, check_topic
 from outbox.database import open_engine
 from outbox.inbox import InboxStore
+from outbox.session_hooks import listen_to_engines, refuse_if_doomed
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,8 @@ class Consumer:
             if not self.store.mark(connection, group=self.group, message_id=delivery.id, topic=delivery.topic):
                 return Outcome.DEDUPLICATED
             self.handler(session, delivery)
+            # A deadlock that the handler swallowed has undone the mark and half of the effect: never acknowledge that.
+            refuse_if_doomed(connection)
             return Outcome.HANDLED
 
     def __call__(self, *args: Any, **kwargs: Any) -> object:
@@ -104,6 +107,8 @@ def consumer(
         raise ConfigurationError("workers, prefetch and invisible_ms must be at least 1")
     engine = None if inbox is None else open_engine(inbox)
     store = None if engine is None else InboxStore(dialect=engine.dialect, schema=schema)
+    if engine is not None:
+        listen_to_engines()
 
     def decorate(function: Callable[..., object]) -> Consumer:
         return Consumer(
@@ -187,11 +192,24 @@ class ConsumerRunner:
         finally:
             self._release(deliveries)
 
+    def _nack(self, delivery: Delivery, *, delay_ms: int | None, reason: str, counts: bool) -> None:
+        """Where this fails, the message comes back when its invisible time ends; the others must be settled all the
+        same.
+        """
+        try:
+            self._broker.nack([delivery.receipt], delay_ms=delay_ms, reason=reason, counts=counts)
+        except BrokerError as error:
+            logger.warning("nack_failed", extra={"message_id": delivery.id, "error": str(error)})
+
+    def _count(self, name: str) -> None:
+        with self._lock:  # workers count side by side
+            setattr(self.figures, name, getattr(self.figures, name) + 1)
+
     def _handle_one(self, consumer: Consumer, delivery: Delivery) -> bool:
         """True when the delivery is to be acknowledged; otherwise it has been given back."""
         if self._stopping.is_set():
-            self.figures.handed_back += 1
-            self._broker.nack([delivery.receipt], delay_ms=0, reason="consumer stops", counts=False)
+            self._count("handed_back")
+            self._nack(delivery, delay_ms=0, reason="consumer stops", counts=False)
             return False
         try:
             outcome = consumer.handle(delivery)
@@ -205,15 +223,12 @@ class ConsumerRunner:
             )
             self._give_back(delivery, reason=reason, delay_ms=None)
             return False
-        if outcome is Outcome.DEDUPLICATED:
-            self.figures.deduplicated += 1
-        else:
-            self.figures.handled += 1
+        self._count(outcome)
         return True
 
     def _give_back(self, delivery: Delivery, *, reason: str, delay_ms: int | None) -> None:
-        self.figures.failed += 1
-        self._broker.nack([delivery.receipt], delay_ms=delay_ms, reason=reason)
+        self._count("failed")
+        self._nack(delivery, delay_ms=delay_ms, reason=reason, counts=True)
 
     def _extend(self) -> None:
         """Keep what is being handled invisible: whatever is held for half of its invisible time is extended."""

@@ -69,6 +69,7 @@ class SegmentedLog:
         self._segments: list[_Segment] = []
         self._turn = threading.Condition()
         self._syncing = False
+        self._sync_lock = threading.Lock()
         self._failure: OSError | None = None
         self.end = 0
         self.durable_end = 0
@@ -86,7 +87,7 @@ class SegmentedLog:
         paths = segment_paths(self._folder)
         for number, path in enumerate(paths):
             last = number == len(paths) - 1
-            if last and path.stat().st_size < HEADER_BYTES:
+            if last and _is_unfinished(path):
                 logger.warning("unfinished_segment_removed", extra={"segment": path.name})
                 path.unlink()
                 self._storage.sync_folder(self._folder)
@@ -128,6 +129,8 @@ class SegmentedLog:
         Raises StorageFailed (full disk...) with nothing appended.
         """
         self.refuse_if_failed()
+        if not self._segments:
+            raise StorageFailed("the log is closed")
         frames = [frame(payload) for payload in payloads]
         data = b"".join(frames)
         try:
@@ -183,6 +186,14 @@ class SegmentedLog:
     def _sync_current(self) -> None:
         end, descriptor = self.end, self._segments[-1].descriptor
         if self._durability is Durability.FSYNC:
+            self._sync(descriptor)
+            self.syncs += 1
+        self.durable_end = max(self.durable_end, end)
+
+    def _sync(self, descriptor: int) -> None:
+        """One sync at a time: the kernel reports a lost page to one caller only, and a second would be told "well"."""
+        with self._sync_lock:
+            self.refuse_if_failed()
             try:
                 self._storage.sync(descriptor)
             except OSError as error:
@@ -191,17 +202,11 @@ class SegmentedLog:
                 raise StorageFailed(
                     f"the disk did not confirm a write: {error.strerror}; restart the broker"
                 ) from error
-            self.syncs += 1
-        self.durable_end = max(self.durable_end, end)
 
     def _roll(self) -> None:
         """Begin a new segment; the old one is synced first, so that only the newest file is ever in doubt."""
         if self._durability is Durability.FSYNC:
-            try:
-                self._storage.sync(self._segments[-1].descriptor)
-            except OSError as error:
-                self._failure = error
-                raise
+            self._sync(self._segments[-1].descriptor)
         self._add_segment()
 
     def _add_segment(self) -> None:
@@ -212,6 +217,8 @@ class SegmentedLog:
             self._storage.write(descriptor, header.encode(), position=0)
             self._storage.sync(descriptor)
             self._storage.sync_folder(self._folder)
+            if not self._segments:
+                self._storage.sync_folder(self._folder.parent)  # the folder itself is new
         except OSError:
             os.close(descriptor)
             path.unlink(missing_ok=True)
@@ -253,3 +260,9 @@ class SegmentedLog:
                 f"the disk failed earlier ({self._failure.strerror}); "
                 "the log takes nothing until the broker is restarted"
             ) from self._failure
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Whether a segment was being made when its process, or the machine, ended: its header is not all there."""
+    size = path.stat().st_size
+    return size < HEADER_BYTES or (size == HEADER_BYTES and not any(path.read_bytes()))

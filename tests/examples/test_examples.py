@@ -46,5 +46,4 @@ def test_the_readme_shows_the_quickstart_line_by_line() -> None:
 def _code(text: str) -> list[str]:
     """Lines without comments, annotations and spaces at their ends."""
     stripped = (re.sub(r"\s*#.*", "", line).rstrip() for line in text.splitlines())
-    plain = (line.replace("session: Session, order_id: int) -> None:", "session, order_id):") for line in stripped)
-    return [line.replace("Mapped, Session, mapped", "Mapped, mapped") for line in plain if line]
+    return [line for line in stripped if line]

@@ -1,0 +1,218 @@
+"""A group's decisions, without disk or threads: time is an argument."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.consume.group import Death, Group, HandOut, Requeue
+from broker.consume.receipt import Receipt
+from messaging.message import AckStatus, GroupConfig
+
+
+def group_of(*, max_attempts: int = 3) -> Group:
+    config = GroupConfig(max_attempts=max_attempts, backoff_initial_ms=100, backoff_max_ms=1_000)
+    return Group(name="g", config=config, position=0)
+
+
+def hand_out(group: Group, *sequences: int, visible_at_ms: int) -> list[HandOut]:
+    return group.hand_out([(sequence, f"m{sequence}") for sequence in sequences], visible_at_ms=visible_at_ms)
+
+
+def ready(group: Group, now_ms: int) -> list[int]:
+    return group.visible_again(now_ms=now_ms, count_max=100)[0]
+
+
+def test_a_first_hand_out_is_delivery_and_attempt_one() -> None:
+    group = group_of()
+
+    assert hand_out(group, 0, 1, visible_at_ms=10) == [HandOut(0, 1, 1, 0), HandOut(1, 1, 1, 0)]
+
+    assert (group.position, group.in_flight()) == (2, 2)
+
+
+def test_a_message_is_visible_again_at_its_time_and_not_a_millisecond_before() -> None:
+    group = group_of()
+    hand_out(group, 0, visible_at_ms=1_000)
+
+    assert ready(group, 999) == []
+    assert ready(group, 1_000) == [0]
+
+
+def test_looking_for_what_is_visible_changes_nothing() -> None:
+    group = group_of()
+    hand_out(group, 0, 1, visible_at_ms=10)
+
+    assert [ready(group, 10) for _ in range(3)] == [[0, 1]] * 3
+
+
+def test_what_is_visible_again_comes_in_order_of_time_then_of_sequence() -> None:
+    group = group_of()
+    hand_out(group, 0, visible_at_ms=30)
+    hand_out(group, 2, 3, visible_at_ms=20)
+    hand_out(group, 1, visible_at_ms=20)
+
+    assert ready(group, 30) == [1, 2, 3, 0]
+    assert group.next_visible_ms() == 20
+
+
+def test_a_settled_message_leaves_no_place_in_the_order() -> None:
+    group = group_of()
+    hand_out(group, 0, 1, visible_at_ms=10)
+
+    group.ack(0)
+
+    assert ready(group, 10) == [1]
+    group.ack(1)
+    assert group.next_visible_ms() is None
+
+
+def test_an_extension_moves_the_time_either_way() -> None:
+    group = group_of()
+    hand_out(group, 0, visible_at_ms=100)
+
+    group.extend(0, visible_at_ms=500)
+    assert (ready(group, 499), ready(group, 500)) == ([], [0])
+
+    group.extend(0, visible_at_ms=50)
+    assert ready(group, 50) == [0]
+
+
+def test_an_expired_hand_out_uses_an_attempt_once() -> None:
+    group = group_of()
+    hand_out(group, 0, visible_at_ms=10)
+
+    [second] = hand_out(group, 0, visible_at_ms=20)
+
+    assert second == HandOut(0, 2, 2, 0)
+    assert group.unsettled[0].attempts_used == 1
+
+
+def test_expiry_after_the_last_attempt_is_a_death_and_says_so() -> None:
+    group = group_of(max_attempts=1)
+    hand_out(group, 0, visible_at_ms=10)
+
+    sequences, [death] = group.visible_again(now_ms=10, count_max=5)
+
+    assert sequences == []
+    assert (death.sequence, death.message_id, death.attempts) == (0, "m0", 1)
+    assert "invisible time" in death.reason
+
+
+def test_the_reason_of_the_last_nack_is_kept_for_a_death_by_expiry() -> None:
+    group = group_of(max_attempts=2)
+    hand_out(group, 0, visible_at_ms=10)
+    group.requeue(Requeue(0, "m0", 20, 1), reason="no stock")
+    hand_out(group, 0, visible_at_ms=30)
+
+    _, [death] = group.visible_again(now_ms=30, count_max=5)
+
+    assert (death.reason, death.attempts) == ("no stock", 2)
+
+
+@pytest.mark.parametrize(("failures", "delay_ms"), [(1, 100), (2, 200), (4, 800), (5, 1_000), (900, 1_000)])
+def test_a_nack_without_delay_backs_off_exponentially_up_to_the_cap(failures: int, delay_ms: int) -> None:
+    group = group_of(max_attempts=1_000)
+    hand_out(group, 0, visible_at_ms=10)
+    group.unsettled[0].attempts_used = failures - 1
+
+    decision = group.decide_nack(0, now_ms=5, delay_ms=None, reason=None, counts=True)
+
+    assert decision == Requeue(0, "m0", 5 + delay_ms, failures)
+
+
+def test_a_nack_that_counts_dies_at_the_last_attempt_and_one_that_does_not_never_dies() -> None:
+    group = group_of(max_attempts=1)
+    hand_out(group, 0, visible_at_ms=10)
+
+    assert group.decide_nack(0, now_ms=5, delay_ms=0, reason="bad", counts=True) == Death(0, "m0", 1, "bad")
+    assert group.decide_nack(0, now_ms=5, delay_ms=None, reason="bad", counts=False) == Requeue(0, "m0", 5, 0)
+
+
+def test_acknowledgements_are_told_apart() -> None:
+    group = group_of()
+    hand_out(group, 0, 1, 2, visible_at_ms=10)
+    group.ack(0)
+    hand_out(group, 1, visible_at_ms=20)
+    group.die(Death(2, "m2", 3, "bad"), at_ms=5)
+
+    def status(sequence: int, delivery: int = 1, life: int = 0) -> AckStatus:
+        return group.ack_status(sequence, delivery=delivery, life=life)
+
+    assert status(0) is AckStatus.ALREADY_ACKED
+    assert (status(1, 1), status(1, 2), status(1, 3)) == (AckStatus.STALE, AckStatus.ACKED, AckStatus.STALE)
+    assert status(1, 2, life=1) is AckStatus.STALE
+    assert status(2) is AckStatus.STALE
+    assert status(3) is AckStatus.UNKNOWN
+
+
+def test_a_nacked_delivery_may_still_be_acknowledged_but_not_nacked_again() -> None:
+    group = group_of()
+    hand_out(group, 0, visible_at_ms=10)
+    group.requeue(Requeue(0, "m0", 100, 1), reason=None)
+
+    assert group.ack_status(0, delivery=1, life=0) is AckStatus.ACKED
+    assert not group.holds(0, delivery=1, life=0)
+
+
+def test_a_redrive_begins_a_new_life_and_is_idempotent() -> None:
+    group = group_of()
+    hand_out(group, 0, 1, visible_at_ms=10)
+    group.die(Death(0, "m0", 3, "bad"), at_ms=5)
+
+    assert group.redrive([0, 1, 7], now_ms=50) == [0]
+    assert group.redrive([0], now_ms=50) == []
+
+    assert ready(group, 50) == [1, 0]
+    assert hand_out(group, 0, visible_at_ms=60) == [HandOut(0, 1, 1, 1)]
+    assert group.ack_status(0, delivery=1, life=0) is AckStatus.STALE
+    assert group.ack_status(1, delivery=1, life=0) is AckStatus.ACKED, "who did not die lives on"
+
+
+def test_what_was_acknowledged_before_a_redrive_of_others_is_still_acknowledged() -> None:
+    group = group_of()
+    hand_out(group, 0, 1, visible_at_ms=10)
+    group.ack(0)
+    group.die(Death(1, "m1", 3, "bad"), at_ms=5)
+
+    group.redrive([1], now_ms=50)
+
+    assert group.ack_status(0, delivery=1, life=0) is AckStatus.ALREADY_ACKED
+
+
+@pytest.mark.parametrize("position", [0, 1, 3], ids=["back", "into the middle", "ahead"])
+def test_after_a_seek_every_old_receipt_is_stale(position: int) -> None:
+    group = group_of()
+    hand_out(group, 0, 1, 2, visible_at_ms=10)
+    group.ack(1)
+
+    group.seek(position, life=1)
+
+    assert [group.ack_status(sequence, delivery=1, life=0) for sequence in range(3)] == [AckStatus.STALE] * 3
+    assert group.unsettled == {}
+    assert group.position == position
+
+
+def test_a_seek_back_takes_dead_letters_ahead_of_it_along() -> None:
+    group = group_of()
+    hand_out(group, 0, 1, visible_at_ms=10)
+    for sequence in (0, 1):
+        group.die(Death(sequence, f"m{sequence}", 3, "bad"), at_ms=5)
+
+    group.seek(1, life=1)
+
+    assert list(group.dead) == [0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "t/g", "t/g/1", "t/g/1.1", "t/g/1.1.1.1", "t/g/-1.1.0", "t/g/1.1.0 ", "t/g/1.1.0\n", "t//1.1.0", "t/g/x.1.0",
+     "t/g/\u0661.1.0", "é/g/1.1.0", "t/g/1" + "0" * 30 + ".1.0", "/" * 1000],
+)  # fmt: skip
+def test_what_is_not_a_receipt_is_not_parsed(text: str) -> None:
+    assert Receipt.parse(text) is None
+
+
+def test_a_receipt_is_written_and_parsed_alike() -> None:
+    receipt = Receipt("flights.v1", "billing-2", 123_456_789, 3, 1)
+
+    assert Receipt.parse(str(receipt)) == receipt
