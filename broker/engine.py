@@ -28,7 +28,14 @@ from broker.state import BrokerState, Topic, settings_of
 from messaging import journal
 from messaging.clock import Clock, SystemClock
 from messaging.errors import InvalidMessage, NotSupported, OutboxError, StorageFailed
-from messaging.limits import DELAY_MAX_MS, REASON_CHARS_MAX
+from messaging.limits import (
+    DELAY_MAX_MS,
+    INVISIBLE_MS_MAX,
+    INVISIBLE_MS_MIN,
+    PULL_MESSAGES_MAX,
+    PULL_WAIT_MS_MAX,
+    REASON_CHARS_MAX,
+)
 from messaging.message import (
     AckStatus,
     CancelStatus,
@@ -116,9 +123,11 @@ class Engine:
             wake()
         self._timer.join(timeout_ms / 1000)
         with self._lock:
-            self._messages.close()
-            self._actions.close()
-            self._folder_lock.release()
+            try:
+                self._messages.close()
+                self._actions.close()
+            finally:
+                self._folder_lock.release()
 
     # -- publishing --------------------------------------------------------------------------------------------------
 
@@ -177,7 +186,7 @@ class Engine:
         if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:
             return "a delay may be at most 731 days"
         if message.topic not in self._state.topics and len(self._state.topics) >= self._options.topics_max:
-            return f"there are {self._options.topics_max} topics already, and no more are allowed (topics_max)"
+            return self._too_many_topics
         return None
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
@@ -226,6 +235,9 @@ class Engine:
         """
         check_topic(topic)
         check_group(group)
+        _check_within("max_messages", max_messages, 1, PULL_MESSAGES_MAX)
+        _check_within("wait_ms", wait_ms, 0, PULL_WAIT_MS_MAX)
+        _check_within("invisible_ms", invisible_ms, INVISIBLE_MS_MIN, INVISIBLE_MS_MAX)
         deadline_ms = self._clock.monotonic_ms() + wait_ms
         arrived = threading.Condition()
         woken = False
@@ -318,14 +330,19 @@ class Engine:
 
     def _read(self, topic: Topic, group: Group, sequences: Iterable[int]) -> list[tuple[int, journal.MessageRecord]]:
         """The records; a damaged one becomes a dead letter rather than stop its group, a hole is passed over."""
-        records = []
+        records: list[tuple[int, journal.MessageRecord]] = []
+        read_bytes = 0
         for sequence in sequences:
+            if read_bytes > self._options.pull_bytes_max:
+                break
             offset = topic.index.offset(sequence)
             if offset == HOLE:
                 group.skip(sequence)
                 continue
             try:
-                records.append((sequence, journal.decode_message(self._messages.read(offset))))
+                payload = self._messages.read(offset)
+                records.append((sequence, journal.decode_message(payload)))
+                read_bytes += len(payload)
             except (journal.SegmentDamaged, ValueError):
                 logger.exception("record_quarantined", extra={"topic": topic.index.name, "sequence": sequence})
                 death = Death(sequence, "", 0, _DAMAGED)
@@ -366,6 +383,7 @@ class Engine:
         """Give deliveries back, durably; after the last attempt that counts, into the dead letters in the same
         write.
         """
+        _check_within("delay_ms", delay_ms or 0, 0, DELAY_MAX_MS)
         statuses = [NackStatus.STALE] * len(receipts)
         reason = reason[:REASON_CHARS_MAX] if reason else None
         with self._lock:
@@ -394,6 +412,7 @@ class Engine:
 
     def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
         """Keep deliveries invisible for `invisible_ms` from now; written, like a hand-out, but not synced."""
+        _check_within("invisible_ms", invisible_ms, INVISIBLE_MS_MIN, INVISIBLE_MS_MAX)
         statuses = [ExtendStatus.STALE] * len(receipts)
         with self._lock:
             self._refuse_if_closed()
@@ -632,6 +651,8 @@ class Engine:
         self._bury(topic, group, deaths, at_ms=now_ms)
 
     def _declare(self, topic: str, name: str, config: GroupConfig) -> None:
+        if topic not in self._state.topics:
+            self._check_topics_max()
         known = self._state.topic(topic)
         if name not in known.groups and len(known.groups) >= self._options.groups_per_topic_max:
             raise InvalidMessage(f"topic {topic} has {len(known.groups)} groups already (groups_per_topic_max)")
@@ -647,6 +668,14 @@ class Engine:
                 topic=topic, group=name, at_ms=self._clock.now_ms(), position=position, settings=settings_of(config)
             )
         )
+
+    def _check_topics_max(self) -> None:
+        if len(self._state.topics) >= self._options.topics_max:
+            raise InvalidMessage(self._too_many_topics)
+
+    @property
+    def _too_many_topics(self) -> str:
+        return f"there are {self._options.topics_max} topics already, and no more are allowed (topics_max)"
 
     def _open_group(self, topic: str, name: str) -> tuple[Topic, Group]:
         found = self._state.group(topic, name)
@@ -761,6 +790,11 @@ def _by_group(receipts: Sequence[str]) -> dict[tuple[str, str], list[tuple[int, 
         if receipt is not None:
             found[receipt.topic, receipt.group].append((number, receipt))
     return found
+
+
+def _check_within(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidMessage(f"{name} must be from {low:,} to {high:,}, not {value:,}")
 
 
 def _holds(group: Group, receipt: Receipt) -> bool:

@@ -26,6 +26,7 @@ class EngineOptions:
     dedup_messages_max: int = 500_000
     cancel_tombstones_max: int = 100_000
     fire_batch_max: int = 1_000
+    pull_bytes_max: int = 32 * 1024 * 1024
     clock_slice_ms: int = 1_000
 
     def __post_init__(self) -> None:

@@ -126,8 +126,7 @@ def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C90
         case journal.Redriven():
             group.redrive([sequence for sequence, _ in action.entries], now_ms=action.at_ms)
         case journal.Sought():
-            group.seek(action.position)
-            group.life = action.life
+            group.seek(action.position, life=action.life)
         case journal.Paused():
             group.paused = action.paused
         case _:

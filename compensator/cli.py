@@ -6,19 +6,24 @@ import json
 import logging
 import signal
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from sqlalchemy import Engine
 
 from compensator.metrics import CompensatorMetrics
+from compensator.retention import Retention, RetentionOptions
 from compensator.scan import PassReport, Scan, ScanOptions
 from compensator.service import CompensatorService, ServiceOptions
 from compensator.status_server import StatusServer
 from messaging import Broker, connect
 from messaging.errors import ConfigurationError, StorageFailed
+from outbox.archive import ArchiveStore
 from outbox.database import background_engine, database_errors, open_engine
+from outbox.inbox import InboxStore
 from outbox.relay import RelayPolicy
 from outbox.store import MessageStore
 
@@ -53,11 +58,11 @@ def once(
 
     Example: outbox compensator once --url sqlite:///shop.db --broker http://127.0.0.1:7788
     """
-    scan, closing = _scan(url, broker, schema, token_file, batch, lease_ms, archive)
+    wired = _wire(url, broker, schema=schema, token_file=token_file, batch=batch, lease_ms=lease_ms, archive=archive)
     try:
-        report = scan.run()
+        report = wired.scan.run()
     finally:
-        closing.close()
+        wired.close()
     _print(report, as_json=as_json)
     raise typer.Exit(1 if report.outage else 0)
 
@@ -73,6 +78,13 @@ def run(
     archive: Archive = True,
     interval_ms: Annotated[int, typer.Option("--interval-ms", min=10, help="Pause between passes.")] = 1_000,
     host: Annotated[str, typer.Option("--host", help="Address of the status page.")] = "127.0.0.1",
+    archive_days: Annotated[
+        float | None,
+        typer.Option("--archive-days", min=0, help="Delete archive rows older than this; never by default."),
+    ] = None,
+    inbox_days: Annotated[
+        float | None, typer.Option("--inbox-days", min=0, help="Delete inbox rows older than this; never by default.")
+    ] = None,
     port: Annotated[int | None, typer.Option("--port", help="Port of /metrics and /readyz; none by default.")] = None,
 ) -> None:
     """Make passes until SIGTERM or SIGINT; what is in hand is finished first.
@@ -81,9 +93,15 @@ def run(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
-    scan, closing = _scan(url, broker, schema, token_file, batch, lease_ms, archive)
+    wired = _wire(url, broker, schema=schema, token_file=token_file, batch=batch, lease_ms=lease_ms, archive=archive)
     metrics = CompensatorMetrics()
-    service = CompensatorService(scan, options=ServiceOptions(interval_ms=interval_ms), metrics=metrics)
+    options = RetentionOptions(archive_days=archive_days, inbox_days=inbox_days)
+    service = CompensatorService(
+        wired.scan,
+        options=ServiceOptions(interval_ms=interval_ms),
+        metrics=metrics,
+        retention=wired.retention(schema=schema, options=options),
+    )
     status = None if port is None else StatusServer(service, registry=metrics.registry, host=host, port=port)
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -98,27 +116,34 @@ def run(
     stopped = service.stop()
     if status is not None:
         status.stop()
-    closing.close()
+    wired.close()
     if not stopped:
         raise StorageFailed("the pass in hand did not end in time; its rows are sent again when their lease ends")
 
 
-class _Closing:
-    """What is to be let go of at the end."""
+@dataclass(frozen=True, slots=True)
+class _Wired:
+    """A compensator's parts, put together, to be let go of at the end."""
 
-    def __init__(self, *, broker: Broker, dispose: list[object]) -> None:
-        self._broker = broker
-        self._engines = dispose
+    engine: Engine
+    background: Engine
+    broker: Broker
+    scan: Scan
+
+    def retention(self, *, schema: str | None, options: RetentionOptions) -> Retention:
+        dialect = self.engine.dialect
+        archive, inbox = ArchiveStore(dialect=dialect, schema=schema), InboxStore(dialect=dialect, schema=schema)
+        return Retention(engine=self.background, archive=archive, inbox=inbox, options=options)
 
     def close(self) -> None:
-        self._broker.close()
-        for engine in self._engines:
-            engine.dispose()  # type: ignore[attr-defined]
+        self.broker.close()
+        self.background.dispose()
+        self.engine.dispose()
 
 
-def _scan(
-    url: str, broker_url: str, schema: str | None, token_file: Path | None, batch: int, lease_ms: int, archive: bool
-) -> tuple[Scan, _Closing]:
+def _wire(
+    url: str, broker_url: str, *, schema: str | None, token_file: Path | None, batch: int, lease_ms: int, archive: bool
+) -> _Wired:
     engine = open_engine(url)
     background = background_engine(engine)
     options = {"token": _token(token_file)} if token_file is not None else {}
@@ -133,7 +158,7 @@ def _scan(
         policy=RelayPolicy(keep_archive=archive),
         options=ScanOptions(batch_rows=batch, lease_ms=lease_ms),
     )
-    return scan, _Closing(broker=broker, dispose=[engine, background])
+    return _Wired(engine, background, broker, scan)
 
 
 def _token(path: Path) -> str:

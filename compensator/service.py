@@ -12,6 +12,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 from compensator.metrics import CompensatorMetrics
+from compensator.retention import Retention
 from compensator.scan import PassReport, Scan
 from messaging.errors import OutboxError
 
@@ -25,6 +26,7 @@ class ServiceOptions:
     """How often a pass runs. The jitter keeps many compensators from scanning in step."""
 
     interval_ms: int = 1_000
+    retention_interval_ms: int = 60_000
     jitter_ms: int = 200
     stop_timeout_ms: int = 25_000
 
@@ -32,8 +34,16 @@ class ServiceOptions:
 class CompensatorService:
     """Runs passes until stopped. start() and stop() are idempotent; a failing pass never ends the loop."""
 
-    def __init__(self, scan: Scan, *, options: ServiceOptions, metrics: CompensatorMetrics) -> None:
+    def __init__(
+        self,
+        scan: Scan,
+        *,
+        options: ServiceOptions,
+        metrics: CompensatorMetrics,
+        retention: Retention | None = None,
+    ) -> None:
         self._scan = scan
+        self._retention = retention
         self._options = options
         self._metrics = metrics
         self._stopping = threading.Event()
@@ -56,6 +66,10 @@ class CompensatorService:
             misfire_grace_time=None,
         )
         self._scheduler.add_job(self._pass, misfire_grace_time=None)
+        if self._retention is not None:
+            seconds = self._options.retention_interval_ms / 1000
+            trigger = IntervalTrigger(seconds=seconds, jitter=seconds / 10, timezone="UTC")
+            self._scheduler.add_job(self._retain, trigger, max_instances=1, coalesce=True, misfire_grace_time=None)
         self._scheduler.start()
 
     def stop(self) -> bool:
@@ -99,6 +113,19 @@ class CompensatorService:
         if report.claimed:
             _log_pass(report)
         return report
+
+    def _retain(self) -> None:
+        if self._retention is None or self._stopping.is_set():
+            return
+        try:
+            archived, handled = self._retention.run(stopping=self._stopping)
+        except OutboxError as error:
+            logger.warning("retention_failed", extra={"error": str(error)})
+        except Exception:  # the thread boundary, as in _pass
+            logger.exception("retention_failed")
+        else:
+            if archived or handled:
+                logger.info("retention_done", extra={"archive_rows": archived, "inbox_rows": handled})
 
 
 def _log_pass(report: PassReport) -> None:

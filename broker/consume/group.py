@@ -77,6 +77,7 @@ class Group:
         self.position = position
         self.paused = False
         self.life = 0
+        self._sought_in_life = 0
         self.unsettled: dict[int, Unsettled] = {}
         self.dead: dict[int, Dead] = {}
         self._order: list[tuple[int, int]] = []
@@ -161,7 +162,8 @@ class Group:
             return AckStatus.STALE
         if sequence >= self.position:
             return AckStatus.UNKNOWN if life == self.life else AckStatus.STALE
-        return AckStatus.ALREADY_ACKED
+        # A seek forgets who was acknowledged: what was handed out before it is no longer known by its receipt.
+        return AckStatus.STALE if life < self._sought_in_life else AckStatus.ALREADY_ACKED
 
     def ack(self, sequence: int) -> None:
         """Settle: the message is done for this group."""
@@ -213,9 +215,9 @@ class Group:
             self._move(sequence, entry, now_ms)
         return found
 
-    def seek(self, position: int) -> None:
+    def seek(self, position: int, *, life: int) -> None:
         """Go on from `position`: what was handed out is dropped, what lies ahead is fresh, old receipts are stale."""
-        self.life += 1
+        self.life = self._sought_in_life = life
         self.position = position
         self.unsettled.clear()
         self._order.clear()

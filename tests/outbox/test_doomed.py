@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Connection, Engine, select, text, update
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
@@ -17,56 +15,15 @@ from outbox import Outbox, SchemaMissing
 from outbox.database import error_code
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import LocalServer
+from tests.outbox.deadlock import add_rows_to_fight_over, become_a_deadlocks_victim, lock, rival
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop, open_shop
-
-WAIT_SECONDS = 20
-
-
-@contextlib.contextmanager
-def rival(engine: Engine, *, first: int, then: int) -> Iterator[threading.Event]:
-    """Another transaction: it holds the row `first` and, once the event that it yields is set, asks for `then`."""
-    holds, asks = threading.Event(), threading.Event()
-
-    def run() -> None:
-        with engine.connect() as connection, connection.begin():
-            # The deadlock's victim is who changed fewer rows: the rival changes many.
-            connection.execute(update(Payment).where(Payment.id >= 100).values(note="rival"))
-            lock(connection, first)
-            holds.set()
-            asks.wait(WAIT_SECONDS)
-            lock(connection, then)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        assert holds.wait(WAIT_SECONDS)
-        yield asks
-    finally:
-        asks.set()
-        thread.join(WAIT_SECONDS)
-
-
-def lock(connection: Connection, number: int) -> None:
-    """Take the row's lock."""
-    connection.execute(select(Payment.id).where(Payment.id == number).with_for_update())
-
-
-def become_a_deadlocks_victim(session: Session, engine: Engine) -> None:
-    """Deadlock with a rival, lose, and swallow the error, as careless code does."""
-    lock(session.connection(), 1)
-    with rival(engine, first=2, then=1) as asks:
-        asks.set()
-        with pytest.raises(OperationalError) as caught:
-            lock(session.connection(), 2)
-    assert error_code(caught.value) == 1213
 
 
 @pytest.fixture
 def busy_shop(mysql_shop: Shop) -> Shop:
     """With rows to fight over."""
-    values = ", ".join(f"({number}, '')" for number in [1, 2, *range(100, 120)])
-    mysql_shop.execute(f"INSERT INTO payment (id, note) VALUES {values}")
+    add_rows_to_fight_over(mysql_shop)
     return mysql_shop
 
 

@@ -1,0 +1,238 @@
+"""`upgrade` makes exactly the tables of outbox.schema, through whatever it is called; what goes wrong is one line."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, Engine, inspect, text
+
+from messaging.errors import ConfigurationError, DatabaseUnavailable
+from outbox import migrating
+from outbox.database import open_engine
+from outbox.schema import outbox_tables, schema_for
+from tests.fixtures.databases import Database
+
+ROOT = Path(__file__).parents[2]
+COMMAND_SECONDS_MAX = 60
+
+
+@contextlib.contextmanager
+def opened(database: Database) -> Iterator[Engine]:
+    """An engine, disposed of at the end."""
+    engine = open_engine(database.url)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+def differences(connection: Connection, schema: str | None) -> list[object]:
+    """What alembic's autogenerate would change; the version table is alembic's own."""
+    context = MigrationContext.configure(
+        connection,
+        opts={
+            "include_schemas": True,
+            "compare_type": True,
+            "compare_server_default": True,
+            "include_name": lambda name, kind, _parents: kind != "schema" or name == schema,
+            "include_object": lambda thing, name, kind, *_: not (kind == "table" and "alembic_version" in name),
+        },
+    )
+    return compare_metadata(context, outbox_tables(schema).metadata)
+
+
+def outbox(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as people do."""
+    return subprocess.run(
+        [sys.executable, "-m", "outbox", *arguments],
+        cwd=ROOT, env={"PYTHONPATH": str(ROOT), "COLUMNS": "200"}, timeout=COMMAND_SECONDS_MAX,
+        capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def schema_arguments(database: Database) -> list[str]:
+    """The schema, where there is one."""
+    return ["--schema", database.schema] if database.schema else []
+
+
+def test_upgrade_makes_exactly_the_tables_that_the_code_knows(database: Database) -> None:
+    revision = migrating.upgrade(database.url, schema=database.schema)
+
+    with opened(database) as engine, engine.connect() as connection:
+        schema = schema_for(engine.dialect, database.schema)
+        assert differences(connection, schema) == []
+        assert migrating.current(connection, schema=database.schema) == revision == migrating.head()
+
+
+def test_the_comparison_would_see_a_difference(database: Database) -> None:
+    migrating.upgrade(database.url, schema=database.schema)
+
+    with opened(database) as engine:
+        schema = schema_for(engine.dialect, database.schema)
+        index = "ix_message_state_due" if schema else "ix_outbox_message_state_due"
+        table = f"{schema}.message" if schema else "outbox_message"
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP INDEX {index} ON {table}" if schema else f"DROP INDEX {index}"))
+        with engine.connect() as connection:
+            assert [change[0] for change in differences(connection, schema)] == ["add_index"]
+
+
+def test_mysql_columns_are_as_exact_as_the_code_needs(mysql_like: Database) -> None:
+    migrating.upgrade(mysql_like.url, schema=mysql_like.schema)
+
+    with opened(mysql_like) as engine, engine.connect() as connection:
+        found = connection.execute(
+            text(
+                "SELECT table_name, column_name, column_type, collation_name FROM information_schema.columns "
+                "WHERE table_schema = :schema AND table_name IN ('message', 'archive', 'inbox')"
+            ),
+            {"schema": mysql_like.schema},
+        ).all()
+        engines = connection.scalars(
+            text("SELECT DISTINCT engine FROM information_schema.tables WHERE table_schema = :schema"),
+            {"schema": mysql_like.schema},
+        ).all()
+
+    columns = {(row[0], row[1]): (row[2], row[3]) for row in found}
+    assert columns["message", "id"] == ("varchar(64)", "ascii_bin")
+    assert columns["message", "body"] == ("longblob", None)
+    assert columns["message", "message_key"] == ("varchar(1024)", "utf8mb4_bin")
+    assert columns["message", "headers"] == ("mediumtext", "utf8mb4_bin")
+    assert not [name for name, (_, collation) in columns.items() if collation not in {None, "ascii_bin", "utf8mb4_bin"}]
+    assert engines == ["InnoDB"]
+
+
+def test_upgrade_again_changes_nothing_and_keeps_the_rows(database: Database) -> None:
+    migrating.upgrade(database.url, schema=database.schema)
+    with opened(database) as engine:
+        inbox = outbox_tables(schema_for(engine.dialect, database.schema)).inbox
+        with engine.begin() as connection:
+            connection.execute(inbox.insert().values(consumer_group="g", message_id="m", topic="t", handled_at_us=1))
+
+        migrating.upgrade(engine, schema=database.schema)
+        migrating.upgrade(database.url, schema=database.schema)
+
+        with engine.connect() as connection:
+            assert len(connection.execute(inbox.select()).all()) == 1
+
+
+def test_upgrade_works_on_a_connection_of_the_callers(database: Database) -> None:
+    with opened(database) as engine:
+        with engine.begin() as connection:
+            migrating.upgrade(connection, schema=database.schema)
+            assert not connection.closed
+
+        with engine.connect() as connection:
+            assert differences(connection, schema_for(engine.dialect, database.schema)) == []
+
+
+USERS_ENV = """
+from alembic import context
+connection = context.config.attributes["connection"]
+context.configure(connection=connection, target_metadata=None)
+with context.begin_transaction():
+    context.run_migrations()
+"""
+USERS_REVISION = """
+import sqlalchemy as sa
+from alembic import context, op
+from outbox.migrating import upgrade as upgrade_outbox
+
+revision, down_revision = "shop1", None
+
+def upgrade():
+    op.create_table("payment", sa.Column("id", sa.Integer, primary_key=True))
+    upgrade_outbox(op.get_bind(), schema=context.config.attributes["schema"])
+    op.create_table("refund", sa.Column("id", sa.Integer, primary_key=True))
+"""
+
+
+def test_upgrade_works_from_a_revision_of_the_users_own_tree(database: Database, tmp_path: Path) -> None:
+    tree = tmp_path / "shop_migrations"
+    (tree / "versions").mkdir(parents=True)
+    (tree / "env.py").write_text(USERS_ENV)
+    (tree / "versions" / "shop1_all.py").write_text(USERS_REVISION)
+    config = Config()
+    config.set_main_option("script_location", str(tree))
+    config.set_main_option("path_separator", "os")
+
+    with opened(database) as engine:
+        with engine.begin() as connection:
+            config.attributes.update(connection=connection, schema=database.schema)
+            command.upgrade(config, "head")
+
+        with engine.connect() as connection:
+            schema = schema_for(engine.dialect, database.schema)
+            names = set(inspect(connection).get_table_names())
+            assert {"payment", "refund", "alembic_version"} <= names
+            assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "shop1"
+            assert migrating.current(connection, schema=database.schema) == migrating.head()
+            assert [change for change in differences(connection, schema) if "outbox" in str(change)] == []
+
+
+def test_a_database_that_was_never_upgraded_has_no_revision(database: Database) -> None:
+    with opened(database) as engine, engine.connect() as connection:
+        assert migrating.current(connection, schema=database.schema) is None
+
+
+def test_errors_of_upgrade_name_the_cure(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseUnavailable, match="check host, port"):
+        migrating.upgrade("mysql+pymysql://root@127.0.0.1:1/shop")
+    with pytest.raises(DatabaseUnavailable, match="unable to open database file"):
+        migrating.upgrade(f"sqlite:///{tmp_path}/no/such/folder/shop.db")
+    with pytest.raises(ConfigurationError, match="use one like mysql"):
+        migrating.upgrade("not a url")
+    with pytest.raises(ConfigurationError, match="MySQL, MariaDB and SQLite"):
+        migrating.upgrade("postgresql+psycopg://h/d")
+
+
+def test_the_command_makes_the_tables_and_says_where_they_are(database: Database) -> None:
+    arguments = ["--url", database.url, *schema_arguments(database)]
+
+    before = outbox("db", "current", *arguments)
+    upgraded = outbox("db", "upgrade", *arguments)
+    after = outbox("db", "current", *arguments)
+
+    assert (before.returncode, before.stdout.strip()) == (1, "none")
+    assert (upgraded.returncode, upgraded.stderr) == (0, "")
+    assert upgraded.stdout.strip() == f"the outbox tables are at revision {migrating.head()}"
+    assert (after.returncode, after.stdout.strip()) == (0, migrating.head())
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "says"),
+    [
+        ("mysql+pymysql://root:hunter2@127.0.0.1:1/shop", 1, r"cannot reach the database .*check host, port"),
+        ("mysql+pymysql:///", 1, r"cannot reach the database"),
+        ("shop.db", 2, r"not a database URL that can work"),
+        ("oracle+nothing://h/d", 2, r"not a database URL that can work"),
+        ("postgresql+psycopg://h/d", 2, r"MySQL, MariaDB and SQLite|not a database URL"),
+    ],
+)
+def test_a_url_that_cannot_work_is_one_line_with_the_cure_and_no_stack_trace(url: str, status: int, says: str) -> None:
+    for sub_command in ("upgrade", "current"):
+        done = outbox("db", sub_command, "--url", url)
+
+        assert done.returncode == status, done.stderr
+        assert re.match(rf"error: .*{says}", done.stderr)
+        assert done.stderr.count("\n") == 1
+        assert done.stdout == ""
+        assert "hunter2" not in done.stderr
+
+
+def test_a_missing_url_is_a_usage_error() -> None:
+    done = outbox("db", "upgrade")
+
+    assert done.returncode == 2
+    assert "--url" in done.stderr
+    assert "Traceback" not in done.stderr
