@@ -103,20 +103,26 @@ def run(
         retention=wired.retention(schema=schema, options=options),
     )
     status = None if port is None else StatusServer(service, registry=metrics.registry, host=host, port=port)
+    try:
+        _serve(service, status, interval_ms=interval_ms)
+    finally:
+        wired.close()
+
+
+def _serve(service: CompensatorService, status: StatusServer | None, *, interval_ms: int) -> None:
+    """Run until told to stop, then stop in order."""
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     service.start()
     if status is not None:
         status.start()
-    talk.print(
-        f"compensator runs, a pass every {interval_ms} ms" + (f", status on port {status.port}" if status else "")
-    )
+    page = f", status on port {status.port}" if status else ""
+    talk.print(f"compensator runs, a pass every {interval_ms} ms{page}")
     told.wait()
     stopped = service.stop()
     if status is not None:
         status.stop()
-    wired.close()
     if not stopped:
         raise StorageFailed("the pass in hand did not end in time; its rows are sent again when their lease ends")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +13,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from compensator.metrics import CompensatorMetrics
 from compensator.retention import Retention
 from compensator.scan import PassReport, Scan
+from messaging.clock import Clock, SystemClock
 from messaging.errors import OutboxError
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class CompensatorService:
         options: ServiceOptions,
         metrics: CompensatorMetrics,
         retention: Retention | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._scan = scan
         self._retention = retention
@@ -49,7 +50,8 @@ class CompensatorService:
         self._stopping = threading.Event()
         self._idle = threading.Event()
         self._idle.set()
-        self._last_success_at = time.monotonic()
+        self._clock = clock or SystemClock()
+        self._last_success_ms = self._clock.monotonic_ms()
         self._scheduler: BackgroundScheduler | None = None
 
     def start(self) -> None:
@@ -84,17 +86,17 @@ class CompensatorService:
     def healthy(self) -> bool:
         """Whether a pass has lately ended without an error of the database's; a broker's outage is not our illness."""
         allowed_ms = max(STALE_AFTER_INTERVALS * self._options.interval_ms, 10_000)
-        return (time.monotonic() - self._last_success_at) * 1000 < allowed_ms
+        return self._clock.monotonic_ms() - self._last_success_ms < allowed_ms
 
     def seconds_since_success(self) -> float:
         """How long ago a pass last ended well."""
-        return time.monotonic() - self._last_success_at
+        return (self._clock.monotonic_ms() - self._last_success_ms) / 1000
 
     def _pass(self) -> PassReport | None:
         if self._stopping.is_set() or not self._idle.is_set():
             return None
         self._idle.clear()
-        started = time.monotonic()
+        started_ms = self._clock.monotonic_ms()
         try:
             report = self._scan.run(stopping=self._stopping)
             self._metrics.stands(self._scan.backlog())
@@ -108,8 +110,9 @@ class CompensatorService:
             return None
         finally:
             self._idle.set()
-        self._last_success_at = time.monotonic()
-        self._metrics.passed(report, seconds=self._last_success_at - started, now_seconds=time.time())
+        self._last_success_ms = self._clock.monotonic_ms()
+        seconds = (self._last_success_ms - started_ms) / 1000
+        self._metrics.passed(report, seconds=seconds, now_seconds=self._clock.now_ms() / 1000)
         if report.claimed:
             _log_pass(report)
         return report

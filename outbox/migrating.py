@@ -5,9 +5,11 @@ For the `outbox db` command and for alembic trees of users' own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from alembic import command
+from alembic import command, context, op
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -56,8 +58,24 @@ def _upgrade(connection: Connection, *, schema: str | None, revision: str) -> st
     config = _config()
     config.attributes["connection"] = connection
     config.attributes["schema"] = schema
-    command.upgrade(config, revision)
+    with _inside_another_run():
+        command.upgrade(config, revision)
     return current(connection, schema=schema)
+
+
+@contextmanager
+def _inside_another_run() -> Iterator[None]:
+    """Alembic keeps `alembic.op` and `alembic.context` as globals and takes them away at the end of a run.
+
+    Where this one was called from a revision of a user's own tree, they are given back to that run.
+    """
+    outer = [getattr(module, "_proxy", None) for module in (op, context)]
+    try:
+        yield
+    finally:
+        for proxy in outer:
+            if proxy is not None:
+                proxy._install_proxy()  # noqa: SLF001 - alembic has no public way; a test runs it
 
 
 def _config() -> Config:

@@ -192,7 +192,7 @@ def test_errors_of_upgrade_name_the_cure(tmp_path: Path) -> None:
         migrating.upgrade(f"sqlite:///{tmp_path}/no/such/folder/shop.db")
     with pytest.raises(ConfigurationError, match="use one like mysql"):
         migrating.upgrade("not a url")
-    with pytest.raises(ConfigurationError, match="MySQL, MariaDB and SQLite"):
+    with pytest.raises(ConfigurationError, match="use one like mysql"):
         migrating.upgrade("postgresql+psycopg://h/d")
 
 
@@ -216,7 +216,7 @@ def test_the_command_makes_the_tables_and_says_where_they_are(database: Database
         ("mysql+pymysql:///", 1, r"cannot reach the database"),
         ("shop.db", 2, r"not a database URL that can work"),
         ("oracle+nothing://h/d", 2, r"not a database URL that can work"),
-        ("postgresql+psycopg://h/d", 2, r"MySQL, MariaDB and SQLite|not a database URL"),
+        ("postgresql+psycopg://h/d", 2, r"not a database URL that can work"),
     ],
 )
 def test_a_url_that_cannot_work_is_one_line_with_the_cure_and_no_stack_trace(url: str, status: int, says: str) -> None:

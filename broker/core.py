@@ -1,0 +1,145 @@
+"""What every part of the engine stands on: the lock, the two logs, the state, who waits for what. No verbs of users.
+
+The one rule: an action is written down, then done, by the very code that replays it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from broker.consume.group import Death, Group
+from broker.log.folder_lock import FolderLock
+from broker.log.segmented_log import SegmentedLog
+from broker.log.storage import Storage
+from broker.options import EngineOptions
+from broker.state import BrokerState, Topic, settings_of
+from messaging import journal
+from messaging.clock import Clock
+from messaging.errors import InvalidMessage, StorageFailed
+from messaging.message import GroupConfig, check_group, check_topic
+
+
+class Core:
+    """The shared half of an engine. Methods with an underscore are called under the lock."""
+
+    def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
+        """For open(), which is how an engine is made."""
+        self._clock = clock
+        self._options = options
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._waiters: defaultdict[tuple[str, str], set[Callable[[], None]]] = defaultdict(set)
+        self._state = BrokerState(options)
+        self._folder_lock = FolderLock(folder)
+        self._closed = False
+        self._messages, self._actions = (
+            SegmentedLog(
+                folder / name, kind=kind, segment_bytes=options.segment_bytes, durability=options.durability,
+                storage=storage, now_ms=clock.now_ms,
+            )
+            for name, kind in (("messages", journal.SegmentKind.MESSAGES), ("actions", journal.SegmentKind.ACTIONS))
+        )  # fmt: skip
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def subscribe(self, topic: str, group: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Have `wake` called, from any thread, whenever something may have become ready for a group; returns the
+        undo.
+        """
+        place = (topic, group)
+        with self._changed:
+            self._waiters[place].add(wake)
+            self._changed.notify_all()
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._waiters[place].discard(wake)
+                if not self._waiters[place]:
+                    del self._waiters[place]
+
+        return unsubscribe
+
+    def _wake(self, topic: str, group: str) -> None:
+        with self._lock:
+            wakes = list(self._waiters.get((topic, group), ()))
+            self._changed.notify_all()
+        for wake in wakes:
+            wake()
+
+    def _wake_topic(self, topic: str) -> None:
+        with self._lock:
+            groups = [name for on_topic, name in self._waiters if on_topic == topic]
+        for name in groups:
+            self._wake(topic, name)
+
+    # -- acting ------------------------------------------------------------------------------------------------------
+
+    def _act(self, action: journal.Action) -> None:
+        """Write an action down, then do it, by the very code that replays it."""
+        self._actions.append([journal.encode_record(action)])
+        self._state.replay_action(action)
+
+    def _bury(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
+        by_reason: defaultdict[str, list[tuple[int, str, int]]] = defaultdict(list)
+        for death in deaths:
+            by_reason[death.reason].append((death.sequence, death.message_id, death.attempts))
+        for reason, entries in by_reason.items():
+            self._act(journal.Died(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason))
+        self._state.counters["dead_lettered", topic, group.name] += len(deaths)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise StorageFailed("the broker is closed")
+
+    # -- topics and groups -------------------------------------------------------------------------------------------
+
+    def _declare(self, topic: str, name: str, config: GroupConfig) -> None:
+        if topic not in self._state.topics:
+            self._check_topics_max()
+        known = self._state.topic(topic)
+        if name not in known.groups and len(known.groups) >= self._options.groups_per_topic_max:
+            raise InvalidMessage(f"topic {topic} has {len(known.groups)} groups already (groups_per_topic_max)")
+        match config.start:
+            case "latest":
+                position = len(known.index)
+            case "at":
+                position = known.index.sequence_at(config.start_at_ms or 0)
+            case _:
+                position = 0
+        self._act(
+            journal.Declared(
+                topic=topic, group=name, at_ms=self._clock.now_ms(), position=position, settings=settings_of(config)
+            )
+        )
+
+    def _check_topics_max(self) -> None:
+        if len(self._state.topics) >= self._options.topics_max:
+            raise InvalidMessage(self._too_many_topics)
+
+    @property
+    def _too_many_topics(self) -> str:
+        return f"there are {self._options.topics_max} topics already, and no more are allowed (topics_max)"
+
+    def _open_group(self, topic: str, name: str) -> tuple[Topic, Group]:
+        found = self._state.group(topic, name)
+        if found is None:
+            self._declare(topic, name, GroupConfig())
+            found = self._known_group(topic, name)
+        return self._state.topic(topic), found
+
+    def _known_topic(self, topic: str) -> Topic:
+        check_topic(topic)
+        found = self._state.topics.get(topic)
+        if found is None:
+            raise KeyError(f"there is no topic {topic}")
+        return found
+
+    def _known_group(self, topic: str, group: str) -> Group:
+        check_group(group)
+        found = self._known_topic(topic).groups.get(group)
+        if found is None:
+            raise KeyError(f"topic {topic} has no consumer group {group}")
+        return found

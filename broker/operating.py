@@ -1,0 +1,151 @@
+"""Operating: groups declared, moved, paused and looked at; dead letters looked through and redriven."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from broker.consume.group import Group
+from broker.consume.topic import HOLE
+from broker.consuming import DAMAGED
+from broker.timing import Timing
+from messaging import journal
+from messaging.errors import InvalidMessage, NotSupported
+from messaging.message import DeadLetter, GroupConfig, check_group, check_topic
+
+
+class Operating(Timing):
+    """The operator's half of the engine. An unknown topic or group is a KeyError."""
+
+    def declare_group(self, topic: str, group: str, config: GroupConfig) -> None:
+        """Make a group, or change its settings; a group that is there keeps its position."""
+        check_topic(topic)
+        check_group(group)
+        if config.filter is not None:
+            raise NotSupported("this broker does not filter yet; declare the group without a filter")
+        if config.ordered:
+            raise NotSupported("this broker does not order by key yet; declare the group without ordered")
+        with self._lock:
+            self._refuse_if_closed()
+            self._declare(topic, group, config)
+            end = self._actions.end
+        self._actions.commit(end)
+
+    def topics(self) -> list[str]:
+        """All topics, sorted."""
+        with self._lock:
+            return sorted(self._state.topics)
+
+    def groups(self, topic: str) -> list[str]:
+        """All groups of a topic, sorted."""
+        with self._lock:
+            return sorted(self._known_topic(topic).groups)
+
+    def group_config(self, topic: str, group: str) -> GroupConfig:
+        """A group's settings."""
+        with self._lock:
+            return self._known_group(topic, group).config
+
+    def topic_figures(self, topic: str) -> Mapping[str, int]:
+        """stored (handed to the topic), scheduled."""
+        with self._lock:
+            known = self._known_topic(topic)
+            return {"stored": len(known.index), "scheduled": self._state.schedule.count(topic)}
+
+    def group_figures(self, topic: str, group: str) -> Mapping[str, int]:
+        """stored, backlog (not handed out, or waiting again), in_flight, scheduled, dead, position,
+        oldest_unacked_age_ms.
+        """
+        with self._lock:
+            index, known = self._known_topic(topic).index, self._known_group(topic, group)
+            in_flight = known.in_flight()
+            oldest = min(known.unsettled, default=known.position)
+            age_ms = self._clock.now_ms() - index.ready_at_ms(oldest) if oldest < len(index) else 0
+            return {
+                "stored": len(index),
+                "backlog": len(index) - min(known.position, len(index)) + len(known.unsettled) - in_flight,
+                "in_flight": in_flight,
+                "scheduled": self._state.schedule.count(topic),
+                "dead": len(known.dead),
+                "position": known.position,
+                "oldest_unacked_age_ms": max(0, age_ms),
+            }
+
+    def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
+        """Move a group to a time or to an offset (a sequence of the topic); receipts handed out before are stale."""
+        if (to_ms is None) == (to_offset is None) or (to_offset is not None and to_offset < 0):
+            raise InvalidMessage("seek to a time (to_ms) or to an offset (to_offset >= 0), one of them")
+        with self._lock:
+            index, known = self._known_topic(topic).index, self._known_group(topic, group)
+            wanted = index.sequence_at(to_ms) if to_ms is not None else to_offset or 0
+            position = min(wanted, len(index))
+            self._act(
+                journal.Sought(
+                    topic=topic, group=group, at_ms=self._clock.now_ms(), position=position, life=known.life + 1
+                )
+            )
+            end = self._actions.end
+        self._actions.commit(end)
+        self._wake(topic, group)
+
+    def pause(self, topic: str, group: str, *, paused: bool) -> None:
+        """Stop or resume hand-outs to a group; what is in flight may still be settled."""
+        with self._lock:
+            self._known_group(topic, group)
+            self._act(journal.Paused(topic=topic, group=group, at_ms=self._clock.now_ms(), paused=paused))
+            end = self._actions.end
+        self._actions.commit(end)
+        self._wake(topic, group)
+
+    def dead(
+        self, topic: str, group: str, *, limit: int = 100, after: str | None = None
+    ) -> tuple[list[DeadLetter], str | None]:
+        """One page of dead letters by sequence, and the cursor of the next one."""
+        if after is not None and not after.isdigit():
+            raise InvalidMessage("after must be the `next` of an earlier page")
+        with self._lock:
+            known_topic, known = self._known_topic(topic), self._known_group(topic, group)
+            self._bury_expired(topic, known)
+            behind = -1 if after is None else int(after)
+            sequences = sorted(sequence for sequence in known.dead if sequence > behind)
+            page = [(sequence, known.dead[sequence]) for sequence in sequences[:limit]]
+            letters = []
+            for sequence, dead in page:
+                record = self._read_or_none(known_topic.index.offset(sequence))
+                letters.append(
+                    DeadLetter(
+                        id=dead.message_id, topic=topic, group=group, attempts=dead.attempts, reason=dead.reason,
+                        dead_at_ms=dead.dead_at_ms, key=record.key if record else None,
+                        headers=record.headers if record else {}, body=record.body if record else b"",
+                    )
+                )  # fmt: skip
+        return letters, str(page[-1][0]) if len(sequences) > limit else None
+
+    def redrive(self, topic: str, group: str, *, ids: Sequence[str] | None = None) -> int:
+        """Give dead letters a new life; returns how many. An id that is not dead (any more) is passed over."""
+        with self._lock:
+            known = self._known_group(topic, group)
+            wanted = None if ids is None else set(ids)
+            entries = [
+                (sequence, dead.message_id)
+                for sequence, dead in known.dead.items()
+                if dead.reason != DAMAGED and (wanted is None or dead.message_id in wanted)
+            ]
+            if entries:
+                self._act(
+                    journal.Redriven(topic=topic, group=group, at_ms=self._clock.now_ms(), entries=sorted(entries))
+                )
+            end = self._actions.end
+        self._actions.commit(end)
+        self._wake(topic, group)
+        return len(entries)
+
+    def _bury_expired(self, topic: str, group: Group) -> None:
+        now_ms = self._clock.now_ms()
+        _, deaths = group.visible_again(now_ms=now_ms, count_max=len(group.unsettled))
+        self._bury(topic, group, deaths, at_ms=now_ms)
+
+    def _read_or_none(self, offset: int) -> journal.MessageRecord | None:
+        try:
+            return None if offset == HOLE else journal.decode_message(self._messages.read(offset))
+        except (journal.SegmentDamaged, ValueError):
+            return None

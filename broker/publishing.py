@@ -1,0 +1,132 @@
+"""Publishing and canceling: messages in, durably, once each; scheduled ones out again before they are due."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from broker.timing import Timing
+from messaging import journal
+from messaging.errors import InvalidMessage
+from messaging.limits import DELAY_MAX_MS
+from messaging.message import CancelStatus, Message, PublishResult, PublishStatus
+
+BUCKETS_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+
+
+class Publishing(Timing):
+    """The producer's half of the engine."""
+
+    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+        """Store a batch; one result a message, in order, once all that is stored is durable."""
+        with self._lock:
+            self._refuse_if_closed()
+            results, topics = self._append(batch)
+            end = self._messages.end
+        self._messages.commit(end)
+        for topic in topics:
+            self._wake_topic(topic)
+        with self._changed:
+            self._changed.notify_all()
+        return results
+
+    def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
+        """Cancel scheduled messages, durably.
+
+        An unknown id is remembered: should its publish come, it is not delivered.
+        """
+        with self._lock:
+            self._refuse_if_closed()
+            self._fire_due()
+            statuses = [self._cancel_status(message_id) for message_id in message_ids]
+            gone = [
+                message_id
+                for message_id, status in zip(message_ids, statuses, strict=True)
+                if status is not CancelStatus.TOO_LATE and message_id not in self._state.canceled
+            ]
+            if gone:
+                self._act(journal.Canceled(at_ms=self._clock.now_ms(), ids=gone))
+            end = self._actions.end
+        self._actions.commit(end)
+        return statuses
+
+    def scheduled(
+        self, topic: str | None = None, *, from_ms: int | None = None, to_ms: int | None = None, bucket: str = "minute"
+    ) -> list[tuple[int, int]]:
+        """How many are due when: (start of the minute, hour or day, count), within the next 731 days by default."""
+        if bucket not in BUCKETS_MS:
+            raise InvalidMessage(f"bucket is one of {', '.join(BUCKETS_MS)}")
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            return self._state.schedule.histogram(
+                topic=topic,
+                from_ms=0 if from_ms is None else from_ms,
+                to_ms=now_ms + DELAY_MAX_MS + 1 if to_ms is None else to_ms,
+                bucket_ms=BUCKETS_MS[bucket],
+            )
+
+    def scheduled_message(self, message_id: str) -> Mapping[str, object] | None:
+        """Id, topic and due time of one scheduled message; None where none is scheduled under this id."""
+        with self._lock:
+            found = self._state.schedule.find(message_id)
+            if found is None:
+                return None
+            return {"id": found.id, "topic": found.topic, "deliver_at_ms": found.deliver_at_ms}
+
+    def _append(self, batch: Sequence[Message]) -> tuple[list[PublishResult], set[str]]:
+        now_ms = self._clock.now_ms()
+        results: list[PublishResult] = []
+        records: list[journal.MessageRecord] = []
+        fresh: defaultdict[str, int] = defaultdict(int)
+        seen: set[str] = set()
+        for message in batch:
+            problem = self._problem(message, now_ms=now_ms)
+            if problem is not None:
+                results.append(PublishResult(message.id, PublishStatus.REJECTED, problem))
+            elif message.id in self._state.recent or message.id in seen:
+                results.append(PublishResult(message.id, PublishStatus.DUPLICATE))
+            else:
+                seen.add(message.id)
+                results.append(PublishResult(message.id, PublishStatus.STORED))
+                records.append(self._record(message, now_ms=now_ms, fresh=fresh))
+        if records:
+            offsets = self._messages.append([journal.encode_record(record) for record in records])
+            for record, offset in zip(records, offsets, strict=True):
+                self._state.replay_message(record, offset)
+                if record.id in self._state.canceled:
+                    self._state.schedule.remove(record.id)
+        self._count_published(results, batch)
+        return results, set(fresh)
+
+    def _record(self, message: Message, *, now_ms: int, fresh: defaultdict[str, int]) -> journal.MessageRecord:
+        """The record of a message; one that was canceled before it came is stored, but takes no place in its topic."""
+        later = message.deliver_at_ms is not None and message.deliver_at_ms > now_ms
+        sequence = None
+        if not later and message.id not in self._state.canceled:
+            sequence = len(self._state.topic(message.topic).index) + fresh[message.topic]
+            fresh[message.topic] += 1
+        return journal.MessageRecord(
+            sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=dict(message.headers),
+            body=message.body, created_at_ms=message.created_at_ms or now_ms, stored_at_ms=now_ms,
+            deliver_at_ms=message.deliver_at_ms,
+        )  # fmt: skip
+
+    def _problem(self, message: Message, *, now_ms: int) -> str | None:
+        if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:
+            return "a delay may be at most 731 days"
+        if message.topic not in self._state.topics and len(self._state.topics) >= self._options.topics_max:
+            return self._too_many_topics
+        return None
+
+    def _count_published(self, results: Sequence[PublishResult], batch: Sequence[Message]) -> None:
+        for result, message in zip(results, batch, strict=True):
+            self._state.counters[f"published_{result.status}", message.topic, ""] += 1
+
+    def _cancel_status(self, message_id: str) -> CancelStatus:
+        if message_id in self._state.canceled:
+            known = message_id in self._state.recent
+            return CancelStatus.CANCELED if known else CancelStatus.UNKNOWN
+        if self._state.schedule.find(message_id) is not None:
+            return CancelStatus.CANCELED
+        return CancelStatus.TOO_LATE if message_id in self._state.recent else CancelStatus.UNKNOWN
