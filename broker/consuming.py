@@ -27,6 +27,7 @@ from messaging.message import AckStatus, Delivery, ExtendStatus, NackStatus, che
 
 logger = logging.getLogger(__name__)
 
+_PASSES_MAX: Final = 1_000
 DAMAGED: Final = "its record in the message log is damaged"
 
 
@@ -173,10 +174,7 @@ class Consuming(Timing):
             found_topic, found = self._open_group(topic, group)
             if found.paused:
                 return []
-            sequences, deaths = found.visible_again(now_ms=now_ms, count_max=max_messages)
-            self._bury(topic, found, deaths, at_ms=now_ms)
-            sequences += self._fresh(found_topic, found, count_max=max_messages - len(sequences))
-            records = self._read(found_topic, found, sequences)
+            records = self._choose(found_topic, found, now_ms=now_ms, count_max=max_messages)
             if not records:
                 return []
             visible_at_ms = now_ms + invisible_ms
@@ -205,30 +203,70 @@ class Consuming(Timing):
             for one, (_, record) in zip(handed, records, strict=True)
         ]  # fmt: skip
 
+    def _choose(
+        self, topic: Topic, group: Group, *, now_ms: int, count_max: int
+    ) -> list[tuple[int, journal.MessageRecord]]:
+        """What to hand out now. A pass that finds nothing but dead, damaged or early messages is followed by another:
+        nobody would wake a consumer for what lies behind them.
+        """
+        for _ in range(_PASSES_MAX):
+            sequences, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
+            self._bury(topic.index.name, group, deaths, at_ms=now_ms)
+            sequences += self._fresh(topic, group, count_max=count_max - len(sequences))
+            records = self._read(topic, group, sequences, now_ms=now_ms)
+            if records or not (sequences or deaths):
+                return records
+        return []
+
     def _fresh(self, topic: Topic, group: Group, *, count_max: int) -> list[int]:
         end = topic.index.visible_end(group.position, count_max=count_max, durable_end=self._messages.durable_end)
         return list(range(group.position, end))
 
-    def _read(self, topic: Topic, group: Group, sequences: Iterable[int]) -> list[tuple[int, journal.MessageRecord]]:
-        """The records; a damaged one becomes a dead letter rather than stop its group, a hole is passed over."""
+    def _read(
+        self, topic: Topic, group: Group, sequences: Iterable[int], *, now_ms: int
+    ) -> list[tuple[int, journal.MessageRecord]]:
+        """The records, up to the first that is not to be handed out; such ones at the head are put aside.
+
+        Putting aside moves the group's position in the action log, so never before what precedes has been written.
+        """
         records: list[tuple[int, journal.MessageRecord]] = []
         read_bytes = 0
         for sequence in sequences:
             if read_bytes > self._options.pull_bytes_max:
                 break
             offset = topic.index.offset(sequence)
-            if offset == HOLE:
+            record = None if offset == HOLE else self._record_at(offset)
+            if record is not None and (record.deliver_at_ms or 0) <= now_ms:
+                records.append((sequence, record))
+                read_bytes += len(record.body)
+            elif records:
+                break
+            elif offset == HOLE:
                 group.skip(sequence)
-                continue
-            try:
-                payload = self._messages.read(offset)
-                records.append((sequence, journal.decode_message(payload)))
-                read_bytes += len(payload)
-            except (journal.SegmentDamaged, ValueError):
-                logger.exception("record_quarantined", extra={"topic": topic.index.name, "sequence": sequence})
-                death = Death(sequence, "", 0, DAMAGED)
-                self._bury(topic.index.name, group, [death], at_ms=self._clock.now_ms())
+            else:
+                self._put_aside(topic.index.name, group, sequence, record, at_ms=now_ms)
         return records
+
+    def _record_at(self, offset: int) -> journal.MessageRecord | None:
+        try:
+            return journal.decode_message(self._messages.read(offset))
+        except (journal.SegmentDamaged, ValueError):
+            return None
+
+    def _put_aside(
+        self, topic: str, group: Group, sequence: int, record: journal.MessageRecord | None, *, at_ms: int
+    ) -> None:
+        """A damaged record becomes a dead letter rather than stop its group; one that is early, because the wall clock
+        stepped back after it fell due, waits for its time.
+        """
+        known = group.unsettled.get(sequence)
+        if record is None:
+            logger.error("record_quarantined", extra={"topic": topic, "sequence": sequence})
+            death = Death(sequence, known.message_id if known else "", 0, DAMAGED)
+            self._bury(topic, group, [death], at_ms=at_ms)
+        else:
+            hold = group.decide_hold(sequence, record.id, until_ms=record.deliver_at_ms or 0)
+            self._requeue(topic, group.name, [hold], at_ms=at_ms, reason=known.reason if known else None)
 
     def _write_hand_out(self, group: Group, delivered: journal.Delivered) -> None:
         try:

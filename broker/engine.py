@@ -53,16 +53,19 @@ class Engine(Publishing, Consuming, Operating):
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            engine = cls(
+                folder, clock=clock or SystemClock(), options=options or EngineOptions(),
+                storage=storage or DiskStorage(),
+            )  # fmt: skip
+            engine._folder_lock.acquire()
         except OSError as error:
             raise StorageFailed(f"cannot make the data folder {folder}: {error.strerror}") from error
-        engine = cls(
-            folder, clock=clock or SystemClock(), options=options or EngineOptions(), storage=storage or DiskStorage()
-        )
-        engine._folder_lock.acquire()
         try:
             engine._recover()
-        except BaseException:
-            engine._folder_lock.release()
+        except BaseException as error:
+            engine._let_go()
+            if isinstance(error, OSError):
+                raise StorageFailed(f"cannot open the data folder {folder}: {error.strerror}") from error
             raise
         engine._timer.start()
         return engine
@@ -80,10 +83,10 @@ class Engine(Publishing, Consuming, Operating):
         self._timer.join(timeout_ms / 1000)
         with self._lock:
             try:
-                self._messages.close()
-                self._actions.close()
+                self._messages.sync_and_close()
+                self._actions.sync_and_close()
             finally:
-                self._folder_lock.release()
+                self._let_go()
 
     def counters(self) -> Mapping[tuple[str, str, str], int]:
         """Totals since the start, by (what, topic, group or status)."""
@@ -106,6 +109,11 @@ class Engine(Publishing, Consuming, Operating):
             self._refuse_if_closed()
             self._messages.refuse_if_failed()
             self._actions.refuse_if_failed()
+
+    def _let_go(self) -> None:
+        self._messages.close()
+        self._actions.close()
+        self._folder_lock.release()
 
     def _recover(self) -> None:
         for one in self._messages.recover():

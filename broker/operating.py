@@ -75,6 +75,7 @@ class Operating(Timing):
         if (to_ms is None) == (to_offset is None) or (to_offset is not None and to_offset < 0):
             raise InvalidMessage("seek to a time (to_ms) or to an offset (to_offset >= 0), one of them")
         with self._lock:
+            self._refuse_if_closed()
             index, known = self._known_topic(topic).index, self._known_group(topic, group)
             wanted = index.sequence_at(to_ms) if to_ms is not None else to_offset or 0
             position = min(wanted, len(index))
@@ -90,6 +91,7 @@ class Operating(Timing):
     def pause(self, topic: str, group: str, *, paused: bool) -> None:
         """Stop or resume hand-outs to a group; what is in flight may still be settled."""
         with self._lock:
+            self._refuse_if_closed()
             self._known_group(topic, group)
             self._act(journal.Paused(topic=topic, group=group, at_ms=self._clock.now_ms(), paused=paused))
             end = self._actions.end
@@ -103,6 +105,7 @@ class Operating(Timing):
         if after is not None and not after.isdigit():
             raise InvalidMessage("after must be the `next` of an earlier page")
         with self._lock:
+            self._refuse_if_closed()
             known_topic, known = self._known_topic(topic), self._known_group(topic, group)
             self._bury_expired(topic, known)
             behind = -1 if after is None else int(after)
@@ -123,7 +126,9 @@ class Operating(Timing):
     def redrive(self, topic: str, group: str, *, ids: Sequence[str] | None = None) -> int:
         """Give dead letters a new life; returns how many. An id that is not dead (any more) is passed over."""
         with self._lock:
+            self._refuse_if_closed()
             known = self._known_group(topic, group)
+            self._bury_expired(topic, known)
             wanted = None if ids is None else set(ids)
             entries = [
                 (sequence, dead.message_id)

@@ -80,14 +80,17 @@ class Publishing(Timing):
         records: list[journal.MessageRecord] = []
         fresh: defaultdict[str, int] = defaultdict(int)
         seen: set[str] = set()
+        topics_new: set[str] = set()
         for message in batch:
-            problem = self._problem(message, now_ms=now_ms)
+            problem = self._problem(message, now_ms=now_ms, topics_new=topics_new)
             if problem is not None:
                 results.append(PublishResult(message.id, PublishStatus.REJECTED, problem))
-            elif message.id in self._state.recent or message.id in seen:
+            elif message.id in seen or self._is_known(message.id):
                 results.append(PublishResult(message.id, PublishStatus.DUPLICATE))
             else:
                 seen.add(message.id)
+                if message.topic not in self._state.topics:
+                    topics_new.add(message.topic)
                 results.append(PublishResult(message.id, PublishStatus.STORED))
                 records.append(self._record(message, now_ms=now_ms, fresh=fresh))
         if records:
@@ -95,7 +98,7 @@ class Publishing(Timing):
             for record, offset in zip(records, offsets, strict=True):
                 self._state.replay_message(record, offset)
                 if record.id in self._state.canceled:
-                    self._state.schedule.remove(record.id)
+                    self._state.stop(record.id)
         self._count_published(results, batch)
         return results, set(fresh)
 
@@ -104,7 +107,8 @@ class Publishing(Timing):
         later = message.deliver_at_ms is not None and message.deliver_at_ms > now_ms
         sequence = None
         if not later and message.id not in self._state.canceled:
-            sequence = len(self._state.topic(message.topic).index) + fresh[message.topic]
+            topic = self._state.topics.get(message.topic)
+            sequence = (0 if topic is None else len(topic.index)) + fresh[message.topic]
             fresh[message.topic] += 1
         return journal.MessageRecord(
             sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=dict(message.headers),
@@ -112,10 +116,16 @@ class Publishing(Timing):
             deliver_at_ms=message.deliver_at_ms,
         )  # fmt: skip
 
-    def _problem(self, message: Message, *, now_ms: int) -> str | None:
+    def _is_known(self, message_id: str) -> bool:
+        """Whether a message came lately, or waits for its due time, however long ago it came."""
+        return message_id in self._state.recent or self._state.schedule.find(message_id) is not None
+
+    def _problem(self, message: Message, *, now_ms: int, topics_new: set[str]) -> str | None:
         if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:
             return "a delay may be at most 731 days"
-        if message.topic not in self._state.topics and len(self._state.topics) >= self._options.topics_max:
+        if message.topic in self._state.topics or message.topic in topics_new:
+            return None
+        if len(self._state.topics) + len(topics_new) >= self._options.topics_max:
             return self._too_many_topics
         return None
 
@@ -125,8 +135,7 @@ class Publishing(Timing):
 
     def _cancel_status(self, message_id: str) -> CancelStatus:
         if message_id in self._state.canceled:
-            known = message_id in self._state.recent
-            return CancelStatus.CANCELED if known else CancelStatus.UNKNOWN
+            return CancelStatus.CANCELED if message_id in self._state.stopped else CancelStatus.UNKNOWN
         if self._state.schedule.find(message_id) is not None:
             return CancelStatus.CANCELED
         return CancelStatus.TOO_LATE if message_id in self._state.recent else CancelStatus.UNKNOWN

@@ -35,6 +35,7 @@ class BrokerState:
         self.schedule: Schedule = MemorySchedule()
         self.recent = RecentIds(options.dedup_messages_max)
         self.canceled = RecentIds(options.cancel_tombstones_max)
+        self.stopped = RecentIds(options.cancel_tombstones_max)  # of those canceled: whose messages came
         self.counters: Counter[tuple[str, str, str]] = Counter()
 
     def topic(self, name: str) -> Topic:
@@ -66,14 +67,19 @@ class BrokerState:
                 self._replay_fired(action)
             case journal.Canceled():
                 for message_id in action.ids:
-                    self.schedule.remove(message_id)
                     self.canceled.add(message_id)
+                    self.stop(message_id)
             case journal.Declared():
                 self.declare(action.topic, action.group, config_of(action.settings), position=action.position)
             case _:
                 group = self.group(action.topic, action.group)
                 if group is not None:
                     _replay_on_group(group, action)
+
+    def stop(self, message_id: str) -> None:
+        """Take a canceled message out of the schedule, if it has come."""
+        if self.schedule.remove(message_id) is not None:
+            self.stopped.add(message_id)
 
     def declare(self, topic: str, name: str, config: GroupConfig, *, position: int) -> Group:
         """Make a group at a position, or change the settings of one that is there."""
@@ -114,7 +120,7 @@ def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C90
                 group.ack(sequence)
         case journal.Requeued():
             for sequence, message_id, visible_at_ms, used in action.entries:
-                if sequence in group.unsettled:
+                if sequence in group.unsettled or sequence >= group.position:
                     group.requeue(Requeue(sequence, message_id, visible_at_ms, used), reason=action.reason)
         case journal.Extended():
             for sequence, _ in action.entries:

@@ -40,23 +40,22 @@ class Timing(Core):
     def _run_timer(self) -> None:
         with self._changed:
             while not self._closed:
+                wait_ms = self._options.clock_slice_ms  # after a failure too: a full disk is not asked a thousand times
                 try:
                     self._fire_due()
                     self._wake_visible()
+                    wait_ms = self._next_wake_ms()
                 except OutboxError as error:
                     logger.warning("timer_failed", extra={"error": str(error)})
                 except Exception:  # the thread boundary: a timer that ends silently would hold every scheduled message
                     logger.exception("timer_failed")
-                self._clock.wait(self._changed, self._next_wake_ms())
+                self._clock.wait(self._changed, wait_ms)
 
     def _next_wake_ms(self) -> int:
         """How long to sleep: to the next due or visible time, but at most one slice, after which the wall clock
         is read anew.
         """
-        times = [self._state.schedule.next_due_ms()]
-        for topic, name in self._waiters:
-            group = self._state.group(topic, name)
-            times.append(group.next_visible_ms() if group is not None else None)
+        times = [self._state.schedule.next_due_ms(), *(self._visible_ms(*place) for place in self._waiters)]
         now_ms = self._clock.now_ms()
         waits = [time_ms - now_ms for time_ms in times if time_ms is not None]
         return min(max(1, min(waits, default=self._options.clock_slice_ms)), self._options.clock_slice_ms)
@@ -64,7 +63,11 @@ class Timing(Core):
     def _wake_visible(self) -> None:
         now_ms = self._clock.now_ms()
         for topic, name in list(self._waiters):
-            group = self._state.group(topic, name)
-            next_ms = group.next_visible_ms() if group is not None else None
+            next_ms = self._visible_ms(topic, name)
             if next_ms is not None and next_ms <= now_ms:
                 self._wake(topic, name)
+
+    def _visible_ms(self, topic: str, name: str) -> int | None:
+        """When a group next has something visible again; never while it is paused: a resume wakes it."""
+        group = self._state.group(topic, name)
+        return None if group is None or group.paused else group.next_visible_ms()

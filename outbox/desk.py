@@ -15,11 +15,13 @@ PARKED_BY_HAND = "parked by an operator"
 
 
 class MessageDesk:
-    """The operator's statements. A row that somebody is just sending keeps its token: their settlement decides."""
+    """The operator's statements. A row that somebody is just sending is left alone: their settlement decides."""
 
     def __init__(self, *, dialect: Dialect, schema: str | None = None) -> None:
         self._message = outbox_tables(schema_for(dialect, schema)).message
         self._now_us = now_us(dialect)
+        nobodys = self._message.c.token.is_(None) | (self._message.c.due_at_us <= self._now_us)
+        self._free = (self._message.c.state == RowState.PENDING) & nobodys
 
     def list(self, connection: Connection, *, state: RowState | None, limit: int) -> list[dict[str, Any]]:
         """Rows without bodies and headers, the longest due first."""
@@ -41,7 +43,7 @@ class MessageDesk:
         message = self._message
         statement = (
             update(message)
-            .where(message.c.id.in_(sorted(ids)))
+            .where(message.c.id.in_(sorted(ids)), self._free | (message.c.state == RowState.PARKED))
             .values(state=RowState.PENDING, token=null(), due_at_us=self._now_us)
         )
         return connection.execute(statement).rowcount
@@ -51,7 +53,7 @@ class MessageDesk:
         message = self._message
         statement = (
             update(message)
-            .where(message.c.id.in_(sorted(ids)), message.c.state == RowState.PENDING)
+            .where(message.c.id.in_(sorted(ids)), self._free)
             .values(state=RowState.PARKED, token=null(), last_error=PARKED_BY_HAND)
         )
         return connection.execute(statement).rowcount

@@ -115,8 +115,7 @@ class Group:
         for sequence, message_id in messages:
             entry = self.unsettled.get(sequence)
             if entry is None:
-                entry = self.unsettled[sequence] = Unsettled(message_id, 0, 0, 0, self.life, in_flight=False)
-                self.position = max(self.position, sequence + 1)
+                entry = self._begin(sequence, message_id)
             elif entry.in_flight:
                 entry.attempts_used += 1  # the invisible time ran out
             entry.deliveries += 1
@@ -131,8 +130,7 @@ class Group:
         """A hand-out as the action log tells it."""
         entry = self.unsettled.get(sequence)
         if entry is None:
-            entry = self.unsettled[sequence] = Unsettled(message_id, 0, 0, 0, self.life, in_flight=True)
-            self.position = max(self.position, sequence + 1)
+            entry = self._begin(sequence, message_id)
         entry.deliveries, entry.attempts_used, entry.in_flight = delivery, attempt - 1, True
         self._move(sequence, entry, visible_at_ms)
 
@@ -186,9 +184,17 @@ class Group:
             delay_ms = self._backoff_ms(used) if counts else 0
         return Requeue(sequence, entry.message_id, now_ms + delay_ms, used)
 
+    def decide_hold(self, sequence: int, message_id: str, *, until_ms: int) -> Requeue:
+        """What holding back a message comes to that was about to be handed out. Changes nothing."""
+        entry = self.unsettled.get(sequence)
+        used = 0 if entry is None else entry.attempts_used + (1 if entry.in_flight else 0)
+        return Requeue(sequence, message_id, until_ms, used)
+
     def requeue(self, decision: Requeue, *, reason: str | None) -> None:
-        """Carry out a Requeue."""
-        entry = self.unsettled[decision.sequence]
+        """Carry out a Requeue; one of a fresh message holds it back before its first hand-out."""
+        entry = self.unsettled.get(decision.sequence)
+        if entry is None:
+            entry = self._begin(decision.sequence, decision.message_id)
         entry.in_flight, entry.attempts_used, entry.reason = False, decision.attempts_used, reason
         self._move(decision.sequence, entry, decision.visible_at_ms)
 
@@ -226,6 +232,11 @@ class Group:
     def in_flight(self) -> int:
         """How many messages consumers hold."""
         return sum(1 for entry in self.unsettled.values() if entry.in_flight)
+
+    def _begin(self, sequence: int, message_id: str) -> Unsettled:
+        entry = self.unsettled[sequence] = Unsettled(message_id, 0, 0, 0, self.life, in_flight=False)
+        self.position = max(self.position, sequence + 1)
+        return entry
 
     def _move(self, sequence: int, entry: Unsettled, visible_at_ms: int) -> None:
         entry.visible_at_ms = visible_at_ms

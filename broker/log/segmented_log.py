@@ -243,15 +243,19 @@ class SegmentedLog:
             raise SegmentDamaged(f"damaged record at offset {offset}")
         return payload
 
-    def close(self) -> None:
-        """Sync and close; idempotent."""
+    def sync_and_close(self) -> None:
+        """Sync, where the log is sound, and close; idempotent."""
         try:
             if self._segments and self._failure is None:
                 self._sync_current()
         finally:
-            for segment in self._segments:
-                os.close(segment.descriptor)
-            self._segments.clear()
+            self.close()
+
+    def close(self) -> None:
+        """Close as it is; idempotent."""
+        for segment in self._segments:
+            os.close(segment.descriptor)
+        self._segments.clear()
 
     def refuse_if_failed(self) -> None:
         """Raise StorageFailed where the log can take nothing until it is opened again."""

@@ -105,18 +105,50 @@ def test_the_service_outlives_a_database_that_crashes(
         service = serve(shop, broker)
         add_due(shop, 5, prefix="before")
         service.start()
-        broker.wait_for(lambda it: len(it.stored) == 5)
+        metrics.wait_for(lambda it: sum(report.accepted for report in it.reports) == 5)
 
         mariadb_server.kill9()
         metrics.wait_for(lambda it: it.failures >= 2)
         mariadb_server.restart()
         add_due(shop, 5, prefix="after")
-        broker.wait_for(lambda it: len(it.stored) == 10)
+        metrics.wait_for(lambda it: sum(report.accepted for report in it.reports) == 10)
 
         assert service.stop()
         assert service.healthy()
         assert shop.rows() == []
-        assert broker.duplicates == []
+        assert (len(broker.stored), broker.duplicates) == (10, [])
+
+
+@pytest.mark.mariadb
+def test_rows_whose_settling_the_crash_took_are_sent_again_and_dropped_as_duplicates(
+    mariadb_server: LocalServer,
+    broker: RecordingBroker,
+    metrics: WatchedMetrics,
+    serve: Callable[..., CompensatorService],
+) -> None:
+    taken, crashed = threading.Event(), threading.Event()
+
+    def crash(_batch: Sequence[Message]) -> None:
+        taken.set()
+        crashed.wait(WAIT_SECONDS)
+
+    with mariadb_server.fresh_database() as database, open_shop(database) as shop:
+        broker.rule = crash
+        add_due(shop, 3)
+        service = serve(shop, broker)
+        service.start()
+        assert taken.wait(WAIT_SECONDS)
+        mariadb_server.kill9()
+        crashed.set()
+        metrics.wait_for(lambda it: it.failures >= 1)
+
+        mariadb_server.restart()
+        shop.end_leases()
+        metrics.wait_for(lambda it: sum(report.accepted for report in it.reports) == 3)
+
+        assert service.stop()
+        assert shop.rows() == []
+        assert (broker.ids, broker.duplicates) == (["m-000", "m-001", "m-002"], ["m-000", "m-001", "m-002"])
 
 
 def test_a_defect_in_one_pass_does_not_end_the_loop(

@@ -1,0 +1,184 @@
+"""`outbox compensator once | run` as people run it: reports, exit statuses, signals, two side by side."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.http import HttpBroker
+from messaging.message import Message
+from outbox.row import publish_row
+from tests.broker_adapter.servers import ServerProcess
+from tests.fixtures.databases import Database
+from tests.outbox.shop import Shop
+
+ROOT = Path(__file__).parents[2]
+HOUR_US = 3_600_000_000
+WAIT_SECONDS = 60
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+
+
+def command(*arguments: str) -> list[str]:
+    """The command's own process."""
+    return [sys.executable, "-m", "outbox", "compensator", *arguments]
+
+
+def once(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`outbox compensator once`, to its end."""
+    return subprocess.run(
+        command("once", *arguments), cwd=ROOT, env=ENVIRONMENT, timeout=WAIT_SECONDS, capture_output=True, text=True
+    )
+
+
+def on(shop: Shop, broker_url: str) -> list[str]:
+    """The options that name this database and broker."""
+    schema = ["--schema", shop.database.schema] if shop.database.schema else []
+    return ["--url", shop.database.url, *schema, "--broker", broker_url]
+
+
+def add_due(shop: Shop, count: int) -> None:
+    """Rows of a dead sender, their leases over."""
+    rows = [publish_row(Message(id=f"m-{number:04d}", topic="topic", body=b"")) for number in range(count)]
+    with shop.engine.begin() as connection:
+        shop.store.insert(connection, rows, token="d" * 32, lease_us=-HOUR_US)
+
+
+def test_once_makes_one_pass_and_reports_it_as_json(shop: Shop, tmp_path: Path) -> None:
+    add_due(shop, 3)
+
+    done = once(*on(shop, f"embedded:{tmp_path / 'data'}"), "--json", "--batch", "2")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {
+        "batches": 2, "claimed": 3, "accepted": 3, "retried": 0, "parked": 0, "stale": 0, "outage": None,
+    }  # fmt: skip
+    assert shop.rows() == []
+    assert shop.archived() == 3
+
+
+def test_once_without_json_is_for_people_and_keeps_no_archive_where_told(sqlite_shop: Shop, tmp_path: Path) -> None:
+    add_due(sqlite_shop, 1)
+
+    done = once(*on(sqlite_shop, f"embedded:{tmp_path / 'data'}"), "--no-archive")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() == "batches 1, claimed 1, accepted 1, retried 0, parked 0, stale 0"
+    assert sqlite_shop.archived() == 0
+
+
+def test_once_says_by_its_status_that_the_broker_was_out(sqlite_shop: Shop) -> None:
+    add_due(sqlite_shop, 1)
+
+    done = once(*on(sqlite_shop, "http://127.0.0.1:1"), "--json")
+
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert (report["retried"], report["parked"]) == (1, 0)
+    assert report["outage"]
+    assert "Traceback" not in done.stderr
+
+
+def test_what_cannot_work_is_one_line_with_the_cure(sqlite: Database, tmp_path: Path) -> None:
+    broker = f"embedded:{tmp_path / 'data'}"
+    token_file = str(tmp_path / "no-such-token")
+    cases = [
+        (2, "outbox db upgrade", ["--url", sqlite.url, "--broker", broker]),
+        (1, "cannot reach the database", ["--url", "mysql+pymysql://root@127.0.0.1:1/x", "--broker", broker]),
+        (2, "no broker adapter for the URL", ["--url", sqlite.url, "--broker", "carrier-pigeon:home"]),
+        (2, "token file", ["--url", sqlite.url, "--broker", "http://h", "--token-file", token_file]),
+    ]
+
+    for status, says, arguments in cases:
+        for sub_command in ("once", "run"):
+            done = subprocess.run(
+                command(sub_command, *arguments),
+                cwd=ROOT, env=ENVIRONMENT, timeout=WAIT_SECONDS, capture_output=True, text=True,
+            )  # fmt: skip
+            assert done.returncode == status, done.stderr
+            assert re.fullmatch(rf"error: .*{re.escape(says)}.*\n", done.stderr)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """The project's broker as a process."""
+    process = ServerProcess(tmp_path / "broker-data")
+    process.start()
+    yield process
+    process.kill()
+
+
+def test_two_services_side_by_side_send_each_row_once_and_end_on_sigterm(
+    mysql_shop: Shop, server: ServerProcess
+) -> None:
+    add_due(mysql_shop, 1_000)
+    arguments = [*on(mysql_shop, server.url), "--interval-ms", "50", "--batch", "20", "--port", "0"]
+    services = [
+        subprocess.Popen(command("run", *arguments), cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        ports = [wait_until_it_runs(service) for service in services]
+        broker = HttpBroker(server.url)
+        bodies = receive(broker, 1_000)
+        ready = [read(port, "/readyz") for port in ports]
+        wait_until_empty(ports)
+        for service in services:
+            service.send_signal(signal.SIGTERM)
+        statuses = [service.wait(WAIT_SECONDS) for service in services]
+        broker.close()
+    finally:
+        for service in services:
+            service.kill()
+            service.communicate()
+
+    assert statuses == [0, 0]
+    assert len(bodies) == len(set(bodies)) == 1_000
+    assert all('"status": "ok"' in one for one in ready)
+    assert mysql_shop.rows() == []
+
+
+def wait_until_it_runs(service: subprocess.Popen[str]) -> int:
+    """The port of its status page, from the line that says that it runs."""
+    assert service.stderr is not None
+    for line in service.stderr:  # ends when the process does
+        found = re.search(r"compensator runs.* status on port (\d+)", line)
+        if found:
+            return int(found[1])
+    pytest.fail("the service ended before it ran")
+
+
+def receive(broker: HttpBroker, count: int) -> list[str]:
+    """The ids of so many messages, in the order of their delivery."""
+    ids: list[str] = []
+    while len(ids) < count:
+        found = broker.pull("topic", "group", max_messages=500, wait_ms=10_000, invisible_ms=600_000)
+        assert found, f"only {len(ids)} came"
+        ids += [delivery.id for delivery in found]
+    return ids
+
+
+def read(port: int, path: str) -> str:
+    """A page of the status server."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WAIT_SECONDS) as answer:
+        return str(answer.read().decode())
+
+
+def wait_until_empty(ports: list[int]) -> None:
+    """Until both have seen, in a pass, that nothing is pending."""
+    tries_max = 1_000
+    for port in ports:
+        for _ in range(tries_max):
+            if "\noutbox_pending_messages 0.0" in read(port, "/metrics"):
+                break
+            threading.Event().wait(0.02)
+        else:
+            pytest.fail("rows are left")

@@ -1,0 +1,120 @@
+"""What an operator may do with rows: take parked ones up, set pending ones aside, delete what will never be sent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from messaging.message import Message
+from outbox.desk import MessageDesk
+from outbox.row import publish_row
+from outbox.schema import RowState
+from tests.outbox.recording_broker import RecordingBroker
+from tests.outbox.shop import Shop
+
+ROOT = Path(__file__).parents[2]
+HOUR_US = 3_600_000_000
+
+
+def add(shop: Shop, name: str, *, lease_us: int = -HOUR_US) -> None:
+    """A pending row; without a lease that still runs, unless one is given."""
+    row = publish_row(Message(id=name, topic="topic", body=b"the secret"))
+    with shop.engine.begin() as connection:
+        shop.store.insert(connection, [row], token="d" * 32, lease_us=lease_us)
+
+
+def desk(shop: Shop) -> MessageDesk:
+    """The operator's statements on this database."""
+    return MessageDesk(dialect=shop.engine.dialect, schema=shop.database.schema)
+
+
+def test_a_parked_row_is_sent_after_retry(shop: Shop, broker: RecordingBroker) -> None:
+    add(shop, "m-1")
+    broker.rejects["m-1"] = "not today"
+    shop.scan(broker).run()
+    broker.rejects.clear()
+
+    with shop.engine.begin() as connection:
+        changed = desk(shop).retry(connection, ["m-1", "unknown"])
+    report = shop.scan(broker).run()
+
+    assert (changed, report.accepted) == (1, 1)
+    assert broker.ids == ["m-1"]
+
+
+def test_a_row_set_aside_is_not_sent_and_may_be_deleted(shop: Shop, broker: RecordingBroker) -> None:
+    add(shop, "m-1")
+
+    with shop.engine.begin() as connection:
+        parked = desk(shop).park(connection, ["m-1"])
+        parked_again = desk(shop).park(connection, ["m-1"])
+    claimed = shop.scan(broker).run().claimed
+    with shop.engine.begin() as connection:
+        discarded = desk(shop).discard(connection, ["m-1"])
+
+    assert (parked, parked_again, claimed, discarded) == (1, 0, 0, 1)
+    assert shop.rows() == []
+
+
+def test_what_might_still_be_sent_is_never_deleted(shop: Shop) -> None:
+    add(shop, "m-1")
+
+    with shop.engine.begin() as connection:
+        discarded = desk(shop).discard(connection, ["m-1"])
+
+    assert discarded == 0
+    assert len(shop.rows()) == 1
+
+
+def test_a_row_that_somebody_is_just_sending_stays_theirs(shop: Shop) -> None:
+    add(shop, "m-1", lease_us=HOUR_US)
+    before = shop.rows()
+
+    with shop.engine.begin() as connection:
+        changed = [desk(shop).retry(connection, ["m-1"]), desk(shop).park(connection, ["m-1"])]
+
+    assert changed == [0, 0]
+    assert shop.rows() == before
+
+
+def test_lists_are_bounded_filtered_and_show_no_bodies(shop: Shop) -> None:
+    for number in range(5):
+        add(shop, f"m-{number}")
+    with shop.engine.begin() as connection:
+        desk(shop).park(connection, ["m-0"])
+        all_but_two = desk(shop).list(connection, state=None, limit=3)
+        parked = desk(shop).list(connection, state=RowState.PARKED, limit=100)
+        pending = desk(shop).list(connection, state=RowState.PENDING, limit=100)
+
+    assert len(all_but_two) == 3
+    assert [row["id"] for row in parked] == ["m-0"]
+    assert [row["id"] for row in pending] == ["m-1", "m-2", "m-3", "m-4"]
+    assert "secret" not in str([*all_but_two, *parked, *pending])
+    assert all(-HOUR_US - 60_000_000 <= row["due_in_us"] <= -HOUR_US for row in pending)
+
+
+def messages(shop: Shop, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`outbox messages` as people run it."""
+    sub_command, *others = arguments
+    return subprocess.run(
+        [sys.executable, "-m", "outbox", "messages", sub_command, *others, "--url", shop.database.url],
+        cwd=ROOT, env={"PYTHONPATH": str(ROOT), "COLUMNS": "200"}, timeout=60, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_the_command_parks_lists_retries_and_discards(sqlite_shop: Shop) -> None:
+    add(sqlite_shop, "m-1")
+
+    parked = messages(sqlite_shop, "park", "m-1")
+    listed = messages(sqlite_shop, "list", "--state", "parked", "--json")
+    retried = messages(sqlite_shop, "retry", "m-1", "unknown")
+    refused = messages(sqlite_shop, "discard", "m-1", "--yes")
+
+    assert (parked.returncode, parked.stdout.strip()) == (0, "park: 1 of 1")
+    assert json.loads(listed.stdout)["last_error"] == "parked by an operator"
+    assert "secret" not in listed.stdout
+    assert (retried.returncode, retried.stdout.strip()) == (1, "retry: 1 of 2")
+    assert (refused.returncode, refused.stdout.strip()) == (1, "discard: 0 of 1")
+    assert len(sqlite_shop.rows()) == 1
