@@ -25,10 +25,23 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         _application(arguments)(args=arguments, prog_name="outbox")
+    except ModuleNotFoundError as error:  # a room imports its heavy packages only when one of its commands runs
+        if not arguments or arguments[0] not in _EXTRAS:
+            raise
+        sys.exit(_complain(_missing(arguments[0], error)))
     except OutboxError as error:
-        talk = Console(stderr=True, soft_wrap=True)
-        talk.print(f"error: {error}", markup=False, highlight=False)
-        sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR)
+        sys.exit(_complain(error))
+
+
+def _complain(error: OutboxError) -> int:
+    """Say it in one line; returns the exit status."""
+    Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
+    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR
+
+
+def _missing(room: str, error: ModuleNotFoundError) -> UsageError:
+    extra = _EXTRAS.get(room, "all")
+    return UsageError(f"`outbox {room}` needs the package {error.name!r}: pip install 'outbox-mq[{extra}]'")
 
 
 def _application(arguments: list[str]) -> typer.Typer:
@@ -41,10 +54,10 @@ def _application(arguments: list[str]) -> typer.Typer:
         try:
             app.add_typer(entries[name].load(), name=name)
         except ModuleNotFoundError as error:
-            cure = f"pip install 'outbox-mq[{_EXTRAS.get(name, 'all')}]'"
+            missing = _missing(name, error)
             if called:
-                raise UsageError(f"`outbox {name}` needs the package {error.name!r}: {cure}") from error
-            app.add_typer(typer.Typer(help=f"Needs: {cure}"), name=name)
+                raise missing from error
+            app.add_typer(typer.Typer(help=str(missing)), name=name)
     return app
 
 

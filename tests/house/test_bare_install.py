@@ -1,0 +1,86 @@
+"""The bare install is the SDK: it works where no package of an extra can be imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+IMPORTED_AS = {"google-crc32c": "google_crc32c", "pydantic-settings": "pydantic_settings"}
+
+# Parts of extras that packages of the bare install bring as well.
+BROUGHT_BY_OTHERS = {"markupsafe", "pydantic"}
+
+# A finder in front of all others: what only an extra brings is not there.
+WITHOUT_EXTRAS = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name.partition(".")[0])
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def absent_packages() -> set[str]:
+    """Import names of what an extra brings and the bare install does not."""
+    bare = {Requirement(text).name.lower() for text in PROJECT["dependencies"]} | BROUGHT_BY_OTHERS
+    extras = {Requirement(text).name.lower() for texts in PROJECT["optional-dependencies"].values() for text in texts}
+    names = extras - bare - {"outbox-mq"}
+    return {IMPORTED_AS.get(name, name).replace("-", "_") for name in names}
+
+
+def run_bare(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in which no extra's package can be imported."""
+    source = WITHOUT_EXTRAS.format(absent=absent_packages()) + program
+    return subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_the_sdk_publishes_and_keeps_the_row_without_any_extra(tmp_path: Path) -> None:
+    program = """
+from outbox import Outbox
+from outbox.migrating import upgrade
+url = "sqlite:///" + sys.argv[1]
+upgrade(url)
+box = Outbox(url, broker="http://127.0.0.1:9")
+@box.transactional
+def pay(session):
+    box.publish("payment.completed", {"order_id": 1})
+pay()
+box.close()
+from outbox.cli import main
+main(["messages", "list", "--json", "--url", url])
+"""
+
+    ended = run_bare(program, str(tmp_path / "shop.db"))
+
+    assert ended.returncode == 0, ended.stderr
+    assert '"topic": "payment.completed"' in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "broker serve --data x",
+        "compensator run --url sqlite:///x.db --broker http://x",
+        "reconcile run --config {toml}",
+    ],
+)
+def test_a_room_whose_extra_is_missing_says_which(command: str, tmp_path: Path) -> None:
+    toml = tmp_path / "reconcile.toml"
+    toml.write_text('[database]\nurl = "sqlite:///x.db"\n[broker]\ndata = "x"\n')
+
+    ended = run_bare("from outbox.cli import main\nmain(sys.argv[1:])", *command.format(toml=toml).split())
+
+    assert ended.returncode == 2
+    assert "pip install 'outbox-mq[" in ended.stderr
+    assert "Traceback" not in ended.stderr
