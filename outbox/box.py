@@ -30,7 +30,7 @@ from messaging.message import (
     check_message_id,
     encode_body,
 )
-from outbox import session_hooks
+from outbox import engine_hooks, session_hooks
 from outbox.database import (
     background_engine,
     is_autocommit,
@@ -101,7 +101,7 @@ class Outbox:
         )
         self._sender = Sender(relay, limits=self._limits)
         session_hooks.listen_to_sessions()
-        session_hooks.listen_to_engines()
+        engine_hooks.listen_to_engines()
 
     # -- in a transaction --------------------------------------------------------------------------------------------
 
@@ -228,9 +228,13 @@ class Outbox:
         """Which of a session's databases the outbox is in; only a session without a bind of its own needs telling."""
         return {"bind": self.engine} if session.bind is None else {}
 
+    def shares_database(self, connection: Connection) -> bool:
+        """Whether a transaction of this connection can hold the outbox's rows."""
+        return connection.engine.pool is self.engine.pool or same_database(connection.engine, self.engine)
+
     def write(self, connection: Connection, unit: UnitOfWork) -> None:
         """Write a unit's rows, just before its commit. What is raised here makes the commit fail, and roll back."""
-        session_hooks.refuse_if_doomed(connection)
+        engine_hooks.refuse_if_doomed(connection)
         self._refuse_foreign(connection)
         unit.start_lease()
         try:
@@ -340,7 +344,7 @@ class Outbox:
         return check_deliver_at(due_ms, now_ms=now_ms)
 
     def _refuse_foreign(self, connection: Connection) -> None:
-        if connection.engine.pool is not self.engine.pool and not same_database(connection.engine, self.engine):
+        if not self.shares_database(connection):
             raise ConfigurationError(
                 "this session is on another database than the outbox: business tables and message table must share "
                 "one server, or no transaction can hold both"

@@ -22,8 +22,8 @@ from messaging.errors import BrokerError, BrokerRefused, ConfigurationError, Out
 from messaging.limits import INVISIBLE_MS_DEFAULT, REASON_CHARS_MAX
 from messaging.message import Delivery, check_group, check_topic
 from outbox.database import open_engine
+from outbox.engine_hooks import listen_to_engines, refuse_if_doomed
 from outbox.inbox import InboxStore
-from outbox.session_hooks import listen_to_engines, refuse_if_doomed
 
 logger = logging.getLogger(__name__)
 

@@ -97,14 +97,13 @@ def test_what_cannot_work_is_one_line_with_the_cure(sqlite: Database, tmp_path: 
         (2, "token file", ["--url", sqlite.url, "--broker", "http://h", "--token-file", token_file]),
     ]
 
-    for status, says, arguments in cases:
-        for sub_command in ("once", "run"):
-            done = subprocess.run(
-                command(sub_command, *arguments),
-                cwd=ROOT, env=ENVIRONMENT, timeout=WAIT_SECONDS, capture_output=True, text=True,
-            )  # fmt: skip
-            assert done.returncode == status, done.stderr
-            assert re.fullmatch(rf"error: .*{re.escape(says)}.*\n", done.stderr)
+    for sub_command, (status, says, arguments) in zip(("run", "once", "run", "once"), cases, strict=True):
+        done = subprocess.run(
+            command(sub_command, *arguments),
+            cwd=ROOT, env=ENVIRONMENT, timeout=WAIT_SECONDS, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == status, done.stderr
+        assert re.fullmatch(rf"error: .*{re.escape(says)}.*\n", done.stderr)
 
 
 @pytest.fixture

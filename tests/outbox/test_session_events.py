@@ -175,3 +175,21 @@ def test_a_failed_flush_leaves_nothing_to_publish(shop: Shop, broker: RecordingB
         session.commit()
 
     assert shop.row_topics() == ["kept"]
+
+
+def test_the_rows_go_where_the_business_writes_when_its_classes_are_bound_to_another_engine(
+    mysql_shop: Shop, broker: RecordingBroker
+) -> None:
+    box = mysql_shop.box(broker, sender=NO_SENDER)
+    other = mysql_shop.other_engine()
+    connections: set[object] = set()
+
+    with Session(binds={Payment: other}) as session:
+        event.listen(session, "after_begin", lambda _session, _transaction, connection: connections.add(connection))
+        session.add(Payment(id=1))
+        box.publish("topic", "", session=session)
+        session.commit()
+
+    assert len(connections) == 1, "two connections are two transactions"
+    assert mysql_shop.payments() == [1]
+    assert mysql_shop.row_topics() == ["topic"]
