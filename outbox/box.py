@@ -121,7 +121,8 @@ class Outbox:
 
         bytes and str go as they are, anything else as JSON. `deliver_at` (with a time zone) or `delay` hold the
         message back for up to 731 days. A `message_id` of your own makes a second publish fail (DuplicateMessageId at
-        commit); without one a fresh id is made. Raises InvalidMessage or NoTransaction; then nothing was published.
+        commit) while the first is in the table; afterwards the broker drops the repeat. Without one, an id is made.
+        Raises InvalidMessage or NoTransaction; then nothing was published.
         """
         message = self._message(
             topic=topic, body=body, key=key, headers=headers, message_id=message_id,

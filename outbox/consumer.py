@@ -137,6 +137,8 @@ class ConsumerRunner:
         self._broker = broker
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._extender: threading.Thread | None = None
+        self._drained = threading.Event()
         self._held: dict[str, tuple[Consumer, float]] = {}
         self._lock = threading.Lock()
         self.figures = ConsumerFigures()
@@ -149,8 +151,8 @@ class ConsumerRunner:
             for number in range(one.workers):
                 name = f"consumer-{one.group}-{number}"
                 self._threads.append(threading.Thread(target=self._work, args=(one,), name=name, daemon=True))
-        self._threads.append(threading.Thread(target=self._extend, name="consumer-extender", daemon=True))
-        for thread in self._threads:
+        self._extender = threading.Thread(target=self._extend, name="consumer-extender", daemon=True)
+        for thread in (*self._threads, self._extender):
             thread.start()
 
     def stop(self, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
@@ -159,7 +161,12 @@ class ConsumerRunner:
         deadline = time.monotonic() + timeout_seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        if any(thread.is_alive() for thread in self._threads):
+            return False  # what is still handled is still kept invisible
+        self._drained.set()
+        if self._extender is not None:
+            self._extender.join(STOP_TIMEOUT_SECONDS)
+        return True
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until somebody calls stop(); False when the time ran out."""
@@ -233,7 +240,7 @@ class ConsumerRunner:
     def _extend(self) -> None:
         """Keep what is being handled invisible: whatever is held for half of its invisible time is extended."""
         shortest_ms = min((one.invisible_ms for one in self._consumers), default=INVISIBLE_MS_DEFAULT)
-        while not self._stopping.wait(shortest_ms / 4000):
+        while not self._drained.wait(shortest_ms / 4000):
             now = time.monotonic()
             with self._lock:
                 old = [

@@ -290,6 +290,30 @@ def test_a_slow_handlers_message_stays_invisible_to_others(
     assert watched.nacks == []
 
 
+def test_a_message_in_hand_stays_invisible_while_its_runner_stops(
+    watched: WatchedBroker, running: Callable[..., ConsumerRunner]
+) -> None:
+    go_on = threading.Event()
+
+    @consumer("orders", group="payments", invisible_ms=400)
+    def pay(_one: Delivery) -> None:
+        go_on.wait(WAIT_SECONDS)
+
+    watched.publish([message()])
+    runner = running(pay)
+    watched.wait_for(lambda: watched.extended >= 1)
+    assert not runner.stop(timeout_seconds=0)
+    stopped = threading.Thread(target=runner.stop)
+    stopped.start()
+    extended = watched.extended
+    watched.wait_for(lambda: watched.extended >= extended + 2)
+    go_on.set()
+    stopped.join(WAIT_SECONDS)
+
+    assert watched.acked == 1
+    assert watched.nacks == []
+
+
 def test_a_nack_that_fails_loses_no_acknowledgement_of_what_was_handled(
     watched: WatchedBroker, running: Callable[..., ConsumerRunner]
 ) -> None:
