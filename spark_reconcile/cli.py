@@ -46,7 +46,7 @@ def run(
 
     try:
         with talk.status("reconciling") as status:
-            summary = run_job(settings, say=lambda step: status.update(step))
+            summary = run_job(settings, say=status.update)
     except (DatabaseUnavailable, SchemaMissing, StorageFailed) as error:
         talk.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_NOT_COMPARABLE) from error

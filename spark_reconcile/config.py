@@ -14,10 +14,15 @@ from messaging.errors import ConfigurationError
 
 
 class DatabaseSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the outbox's tables and, unless a rule says otherwise, the business's are."""
+    """Where the outbox's tables and, unless a rule says otherwise, the business's are.
+
+    `archive_days`, `inbox_days`: how long these rows are kept, as the compensator's retention has it; None: for ever.
+    """
 
     url: str
     schema: str | None = None
+    archive_days: float | None = None
+    inbox_days: float | None = None
 
 
 class BrokerSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -37,13 +37,17 @@ class Place:
     @staticmethod
     def of(url: str) -> Place:
         """Raises ConfigurationError for anything but MySQL, MariaDB and a SQLite file."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port or 3306
+        except ValueError as error:
+            raise ConfigurationError(f"a source's url cannot be taken apart: {error}") from error
         backend = parts.scheme.partition("+")[0]
         if backend == "sqlite" and parts.path.strip("/"):
             return Place("sqlite", "", 0, "", "", unquote(parts.path.removeprefix("/")))
         if backend in {"mysql", "mariadb"} and parts.hostname:
             return Place(
-                "mysql", parts.hostname, parts.port or 3306, unquote(parts.username or ""),
+                "mysql", parts.hostname, port, unquote(parts.username or ""),
                 unquote(parts.password or ""), unquote(parts.path.strip("/")),
             )  # fmt: skip
         raise ConfigurationError(
@@ -59,13 +63,12 @@ class Place:
 def connected(place: Place) -> Iterator[Any]:
     """A connection, read-only as far as the database can be told so. Raises DatabaseUnavailable with the cure."""
     try:
-        connection = _open(place)
+        with closing(_open(place)) as connection:
+            yield connection
     except (sqlite3.Error, pymysql.MySQLError) as error:
         raise DatabaseUnavailable(
             f"cannot read the database {place} ({error}); check its url and that it runs"
         ) from error
-    with closing(connection):
-        yield connection
 
 
 def rows(
@@ -78,15 +81,17 @@ def rows(
             yield list(batch)
 
 
-def columns_of(place: Place, *, schema: str | None, table: str) -> set[str]:
-    """The columns of a table; empty where there is none."""
+def columns_of(place: Place, *, schema: str | None, table: str) -> dict[str, str]:
+    """The columns of a table and their types, in lower case; empty where there is none."""
     checked(table)
     if place.backend == "sqlite":
-        found = rows(place, "SELECT name FROM pragma_table_info(?)", (table,))
+        found = rows(place, "SELECT name, type FROM pragma_table_info(?)", (table,))
     else:
-        statement = "SELECT column_name FROM information_schema.columns WHERE table_schema = ? AND table_name = ?"
+        statement = (
+            "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = ? AND table_name = ?"
+        )
         found = rows(place, statement, (schema or place.database, table))
-    return {str(row[0]) for batch in found for row in batch}
+    return {str(name): str(kind).lower() for batch in found for name, kind in batch}
 
 
 def checked(name: str) -> str:

@@ -6,15 +6,17 @@ Each step is a function of its own; what they do is elsewhere.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import StorageFailed
+from messaging.errors import DatabaseUnavailable, StorageFailed
 from spark_reconcile.config import Settings
 from spark_reconcile.evidence import Tables, business_verdicts, judged, message_evidence
 from spark_reconcile.legs import Legs, check_sources
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 EXAMPLES_MAX: Final = 20
+DAY_MS: Final = 24 * 60 * 60 * 1000
+RETENTION_MARGIN_MS: Final = 60 * 60 * 1000
+"""The purge goes on while a run reads, by another clock: what is this close to its end may be gone already."""
 _HOPS: Final = {
     "commit to broker": ("created_ms", "stored_ms"),
     "due to first hand-out": ("greatest(due_ms, stored_ms)", "first_delivery_ms"),
@@ -44,8 +49,10 @@ class _Run:
     published: Path
 
 
-def run(settings: Settings, *, say: Callable[[str], None] = lambda _: None) -> Summary:
-    """Reconcile, and publish tables, summary and report; `say` is told each step.
+def run(
+    settings: Settings, *, say: Callable[[str], None] = lambda _: None, session: SparkSession | None = None
+) -> Summary:
+    """Reconcile, and publish tables, summary and report; `say` is told each step. A `session` given is not stopped.
 
     Sources are checked before any work. Results appear whole or not at all: they are written aside, then renamed, then
     named by the manifest. Raises OutboxError with the cure when a source cannot be judged.
@@ -53,27 +60,64 @@ def run(settings: Settings, *, say: Callable[[str], None] = lambda _: None) -> S
     check_sources(settings)
     one = _new_run(settings)
     say("starting Spark")
-    session = spark_session(settings.master)
     try:
-        tables = _read(session, settings, one, say=say)
-        say("joining evidence, giving verdicts")
-        policy = Policy(
-            now_ms=one.now_ms,
-            fresh_after_ms=one.now_ms - int(settings.grace.seconds * 1000),
-            late_after_ms=int(settings.grace.late_after_seconds * 1000),
-        )
-        messages = _written(message_evidence(tables), one, "messages")
-        groups = [inbox.group for inbox in settings.inboxes]
-        verdicts = _written(judged(messages, tables, inbox_groups=groups, policy=policy), one, "verdicts")
-        business = _written(business_verdicts(messages, tables.business, policy=policy), one, "business_verdicts")
-        summary = _summarize(one, messages, verdicts, business)
-        say("writing the report")
-        figures = _figures(verdicts, business)
-        write_report(one.staging / "report.html", summary=summary, settings=settings, figures=figures)
-        return _publish(one, summary, settings)
+        spark = session or spark_session(settings.master)
+        try:
+            with _worker_errors():
+                return _reconciled(spark, settings, one, say=say)
+        finally:
+            if session is None:
+                spark.stop()
     finally:
-        session.stop()
         shutil.rmtree(one.staging, ignore_errors=True)
+
+
+def _reconciled(spark: SparkSession, settings: Settings, one: _Run, *, say: Callable[[str], None]) -> Summary:
+    tables = _read(spark, settings, one, say=say)
+    say("joining evidence, giving verdicts")
+    policy = _policy(settings, now_ms=one.now_ms)
+    messages = _written(message_evidence(tables), one, "messages")
+    groups = [inbox.group for inbox in settings.inboxes]
+    verdicts = _written(judged(messages, tables, inbox_groups=groups, policy=policy), one, "verdicts")
+    business = _written(business_verdicts(messages, tables.business, policy=policy), one, "business_verdicts")
+    summary = _summarize(one, messages, verdicts, business)
+    say("writing the report")
+    figures = _figures(verdicts, business)
+    write_report(one.staging / "report.html", summary=summary, settings=settings, figures=figures)
+    return _publish(one, summary, settings)
+
+
+def _policy(settings: Settings, *, now_ms: int) -> Policy:
+    def since_ms(days: float | None) -> int:
+        return 0 if days is None else now_ms - int(days * DAY_MS) + RETENTION_MARGIN_MS
+
+    return Policy(
+        now_ms=now_ms,
+        fresh_after_ms=now_ms - int((settings.grace.seconds + settings.grace.clock_skew_seconds) * 1000),
+        late_after_ms=int(settings.grace.late_after_seconds * 1000),
+        archive_since_ms=since_ms(settings.database.archive_days),
+        inbox_since_ms=since_ms(settings.database.inbox_days),
+    )
+
+
+@contextmanager
+def _worker_errors() -> Iterator[None]:
+    """Say in one line what a worker said of a source, in place of Spark's long account of it."""
+    try:
+        yield
+    except Exception as error:  # PySpark raises its own errors, or Py4J's, as the stage has it
+        damage = _said(error, "SegmentDamaged")
+        if damage is not None:
+            raise StorageFailed(f"the broker's log is damaged, nothing can be judged: {damage}") from error
+        unread = _said(error, "DatabaseUnavailable")
+        if unread is not None:
+            raise DatabaseUnavailable(unread) from error
+        raise
+
+
+def _said(error: BaseException, kind: str) -> str | None:
+    found = re.search(rf"\b{kind}: ([^\n]*)", str(error))
+    return found.group(1) if found else None
 
 
 def _new_run(settings: Settings) -> _Run:
@@ -179,18 +223,23 @@ def _figures(verdicts: DataFrame, business: DataFrame) -> Figures:
         .count()
         .collect()
     )
-    columns = ("id", "topic", "group", "key", "verdict", "created_ms", "deliveries")
-    examples = verdicts.where(f"verdict in ({named})").select(*columns).orderBy("verdict", "created_ms", "id", "group")
-    missing = business.where("verdict not in ('settled', 'pending')").orderBy("verdict", "at_ms", "key")
+    examples = _examples(verdicts.where(f"verdict in ({named})"), order="created_ms, id, `group`")
     return Figures(
         from_ms=low,
         bucket_ms=bucket_ms,
         stored=over_time("stored_ms", published),
         delivered=over_time("first_delivery_ms", verdicts),
         trouble=[row.asDict() for row in trouble],
-        examples=[row.asDict() for row in examples.limit(EXAMPLES_MAX * 5).collect()],
-        business_examples=[row.asDict() for row in missing.limit(EXAMPLES_MAX).collect()],
+        examples=examples,
+        business_examples=_examples(business.where("verdict not in ('settled', 'pending')"), order="at_ms, key"),
     )
+
+
+def _examples(rows: DataFrame, *, order: str) -> list[dict[str, Any]]:
+    """The first few of each verdict, so that many of one kind hide none of another."""
+    placed = rows.selectExpr("*", f"row_number() over (partition by verdict order by {order}) as place")
+    shown = placed.where(f"place <= {EXAMPLES_MAX}").orderBy("verdict", "place")
+    return [row.asDict() for row in shown.collect()]
 
 
 def _publish(one: _Run, summary: Summary, settings: Settings) -> Summary:

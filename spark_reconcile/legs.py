@@ -1,7 +1,7 @@
 """The legs: each source's records in one shape, read once and in causal order, from the consumer back to the business.
 
 That order matters while things move: whatever is seen downstream was upstream before, so that what moves between two
-reads can look late, but never invented. Each leg is written to the run's staging folder as Parquet, and read from there.
+reads can look late, but never invented. Each leg is written to the run's staging folder, and read from there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ConfigurationError, SchemaMissing, StorageFailed
 from messaging.journal import HEADER_BYTES, SegmentDamaged, SegmentHeader, segment_paths
+from messaging.message import check_group
 from spark_reconcile.config import InboxSource, Rule, Settings
 from spark_reconcile.database import Place, checked, columns_of
 
@@ -48,8 +49,11 @@ class Legs:
             table = self._sql(
                 place, url=inbox.url or self._settings.database.url, schema=schema, table=_named(place, "inbox"),
                 ddl=_INBOX, where={"consumer_group": inbox.group}, range_column="handled_at_us",
-            ).selectExpr("message_id as id", "consumer_group as group", "handled_at_us div 1000 as handled_ms")  # fmt: skip
-            found = table if found is None else found.unionByName(table)
+            )  # fmt: skip
+            effects = table.selectExpr(
+                "message_id as id", "consumer_group as group", "handled_at_us div 1000 as handled_ms"
+            )
+            found = effects if found is None else found.unionByName(effects)
         if found is None:
             found = self._session.createDataFrame([], "id string, group string, handled_ms bigint")
         return self._staged("inboxes", found)
@@ -138,7 +142,10 @@ def check_sources(settings: Settings) -> None:
                 f"there is no table {schema + '.' if schema else ''}{_named(place, table)} in {place}; "
                 "run: outbox db upgrade --url URL"
             )
-    for inbox in settings.inboxes:
+    for number, inbox in enumerate(settings.inboxes):
+        check_group(inbox.group)
+        if inbox in settings.inboxes[:number]:
+            raise ConfigurationError(f"the inbox of {inbox.group} is named twice: its effects would count twice")
         inbox_place, inbox_schema = _inbox_place(settings, inbox)
         if not columns_of(inbox_place, schema=inbox_schema, table=_named(inbox_place, "inbox")):
             raise SchemaMissing(f"there is no inbox table for the group {inbox.group} in {inbox_place}")
@@ -160,6 +167,11 @@ def _check_rule(settings: Settings, rule: Rule) -> None:
             raise ConfigurationError(
                 f"rule {rule.name}: table {rule.table} has no column {column}; it has {', '.join(sorted(found))}"
             )
+    if "int" not in found[rule.time_column]:
+        raise ConfigurationError(
+            f"rule {rule.name}: column {rule.time_column} is {found[rule.time_column] or 'of no type'}; time_column "
+            "must be an integer column, time since the epoch (see time_unit)"
+        )
 
 
 def _check_broker(folder: Path) -> None:

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from spark_reconcile.config import Settings
 from spark_reconcile.summary import Summary
-from spark_reconcile.verdict import RULES, Verdict, severity_of
+from spark_reconcile.verdict import BUSINESS_REPAIRS, RULES, Verdict, severity_of
 
 _WIDTH: Final = 720
 _HEIGHT: Final = 180
@@ -53,7 +53,8 @@ def write_report(path: Path, *, summary: Summary, settings: Settings, figures: F
         books=_books(summary),
         rules=RULES,
         severity={verdict.value: severity_of(verdict).value for verdict in Verdict},
-        repairs={rule.verdict.value: rule.repair for rule in reversed(RULES)},
+        repairs={rule.evidence: rule.repair for rule in RULES},
+        business_repairs=BUSINESS_REPAIRS,
         flow=_flow_chart(figures),
         heat=_heat_map(figures),
     )

@@ -1,15 +1,13 @@
-"""The table of verdicts: states, evidence and precedence, written once as data.
+"""The table of verdicts: states, evidence and precedence, written once as data. Not where evidence comes from.
 
-Rendered to Spark SQL, and mirrored in Python.
-
-Every row of evidence gets the verdict of the first rule whose condition holds; the last rule always does. Conditions are
-Spark SQL over the columns of EVIDENCE and the named moments of a Policy; `matches` says the same in Python, and the
+Every row of evidence gets the verdict of the first rule whose condition holds; the last rule always does. A condition
+is Spark SQL over the columns of Evidence and the named moments of a Policy; `matches` says the same in Python, and the
 tests hold the two against each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -30,6 +28,7 @@ class Verdict(StrEnum):
     PARKED = "parked"
     CANCELED = "canceled"
     MISMATCH = "mismatch"
+    UNKNOWN = "unknown"
 
 
 class Severity(StrEnum):
@@ -43,19 +42,25 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """When things are judged: `fresh_after_ms` is the moment before which nothing is young any more."""
+    """When things are judged: `fresh_after_ms` is the moment before which nothing is young any more.
+
+    `archive_since_ms`, `inbox_since_ms`: what is older may have been purged; 0: nothing is ever purged.
+    """
 
     now_ms: int
     fresh_after_ms: int
     late_after_ms: int
+    archive_since_ms: int = 0
+    inbox_since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What the records say of one message in one group ('' where no group takes the topic). Counts and moments.
 
-    in_outbox, parked, archived, stored, business, covered: counts (covered: rules that ask a business row of the topic).
-    deliveries, acks, deaths, effects: of the group. has_inbox: whether the group's inbox was read. Moments in ms.
+    covered: whether a rule asks a business row of the topic. deliveries, acks, deaths, redrives, effects: of the group.
+    has_group: whether the group is owed the message; group_since_ms: when the group was made. has_inbox: whether the
+    group's inbox was read. Moments in ms; 0 where there is none.
     """
 
     in_outbox: int = 0
@@ -77,8 +82,14 @@ class Evidence:
     sent_ms: int = 0
     stored_ms: int = 0
     due_ms: int = 0
-    first_delivery_ms: int | None = None
+    group_since_ms: int = 0
+    first_delivery_ms: int = 0
     acked_ms: int = 0
+
+    @property
+    def expected_ms(self) -> int:
+        """From when on the group could have had it."""
+        return max(self.due_ms, self.stored_ms, self.group_since_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +105,7 @@ class Rule:
     repair: str
 
 
-def _first(evidence: Evidence) -> int:
-    return -1 if evidence.first_delivery_ms is None else evidence.first_delivery_ms
-
+_EXPECTED_MS: Final = "greatest(due_ms, stored_ms, group_since_ms)"
 
 RULES: Final[tuple[Rule, ...]] = (
     Rule(
@@ -113,32 +122,51 @@ RULES: Final[tuple[Rule, ...]] = (
         severity=Severity.ERROR,
         evidence="handed out before its due time",
         sql="deliveries > 0 and first_delivery_ms < due_ms",
-        matches=lambda e, p: e.deliveries > 0 and _first(e) < e.due_ms,
+        matches=lambda e, p: e.deliveries > 0 and e.first_delivery_ms < e.due_ms,
         meaning="A consumer saw it too soon.",
         repair="None; report the broker's clock and this message's id.",
     ),
     Rule(
         verdict=Verdict.PHANTOM,
         severity=Severity.ERROR,
-        evidence="handed out although canceled, or at the broker and in neither outbox nor archive",
+        evidence="handed out although canceled",
+        sql="canceled > 0 and deliveries > 0",
+        matches=lambda e, p: e.canceled > 0 and e.deliveries > 0,
+        meaning="It was taken back, and a consumer saw it all the same.",
+        repair="Undo its effect by hand; report the broker's log and this message's id.",
+    ),
+    Rule(
+        verdict=Verdict.PHANTOM,
+        severity=Severity.ERROR,
+        evidence="at the broker past its grace, in neither outbox nor archive, and the archive reaches back so far",
         sql=(
-            "(canceled > 0 and deliveries > 0)"
-            " or (stored > 0 and in_outbox = 0 and archived = 0 and stored_ms <= fresh_after_ms)"
+            "stored > 0 and in_outbox = 0 and archived = 0 and canceled = 0"
+            " and stored_ms <= fresh_after_ms and stored_ms >= archive_since_ms"
         ),
         matches=lambda e, p: (
-            (e.canceled > 0 and e.deliveries > 0)
-            or (e.stored > 0 and e.in_outbox == 0 and e.archived == 0 and e.stored_ms <= p.fresh_after_ms)
+            e.stored > 0
+            and e.in_outbox == 0
+            and e.archived == 0
+            and e.canceled == 0
+            and p.archive_since_ms <= e.stored_ms <= p.fresh_after_ms
         ),
-        meaning="Nobody committed it, or it was taken back, and it was there all the same.",
+        meaning="Nobody committed it, and it was there all the same.",
         repair="Find who published past the outbox, or with archiving off.",
     ),
     Rule(
         verdict=Verdict.PHANTOM,
         severity=Severity.ERROR,
         evidence="a rule asks for a business row, and there is none",
-        sql="covered > 0 and business = 0 and (stored > 0 or archived > 0) and created_ms <= fresh_after_ms",
+        sql=(
+            "covered > 0 and business = 0 and (stored > 0 or archived > 0) and canceled = 0"
+            " and created_ms <= fresh_after_ms"
+        ),
         matches=lambda e, p: (
-            e.covered > 0 and e.business == 0 and (e.stored > 0 or e.archived > 0) and e.created_ms <= p.fresh_after_ms
+            e.covered > 0
+            and e.business == 0
+            and (e.stored > 0 or e.archived > 0)
+            and e.canceled == 0
+            and e.created_ms <= p.fresh_after_ms
         ),
         meaning="The message tells of something that the business's tables do not know.",
         repair="Look for a deleted row, a rule that is too narrow, or a transaction that published past its rollback.",
@@ -191,31 +219,15 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         verdict=Verdict.LOST,
         severity=Severity.ERROR,
-        evidence="acknowledged past its grace, and its effect is not in the inbox",
-        sql="acks > 0 and has_inbox > 0 and effects = 0 and acked_ms <= fresh_after_ms",
-        matches=lambda e, p: e.acks > 0 and e.has_inbox > 0 and e.effects == 0 and e.acked_ms <= p.fresh_after_ms,
-        meaning="The consumer acknowledged before its transaction committed.",
-        repair="Handle it by hand; acknowledge only after the commit.",
-    ),
-    Rule(
-        verdict=Verdict.LATE,
-        severity=Severity.WARN,
-        evidence="first handed out, or still waiting, later than the bound after it was due",
+        evidence="acknowledged past its grace, its effect not in the inbox, and the inbox reaches back so far",
         sql=(
-            "has_group > 0 and stored > 0 and"
-            " ((deliveries > 0 and first_delivery_ms - greatest(due_ms, stored_ms) > late_after_ms)"
-            " or (deliveries = 0 and deaths = 0 and now_ms - greatest(due_ms, stored_ms) > late_after_ms))"
+            "acks > 0 and has_inbox > 0 and effects = 0 and acked_ms <= fresh_after_ms and acked_ms >= inbox_since_ms"
         ),
         matches=lambda e, p: (
-            e.has_group > 0
-            and e.stored > 0
-            and (
-                (e.deliveries > 0 and _first(e) - max(e.due_ms, e.stored_ms) > p.late_after_ms)
-                or (e.deliveries == 0 and e.deaths == 0 and p.now_ms - max(e.due_ms, e.stored_ms) > p.late_after_ms)
-            )
+            e.acks > 0 and e.has_inbox > 0 and e.effects == 0 and p.inbox_since_ms <= e.acked_ms <= p.fresh_after_ms
         ),
-        meaning="It came, or will come, but too late.",
-        repair="Add consumers; see the group's backlog.",
+        meaning="The consumer acknowledged before its transaction committed.",
+        repair="Handle it by hand; acknowledge only after the commit.",
     ),
     Rule(
         verdict=Verdict.DEAD,
@@ -225,6 +237,41 @@ RULES: Final[tuple[Rule, ...]] = (
         matches=lambda e, p: e.deaths > e.redrives and e.acks == 0,
         meaning="Its consumer refused it to the last attempt.",
         repair="Mend the consumer, then redrive the group's dead letters.",
+    ),
+    Rule(
+        verdict=Verdict.LATE,
+        severity=Severity.WARN,
+        evidence="first handed out, or still waiting, later than the bound after it was due",
+        sql=(
+            "has_group > 0 and stored > 0 and"
+            f" ((deliveries > 0 and first_delivery_ms - {_EXPECTED_MS} > late_after_ms)"
+            f" or (deliveries = 0 and deaths = 0 and now_ms - {_EXPECTED_MS} > late_after_ms))"
+        ),
+        matches=lambda e, p: (
+            e.has_group > 0
+            and e.stored > 0
+            and (
+                (e.deliveries > 0 and e.first_delivery_ms - e.expected_ms > p.late_after_ms)
+                or (e.deliveries == 0 and e.deaths == 0 and p.now_ms - e.expected_ms > p.late_after_ms)
+            )
+        ),
+        meaning="It came, or will come, but too late.",
+        repair="Add consumers; see the group's backlog.",
+    ),
+    Rule(
+        verdict=Verdict.UNKNOWN,
+        severity=Severity.WAIT,
+        evidence="older than the archive or the inbox is kept, and not in it",
+        sql=(
+            "(stored > 0 and in_outbox = 0 and archived = 0 and stored_ms < archive_since_ms)"
+            " or (acks > 0 and has_inbox > 0 and effects = 0 and acked_ms < inbox_since_ms)"
+        ),
+        matches=lambda e, p: (
+            (e.stored > 0 and e.in_outbox == 0 and e.archived == 0 and e.stored_ms < p.archive_since_ms)
+            or (e.acks > 0 and e.has_inbox > 0 and e.effects == 0 and e.acked_ms < p.inbox_since_ms)
+        ),
+        meaning="The evidence was purged; nothing is claimed either way.",
+        repair="None; reconcile before the purge, or keep the archive longer.",
     ),
     Rule(
         verdict=Verdict.SETTLED,
@@ -247,22 +294,34 @@ RULES: Final[tuple[Rule, ...]] = (
         repair="None; look again later.",
     ),
 )
+BUSINESS_REPAIRS: Final = {
+    Verdict.LOST: "Publish it from this row; find the code path that commits it without a message.",
+    Verdict.DUPLICATE: "Find who publishes twice for one row; a rule counts one message a row.",
+    Verdict.MISMATCH: "The row has no key, so that no message can be matched: give it one.",
+}
 
 
 def classify(evidence: Evidence, policy: Policy) -> Verdict:
     """The verdict on a row of evidence, in plain Python: what the tests, and readers, hold the SQL against."""
-    for rule in RULES:
-        if rule.matches(evidence, policy):
-            return rule.verdict
-    raise RuntimeError("the last rule always matches")
+    return next(rule.verdict for rule in RULES if rule.matches(evidence, policy))
 
 
 def verdict_sql() -> str:
-    """The table as one SQL CASE over the columns of Evidence and now_ms, fresh_after_ms, late_after_ms."""
-    arms = " ".join(f"when {rule.sql} then '{rule.verdict}'" for rule in RULES[:-1])
-    return f"case {arms} else '{RULES[-1].verdict}' end"
+    """The table as one SQL CASE over the columns of Evidence and the moments of Policy."""
+    return _case([rule.verdict for rule in RULES])
+
+
+def reason_sql() -> str:
+    """Which line of the table decided, as its words: the CASE of verdict_sql with other results."""
+    return _case([rule.evidence for rule in RULES])
 
 
 def severity_of(verdict: str) -> Severity:
     """How bad a verdict is."""
     return next(rule.severity for rule in RULES if rule.verdict == verdict)
+
+
+def _case(results: Sequence[str]) -> str:
+    texts = ["'" + result.replace("'", "\\'") + "'" for result in results]
+    arms = " ".join(f"when {rule.sql} then {text}" for rule, text in zip(RULES, texts, strict=True))
+    return f"case {arms} end"

@@ -56,7 +56,7 @@ class BrokerMessages(DataSource):
 class BrokerActions(DataSource):
     """Option: data (the broker's data folder).
 
-    One row a message an action, and one for each group that was declared.
+    One row a message an action, and one for each declaration of a group: its sequence is the first the group is owed.
     """
 
     @classmethod
@@ -114,8 +114,8 @@ def action_rows(payload: bytes) -> Iterator[tuple[Any, ...]]:
             yield from (("fired", topic, None, id_, seq, at, None, None, None) for seq, id_ in entries)
         case journal.Canceled(at_ms=at, ids=ids):
             yield from (("canceled", None, None, id_, None, at, None, None, None) for id_ in ids)
-        case journal.Declared(topic=topic, group=group, at_ms=at):
-            yield "declared", topic, group, None, None, at, None, None, None
+        case journal.Declared(topic=topic, group=group, at_ms=at, position=position):
+            yield "declared", topic, group, None, position, at, None, None, None
         case journal.Delivered(topic=topic, group=group, at_ms=at, visible_at_ms=visible, entries=delivered):
             yield from (
                 ("delivered", topic, group, id_, seq, at, visible, attempt, None) for seq, id_, _, attempt in delivered

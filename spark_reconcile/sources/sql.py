@@ -20,7 +20,7 @@ from spark_reconcile.database import Place, quoted, rows
 
 @dataclass
 class Range(InputPartition):
-    """Rows whose range column is within [low, high); None is open."""
+    """Rows whose range column is within [low, high); None is open. A range without a low end has the nulls too."""
 
     low: int | None
     high: int | None
@@ -89,10 +89,13 @@ class SqlReader(DataSourceReader):
         parameters: list[Any] = list(self._where.values())
         if self._range_column is not None:
             column = quoted(self._place, self._range_column)
-            for bound, sign in ((part.low, ">="), (part.high, "<")):
-                if bound is not None:
-                    terms.append(f"{column} {sign} ?")
-                    parameters.append(bound)
+            if part.low is not None:
+                terms.append(f"{column} >= ?")
+                parameters.append(part.low)
+            if part.high is not None:
+                nulls = f" OR {column} IS NULL" if part.low is None else ""
+                terms.append(f"({column} < ?{nulls})")
+                parameters.append(part.high)
         return (f" WHERE {' AND '.join(terms)}" if terms else ""), parameters
 
 
