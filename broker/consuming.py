@@ -211,10 +211,12 @@ class Consuming(Timing):
         """
         for _ in range(_PASSES_MAX):
             sequences, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
-            self._bury(topic.index.name, group, deaths, at_ms=now_ms)
+            if deaths:
+                self._bury(topic.index.name, group, deaths, at_ms=now_ms)
+                continue
             sequences += self._fresh(topic, group, count_max=count_max - len(sequences))
             records = self._read(topic, group, sequences, now_ms=now_ms)
-            if records or not (sequences or deaths):
+            if records or not sequences:
                 return records
         return []
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -186,21 +187,24 @@ def _summarize(one: _Run, messages: DataFrame, verdicts: DataFrame, business: Da
 
 def _latencies(verdicts: DataFrame) -> list[dict[str, Any]]:
     """Percentiles of each hop, by topic, in milliseconds."""
-    rows: list[dict[str, Any]] = []
     shares = ", ".join(str(share / 100) for share in PERCENTILES)
-    for hop, (start, end) in _HOPS.items():
-        found = (
-            verdicts.where(f"{end} > 0 and {start} > 0 and stored > 0")
-            .groupBy("topic")
-            .agg(_expression(f"percentile_approx(greatest({end} - {start}, 0), array({shares}), 1000)").alias("p"))
-            .orderBy("topic")
-            .collect()
+    hops = [
+        verdicts.where(f"{end} > 0 and {start} > 0 and stored > 0").selectExpr(
+            f"{number} as number", "topic", f"greatest({end} - {start}, 0) as took_ms"
         )
-        rows += [
-            {"hop": hop, "topic": row["topic"], **dict(zip((f"p{p}" for p in PERCENTILES), row["p"], strict=True))}
-            for row in found
-        ]
-    return rows
+        for number, (start, end) in enumerate(_HOPS.values())
+    ]
+    united = reduce(lambda one, other: one.unionByName(other), hops).groupBy("number", "topic")
+    found = united.agg(_expression(f"percentile_approx(took_ms, array({shares}), 1000)").alias("p"))
+    names = list(_HOPS)
+    return [
+        {
+            "hop": names[row["number"]],
+            "topic": row["topic"],
+            **dict(zip((f"p{p}" for p in PERCENTILES), row["p"], strict=True)),
+        }
+        for row in found.orderBy("number", "topic").collect()
+    ]
 
 
 def _figures(verdicts: DataFrame, business: DataFrame) -> Figures:

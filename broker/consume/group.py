@@ -97,6 +97,8 @@ class Group:
             entry = self.unsettled.get(sequence)
             if entry is None or entry.visible_at_ms != visible_at_ms:
                 continue  # settled, or moved: this place in the order is old
+            if kept and kept[-1] == (visible_at_ms, sequence):
+                continue  # moved away and back to the same millisecond: it has two places, but comes once
             kept.append((visible_at_ms, sequence))
             used = entry.attempts_used + (1 if entry.in_flight else 0)
             if used >= self.config.max_attempts:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.broker.failing_storage import FailingStorage, HeldSyncs
 
 TOPIC, GROUP = "orders", "billing"
 HOUR_MS = 3_600_000
-WAIT_MS = 60 * HOUR_MS
+WAIT_MS = 60_000
 """Longer than any test lets pass: what ends such a wait is an event."""
 
 type_of_open = Callable[..., Engine]
@@ -47,6 +47,14 @@ def pull(engine: Engine, *, max_messages: int = 100, invisible_ms: int = 30_000)
 
 def pull_ids(engine: Engine) -> list[str]:
     return [one.id for one in pull(engine)]
+
+
+def drained(engine: Engine) -> list[str]:
+    """All that is ready, pull after pull."""
+    ids: list[str] = []
+    while found := pull_ids(engine):
+        ids += found
+    return ids
 
 
 def pull_one(engine: Engine, *, invisible_ms: int = 30_000) -> Delivery:
@@ -87,14 +95,16 @@ def test_a_full_disk_refuses_a_publish_and_takes_it_when_there_is_room(open_engi
 
 
 @pytest.mark.parametrize("what", ["pull", "ack", "nack", "extend", "cancel", "pause", "seek", "redrive"])
-def test_a_full_disk_refuses_an_action_and_changes_nothing(open_engine: type_of_open, what: str) -> None:
+def test_a_full_disk_refuses_an_action_and_changes_nothing(
+    open_engine: type_of_open, clock: ManualClock, what: str
+) -> None:
     storage = FailingStorage()
     engine = open_engine(storage=storage)
     [dead] = make_dead(engine, "dead")
     declare(engine)
     publish(engine, "held", "fresh")
     held = pull_one(engine)
-    publish(engine, "later", deliver_at_ms=1_900_000_000_000)
+    publish(engine, "later", deliver_at_ms=clock.now_ms() + HOUR_MS)
     figures = engine.group_figures(TOPIC, GROUP)
     action: Callable[[], object] = {
         "pull": lambda: pull(engine),
@@ -218,12 +228,12 @@ def test_a_refused_opening_keeps_no_descriptor(engine: Engine, folder: Path) -> 
     engine.close()
     [segment] = segment_paths(folder / "actions")
     segment.write_bytes(b"\0" + segment.read_bytes()[1:])
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
 
     with pytest.raises(SegmentDamaged):
         Engine.open(folder)
 
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 def test_a_data_folder_that_cannot_be_made_is_told_as_such(tmp_path: Path) -> None:
@@ -249,7 +259,7 @@ def test_a_sync_that_fails_on_closing_is_raised_and_the_folder_let_go(folder: Pa
     "call",
     [
         lambda engine: publish(engine, "a"),
-        lambda engine: pull(engine),
+        pull,
         lambda engine: engine.ack([]),
         lambda engine: engine.nack([]),
         lambda engine: engine.extend([], invisible_ms=1),
@@ -261,7 +271,7 @@ def test_a_sync_that_fails_on_closing_is_raised_and_the_folder_let_go(folder: Pa
         lambda engine: engine.dead(TOPIC, GROUP),
         lambda engine: engine.check_ready(),
     ],
-    ids="publish pull ack nack extend cancel declare seek pause redrive dead ready".split(),
+    ids=["publish", "pull", "ack", "nack", "extend", "cancel", "declare", "seek", "pause", "redrive", "dead", "ready"],
 )
 def test_a_closed_engine_refuses(engine: Engine, call: Callable[[Engine], object]) -> None:
     make_dead(engine, "a")
@@ -281,7 +291,7 @@ def test_everything_is_there_over_many_small_segments(open_engine: type_of_open,
     for one in taken:
         engine.ack([one.receipt])
     assert len(segment_paths(folder / "messages")) > 3
-    assert len(segment_paths(folder / "actions")) > 3
+    assert len(segment_paths(folder / "actions")) >= 3
 
     engine = open_engine(segment_bytes=4096)
 
@@ -337,7 +347,7 @@ def test_a_damaged_record_becomes_a_dead_letter_and_the_others_flow(engine: Engi
     publish(engine, "before", "damaged", "after")
     damage(folder, b"damaged")
 
-    assert pull_ids(engine) == ["before", "after"]
+    assert drained(engine) == ["before", "after"]
 
     [letter], _ = engine.dead(TOPIC, GROUP)
     assert "damaged" in letter.reason
@@ -351,6 +361,38 @@ def test_a_damaged_record_at_the_head_costs_a_small_pull_nothing(engine: Engine,
     damage(folder, b"damaged-2")
 
     assert pull_one(engine).id == "after"
+
+
+@pytest.mark.parametrize("writes", [0, 1, 2])
+def test_a_disk_that_fills_up_beside_a_damaged_record_loses_nothing(
+    open_engine: type_of_open, folder: Path, clock: ManualClock, writes: int
+) -> None:
+    storage = FailingStorage()
+    engine = open_engine(storage=storage)
+    declare(engine)
+    publish(engine, "before", "damaged", "after")
+    damage(folder, b"damaged")
+    left = iter(range(writes))
+
+    def before(call: str) -> None:
+        if call == "write" and next(left, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    storage.before = before
+    with pytest.raises(StorageFailed):
+        drained(engine)
+    size = size_of(folder, "messages")
+    storage.mend()
+    engine.close()
+    flip(folder, b"eamaged", b"damaged")  # opening proves every record, so this one is mended for it
+    assert size_of(folder, "messages") == size
+
+    engine = open_engine()
+
+    got = {one.id for one in pull(engine)} | {one.id for one in engine.dead(TOPIC, GROUP)[0]}
+    clock.advance(HOUR_MS)
+    got |= {one.id for one in pull(engine)}
+    assert got - {"", "damaged"} == {"before", "after"}
 
 
 # -- duplicates ----------------------------------------------------------------------------------------------------
@@ -519,6 +561,17 @@ def test_a_death_at_the_head_costs_a_small_pull_nothing(engine: Engine, clock: M
     clock.advance(10)
 
     assert pull_one(engine).id == "next"
+
+
+def test_a_death_does_not_let_fresh_messages_pass_one_that_is_visible_again(engine: Engine, clock: ManualClock) -> None:
+    declare(engine, max_attempts=1)
+    publish(engine, "doomed", "again")
+    _, again = pull(engine, invisible_ms=10)
+    engine.nack([again.receipt], delay_ms=10, counts=False)
+    publish(engine, "fresh")
+    clock.advance(10)
+
+    assert [pull_one(engine).id for _ in range(2)] == ["again", "fresh"]
 
 
 def test_a_dead_letter_is_redriven_once_into_a_new_life(open_engine: type_of_open) -> None:
@@ -780,10 +833,10 @@ def test_what_fell_due_before_the_wall_clock_stepped_back_waits_for_the_new_cloc
 
     engine = open_engine()
     publish(engine, "after")
-    assert pull_ids(engine) == ["now", "after"]
+    assert drained(engine) == ["now", "after"]
     engine = open_engine()
     clock.advance(HOUR_MS - 1)
-    assert "due-1" not in pull_ids(engine)
+    assert not {"due-1", "due-2"} & set(drained(engine))
     clock.advance(1)
     due = [one for one in pull(engine) if one.id.startswith("due")]
     assert [(one.id, one.attempt) for one in due] == [("due-1", 1), ("due-2", 1)]
@@ -853,9 +906,7 @@ def test_the_schedule_is_counted_and_found(engine: Engine, clock: ManualClock) -
 # -- cancel --------------------------------------------------------------------------------------------------------
 
 
-def test_a_canceled_message_is_never_delivered_whatever_restarts(
-    open_engine: type_of_open, clock: ManualClock
-) -> None:
+def test_a_canceled_message_is_never_delivered_whatever_restarts(open_engine: type_of_open, clock: ManualClock) -> None:
     engine = open_engine()
     publish(engine, "gone", "kept", deliver_at_ms=clock.now_ms() + 1_000)
 
@@ -917,11 +968,13 @@ class WatchedClock(ManualClock):
     def __init__(self) -> None:
         super().__init__()
         self.pulling = threading.Event()
+        self.timer_waits = threading.Event()
         self.timer_waits_ms: list[int | None] = []
 
     def wait(self, condition: threading.Condition, timeout_ms: int | None) -> bool:
         if threading.current_thread().name == "broker-timer":
             self.timer_waits_ms.append(timeout_ms)
+            self.timer_waits.set()
         else:
             self.pulling.set()
         return super().wait(condition, timeout_ms)
@@ -1036,9 +1089,7 @@ def test_a_long_poll_wakes_on_a_resume(engine: Engine, consume: Callable[[], Con
     assert consumer.got() == ["b"]
 
 
-def test_a_long_poll_ends_with_nothing_when_its_time_is_over(
-    engine: Engine, consume: Callable[[], Consumer]
-) -> None:
+def test_a_long_poll_ends_with_nothing_when_its_time_is_over(engine: Engine, consume: Callable[[], Consumer]) -> None:
     consumer = consume()
 
     assert consumer.got(passing_ms=WAIT_MS) == []
@@ -1063,13 +1114,17 @@ def test_a_consumer_that_waits_does_not_make_the_timer_spin_for_a_paused_group(
     clock.advance(1_000)
     clock.timer_waits_ms.clear()
 
-    for _ in range(20):
+    for _ in range(300):
+        if len(clock.timer_waits_ms) >= 3:
+            break
+        clock.timer_waits.clear()
         clock.advance(100)
-        engine.cancel([])
+        clock.timer_waits.wait(0.1)
+    waits_ms = list(clock.timer_waits_ms)
     engine.pause(TOPIC, GROUP, paused=False)
 
-    assert consumer.got(passing_ms=1) == ["a"]
-    assert 1 not in clock.timer_waits_ms
+    assert consumer.got() == ["a"]
+    assert set(waits_ms) == {1_000}
 
 
 def test_a_disk_that_takes_nothing_does_not_make_the_timer_spin(open_engine: type_of_open, clock: WatchedClock) -> None:
@@ -1150,6 +1205,11 @@ def size_of(folder: Path, log: str) -> int:
     return segment.stat().st_size
 
 
+def descriptors() -> int:
+    """How many files this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 def restore(folder: Path, log: str, content: bytes | None, size: int) -> None:
     """Put a log's only segment back to what it was: these bytes, or its own first `size`."""
     [segment] = segment_paths(folder / log)
@@ -1158,15 +1218,13 @@ def restore(folder: Path, log: str, content: bytes | None, size: int) -> None:
 
 def damage(folder: Path, needle: bytes) -> None:
     """Flip a bit of a record that is on the disk already."""
+    flip(folder, needle, bytes([needle[0] ^ 1]) + needle[1:])
+
+
+def flip(folder: Path, old: bytes, new: bytes) -> None:
+    """Put other bytes in the place of the first that are these, in the file as it stands."""
     [segment] = segment_paths(folder / "messages")
-    data = segment.read_bytes()
-    position = data.index(needle)
-    descriptor = os.open(segment, os.O_WRONLY)
-    try:
-        os.pwrite(descriptor, bytes([data[position] ^ 1]), position)
-    finally:
-        os.close(descriptor)
-
-
-def ids_of(deliveries: Sequence[Delivery]) -> list[str]:
-    return [one.id for one in deliveries]
+    position = segment.read_bytes().index(old)
+    with segment.open("r+b") as file:
+        file.seek(position)
+        file.write(new)

@@ -66,6 +66,19 @@ def test_a_settled_message_leaves_no_place_in_the_order() -> None:
     assert group.next_visible_ms() is None
 
 
+def test_a_message_that_is_moved_to_the_same_time_twice_comes_once() -> None:
+    group = group_of(max_attempts=2)
+    hand_out(group, 0, visible_at_ms=1_000)
+    group.requeue(Requeue(0, "m0", 0, 0), reason=None)
+    hand_out(group, 0, visible_at_ms=1_000)
+    group.extend(0, visible_at_ms=1_000)
+
+    assert ready(group, 1_000) == [0]
+    hand_out(group, 0, visible_at_ms=2_000)
+    group.extend(0, visible_at_ms=2_000)
+    assert [one.sequence for one in group.visible_again(now_ms=2_000, count_max=5)[1]] == [0]
+
+
 def test_an_extension_moves_the_time_either_way() -> None:
     group = group_of()
     hand_out(group, 0, visible_at_ms=100)

@@ -38,7 +38,7 @@ def open_log(tmp_path: Path) -> Iterator[type_of_open]:
                 tmp_path / "log", kind=kind, segment_bytes=segment_bytes, durability=durability,
                 storage=storage or FailingStorage(), now_ms=lambda: 1_800_000_000_000,
             )  # fmt: skip
-            stack.callback(log.close)
+            stack.callback(log.sync_and_close)
             return log, [one.payload for one in log.recover()]
 
         yield opened
@@ -49,7 +49,7 @@ def written(open_log: type_of_open, payloads: Sequence[bytes] = PAYLOADS, *, seg
     log, _ = open_log(segment_bytes=segment_bytes)
     offsets = [offset for payload in payloads for offset in log.append([payload])]
     log.commit()
-    log.close()
+    log.sync_and_close()
     return offsets
 
 
@@ -89,10 +89,10 @@ def test_a_tail_torn_at_any_byte_of_the_last_record_is_cut_and_appending_goes_on
         assert segment.stat().st_size == last, size
         assert log.append([b"after"]) == [offsets[-1]]
         log.commit()
-        log.close()
+        log.sync_and_close()
         log, recovered = open_log()
         assert recovered == [*PAYLOADS[:-1], b"after"], size
-        log.close()
+        log.sync_and_close()
 
 
 def test_a_tail_of_zeros_is_cut(open_log: type_of_open, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_segment_that_was_being_made_when_the_machine_ended_is_removed(
     written(open_log)
     log, _ = open_log()
     end = log.end
-    log.close()
+    log.sync_and_close()
     (tmp_path / "log" / f"{end:020d}.log").write_bytes(content)
 
     log, recovered = open_log()
@@ -227,7 +227,7 @@ def test_a_full_disk_refuses_and_leaves_nothing_half_written(open_log: type_of_o
     storage.mend()
     log.append([b"after"])
     log.commit()
-    log.close()
+    log.sync_and_close()
     assert open_log()[1] == [b"before", b"after"]
 
 
@@ -264,7 +264,7 @@ def test_a_log_that_cannot_take_back_a_half_written_piece_takes_nothing_more(ope
     with pytest.raises(StorageFailed, match="restarted"):
         log.append([b"after"])
 
-    log.close()
+    log.sync_and_close()
     assert open_log()[1] == [b"before"]
 
 
@@ -290,7 +290,7 @@ def test_a_failed_sync_fails_every_caller_that_waits_and_every_later_append(open
         log.append([b"after"])
     with pytest.raises(StorageFailed, match="restarted"):
         log.commit()
-    log.close()
+    log.sync_and_close()
     log, recovered = open_log()
     assert recovered[0] == b"before"
     assert log.append([b"after"])
@@ -375,8 +375,8 @@ def test_a_new_folder_is_synced_into_the_folder_above_it(open_log: type_of_open,
 
 def test_a_closed_log_refuses(open_log: type_of_open) -> None:
     log, _ = open_log()
-    log.close()
-    log.close()
+    log.sync_and_close()
+    log.sync_and_close()
 
     with pytest.raises(StorageFailed, match="closed"):
         log.append([b"x"])
