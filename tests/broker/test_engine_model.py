@@ -77,11 +77,13 @@ class Model:
         self.scheduled.pop(message_id, None)
         return "canceled" if message_id in self.known else "unknown"
 
-    def bury_expired(self, now_ms: int) -> list[int]:
-        """Bury what has no attempts left; returns what else is visible again, in order."""
-        again = []
+    def bury_expired(self, now_ms: int, *, count_max: int = 1_000) -> list[int]:
+        """Bury what has no attempts left, up to the last of `count_max` that are visible again; returns these."""
+        again: list[int] = []
         for sequence, entry in sorted(self.unsettled.items(), key=lambda one: (one[1].visible_ms, one[0])):
             used = entry.used + entry.in_flight
+            if len(again) == count_max:
+                break
             if entry.visible_ms <= now_ms and used >= ATTEMPTS_MAX:
                 self.dead[sequence] = used
                 del self.unsettled[sequence]
@@ -92,7 +94,7 @@ class Model:
     def pull(self, count: int, now_ms: int, invisible_ms: int) -> list[tuple[str, int, type_of_held]]:
         if self.paused:
             return []
-        again = self.bury_expired(now_ms)
+        again = self.bury_expired(now_ms, count_max=count)
         found = [*again, *range(self.position, len(self.stored))][:count]
         self.position = max([self.position, *(sequence + 1 for sequence in found)])
         out = []
