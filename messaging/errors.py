@@ -9,6 +9,7 @@ OutboxError
 ├── TransactionDoomed                the database ended the transaction behind the caller's back; run all of it again
 ├── DuplicateMessageId               a message with this id was published already
 ├── DatabaseUnavailable              the database did not answer; trying again can help
+├── SegmentDamaged                   a log segment has a flipped bit (messaging.journal); restore it from a copy
 └── BrokerError
     ├── BrokerUnavailable            no answer, or "not now": it may have arrived; trying again can help
     │   └── BrokerThrottled          "later": carries retry_after_ms; nothing was stored

@@ -16,6 +16,7 @@ action is its tag. Records are only ever added to: a new field goes last and has
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from typing import Final
 
 import google_crc32c
 import msgspec
+
+from messaging.errors import OutboxError
 
 MAGIC: Final = b"OUTBOXMQ"
 VERSION: Final = 1
@@ -175,9 +178,10 @@ decode_message = msgspec.msgpack.Decoder(MessageRecord).decode
 decode_action = msgspec.msgpack.Decoder(Action).decode
 
 
-class SegmentDamaged(Exception):
-    """A frame in the middle of a segment does not match its checksum, or the header does not: a flipped bit, not
-    a torn tail.
+class SegmentDamaged(OutboxError):
+    """A frame in a segment's middle, or its header, does not match its checksum: a flipped bit, not a torn tail.
+
+    Trying again cannot help: the file must be restored from a copy.
     """
 
 
@@ -242,7 +246,7 @@ def read_frames(data: bytes | memoryview, *, first_offset: int) -> Iterator[Fram
             return
         payload = bytes(view[start : start + length])
         if google_crc32c.value(payload) != crc:
-            if _has_whole_frame(view, position + 1):
+            if _is_whole_frame(view, start + length) or _has_whole_frame(view, position + 1):
                 raise SegmentDamaged(f"damaged record at offset {first_offset + position}")
             return
         yield Frame(first_offset + position, payload)
@@ -266,21 +270,23 @@ def read_segment(path: Path) -> tuple[SegmentHeader, Iterator[Frame]]:
     return header, read_frames(memoryview(data)[HEADER_BYTES:], first_offset=header.first_offset)
 
 
-_SCAN_BYTES_MAX: Final = 1024 * 1024
+_FRAME_MAY_BEGIN: Final = re.compile(rb"(?s)(?=(?!\x00{4})...[\x00-\x08]....[\x90-\x9f\xdc])")
+"""A length of 1 to RECORD_BYTES_MAX, a checksum, the first byte of a record: of an array. Spares a checksum a byte."""
 
 
 def _has_whole_frame(view: memoryview, start: int) -> bool:
-    """Whether a whole, valid frame begins anywhere in the next MiB: then what came before is damage, not a torn
-    tail.
+    """Whether a whole, valid frame begins anywhere behind: then what came before is damage, not a torn tail.
+
+    All of it is searched: what is called a torn tail is cut off, and a record may be as long as RECORD_BYTES_MAX.
     """
-    end = len(view)
-    for position in range(start, min(end - FRAME_BYTES, start + _SCAN_BYTES_MAX)):
-        length, crc = _FRAME.unpack_from(view, position)
-        body = position + FRAME_BYTES
-        if (
-            0 < length <= end - body
-            and length <= RECORD_BYTES_MAX
-            and google_crc32c.value(bytes(view[body : body + length])) == crc
-        ):
-            return True
-    return False
+    return any(_is_whole_frame(view, found.start()) for found in _FRAME_MAY_BEGIN.finditer(view, start))
+
+
+def _is_whole_frame(view: memoryview, position: int) -> bool:
+    body = position + FRAME_BYTES
+    if body >= len(view):
+        return False
+    length, crc = _FRAME.unpack_from(view, position)
+    if not 0 < length <= min(len(view) - body, RECORD_BYTES_MAX):
+        return False
+    return bool(google_crc32c.value(bytes(view[body : body + length])) == crc)

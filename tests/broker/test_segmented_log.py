@@ -18,7 +18,7 @@ from messaging.errors import StorageFailed
 from messaging.journal import FRAME_BYTES, HEADER_BYTES, SegmentDamaged, SegmentKind, segment_paths
 from tests.broker.failing_storage import FailingStorage, HeldSyncs
 
-PAYLOADS = [b"first" * 5, b"second" * 9, b"third" * 4]
+PAYLOADS = [b"\x91" + word for word in (b"first" * 5, b"second" * 9, b"third" * 4)]  # records are arrays
 type_of_open = Callable[..., tuple[SegmentedLog, list[bytes]]]
 
 
@@ -120,6 +120,21 @@ def test_a_flipped_bit_in_any_byte_before_the_last_record_is_refused_naming_file
         assert segment.name in str(refusal.value)
         assert f"offset {damaged};" in str(refusal.value), position
         assert segment.read_bytes() == flipped(whole, position), "nothing is cut where nothing is understood"
+
+
+@pytest.mark.parametrize("position", [HEADER_BYTES + 3, HEADER_BYTES + 500_000], ids=["length", "payload"])
+def test_a_flipped_bit_in_a_long_record_is_refused_and_what_follows_it_is_not_cut(
+    open_log: type_of_open, tmp_path: Path, position: int
+) -> None:
+    written(open_log, [b"\x91" + b"x" * 2_000_000, b"\x91after", b"\x91last"], segment_bytes=8 << 20)
+    [segment] = segment_paths(tmp_path / "log")
+    damaged = flipped(segment.read_bytes(), position)
+    segment.write_bytes(damaged)
+
+    with pytest.raises(SegmentDamaged):
+        open_log(segment_bytes=8 << 20)
+
+    assert segment.read_bytes() == damaged
 
 
 def test_a_flipped_bit_in_the_header_is_refused_naming_the_file(open_log: type_of_open, tmp_path: Path) -> None:

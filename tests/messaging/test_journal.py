@@ -38,7 +38,7 @@ from messaging.journal import (
 )
 
 payloads = st.lists(st.binary(min_size=1, max_size=60), max_size=8)
-PAYLOADS = [b"first", b"\x01" * 9, b"third one", b"x"]
+PAYLOADS = [b"\x91first", b"\x91" + b"\x01" * 8, b"\x91third one", b"\x91x"]  # records are arrays
 WHOLE = b"".join(frame(payload) for payload in PAYLOADS)
 
 

@@ -361,9 +361,9 @@ def test_a_full_queue_drops_the_send_and_keeps_the_row(shop: Shop) -> None:
     box.close()
 
     assert shop.payments() == [0, 1, 2, 3, 4]
-    assert waiting == [f"topic.{number}" for number in range(5)]
+    assert sorted(waiting) == [f"topic.{number}" for number in range(5)]
     assert broker.topics == ["topic.0", "topic.1", "topic.2"]
-    assert shop.row_topics() == ["topic.3", "topic.4"]
+    assert sorted(shop.row_topics()) == ["topic.3", "topic.4"]
 
 
 @pytest.mark.parametrize("propagation", ["sometimes", "REQUIRED", ""])

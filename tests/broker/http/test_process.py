@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 import requests
 
+from broker.engine import Engine
+from messaging import Message
 from tests.broker_adapter.servers import ServerProcess
 
 Client = Callable[..., requests.Response]
@@ -113,6 +115,23 @@ def test_a_second_server_on_the_same_folder_is_refused_and_the_holder_named(serv
     [line] = second.stderr.strip().splitlines()
     assert line.startswith("error: ")
     assert f"process {server_process.pid}" in line
+
+
+def test_a_damaged_log_is_one_clear_error_that_names_the_file(tmp_path: Path) -> None:
+    engine = Engine.open(tmp_path / "data")
+    engine.publish([Message(id=f"m{number}", topic="t", body=b"x" * 100) for number in range(3)])
+    engine.close()
+    [segment] = (tmp_path / "data" / "messages").glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[100] ^= 1
+    segment.write_bytes(data)
+
+    result = outbox("broker", "serve", "--data", str(tmp_path / "data"), "--port", "0")
+
+    assert result.returncode == 1
+    [line] = result.stderr.strip().splitlines()
+    assert segment.name in line
+    assert "restore" in line
 
 
 def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
