@@ -4,8 +4,9 @@ A publish: checked -> appended to the message log -> synced (callers share a syn
 group -> written to the action log -> read from the message log -> handed out. A settlement: decided by the group ->
 appended to the action log -> synced -> answered. Whatever is in memory is rebuilt from the two logs on opening.
 
-A hand-out is written but not synced: after a power cut it may be forgotten, and its messages are handed out again; its
-receipts then name a delivery that is not the newest one, or has not been made, and settle nothing.
+A hand-out is written but not synced: kill -9 does not touch it, but a power cut may make it forgotten. Its messages are
+then handed out again, perhaps under the same delivery number; a receipt from before the cut then settles the new
+hand-out of the same message, never another message's.
 """
 
 from __future__ import annotations
