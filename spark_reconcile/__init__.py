@@ -1,9 +1,25 @@
-"""Reconciliation: proves from the records that nothing was lost, invented or early.
+"""Reconciliation: proves from the records that nothing was lost, invented, doubled or early.
 
-PySpark is imported only when it runs.
+PySpark is imported only when run() is called.
 """
 
-from spark_reconcile.config import Settings, read_settings
+from spark_reconcile.errors import NotComparable
+from spark_reconcile.reconciliation import run
+from spark_reconcile.settings import BusinessRule, Condition, Grace, InboxSource, Operator, Settings
 from spark_reconcile.summary import Summary
+from spark_reconcile.verdict import Scope, Severity, State
 
-__all__ = ["Settings", "Summary", "read_settings"]
+__all__ = [
+    "BusinessRule",
+    "Condition",
+    "Grace",
+    "InboxSource",
+    "NotComparable",
+    "Operator",
+    "Scope",
+    "Settings",
+    "Severity",
+    "State",
+    "Summary",
+    "run",
+]

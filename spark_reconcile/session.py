@@ -1,56 +1,112 @@
-"""The Spark session: quiet, UTC, workers on this interpreter. Jobs use only the DataFrame API on it."""
+"""The Spark session: local unless told otherwise, UTC, quiet, its workers on this very interpreter. Not the jobs."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+MASTER_DEFAULT: Final = "local[*]"
+_EVERYWHERE: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Without it a source that takes filters raises rather than reads.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+_LOCAL: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.default.parallelism": "4",
+}
+_SMALL: Final = {
+    # A small run is all start-up: the second compiler and parallel collection pay only in long ones.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.shuffle.compress": "false",
+}
 
-def spark_session(master: str) -> SparkSession:
-    """A session on this master. Raises ConfigurationError where there is no Java to run it."""
-    _check_java()
+
+@contextmanager
+def spark_session(master: str | None, *, log: Path, small: bool = False) -> Iterator[SparkSession]:
+    """A session of this run's own, stopped at the end. What Spark has to say goes to the file `log`.
+
+    `master` is `local[N]`, `spark://...`, `k8s://...`, or a Spark Connect address `sc://host:port`. `small`: the run
+    will be short, so a local one spends less on compiling. Raises ConfigurationError where there is no Java.
+    """
+    session = _start(master or MASTER_DEFAULT, log=log, small=small)
+    try:
+        register_sources(session)
+        yield session
+    finally:
+        session.stop()
+
+
+def register_sources(session: SparkSession) -> None:
+    """Make our two data sources known to a session; idempotent."""
+    from spark_reconcile.sources.broker_log import BrokerLogSource
+    from spark_reconcile.sources.sql import SqlSource
+
+    session.dataSource.register(BrokerLogSource)
+    session.dataSource.register(SqlSource)
+
+
+def _start(master: str, *, log: Path, small: bool) -> SparkSession:
     # Workers start `python3` from PATH unless told otherwise, and would miss our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName("outbox-reconcile").master(master)
-    settings = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "4",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        "spark.sql.python.filterPushdown.enabled": "true",
-    }
-    if not master.startswith("local"):
-        del settings["spark.driver.bindAddress"], settings["spark.driver.host"]
-    for name, value in settings.items():
+    builder = SparkSession.builder.appName("outbox-reconcile")
+    for name, value in _EVERYWHERE.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    from spark_reconcile.sources.broker_log import BrokerActions, BrokerMessages
-    from spark_reconcile.sources.sql import SqlSource
-
-    for source in (BrokerMessages, BrokerActions, SqlSource):
-        session.dataSource.register(source)
-    return session
+    if master.startswith("sc://"):
+        return builder.remote(master).getOrCreate()
+    _check_java()
+    if master.startswith("local"):
+        for name, value in {**_LOCAL, **(_SMALL if small else {})}.items():
+            builder = builder.config(name, value)
+    with _stderr_to(log):
+        return builder.master(master).getOrCreate()
 
 
 def _check_java() -> None:
     home = os.environ.get("JAVA_HOME")
-    if (home and (Path(home) / "bin" / "java").exists()) or shutil.which("java"):
-        return
-    raise ConfigurationError(
-        "Spark needs Java 17 or newer: install openjdk-17-jre-headless (./scripts/test does), or set JAVA_HOME"
-    )
+    found = (Path(home) / "bin" / "java").exists() if home else shutil.which("java") is not None
+    if not found:
+        where = f"JAVA_HOME names {home}, which has no bin/java" if home else "none is on the PATH"
+        raise ConfigurationError(
+            f"Spark needs Java 17 or newer, and {where}: run ./scripts/test, which sets one up, or install "
+            "openjdk-17-jre-headless, or set JAVA_HOME"
+        )
+
+
+@contextmanager
+def _stderr_to(log: Path) -> Iterator[None]:
+    """Send this process's standard error to a file while the Java process is started, which inherits it for good.
+
+    There is no other place to stop the lines that the Java launcher writes before any logging is set up.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -1,25 +1,76 @@
-"""The run in numbers, as they are printed, written as JSON and shown in the report.
-
-All of them come from the verdicts.
-"""
+"""The run in numbers, as they are printed, written as JSON and shown in the report: plain values. Counted elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any
 
-from spark_reconcile.verdict import Severity, Verdict, severity_of
+from spark_reconcile.verdict import Scope, Severity, State
 
-FATAL: Final = (Verdict.LOST, Verdict.PHANTOM, Verdict.EARLY)
-PERCENTILES: Final = (50, 95, 99, 100)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Book:
+    """One line of the books: how many got one verdict, by one rule, on one topic (and group, or business rule)."""
+
+    scope: Scope
+    topic: str
+    of: str
+    state: State
+    severity: Severity
+    rule: str
+    count: int
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """How long one hop took on one topic (and group), in milliseconds."""
+
+    hop: str
+    topic: str
+    of: str
+    count: int
+    p50_ms: int
+    p95_ms: int
+    p99_ms: int
+    longest_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One row that asks for a look or for action."""
+
+    scope: Scope
+    rule: str
+    state: State
+    severity: Severity
+    id: str
+    topic: str
+    of: str
+    key: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """What one source gave: rows, their span of time, and since when it is complete (0: ever, None: never)."""
+
+    source: str
+    what: str
+    rows: int
+    first_ms: int
+    last_ms: int
+    complete_since_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Counts of one run. `verdicts` are per (message, group); `books` the same by topic and group.
+    """Everything that a run found out.
 
     delivered: (message, group) handed out at least once. redelivered: hand-outs beyond the first. deduplicated: repeats
-    that the broker or an inbox turned away. unexplained: (message, group) without a verdict, always 0.
+    that the broker or an inbox turned away. resent: messages that took more than one try to send. unexplained: rows
+    without a verdict, always 0.
     """
 
     run_id: str
@@ -27,46 +78,81 @@ class Summary:
     business_rows: int
     messages: int
     message_groups: int
+    stored: int
     delivered: int
     redelivered: int
-    deduplicated: int
-    unexplained: int
-    verdicts: dict[str, int]
-    business_verdicts: dict[str, int]
-    books: list[dict[str, Any]] = field(default_factory=list)
-    latencies: list[dict[str, Any]] = field(default_factory=list)
+    acknowledged: int
+    resent: int
+    deduplicated_by_broker: int
+    deduplicated_by_inbox: int
+    books: Sequence[Book] = ()
+    latencies: Sequence[Latency] = ()
+    examples: Sequence[Example] = ()
+    inputs: Sequence[Input] = ()
     folder: str = ""
+    took_seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def count(self, verdict: Verdict) -> int:
-        """How many (messages, groups) and business rows got this verdict."""
-        return self.verdicts.get(verdict, 0) + self.business_verdicts.get(verdict, 0)
+    def count(self, state: State, *, scope: Scope | None = None) -> int:
+        """How many got this verdict; a business row that only echoes its message's verdict is not counted again."""
+        return sum(
+            book.count for book in self.books if book.state is state and not book.echo and scope in {None, book.scope}
+        )
+
+    @property
+    def deduplicated(self) -> int:
+        """Repeats that were turned away, by the broker or by an inbox."""
+        return self.deduplicated_by_broker + self.deduplicated_by_inbox
+
+    @property
+    def unexplained(self) -> int:
+        """Rows that no rule fits."""
+        return self.count(State.UNEXPLAINED)
 
     @property
     def findings(self) -> int:
-        """How many got a verdict that is an error."""
-        counts = [*self.verdicts.items(), *self.business_verdicts.items()]
-        return sum(count for verdict, count in counts if severity_of(verdict) is Severity.ERROR)
+        """Rows that ask for action."""
+        return sum(book.count for book in self.books if book.severity is Severity.FINDING and not book.echo)
 
     @property
     def balanced(self) -> bool:
-        """Whether everything is accounted for: no error, nothing unexplained."""
-        return self.findings == 0 and self.unexplained == 0
+        """Whether everything is accounted for."""
+        return self.findings == 0
 
     @property
     def sentence(self) -> str:
         """The run in one sentence."""
         if self.balanced:
+            rest = _listed(self, Severity.ATTENTION)
             return (
-                f"Balanced: all of {self.messages:,} messages and {self.business_rows:,} business rows are explained."
+                f"Balanced: all of {self.messages:,} messages, {self.message_groups:,} deliveries and "
+                f"{self.business_rows:,} business rows are explained" + (f"; {rest} to look at." if rest else ".")
             )
-        parts = [
-            f"{self.count(verdict):,} {verdict}"
-            for verdict in Verdict
-            if self.count(verdict) and severity_of(verdict) is Severity.ERROR
-        ]
-        return f"Not balanced: {', '.join(parts) or f'{self.unexplained:,} unexplained'}."
+        return f"Not balanced: {_listed(self, Severity.FINDING)}."
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: every field, and the named counts that people look for."""
-        named = {verdict.value: self.count(verdict) for verdict in Verdict}
-        return {**asdict(self), "balanced": self.balanced, "sentence": self.sentence, **named}
+        return {
+            **asdict(self),
+            "balanced": self.balanced,
+            "findings": self.findings,
+            "sentence": self.sentence,
+            "deduplicated": self.deduplicated,
+            **{state.value: self.count(state) for state in State},
+            "verdicts": self._by_state({Scope.MESSAGE, Scope.DELIVERY}),
+            "business_verdicts": self._by_state({Scope.BUSINESS}),
+        }
+
+    def _by_state(self, scopes: set[Scope]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for book in self.books:
+            if book.scope in scopes:
+                found[book.state.value] = found.get(book.state.value, 0) + book.count
+        return dict(sorted(found.items()))
+
+
+def _listed(summary: Summary, severity: Severity) -> str:
+    counts: dict[State, int] = {}
+    for book in summary.books:
+        if book.severity is severity and not book.echo:
+            counts[book.state] = counts.get(book.state, 0) + book.count
+    return ", ".join(f"{counts[state]:,} {state}" for state in State if state in counts)

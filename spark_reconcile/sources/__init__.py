@@ -1,1 +1,1 @@
-"""Spark Python data sources: SQL tables without a JDBC driver, and the broker's logs in place."""
+"""Where the evidence is read: databases by DB-API, broker logs in place. Nothing is judged here."""

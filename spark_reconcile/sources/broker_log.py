@@ -1,7 +1,7 @@
-"""Spark data sources `outbox_broker_messages` and `outbox_broker_actions`: the broker's logs, a partition a segment.
+"""Spark data source `outbox_broker_log`: the broker's message log or action log, a partition a segment file.
 
-Read in place, running or not: a segment is read up to the size it had when the job began, and a torn tail ends it. A
-flipped bit raises SegmentDamaged, which fails the job: no verdict is better than a wrong one.
+Read in place, running or not, up to the sizes that `survey` took. A torn tail ends the last segment; damage anywhere
+else is a row of its own (`damage`), so that the run can name it and refuse. No bodies leave here, only their SHA-256.
 """
 
 from __future__ import annotations
@@ -12,143 +12,152 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from messaging import journal
+from spark_reconcile.sources.segments import Segment
 
-BATCH_ROWS: Final = 10_000
+BATCH_ROWS: Final = 16_384
+"""A batch ends with the frame that reaches so many rows."""
 
-MESSAGES_SCHEMA: Final = (
-    "id string, topic string, key string, sequence bigint, body_sha256 string, "
-    "created_at_ms bigint, stored_at_ms bigint, deliver_at_ms bigint"
+MESSAGE_SCHEMA: Final = (
+    "id string, topic string, message_key string, sequence bigint, body_sha256 string, created_ms bigint, "
+    "stored_ms bigint, deliver_at_ms bigint, damage string"
 )
-ACTIONS_SCHEMA: Final = (
-    "kind string, topic string, group string, id string, sequence bigint, "
-    "at_ms bigint, visible_at_ms bigint, attempt int, reason string"
+ACTION_SCHEMA: Final = (
+    "kind string, topic string, consumer_group string, id string, sequence bigint, position bigint, at_ms bigint, "
+    "visible_at_ms bigint, attempt bigint, reason string, damage string"
 )
+_TEXTS: Final = frozenset({"id", "topic", "message_key", "body_sha256", "damage", "kind", "consumer_group", "reason"})
+
+Row = tuple[Any, ...]
 
 
 @dataclass
 class SegmentPart(InputPartition):
-    """One segment, up to a size."""
+    """One segment, by its place in the survey."""
 
-    path: str
-    size: int
-
-
-class BrokerMessages(DataSource):
-    """Option: data (the broker's data folder). One row a stored message, without its body."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "outbox_broker_messages"
-
-    def schema(self) -> str:
-        return MESSAGES_SCHEMA
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return LogReader(Path(self.options["data"]) / "messages", schema, message_rows)
+    number: int
 
 
-class BrokerActions(DataSource):
-    """Option: data (the broker's data folder).
-
-    One row a message an action, and one for each declaration of a group: its sequence is the first the group is owed.
-    """
+class BrokerLogSource(DataSource):
+    """Options: log ("messages" or "actions"), segments (JSON of the survey)."""
 
     @classmethod
     def name(cls) -> str:
-        return "outbox_broker_actions"
+        """The format's name."""
+        return "outbox_broker_log"
 
     def schema(self) -> str:
-        return ACTIONS_SCHEMA
+        """MESSAGE_SCHEMA or ACTION_SCHEMA."""
+        return MESSAGE_SCHEMA if self.options["log"] == "messages" else ACTION_SCHEMA
 
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return LogReader(Path(self.options["data"]) / "actions", schema, action_rows)
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - ours alone
+        """Reads the surveyed segments."""
+        segments = msgspec.json.decode(self.options["segments"].encode(), type=list[Segment])
+        return LogReader(segments, rows_of=message_rows if self.options["log"] == "messages" else action_rows,
+                         columns=[column.split()[0] for column in self.schema().split(", ")])  # fmt: skip
 
 
 class LogReader(DataSourceReader):
     """Reads the segments of one log."""
 
-    def __init__(self, folder: Path, schema: StructType, rows_of: Callable[[bytes], Iterator[tuple[Any, ...]]]) -> None:
-        self._folder = str(folder)
-        self._schema = schema
+    def __init__(
+        self, segments: list[Segment], *, rows_of: Callable[[journal.Frame], Iterator[Row]], columns: list[str]
+    ) -> None:
+        self._segments = segments
         self._rows_of = rows_of
+        self._columns = columns
 
     def partitions(self) -> Sequence[InputPartition]:
         """A partition a segment."""
-        paths = journal.segment_paths(Path(self._folder))
-        return [SegmentPart(str(path), path.stat().st_size) for path in paths]
+        return [SegmentPart(number) for number in range(len(self._segments))]
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Arrow batches of one segment."""
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Arrow batches of one segment; where it is damaged, a last row that says so."""
         if not isinstance(partition, SegmentPart):
             raise TypeError("not a partition of this source")
-        arrow = to_arrow_schema(self._schema)
-        batch: list[tuple[Any, ...]] = []
-        for frame in _frames(partition):
-            batch.extend(self._rows_of(frame.payload))
-            if len(batch) >= BATCH_ROWS:
-                yield _arrow(batch, arrow)
-                batch = []
+        segment = self._segments[partition.number]
+        arrow = pa.schema([(name, pa.string() if name in _TEXTS else pa.int64()) for name in self._columns])
+        batch: list[Row] = []
+        try:
+            for frame in frames_of(segment):
+                batch.extend(self._rows_of(frame))
+                if len(batch) >= BATCH_ROWS:
+                    yield _arrow(batch, arrow)
+                    batch = []
+        except (journal.SegmentDamaged, msgspec.MsgspecError, OSError) as error:
+            batch.append((*(None for _ in arrow.names[:-1]), f"{segment.path}: {error}"))
         if batch:
             yield _arrow(batch, arrow)
 
 
-def message_rows(payload: bytes) -> Iterator[tuple[Any, ...]]:
-    """A message record as a row of MESSAGES_SCHEMA."""
-    one = journal.decode_message(payload)
+def frames_of(segment: Segment) -> Iterator[journal.Frame]:
+    """The frames of a segment up to its surveyed size. Raises SegmentDamaged, also for what a torn tail cannot be."""
+    with Path(segment.path).open("rb") as file:
+        data = file.read(segment.size_bytes)
+    if segment.last and len(data) < journal.HEADER_BYTES:
+        return  # a segment that was just being made
+    header = journal.SegmentHeader.decode(data[: journal.HEADER_BYTES])
+    end = header.first_offset
+    for frame in journal.read_frames(memoryview(data)[journal.HEADER_BYTES :], first_offset=header.first_offset):
+        end = frame.end
+        yield frame
+    missing = segment.size_bytes - journal.HEADER_BYTES - (end - header.first_offset)
+    if missing and not segment.last:
+        raise journal.SegmentDamaged(f"its last {missing} bytes are no whole record, and it is not the last segment")
+
+
+def message_rows(frame: journal.Frame) -> Iterator[Row]:
+    """A stored message as a row of MESSAGE_SCHEMA."""
+    one = journal.decode_message(frame.payload)
     yield (
         one.id, one.topic, one.key, one.sequence, hashlib.sha256(one.body).hexdigest(), one.created_at_ms,
-        one.stored_at_ms, one.deliver_at_ms,
+        one.stored_at_ms, one.deliver_at_ms, None,
     )  # fmt: skip
 
 
-def action_rows(payload: bytes) -> Iterator[tuple[Any, ...]]:
-    """An action record as rows of ACTIONS_SCHEMA."""
-    match journal.decode_action(payload):
-        case journal.Fired(topic=topic, at_ms=at, entries=entries):
-            yield from (("fired", topic, None, id_, seq, at, None, None, None) for seq, id_ in entries)
-        case journal.Canceled(at_ms=at, ids=ids):
-            yield from (("canceled", None, None, id_, None, at, None, None, None) for id_ in ids)
-        case journal.Declared(topic=topic, group=group, at_ms=at, position=position):
-            yield "declared", topic, group, None, position, at, None, None, None
-        case journal.Delivered(topic=topic, group=group, at_ms=at, visible_at_ms=visible, entries=delivered):
-            yield from (
-                ("delivered", topic, group, id_, seq, at, visible, attempt, None) for seq, id_, _, attempt in delivered
-            )
-        case journal.Acked(topic=topic, group=group, at_ms=at, entries=entries):
-            yield from (("acked", topic, group, id_, seq, at, None, None, None) for seq, id_ in entries)
-        case journal.Requeued(topic=topic, group=group, at_ms=at, entries=requeued, reason=reason):
-            yield from (
-                ("requeued", topic, group, id_, seq, at, visible, used, reason) for seq, id_, visible, used in requeued
-            )
-        case journal.Extended(topic=topic, group=group, at_ms=at, visible_at_ms=visible, entries=entries):
-            yield from (("extended", topic, group, id_, seq, at, visible, None, None) for seq, id_ in entries)
-        case journal.Died(topic=topic, group=group, at_ms=at, entries=died, reason=reason):
-            yield from (("died", topic, group, id_, seq, at, None, used, reason) for seq, id_, used in died)
-        case journal.Redriven(topic=topic, group=group, at_ms=at, entries=entries):
-            yield from (("redriven", topic, group, id_, seq, at, None, None, None) for seq, id_ in entries)
-        case _:
-            return  # seek and pause concern a group, not a message
+def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm an action, no logic
+    """An action as rows of ACTION_SCHEMA: one for each message of it, or one where it concerns a whole group."""
+    at = frame.offset
+    match journal.decode_action(frame.payload):
+        case journal.Delivered(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, entries=delivered):
+            for sequence, id_, _, attempt in delivered:
+                yield "delivered", topic, group, id_, sequence, at, at_ms, visible, attempt, None, None
+        case journal.Acked(topic=topic, group=group, at_ms=at_ms, entries=entries):
+            for sequence, id_ in entries:
+                yield "acked", topic, group, id_, sequence, at, at_ms, None, None, None, None
+        case journal.Fired(topic=topic, at_ms=at_ms, entries=entries):
+            for sequence, id_ in entries:
+                yield "fired", topic, None, id_, sequence, at, at_ms, None, None, None, None
+        case journal.Canceled(at_ms=at_ms, ids=ids):
+            for id_ in ids:
+                yield "canceled", None, None, id_, None, at, at_ms, None, None, None, None
+        case journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=requeued, reason=reason):
+            for sequence, id_, visible, used in requeued:
+                yield "requeued", topic, group, id_, sequence, at, at_ms, visible, used, reason, None
+        case journal.Extended(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, entries=entries):
+            for sequence, id_ in entries:
+                yield "extended", topic, group, id_, sequence, at, at_ms, visible, None, None, None
+        case journal.Died(topic=topic, group=group, at_ms=at_ms, entries=died, reason=reason):
+            for sequence, id_, attempts in died:
+                yield "died", topic, group, id_, sequence, at, at_ms, None, attempts, reason, None
+        case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries):
+            for sequence, id_ in entries:
+                yield "redriven", topic, group, id_, sequence, at, at_ms, at_ms, None, None, None
+        case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position):
+            yield "declared", topic, group, None, position, at, at_ms, None, None, None, None
+        case journal.Sought(topic=topic, group=group, at_ms=at_ms, position=position):
+            yield "sought", topic, group, None, position, at, at_ms, None, None, None, None
+        case journal.Paused(topic=topic, group=group, at_ms=at_ms, paused=paused):
+            kind = "paused" if paused else "resumed"
+            yield kind, topic, group, None, None, at, at_ms, None, None, None, None
 
 
-def _frames(part: SegmentPart) -> Iterator[journal.Frame]:
-    with Path(part.path).open("rb") as file:
-        data = file.read(part.size)
-    if len(data) < journal.HEADER_BYTES:
-        return  # a segment that is just being made
-    try:
-        header = journal.SegmentHeader.decode(data[: journal.HEADER_BYTES])
-        yield from journal.read_frames(memoryview(data)[journal.HEADER_BYTES :], first_offset=header.first_offset)
-    except journal.SegmentDamaged as damage:
-        raise journal.SegmentDamaged(f"{part.path}: {damage}") from damage
-
-
-def _arrow(batch: list[tuple[Any, ...]], arrow: pa.Schema) -> pa.RecordBatch:
+def _arrow(batch: list[Row], arrow: pa.Schema) -> pa.RecordBatch:
     columns = zip(*batch, strict=True)
     arrays = [pa.array(values, type=field.type) for values, field in zip(columns, arrow, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow)

@@ -1,8 +1,11 @@
-"""One Spark session for all tests of this folder: its start costs more than all of them."""
+"""One Spark session for all tests of this room."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,8 +17,10 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """A session on two local threads."""
-    session = spark_session("local[2]")
-    yield session
-    session.stop()
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local session with two workers."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # The workers are processes of their own: they look for our packages and for these tests where pytest did.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    with spark_session("local[2]", log=tmp_path_factory.mktemp("spark") / "spark.log") as session:
+        yield session

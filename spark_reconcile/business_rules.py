@@ -1,0 +1,148 @@
+"""The verdicts on business rows and the messages that they must have, in order of precedence.
+
+Facts of one (rule, key): `rows` (business rows, nearly always 1), `messages` under that key and topic, and how many of
+these have which verdict of their own (`lost`, `unsent`, ...). It reads nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_reconcile.predicates import Fact
+from spark_reconcile.verdict import Rule, Severity, State
+
+_rows, _messages, _time_ms = Fact("rows"), Fact("messages"), Fact("time_ms")
+_fresh_since_ms = Fact("now_ms") - Fact("grace_ms")
+_live = _messages - Fact("canceled")
+
+BUSINESS_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        name="message_in_grace",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=(_messages < _rows) & (_time_ms > _fresh_since_ms),
+        meaning="Its message is missing, and the row is newer than the grace time.",
+    ),
+    Rule(
+        name="message_out_of_reach",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=(_messages < _rows) & (_time_ms < Fact("archive_reach_ms")) & (_time_ms < Fact("broker_reach_ms")),
+        meaning="Older than what either the archive or the broker's log still holds: its message cannot be looked for.",
+    ),
+    Rule(
+        name="no_message",
+        state=State.LOST,
+        severity=Severity.FINDING,
+        when=_messages.is_(0),
+        meaning="The row asks for a message, and neither the outbox, the archive nor the broker has one.",
+        cause="The business code wrote the row around publish(), or in another transaction.",
+        cure="Publish the message from the row; find the code path that does not.",
+    ),
+    Rule(
+        name="too_few_messages",
+        state=State.LOST,
+        severity=Severity.FINDING,
+        when=_messages < _rows,
+        meaning="More business rows than messages under this key.",
+        cause="The business code wrote a row around publish().",
+        cure="Publish the missing message; find the code path that does not.",
+    ),
+    Rule(
+        name="due_time_differs",
+        state=State.MISMATCH,
+        severity=Severity.FINDING,
+        when=Fact("due_differs").is_(1),
+        meaning="The row's due time and its message's are not the same.",
+        cause="The row was changed after the message was published.",
+        cure="Cancel the message, and publish it again with the row's time.",
+    ),
+    Rule(
+        name="message_mismatch",
+        state=State.MISMATCH,
+        severity=Severity.FINDING,
+        when=Fact("mismatch") >= 1,
+        meaning="Its message is a mismatch.",
+        echo=True,
+    ),
+    Rule(
+        name="message_lost",
+        state=State.LOST,
+        severity=Severity.FINDING,
+        when=Fact("lost") >= 1,
+        meaning="Its message is lost.",
+        echo=True,
+    ),
+    Rule(
+        name="message_unsent",
+        state=State.UNSENT,
+        severity=Severity.FINDING,
+        when=Fact("unsent") >= 1,
+        meaning="Its message is unsent.",
+        echo=True,
+    ),
+    Rule(
+        name="message_phantom",
+        state=State.PHANTOM,
+        severity=Severity.FINDING,
+        when=Fact("phantom") >= 1,
+        meaning="Its message is a phantom.",
+        echo=True,
+    ),
+    Rule(
+        name="message_stored_twice",
+        state=State.DUPLICATE,
+        severity=Severity.FINDING,
+        when=Fact("duplicate") >= 1,
+        meaning="Its message was stored twice.",
+        echo=True,
+    ),
+    Rule(
+        name="message_parked",
+        state=State.PARKED,
+        severity=Severity.ATTENTION,
+        when=Fact("parked") >= 1,
+        meaning="Its message is parked.",
+        echo=True,
+    ),
+    Rule(
+        name="published_twice",
+        state=State.DUPLICATE,
+        severity=Severity.FINDING,
+        when=_live > _rows,
+        meaning="More messages, under ids of their own, than business rows under this key.",
+        cause="The business code published more than once; no duplicate window or inbox can see that.",
+        cure="Give the message an id made from the row (message_id=...), so that a repeat is known as one.",
+    ),
+    Rule(
+        name="message_canceled",
+        state=State.CANCELED,
+        severity=Severity.OK,
+        when=_live < _rows,
+        meaning="Its message was canceled.",
+        echo=True,
+    ),
+    Rule(
+        name="message_pending",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=Fact("pending") >= 1,
+        meaning="Its message is on its way to the broker.",
+        echo=True,
+    ),
+    Rule(
+        name="message_unknown",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=Fact("unknown") >= 1,
+        meaning="Its message cannot be judged.",
+        echo=True,
+    ),
+    Rule(
+        name="announced",
+        state=State.SETTLED,
+        severity=Severity.OK,
+        when=_messages >= _rows,
+        meaning="The broker has its message.",
+    ),
+)

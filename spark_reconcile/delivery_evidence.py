@@ -1,0 +1,177 @@
+"""One row of evidence for each message and consumer group: what should be, what the broker did, what the inbox holds.
+
+A tagged union and one group-by. DataFrames in, DataFrame out; nothing is read or judged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_reconcile.delivery_rules import LastKind
+from spark_reconcile.sources.statements import Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_KINDS: Final = {
+    "delivered": LastKind.DELIVERED,
+    "extended": LastKind.DELIVERED,
+    "requeued": LastKind.REQUEUED,
+    "acked": LastKind.ACKED,
+    "died": LastKind.DIED,
+    "redriven": LastKind.REDRIVEN,
+}
+_EXPECTED: Final = (
+    "stored", "deliver_at_ms", "message_ready_ms", "stored_ms", "sequence", "canceled", "floor", "since_ms", "seeks",
+    "last_seek_ms", "last_seek_position", "paused", "has_inbox", "inbox_reach_ms",
+)  # fmt: skip
+_COUNTED: Final = ("deliveries", "acks", "nacks", "redrives", "effects")
+_GROUP_SCHEMA: Final = (
+    "topic string, consumer_group string, floor bigint, since_ms bigint, seeks bigint, last_seek_ms bigint, "
+    "last_seek_position bigint, paused bigint, has_inbox bigint, inbox_reach_ms bigint"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    """What the action log says of a group as a whole, and what its inbox covers.
+
+    `floor`: the first sequence that is its own, by its start or its last seek; `since_ms`: when it began;
+    `last_seek_position`: where in the log that seek stands (-1: none).
+    """
+
+    topic: str
+    consumer_group: str
+    floor: int = 0
+    since_ms: int = 0
+    seeks: int = 0
+    last_seek_ms: int = 0
+    last_seek_position: int = -1
+    paused: int = 0
+    has_inbox: int = 0
+    inbox_reach_ms: int = 0
+
+
+def group_facts(
+    events: Iterable[tuple[str, str, str, int | None, int, int]], *, inboxes: dict[tuple[str, str], int]
+) -> list[GroupFacts]:
+    """Groups from their own actions, (kind, topic, group, sequence, position, at_ms), in any order.
+
+    `inboxes`: since when the inbox of a (topic, group) is complete; topic "" is any topic.
+    """
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for kind, topic, group, sequence, position, at_ms in sorted(events, key=lambda event: event[4]):
+        begun = {"floor": sequence or 0, "since_ms": at_ms} if kind == "declared" else {}
+        facts = found.setdefault((topic, group), begun)
+        match kind:
+            case "sought":
+                facts.update(
+                    floor=sequence or 0, seeks=facts.get("seeks", 0) + 1, last_seek_ms=at_ms,
+                    last_seek_position=position,
+                )  # fmt: skip
+            case "paused" | "resumed":
+                facts["paused"] = int(kind == "paused")
+            case _:
+                pass  # declared again: settings, no move
+    return [
+        GroupFacts(topic=topic, consumer_group=group, **facts, **_inbox_of(topic, group, inboxes))
+        for (topic, group), facts in sorted(found.items())
+    ]
+
+
+def delivery_evidence(
+    session: SparkSession, messages: DataFrame, actions: DataFrame, rows: DataFrame, *, groups: Sequence[GroupFacts]
+) -> DataFrame:
+    """`messages`: as message_evidence() gives it; `rows`: the inboxes' legs."""
+    from pyspark.sql.functions import broadcast
+
+    known = session.createDataFrame([_values(one) for one in groups], _GROUP_SCHEMA)
+    stored = messages.where("broker > 0").withColumnsRenamed({"broker": "stored", "ready_ms": "message_ready_ms"})
+    expected = stored.join(broadcast(known), "topic")
+    united = (
+        _leg(expected, **{name: name for name in _EXPECTED})
+        .unionByName(_actions_leg(actions))
+        .unionByName(_leg(rows.where(f"leg = '{Leg.INBOX}'"), effects="1L", effect_ms="at_ms"))
+    )
+    grouped = united.groupBy("id", "topic", "consumer_group").agg(*_aggregates())
+    return _after_seeks(grouped)
+
+
+def _actions_leg(actions: DataFrame) -> DataFrame:
+    def when(kind: str, value: str, otherwise: str = "cast(null as bigint)") -> str:
+        return f"if(kind = '{kind}', {value}, {otherwise})"
+
+    kinds = " ".join(f"when '{name}' then {int(code)}L" for name, code in _KINDS.items())
+    names = ", ".join(f"'{name}'" for name in _KINDS)
+    return _leg(
+        actions.where(f"kind in ({names})"),
+        deliveries=when("delivered", "1L", "0L"),
+        acks=when("acked", "1L", "0L"),
+        nacks=when("requeued", "1L", "0L"),
+        redrives=when("redriven", "1L", "0L"),
+        first_delivered_ms=when("delivered", "at_ms"),
+        last_delivered_ms=when("delivered", "at_ms"),
+        first_ack_ms=when("acked", "at_ms"),
+        last_kind=f"case kind {kinds} end",
+        last_ms="at_ms",
+        visible_ms="coalesce(visible_at_ms, 0L)",
+        position="position",
+    )
+
+
+_TIMES: Final = (
+    "first_delivered_ms", "last_delivered_ms", "first_ack_ms", "last_kind", "last_ms", "visible_ms", "position",
+    "effect_ms",
+)  # fmt: skip
+
+
+def _leg(frame: DataFrame, **columns: str) -> DataFrame:
+    """A leg in the common shape: what it does not know is null, what it does not count is 0."""
+    counts = [f"{columns.get(name, '0L')} as {name}" for name in _COUNTED]
+    others = [f"cast({columns.get(name, 'null')} as bigint) as {name}" for name in (*_EXPECTED, *_TIMES)]
+    return frame.selectExpr("id", "topic", "consumer_group", *counts, *others)
+
+
+def _aggregates() -> list[Column]:
+    from pyspark.sql.functions import expr
+
+    least = ("first_delivered_ms", "first_ack_ms", "effect_ms")
+    last = ("last_kind", "visible_ms")
+    return [
+        *(expr(f"sum({name})").alias(name) for name in _COUNTED),
+        *(expr(f"coalesce(max({name}), {-1 if name == 'sequence' else 0}L)").alias(name) for name in _EXPECTED),
+        *(expr(f"coalesce(min({name}), 0L)").alias(name) for name in least),
+        *(expr(f"coalesce(max_by({name}, position), 0L)").alias(name) for name in last),
+        expr("coalesce(max(last_delivered_ms), 0L)").alias("last_delivered_ms"),
+        expr("coalesce(max(last_ms), 0L)").alias("last_ms"),
+        expr("coalesce(max(position), -1L)").alias("last_position"),
+    ]
+
+
+def _after_seeks(grouped: DataFrame) -> DataFrame:
+    """A seek gives back what lies ahead of it: what was held, given back or dead before is simply ready again."""
+    reset = (
+        f"(acks = 0 and last_position < last_seek_position and (sequence >= floor or last_kind != {LastKind.DIED:d}))"
+    )
+    return grouped.selectExpr(
+        "id", "topic", "consumer_group", *_COUNTED, "stored", "deliver_at_ms", "stored_ms", "sequence", "canceled",
+        "floor", "seeks", "paused", "has_inbox", "inbox_reach_ms", "first_delivered_ms", "last_delivered_ms",
+        "first_ack_ms", "effect_ms", "last_ms",
+        f"if({reset}, {LastKind.NOTHING:d}L, last_kind) as last_kind",
+        f"if({reset}, 0L, visible_ms) as visible_ms",
+        f"greatest(message_ready_ms, since_ms, if({reset}, last_seek_ms, 0L)) as ready_ms",
+    )  # fmt: skip
+
+
+def _inbox_of(topic: str, group: str, inboxes: dict[tuple[str, str], int]) -> dict[str, int]:
+    reach_ms = inboxes.get((topic, group), inboxes.get(("", group)))
+    return {} if reach_ms is None else {"has_inbox": 1, "inbox_reach_ms": reach_ms}
+
+
+def _values(one: GroupFacts) -> tuple[Any, ...]:
+    return (
+        one.topic, one.consumer_group, one.floor, one.since_ms, one.seeks, one.last_seek_ms, one.last_seek_position,
+        one.paused, one.has_inbox, one.inbox_reach_ms,
+    )  # fmt: skip

@@ -1,0 +1,98 @@
+"""One row of evidence for each message id: a tagged union of all legs, one group-by, the business rows beside it.
+
+DataFrames in, DataFrame out; nothing is read or judged here. Every fact is a number that is never null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.sources.statements import Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_TEXTS: Final = ("topic", "message_key")
+_COUNTS: Final = ("outbox", "parked", "archive", "broker", "canceled", "resent", "repeated")
+_TIMES: Final = ("body_hash", "due_ms", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence")
+
+
+def message_evidence(
+    rows: DataFrame, messages: DataFrame, actions: DataFrame, *, business: DataFrame, reaches: Mapping[str, int],
+    known_topics: Sequence[str],
+) -> DataFrame:  # fmt: skip
+    """`rows`: the outbox's and archive's legs; `business`: as business_keys() gives it; `reaches`: since when the
+    business rows of each covered topic are complete; `known_topics`: what the outbox has ever published to.
+    """
+    united = reduce(lambda one, other: one.unionByName(other), _legs(rows, messages, actions))
+    grouped = united.groupBy("id").agg(*_aggregates())
+    joined = grouped.join(business, ["topic", "message_key"], "left")
+    return joined.selectExpr(
+        "id", "topic", "message_key", *_COUNTS, "body_differs", "topic_differs", "key_differs", "due_differs",
+        "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "due_ms as deliver_at_ms",
+        "greatest(stored_ms, due_ms) as ready_ms",
+        f"if({_among('topic', reaches)}, 1, 0) as covered",
+        "coalesce(business_rows, 0L) as business",
+        f"{_reach_case(reaches)} as business_reach_ms",
+        f"if({_among('topic', known_topics)}, 1, 0) as topic_known",
+    )  # fmt: skip
+
+
+def business_keys(rows: DataFrame) -> DataFrame:
+    """How many business rows ask for a message under each topic and key."""
+    business = rows.where(f"leg = '{Leg.BUSINESS}'").where("message_key != ''")
+    return business.groupBy("topic", "message_key").agg({"*": "count"}).withColumnRenamed("count(1)", "business_rows")
+
+
+def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[DataFrame]:
+    texts = {"topic": "topic", "message_key": "coalesce(message_key, '')"}
+    body = {"body_hash": "xxhash64(body_sha256)", "due_ms": "coalesce(deliver_at_ms, 0L)", "created_ms": "created_ms"}
+    return [
+        _leg(rows.where(f"leg = '{Leg.OUTBOX}'"), **texts, **body, outbox="1L", parked="if(note = 'parked', 1L, 0L)"),
+        _leg(
+            rows.where(f"leg = '{Leg.ARCHIVE}'"), **texts, **body, archive="1L", sent_ms="at_ms",
+            resent="if(attempts > 1, 1L, 0L)", repeated="if(note = 'duplicate', 1L, 0L)",
+        ),
+        _leg(messages, **texts, **body, broker="1L", stored_ms="stored_ms", sequence="sequence"),
+        _leg(actions.where("kind = 'fired'"), fired_ms="at_ms", sequence="sequence"),
+        _leg(actions.where("kind = 'canceled'"), canceled="1L", created_ms="at_ms"),
+    ]  # fmt: skip
+
+
+def _leg(frame: DataFrame, **columns: str) -> DataFrame:
+    """A leg in the common shape: what it does not know is null, what it does not count is 0."""
+    texts = [f"{columns.get(name, 'cast(null as string)')} as {name}" for name in _TEXTS]
+    counts = [f"{columns.get(name, '0L')} as {name}" for name in _COUNTS]
+    times = [f"{columns.get(name, 'cast(null as bigint)')} as {name}" for name in _TIMES]
+    return frame.selectExpr("id", *texts, *counts, *times)
+
+
+def _aggregates() -> list[Column]:
+    from pyspark.sql.functions import expr
+
+    differs = {"body": "body_hash", "topic": "topic", "key": "message_key", "due": "due_ms"}
+    return [
+        expr("min(topic)").alias("topic"),
+        expr("min(message_key)").alias("message_key"),
+        *(expr(f"sum({name})").alias(name) for name in _COUNTS),
+        *(
+            expr(f"if(coalesce(min({column}) != max({column}), false), 1, 0)").alias(f"{name}_differs")
+            for name, column in differs.items()
+        ),
+        *(expr(f"coalesce(min({name}), 0L)").alias(name) for name in ("due_ms", "created_ms", "sent_ms", "stored_ms")),
+        expr("coalesce(max(fired_ms), 0L)").alias("fired_ms"),
+        expr("coalesce(max(sequence), -1L)").alias("sequence"),
+    ]
+
+
+def _among(column: str, names: Iterable[str]) -> str:
+    """Topics are checked names: they hold no quote."""
+    quoted = ", ".join(f"'{name}'" for name in sorted(names))
+    return f"coalesce({column} in ({quoted}), false)" if quoted else "false"
+
+
+def _reach_case(reaches: Mapping[str, int]) -> str:
+    arms = " ".join(f"when '{topic}' then {reach}L" for topic, reach in sorted(reaches.items()))
+    return f"case topic {arms} else 0L end" if arms else "0L"

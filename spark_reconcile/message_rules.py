@@ -1,0 +1,210 @@
+"""The verdicts on a message's way from the business transaction to the broker, in order of precedence.
+
+Facts: counts of rows a source has of this id (`outbox`, `parked`, `archive`, `broker`, `canceled`, `business`), flags
+(0 or 1), times in milliseconds (0: none), and how far back a source reaches (`..._reach_ms`). It reads nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_reconcile.predicates import Fact
+from spark_reconcile.verdict import Rule, Severity, State
+
+_outbox, _parked, _archive, _broker = Fact("outbox"), Fact("parked"), Fact("archive"), Fact("broker")
+_canceled, _covered, _business = Fact("canceled"), Fact("covered"), Fact("business")
+_created_ms, _sent_ms, _stored_ms = Fact("created_ms"), Fact("sent_ms"), Fact("stored_ms")
+_fresh_since_ms = Fact("now_ms") - Fact("grace_ms")
+
+_unpublished = _outbox.is_(0) & _archive.is_(0)
+_unasked_for = _covered.is_(1) & _business.is_(0)
+
+MESSAGE_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        name="body_differs",
+        state=State.MISMATCH,
+        severity=Severity.FINDING,
+        when=Fact("body_differs").is_(1),
+        meaning="The body's SHA-256 is not the same in the outbox, the archive and every copy in the broker.",
+        cause="Damage on the way, or two messages published under one id.",
+        cure="Compare the bodies by hand; publish the right one under a new id.",
+    ),
+    Rule(
+        name="topic_differs",
+        state=State.MISMATCH,
+        severity=Severity.FINDING,
+        when=Fact("topic_differs").is_(1),
+        meaning="The outbox and the broker name different topics for this id.",
+        cause="Something between them rewrote the topic.",
+        cure="Find who rewrites topics; publish to the right topic under a new id.",
+    ),
+    Rule(
+        name="key_differs",
+        state=State.MISMATCH,
+        severity=Severity.FINDING,
+        when=Fact("key_differs").is_(1),
+        meaning="The outbox and the broker hold different keys for this id.",
+        cause="Something between them rewrote the key.",
+        cure="Find who rewrites keys; order per key is not what the producer asked for.",
+    ),
+    Rule(
+        name="due_differs",
+        state=State.MISMATCH,
+        severity=Severity.FINDING,
+        when=Fact("due_differs").is_(1),
+        meaning="The outbox and the broker hold different due times for this id.",
+        cause="Something between them rewrote the due time.",
+        cure="Cancel it in the broker, and publish it again with the right time.",
+    ),
+    Rule(
+        name="stored_twice",
+        state=State.DUPLICATE,
+        severity=Severity.FINDING,
+        when=_broker >= 2,
+        meaning="The broker stored the same id more than once.",
+        cause="A resend came after the broker's duplicate window had passed.",
+        cure="Consumers with an inbox drop the repeat; widen the broker's duplicate window.",
+    ),
+    Rule(
+        name="parked",
+        state=State.PARKED,
+        severity=Severity.ATTENTION,
+        when=_parked >= 1,
+        meaning="Set aside in the outbox: the broker refused the message for good.",
+        cause="The row's last_error says why.",
+        cure="outbox messages retry ID once the cause is mended, or outbox messages discard ID.",
+    ),
+    Rule(
+        name="canceled",
+        state=State.CANCELED,
+        severity=Severity.OK,
+        when=(_canceled >= 1) & ~(_unpublished & _broker.is_(0)),
+        meaning="Its producer canceled it before it fell due.",
+    ),
+    Rule(
+        name="canceled_unpublished",
+        state=State.CANCELED,
+        severity=Severity.INFO,
+        when=_canceled >= 1,
+        meaning="A cancel for an id that no source here has ever seen.",
+        cause="The message was never published, or its records are older than what is kept.",
+    ),
+    Rule(
+        name="business_in_grace",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_unasked_for & (_created_ms > _fresh_since_ms),
+        meaning="No business row asks for it yet, and it is newer than the grace time.",
+    ),
+    Rule(
+        name="business_out_of_reach",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=_unasked_for & (_created_ms < Fact("business_reach_ms")),
+        meaning="Older than the oldest business row: no telling whether one asked for it.",
+    ),
+    Rule(
+        name="no_business_row",
+        state=State.PHANTOM,
+        severity=Severity.FINDING,
+        when=_unasked_for,
+        meaning="A message on a topic that a rule covers, and no business row asks for it.",
+        cause="It was sent although its transaction rolled back, or published around the business code.",
+        cure="Find the producer by the message's key and time; consumers may have acted on it.",
+    ),
+    Rule(
+        name="archive_missing",
+        state=State.SETTLED,
+        severity=Severity.INFO,
+        when=_unpublished & _broker.is_(1) & _covered.is_(1),
+        meaning="The business row and the broker agree; the archive has no row of it.",
+        cause="The archive is off (--no-archive) or purged.",
+    ),
+    Rule(
+        name="unrecorded_in_grace",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_unpublished & (_stored_ms > _fresh_since_ms),
+        meaning="In the broker, not in the outbox, and newer than the grace time.",
+    ),
+    Rule(
+        name="archive_out_of_reach",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=_unpublished & (_stored_ms < Fact("archive_reach_ms")),
+        meaning="In the broker, and older than the oldest row of the archive.",
+        cause="The archive was purged, or is off: no telling who published the message.",
+        cure="Keep the archive longer than the broker keeps messages.",
+    ),
+    Rule(
+        name="foreign_topic",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=_unpublished & Fact("topic_known").is_(0),
+        meaning="On a topic that no outbox here has ever published to.",
+        cause="Another producer, whose outbox is not among the sources.",
+    ),
+    Rule(
+        name="unrecorded",
+        state=State.PHANTOM,
+        severity=Severity.FINDING,
+        when=_unpublished,
+        meaning="In the broker, and neither the outbox nor the archive has ever held it.",
+        cause="Sent although its transaction rolled back, or sent around the outbox.",
+        cure="Find the producer by the message's key and time; consumers may have acted on it.",
+    ),
+    Rule(
+        name="not_removed_yet",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=(_outbox >= 1) & (_broker >= 1),
+        meaning="The broker has it; its row still stands in the outbox.",
+        cause="The sender died between the broker's answer and the removal; the resend will be a known duplicate.",
+    ),
+    Rule(
+        name="in_grace",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=(_outbox >= 1) & (_created_ms > _fresh_since_ms),
+        meaning="Committed, not sent yet, and newer than the grace time.",
+    ),
+    Rule(
+        name="not_sent",
+        state=State.UNSENT,
+        severity=Severity.FINDING,
+        when=_outbox >= 1,
+        meaning="Committed and still not sent after the grace time.",
+        cause="The sender died and no compensator looks after this database, or the broker is out.",
+        cure="Check that a compensator runs on this database: outbox compensator once --url URL --broker URL.",
+    ),
+    Rule(
+        name="sent_in_grace",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_broker.is_(0) & (_sent_ms > _fresh_since_ms),
+        meaning="Sent after the broker's log was looked at.",
+    ),
+    Rule(
+        name="broker_out_of_reach",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=_broker.is_(0) & (_sent_ms < Fact("broker_reach_ms")),
+        meaning="Sent, and older than what the broker's log still holds.",
+    ),
+    Rule(
+        name="not_in_broker",
+        state=State.LOST,
+        severity=Severity.FINDING,
+        when=_broker.is_(0),
+        meaning="The archive says that the broker accepted it; the broker's log does not have it.",
+        cause="The broker lost what it had answered for, or this is another broker's folder.",
+        cure="Publish it again from the business row, under the same id.",
+    ),
+    Rule(
+        name="stored",
+        state=State.SETTLED,
+        severity=Severity.OK,
+        when=(_archive >= 1) & _broker.is_(1),
+        meaning="Committed, sent, and stored by the broker once.",
+    ),
+)

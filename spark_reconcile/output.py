@@ -1,0 +1,62 @@
+"""Where results go: written aside, then renamed whole, then named by the manifest. Not what they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from messaging.errors import ConfigurationError
+
+MANIFEST: Final = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """A run that is being written; nobody who follows the manifest can see it."""
+
+    run_id: str
+    folder: Path
+    final: Path
+
+    def table(self, name: str) -> str:
+        """Where Spark writes a table."""
+        return str(self.folder / name)
+
+    def publish(self, headline: Mapping[str, Any]) -> Path:
+        """Show the run: first its folder under its own name, then the manifest that names it the newest."""
+        self.folder.rename(self.final)
+        manifest = self.final.parent / MANIFEST
+        fresh = manifest.with_name(f".{MANIFEST}.{self.run_id}")
+        with fresh.open("w", encoding="utf-8") as file:
+            json.dump({"newest": self.run_id, **headline}, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(manifest)
+        return self.final
+
+
+@contextmanager
+def staging(output: Path, *, now_ms: int) -> Iterator[Staging]:
+    """A fresh folder for one run; what was not published is removed.
+
+    Raises ConfigurationError where none can be made.
+    """
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_ms / 1000))
+    run_id = f"{stamp}-{secrets.token_hex(3)}"
+    folder = output / f".staging-{run_id}"
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write to {output}: {error.strerror}; name another [output] folder") from error
+    try:
+        yield Staging(run_id, folder, output / run_id)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

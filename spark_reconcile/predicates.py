@@ -1,0 +1,230 @@
+"""Conditions over whole numbers, as data: evaluated here in Python, and written as SQL for Spark. No verdicts.
+
+Every fact is a number that is never null (0 or -1 stands for absent), so that two-valued logic holds in both worlds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+
+class _Comparable:
+    """What a term can be asked; each answer is a predicate."""
+
+    __slots__ = ()
+
+    def is_(self, other: Operand) -> Predicate:
+        return Compare(self._term(), "=", _term_of(other))
+
+    def is_not(self, other: Operand) -> Predicate:
+        return No(self.is_(other))
+
+    def __ge__(self, other: Operand) -> Predicate:
+        return Compare(self._term(), ">=", _term_of(other))
+
+    def __gt__(self, other: Operand) -> Predicate:
+        return Compare(self._term(), ">", _term_of(other))
+
+    def __le__(self, other: Operand) -> Predicate:
+        return Compare(_term_of(other), ">=", self._term())
+
+    def __lt__(self, other: Operand) -> Predicate:
+        return Compare(_term_of(other), ">", self._term())
+
+    def __add__(self, other: Operand) -> Sum:
+        return Sum(self._term(), _term_of(other), 1)
+
+    def __sub__(self, other: Operand) -> Sum:
+        return Sum(self._term(), _term_of(other), -1)
+
+    def _term(self) -> Term:
+        if isinstance(self, Fact | Number | Sum):
+            return self
+        raise TypeError(f"not a term: {type(self).__name__}")
+
+
+class _Combinable:
+    """How predicates are joined."""
+
+    __slots__ = ()
+
+    def __and__(self, other: Predicate) -> Predicate:
+        return Both(self._predicate(), other)
+
+    def __or__(self, other: Predicate) -> Predicate:
+        return Either(self._predicate(), other)
+
+    def __invert__(self) -> Predicate:
+        return No(self._predicate())
+
+    def _predicate(self) -> Predicate:
+        if isinstance(self, Compare | Both | Either | No | Always):
+            return self
+        raise TypeError(f"not a predicate: {type(self).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Fact(_Comparable):
+    """A number of the evidence or of the run's bounds, by name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Number(_Comparable):
+    """A constant."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(_Comparable):
+    """left + sign * right."""
+
+    left: Term
+    right: Term
+    sign: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compare(_Combinable):
+    """left (=, >=, >) right."""
+
+    left: Term
+    operator: str
+    right: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Both(_Combinable):
+    """Both hold."""
+
+    left: Predicate
+    right: Predicate
+
+
+@dataclass(frozen=True, slots=True)
+class Either(_Combinable):
+    """At least one holds."""
+
+    left: Predicate
+    right: Predicate
+
+
+@dataclass(frozen=True, slots=True)
+class No(_Combinable):
+    """It does not hold."""
+
+    inner: Predicate
+
+
+@dataclass(frozen=True, slots=True)
+class Always(_Combinable):
+    """Holds for every row."""
+
+
+Term = Fact | Number | Sum
+Predicate = Compare | Both | Either | No | Always
+Operand = Term | int
+
+
+def holds(predicate: Predicate, facts: Mapping[str, int]) -> bool:
+    """Whether the predicate holds for these facts."""
+    match predicate:
+        case Compare(left, operator, right):
+            return _compare(_value(left, facts), operator, _value(right, facts))
+        case Both(left, right):
+            return holds(left, facts) and holds(right, facts)
+        case Either(left, right):
+            return holds(left, facts) or holds(right, facts)
+        case No(inner):
+            return not holds(inner, facts)
+        case Always():
+            return True
+        case _:
+            assert_never(predicate)
+
+
+def sql(predicate: Predicate, bounds: Mapping[str, int]) -> str:
+    """The predicate as a Spark SQL expression; facts named in `bounds` are written as numbers, the rest as columns."""
+    match predicate:
+        case Compare(left, operator, right):
+            return f"({_sql_term(left, bounds)} {operator} {_sql_term(right, bounds)})"
+        case Both(left, right):
+            return f"({sql(left, bounds)} and {sql(right, bounds)})"
+        case Either(left, right):
+            return f"({sql(left, bounds)} or {sql(right, bounds)})"
+        case No(inner):
+            return f"(not {sql(inner, bounds)})"
+        case Always():
+            return "true"
+        case _:
+            assert_never(predicate)
+
+
+def facts_in(predicate: Predicate) -> set[str]:
+    """The names of all facts that the predicate asks for."""
+    match predicate:
+        case Compare(left, _, right):
+            return {*_names(left), *_names(right)}
+        case Both(left, right) | Either(left, right):
+            return facts_in(left) | facts_in(right)
+        case No(inner):
+            return facts_in(inner)
+        case Always():
+            return set()
+        case _:
+            assert_never(predicate)
+
+
+def _compare(left: int, operator: str, right: int) -> bool:
+    match operator:
+        case "=":
+            return left == right
+        case ">=":
+            return left >= right
+        case _:
+            return left > right
+
+
+def _value(term: Term, facts: Mapping[str, int]) -> int:
+    match term:
+        case Fact(name):
+            return facts[name]
+        case Number(value):
+            return value
+        case Sum(left, right, sign):
+            return _value(left, facts) + sign * _value(right, facts)
+        case _:
+            assert_never(term)
+
+
+def _sql_term(term: Term, bounds: Mapping[str, int]) -> str:
+    match term:
+        case Fact(name):
+            return f"{bounds[name]}L" if name in bounds else f"`{name}`"
+        case Number(value):
+            return f"{value}L"
+        case Sum(left, right, sign):
+            return f"({_sql_term(left, bounds)} {'+' if sign > 0 else '-'} {_sql_term(right, bounds)})"
+        case _:
+            assert_never(term)
+
+
+def _names(term: Term) -> Iterator[str]:
+    match term:
+        case Fact(name):
+            yield name
+        case Number():
+            return
+        case Sum(left, right, _):
+            yield from _names(left)
+            yield from _names(right)
+        case _:
+            assert_never(term)
+
+
+def _term_of(operand: Operand) -> Term:
+    return Number(operand) if isinstance(operand, int) else operand

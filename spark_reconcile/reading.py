@@ -1,0 +1,292 @@
+"""Reads every leg once, in causal order: consumer, broker, outbox, business. What moves meanwhile is never a phantom.
+
+Each leg is kept by Spark for the run, and counted as it is read. It judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from spark_reconcile.delivery_evidence import GroupFacts, group_facts
+from spark_reconcile.errors import NotComparable
+from spark_reconcile.settings import Settings
+from spark_reconcile.sources.database import Place, reading
+from spark_reconcile.sources.segments import Segment, reach_ms, survey
+from spark_reconcile.sources.statements import (
+    LEG_SCHEMA,
+    Leg,
+    Statement,
+    business_statement,
+    inbox_statement,
+    outbox_statements,
+    schema_of,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SNAPSHOT_ROWS_MAX: Final = 500_000
+"""Up to so many rows a database is read in one consistent snapshot; above, in parallel ranges, table after table."""
+SMALL_BROKER_BYTES: Final = 128 * 1024 * 1024
+NEVER_MS: Final = 1 << 53
+"""A source that holds nothing reaches back to no time at all."""
+DAY_MS: Final = 24 * 60 * 60 * 1000
+PURGE_MARGIN_MS: Final = 60 * 60 * 1000
+JOBS_AT_ONCE_MAX: Final = 3
+_DAMAGE: Final = "!"
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Statements of one database that are read together."""
+
+    url: str
+    statements: tuple[Statement, ...]
+    snapshot: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be read, checked against the sources; reads are done in order, the broker in between."""
+
+    inboxes: tuple[Read, ...]
+    rest: tuple[Read, ...]
+    broker_bytes: int
+
+    @property
+    def small(self) -> bool:
+        """Whether starting up will take longer than working."""
+        return self.broker_bytes <= SMALL_BROKER_BYTES and all(read.snapshot for read in (*self.inboxes, *self.rest))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegCount:
+    """How many rows a leg had for one topic (and group or rule), and the times they span."""
+
+    leg: str
+    topic: str
+    note: str
+    rows: int
+    first_ms: int
+    last_ms: int
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All legs, what is known of each, and since when each is complete (milliseconds; 0: since ever)."""
+
+    inboxes: DataFrame
+    messages: DataFrame
+    actions: DataFrame
+    rows: DataFrame
+    tables: Sequence[DataFrame]
+    groups: Sequence[GroupFacts]
+    counts: list[LegCount]
+    archive_reach_ms: int
+    broker_reach_ms: int
+    actions_reach_ms: int
+    business_reaches: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def known_topics(self) -> list[str]:
+        """What this outbox has published to, as far as it remembers."""
+        return sorted({one.topic for one in self.counts if one.leg in {Leg.OUTBOX, Leg.ARCHIVE}})
+
+    def release(self) -> None:
+        """Let go of Spark's copies."""
+        for frame in (self.inboxes, self.messages, self.actions, *self.tables):
+            frame.unpersist()
+
+
+def check_sources(settings: Settings) -> Plan:
+    """Look at every source before any work.
+
+    Raises ConfigurationError, SchemaMissing, DatabaseUnavailable or NotComparable, each with the cure.
+    """
+    inboxes = []
+    for inbox in settings.inboxes:
+        place = Place.of(inbox.url or settings.database_url)
+        with reading(place) as reader:
+            statement = inbox_statement(reader, inbox, schema=schema_of(settings, inbox, place))
+        inboxes.append((inbox.url or settings.database_url, statement))
+    main = Place.of(settings.database_url)
+    with reading(main) as reader:
+        rest = [
+            (settings.database_url, one) for one in outbox_statements(reader, schema=main.schema_of(settings.schema))
+        ]
+    for number, rule in enumerate(settings.rules):
+        with reading(Place.of(rule.url or settings.database_url)) as reader:
+            rest.append((rule.url or settings.database_url, business_statement(reader, rule, number)))
+    segments = [one for log in ("messages", "actions") for one in survey(settings.broker_data, log)]
+    return Plan(
+        inboxes=tuple(_together(inboxes)),
+        rest=tuple(_together(rest)),
+        broker_bytes=sum(one.size_bytes for one in segments),
+    )
+
+
+def read_all(
+    session: SparkSession, settings: Settings, plan: Plan, *, now_ms: int, say: Callable[[str], None]
+) -> Evidence:
+    """Read every leg. Raises NotComparable for a damaged broker log."""
+    counts: list[LegCount] = []
+    say("reading the inboxes")
+    effects = _read_sql(session, plan.inboxes, counts)
+    say("reading the broker's logs, the outbox and the business rows")
+    surveyed = {log: survey(settings.broker_data, log) for log in ("messages", "actions")}
+    # What the broker holds is settled by the survey: the tables may be read while its logs are.
+    messages, actions, tables = in_parallel(
+        lambda: _read_log(session, "messages", surveyed["messages"], counts),
+        lambda: _read_log(session, "actions", surveyed["actions"], counts),
+        lambda: _read_sql(session, plan.rest, counts),
+    )
+    skew_ms = int(settings.grace.clock_skew_seconds * 1000)
+    return Evidence(
+        inboxes=_united(session, effects),
+        messages=messages,
+        actions=actions,
+        rows=_united(session, tables),
+        tables=(*effects, *tables),
+        groups=_groups(settings, actions, counts, now_ms=now_ms),
+        counts=counts,
+        archive_reach_ms=_archive_reach(settings, counts, now_ms=now_ms),
+        broker_reach_ms=_log_reach(surveyed["messages"], skew_ms=skew_ms),
+        actions_reach_ms=_log_reach(surveyed["actions"], skew_ms=skew_ms),
+        business_reaches=_business_reaches(settings),
+    )
+
+
+def in_parallel(*jobs: Callable[[], Any]) -> list[Any]:
+    """Run Spark jobs at the same time, each from a thread of its own; their results in order."""
+    with ThreadPoolExecutor(max_workers=JOBS_AT_ONCE_MAX, thread_name_prefix="reconcile") as pool:
+        return [started.result() for started in [pool.submit(job) for job in jobs]]
+
+
+def _together(found: Sequence[tuple[str, Statement]]) -> list[Read]:
+    """Statements of one database in one snapshot where they are small; else one read each, in order."""
+    by_url: dict[str, list[Statement]] = {}
+    for url, statement in found:
+        by_url.setdefault(url, []).append(statement)
+    reads = []
+    for url, statements in by_url.items():
+        if sum(one.rows_about for one in statements) <= SNAPSHOT_ROWS_MAX:
+            reads.append(Read(url, tuple(statements), snapshot=True))
+        else:
+            reads += [Read(url, (one,), snapshot=False) for one in statements]
+    return reads
+
+
+def _read_sql(session: SparkSession, reads: Sequence[Read], counts: list[LegCount]) -> list[DataFrame]:
+    frames = []
+    for one in reads:
+        frame = (
+            session.read.format("outbox_sql")
+            .option("url", one.url)
+            .option("statements", msgspec.json.encode(one.statements).decode())
+            .option("snapshot", str(one.snapshot).lower())
+            .load()
+            .persist()
+        )
+        counts += _counted(
+            frame, leg="leg", topic="coalesce(topic, '')", note="coalesce(consumer_group, note, '')", time="at_ms"
+        )
+        frames.append(frame)
+    return frames
+
+
+def _united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
+    if not frames:
+        return session.createDataFrame([], LEG_SCHEMA)
+    return reduce(lambda left, right: left.unionByName(right), frames)
+
+
+def _read_log(session: SparkSession, log: str, segments: list[Segment], counts: list[LegCount]) -> DataFrame:
+    frame = (
+        session.read.format("outbox_broker_log")
+        .option("log", log)
+        .option("segments", msgspec.json.encode(segments).decode())
+        .load()
+        .persist()
+    )
+    time, note = ("stored_ms", "''") if log == "messages" else ("at_ms", "concat(kind, ' ', consumer_group)")
+    found = _counted(
+        frame, leg=f"'{log}'", topic="coalesce(damage, topic, '')",
+        note=f"if(damage is null, coalesce({note}, ''), '{_DAMAGE}')", time=time,
+    )  # fmt: skip
+    damaged = sorted(one.topic for one in found if one.note == _DAMAGE)
+    if damaged:
+        raise NotComparable(
+            f"the broker's log is damaged, so nothing is judged: {'; '.join(damaged[:3])}. "
+            "Restore the segment from a copy"
+        )
+    counts += found
+    return frame
+
+
+def _counted(frame: DataFrame, *, leg: str, topic: str, note: str, time: str) -> list[LegCount]:
+    """Fills Spark's copy of the leg, and says what is in it."""
+    from pyspark.sql.functions import expr
+
+    grouped = frame.groupBy(expr(leg).alias("leg"), expr(topic).alias("topic"), expr(note).alias("note")).agg(
+        expr("count(*)").alias("rows"),
+        expr(f"coalesce(min({time}), 0L)").alias("first_ms"),
+        expr(f"coalesce(max({time}), 0L)").alias("last_ms"),
+    )
+    return [LegCount(**row.asDict()) for row in grouped.collect()]
+
+
+def _groups(settings: Settings, actions: DataFrame, counts: list[LegCount], *, now_ms: int) -> list[GroupFacts]:
+    events: list[tuple[Any, ...]] = [
+        tuple(row)
+        for row in actions.where("kind in ('declared', 'sought', 'paused', 'resumed')")
+        .select("kind", "topic", "consumer_group", "sequence", "position", "at_ms")
+        .collect()
+    ]
+    inboxes: dict[tuple[str, str], int] = {}
+    for inbox in settings.inboxes:
+        mine = [one for one in counts if one.leg == Leg.INBOX and one.note == inbox.group]
+        told_ms = inbox.complete_since_ms
+        reach = _kept_since(settings.inbox_days, now_ms=now_ms) if told_ms is None else told_ms
+        if reach is None:
+            reach = _oldest(mine, settings)
+        for topic in inbox.topics or ("",):
+            # Two inboxes may serve one group: what either cannot see is not known.
+            inboxes[topic, inbox.group] = max(reach, inboxes.get((topic, inbox.group), 0))
+    return group_facts(events, inboxes=inboxes)
+
+
+def _business_reaches(settings: Settings) -> dict[str, int]:
+    """Since when each covered topic's business rows are complete: since ever, unless told otherwise."""
+    reaches: dict[str, int] = {}
+    for rule in settings.rules:
+        reaches[rule.topic] = max(rule.complete_since_ms or 0, reaches.get(rule.topic, 0))
+    return reaches
+
+
+def _archive_reach(settings: Settings, counts: Sequence[LegCount], *, now_ms: int) -> int:
+    """Since when the archive is complete: as told, as long as it is kept, or since its oldest row."""
+    told_ms = settings.complete_since_ms
+    reach = _kept_since(settings.archive_days, now_ms=now_ms) if told_ms is None else told_ms
+    return _oldest([one for one in counts if one.leg == Leg.ARCHIVE], settings) if reach is None else reach
+
+
+def _kept_since(days: float | None, *, now_ms: int) -> int | None:
+    """Where a purge stands by now. It goes on while we read, by another clock: hence the margin."""
+    return None if days is None else int(now_ms - days * DAY_MS) + PURGE_MARGIN_MS
+
+
+def _oldest(counts: Sequence[LegCount], settings: Settings) -> int:
+    """The oldest row's time, the clocks' difference added; of nothing, never."""
+    skew_ms = int(settings.grace.clock_skew_seconds * 1000)
+    return min((one.first_ms + skew_ms for one in counts), default=NEVER_MS)
+
+
+def _log_reach(segments: list[Segment], *, skew_ms: int) -> int:
+    found = reach_ms(segments)
+    return found + skew_ms if found else 0

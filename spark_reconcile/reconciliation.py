@@ -1,0 +1,154 @@
+"""One reconciliation, from settings to published results. Each step stands in a module of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.errors import NotComparable
+from spark_reconcile.figures import (
+    Flow,
+    axis_of,
+    books_and_trouble,
+    business_verdicts,
+    examples,
+    flow_events,
+    hourly,
+    inputs,
+    totals_and_latencies,
+    verdicts,
+)
+from spark_reconcile.judging import Judged, bounds_of, judge
+from spark_reconcile.output import Staging, staging
+from spark_reconcile.reading import Evidence, Plan, check_sources, in_parallel, read_all
+from spark_reconcile.report.page import write_report
+from spark_reconcile.session import register_sources, spark_session
+from spark_reconcile.settings import Settings
+from spark_reconcile.summary import Summary
+from spark_reconcile.verdict import Scope
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Say = Callable[[str], None]
+_ERROR_LINE: Final = re.compile(
+    r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Missing|Unavailable|Invalid|Comparable): (.+)$", re.MULTILINE
+)
+
+
+def run(
+    settings: Settings,
+    *,
+    master: str | None = None,
+    now_ms: int | None = None,
+    session: SparkSession | None = None,
+    say: Say = lambda _: None,
+) -> Summary:
+    """Reconcile once, and publish tables, summary and report; `say` is told each step.
+
+    A session that is passed in is used and left running. Raises ConfigurationError and SchemaMissing (mend the
+    settings), NotComparable and DatabaseUnavailable (a source cannot be judged); then nothing is published.
+    """
+    judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    plan = check_sources(settings)
+    with staging(settings.output, now_ms=judged_at_ms) as stage:
+        say("starting Spark")
+        watch = _Watch()
+        with _session(session, master, stage, plan=plan) as spark:
+            watch.lap("start")
+            with _worker_errors():
+                return _reconcile(spark, settings, plan, stage=stage, now_ms=judged_at_ms, watch=watch, say=say)
+
+
+def _reconcile(
+    spark: SparkSession, settings: Settings, plan: Plan, *, stage: Staging, now_ms: int, watch: _Watch, say: Say
+) -> Summary:
+    evidence = read_all(spark, settings, plan, now_ms=now_ms, say=say)
+    watch.lap("read")
+    try:
+        say("giving verdicts")
+        judged = judge(spark, evidence, bounds_of(settings.grace, evidence, now_ms=now_ms))
+        table, business = verdicts(judged), business_verdicts(judged, settings)
+        table.write.parquet(stage.table("verdicts"))
+        watch.lap("judge")
+        say("counting")
+        summary, flow = _count(judged, table, business, evidence, settings, stage=stage, now_ms=now_ms)
+    finally:
+        evidence.release()
+    judged.release()
+    watch.lap("count")
+    say("writing the report")
+    summary = replace(summary, took_seconds=watch.laps)
+    write_report(stage.folder / "report.html", summary=summary, settings=settings, flow=flow)
+    (stage.folder / "run.json").write_text(json.dumps(summary.as_dict(), indent=2), encoding="utf-8")
+    stage.publish({"balanced": summary.balanced, "sentence": summary.sentence, "judged_at_ms": now_ms})
+    return summary
+
+
+def _count(
+    judged: Judged, table: DataFrame, business: DataFrame, evidence: Evidence, settings: Settings, *, stage: Staging,
+    now_ms: int,
+) -> tuple[Summary, Flow]:  # fmt: skip
+    """The numbers of the run; the two small tables are written at the same time."""
+    axis = axis_of(evidence)
+    (books, trouble), (totals, latencies), found, events, *_ = in_parallel(
+        lambda: books_and_trouble(table, business, axis),
+        lambda: totals_and_latencies(judged),
+        lambda: examples(table, business),
+        lambda: flow_events(judged, axis),
+        lambda: business.coalesce(1).write.parquet(stage.table("business_verdicts")),
+        lambda: hourly(table).coalesce(1).write.parquet(stage.table("aggregates")),
+    )
+    summary = Summary(
+        run_id=stage.run_id,
+        judged_at_ms=now_ms,
+        business_rows=sum(book.count for book in books if book.scope is Scope.BUSINESS),
+        **asdict(totals),
+        books=books,
+        latencies=latencies,
+        examples=found,
+        inputs=inputs(evidence, settings),
+        folder=str(stage.final),
+    )
+    return summary, Flow(axis=axis, events=events, trouble=trouble)
+
+
+def _session(
+    session: SparkSession | None, master: str | None, stage: Staging, *, plan: Plan
+) -> AbstractContextManager[SparkSession]:
+    if session is None:
+        return spark_session(master, log=stage.folder / "spark.log", small=plan.small)
+    register_sources(session)
+    return nullcontext(session)
+
+
+@contextmanager
+def _worker_errors() -> Iterator[None]:
+    """What fails in one of Spark's workers comes wrapped in two stack traces: say the one line that matters."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        told = _ERROR_LINE.findall(str(error))
+        what = told[-1] if told else str(error).splitlines()[0]
+        raise NotComparable(f"a source failed while it was read, so nothing is judged: {what}") from error
+
+
+class _Watch:
+    """How long each step took."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        """The step that ends here."""
+        now = time.monotonic()
+        self.laps[name] = round(now - self._since, 2)
+        self._since = now

@@ -1,0 +1,162 @@
+"""The report's drawings as inline SVG, from numbers and our own words only; colours come from the page's classes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from markupsafe import Markup, escape
+
+from spark_reconcile.figures import Axis, Flow
+from spark_reconcile.summary import Book, Latency
+from spark_reconcile.verdict import Severity, State
+
+_WIDTH: Final = 720
+_LEFT: Final = 52
+_PLOT: Final = _WIDTH - _LEFT - 8
+_HEIGHT: Final = 190
+_HAIR: Final = 3.0
+"""No part is drawn thinner: one in a million is still to be seen."""
+_SEVERITIES: Final = (Severity.OK, Severity.INFO, Severity.WAIT, Severity.ATTENTION, Severity.FINDING)
+
+
+def verdict_bar(books: Sequence[Book]) -> Markup:
+    """One stacked bar of the verdicts of a line of the books."""
+    counts: dict[Severity, int] = {}
+    for book in books:
+        counts[book.severity] = counts.get(book.severity, 0) + book.count
+    total = sum(counts.values()) or 1
+    shown = [(severity, counts[severity]) for severity in _SEVERITIES if counts.get(severity)]
+    widths = [max(_HAIR, 200 * count / total) for _, count in shown]
+    scale, left, parts = 200 / (sum(widths) or 1), 0.0, []
+    for (severity, count), width in zip(shown, widths, strict=True):
+        parts.append(
+            f'<rect class="s-{severity}" x="{left:.2f}" y="0" width="{width * scale:.2f}" height="10">'
+            f"<title>{severity}: {count:,}</title></rect>"
+        )
+        left += width * scale
+    return _svg("bar", 200, 10, parts, label=", ".join(f"{severity} {count:,}" for severity, count in shown))
+
+
+def flow_chart(flow: Flow) -> Markup:
+    """Bars: stored by the broker. Lines: handed out first, and acknowledged; all a bucket of time."""
+    axis, events = flow.axis, flow.events
+    most = max((count for counts in events.values() for count in counts.values()), default=0)
+    if not most:
+        return Markup("")
+    top = _round_up(most)
+    cell = _PLOT / axis.buckets
+    parts = _grid(top)
+    for bucket, count in sorted(events["stored"].items()):
+        height = _HEIGHT * count / top
+        parts.append(
+            f'<rect class="stored" x="{_LEFT + bucket * cell + cell * 0.1:.1f}" y="{_HEIGHT - height + 6:.1f}" '
+            f'width="{cell * 0.8:.1f}" height="{height:.1f}">'
+            f"<title>{_clock(axis, bucket)}: {count:,} stored</title></rect>"
+        )
+    for name, style in (("handed out", "handed"), ("acknowledged", "acked")):
+        parts.append(f'<path class="{style}" d="{_steps(events[name], axis.buckets, cell, top)}"/>')
+    parts += _times(axis, _HEIGHT + 22)
+    return _svg("flow", _WIDTH, _HEIGHT + 28, parts, label="messages stored, handed out and acknowledged over time")
+
+
+def heat_map(flow: Flow) -> Markup:
+    """A row a verdict, a cell a bucket of time, darker for more."""
+    states = [state for state in State if flow.trouble.get(state)]
+    if not states:
+        return Markup("")
+    cell, parts = (_WIDTH - 90) / flow.axis.buckets, []
+    for row, state in enumerate(states):
+        cells = flow.trouble[state]
+        most = max(cells.values())
+        parts.append(f'<text x="0" y="{row * 24 + 15}">{state}</text>')
+        parts.append(f'<rect class="bed" x="86" y="{row * 24}" width="{_WIDTH - 88}" height="20" rx="3"/>')
+        for bucket, count in sorted(cells.items()):
+            strength = 0.35 + 0.65 * math.log1p(count) / math.log1p(most)
+            parts.append(
+                f'<rect class="t-{state}" opacity="{strength:.2f}" x="{87 + bucket * cell:.1f}" y="{row * 24 + 1}" '
+                f'width="{max(cell - 1, _HAIR):.1f}" height="18" rx="2">'
+                f"<title>{_clock(flow.axis, bucket)}: {count:,} {state}</title></rect>"
+            )
+    height = len(states) * 24
+    parts += _times(flow.axis, height + 14, left=86)
+    return _svg("heat", _WIDTH, height + 20, parts, label="verdicts that ask for a look, over time")
+
+
+def latency_bar(one: Latency, *, longest_ms: int) -> Markup:
+    """Median to 99 % as a bar, the longest as a dot, on a logarithmic scale from 1 ms."""
+    full = math.log10(max(longest_ms, 10))
+
+    def place(value_ms: int) -> float:
+        return 4 + 190 * max(0.0, math.log10(max(value_ms, 1))) / full
+
+    left, middle, right, dot = (place(value) for value in (one.p50_ms, one.p95_ms, one.p99_ms, one.longest_ms))
+    parts = [
+        '<line class="axis" x1="4" y1="8" x2="196" y2="8"/>',
+        f'<rect class="reach" x="{left:.1f}" y="4" width="{max(right - left, 2):.1f}" height="8" rx="2"/>',
+        f'<rect class="median" x="{left - 1:.1f}" y="2" width="3" height="12" rx="1"/>',
+        f'<rect class="most" x="{middle - 0.75:.1f}" y="4" width="1.5" height="8"/>',
+        f'<circle class="dot" cx="{dot:.1f}" cy="8" r="3"/>',
+    ]
+    return _svg("latency", 200, 16, parts, label=f"median {one.p50_ms} ms, longest {one.longest_ms} ms")
+
+
+def moment(time_ms: int | None, *, seconds: bool = True) -> str:
+    """A time, UTC."""
+    if not time_ms:
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M", time.gmtime(time_ms / 1000))
+
+
+def duration(span_ms: int) -> str:
+    """A span of time as people say it."""
+    for limit, unit_ms, name in ((1_000, 1, "ms"), (60_000, 1_000, "s"), (3_600_000, 60_000, "min")):
+        if span_ms < limit:
+            return f"{span_ms / unit_ms:,.0f} {name}" if unit_ms == 1 else f"{span_ms / unit_ms:,.1f} {name}"
+    return f"{span_ms / 3_600_000:,.1f} h" if span_ms < 172_800_000 else f"{span_ms / 86_400_000:,.1f} days"
+
+
+def _svg(style: str, width: int, height: int, parts: Sequence[str], *, label: str) -> Markup:
+    head = f'<svg class="{style}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+    return Markup(f"{head}{''.join(parts)}</svg>")  # noqa: S704 - numbers and our own words only
+
+
+def _grid(top: int) -> list[str]:
+    parts = []
+    for share in (0, 0.5, 1):
+        y = _HEIGHT * (1 - share) + 6
+        parts.append(f'<line class="axis" x1="{_LEFT}" y1="{y:.0f}" x2="{_WIDTH - 8}" y2="{y:.0f}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.0f}" text-anchor="end">{top * share:,.0f}</text>')
+    return parts
+
+
+def _times(axis: Axis, y: int, *, left: int = _LEFT) -> list[str]:
+    """The axis's ends, and what one bucket is."""
+    last_ms = axis.start_ms + axis.buckets * axis.width_ms
+    return [
+        f'<text x="{left}" y="{y}">{moment(axis.start_ms)}</text>',
+        f'<text x="{(left + _WIDTH) // 2}" y="{y}" text-anchor="middle">{duration(axis.width_ms)} each</text>',
+        f'<text x="{_WIDTH - 2}" y="{y}" text-anchor="end">{moment(last_ms)}</text>',
+    ]
+
+
+def _steps(counts: Mapping[int, int], buckets: int, cell: float, top: int) -> str:
+    """A step line through all buckets."""
+    points = []
+    for bucket in range(buckets):
+        y = _HEIGHT - _HEIGHT * counts.get(bucket, 0) / top + 6
+        points.append(f"{_LEFT + bucket * cell:.1f} {y:.1f}L{_LEFT + (bucket + 1) * cell:.1f} {y:.1f}")
+    return "M" + "L".join(points)
+
+
+def _clock(axis: Axis, bucket: int) -> str:
+    return moment(axis.start_ms + bucket * axis.width_ms)
+
+
+def _round_up(number: int) -> int:
+    """The next 1, 2 or 5 times a power of ten, and even."""
+    power = int(10 ** max(0, len(str(number)) - 1))
+    steps = [step * power for step in (1, 2, 4, 5, 6, 8, 10)]
+    return max(2, min(step for step in steps if step >= number))

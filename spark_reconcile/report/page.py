@@ -1,0 +1,180 @@
+"""Puts the page together: lines of the books, explanations of what occurs, drawings, the template. Counts nothing.
+
+Topics, keys and ids come from outside: the template escapes whatever it prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import DictLoader, Environment, StrictUndefined
+
+from spark_reconcile.figures import Flow
+from spark_reconcile.judging import RULES
+from spark_reconcile.report import charts
+from spark_reconcile.settings import Settings
+from spark_reconcile.summary import Book, Example, Summary
+from spark_reconcile.verdict import Rule, Scope, Severity, State
+
+_TITLES: Final = {
+    Scope.BUSINESS: (
+        "Business rows",
+        "rule",
+        "Each row that a rule asks about, against the messages under its key.",
+    ),
+    Scope.MESSAGE: ("Messages", "", "Each message once, from its transaction to the broker's disk."),
+    Scope.DELIVERY: ("Deliveries", "group", "Each message once for each consumer group of its topic."),
+}
+LINES_MAX: Final = 60
+EXAMPLES_A_RULE: Final = 5
+EXAMPLES_MAX: Final = 120
+_LOUDEST: Final = (Severity.FINDING, Severity.ATTENTION, Severity.INFO, Severity.WAIT, Severity.OK)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the books: a topic (and group, or rule), a count a verdict, their sum."""
+
+    topic: str
+    of: str
+    counts: list[int]
+    total: int
+    bar: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The books of one scope: a column a verdict that occurs, and the sums at the foot."""
+
+    title: str
+    of: str
+    note: str
+    states: list[State]
+    lines: list[Line]
+    sums: list[int]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A rule that gave verdicts in this run, and how many."""
+
+    scope: Scope
+    rule: Rule
+    count: int
+
+
+def write_report(path: Path, *, summary: Summary, settings: Settings, flow: Flow) -> None:
+    """Write the page."""
+    environment = Environment(
+        loader=DictLoader({"report": files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")}),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(moment=charts.moment, duration=charts.duration, number=lambda value: f"{value:,}")
+    longest_ms = max((one.longest_ms for one in summary.latencies), default=0)
+    page = environment.get_template("report").render(
+        summary=summary,
+        settings=settings,
+        tiles=_tiles(summary),
+        ledgers=[_ledger(scope, summary) for scope in _TITLES],
+        flow=charts.flow_chart(flow),
+        heat=charts.heat_map(flow),
+        latencies=[(one, charts.latency_bar(one, longest_ms=longest_ms)) for one in summary.latencies[:LINES_MAX]],
+        examples=_examples(summary),
+        explained=_explained(summary),
+        severities=_severities(),
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def _tiles(summary: Summary) -> list[tuple[str, int, str]]:
+    """(name, number, class): what people ask first."""
+    bad = (State.LOST, State.PHANTOM, State.DUPLICATE, State.EARLY, State.MISMATCH, State.UNSENT)
+    look = (State.LATE, State.DEAD, State.PARKED)
+    return [
+        ("business rows", summary.business_rows, ""),
+        ("messages", summary.messages, ""),
+        ("deliveries", summary.delivered, ""),
+        ("sent again", summary.resent, ""),
+        ("handed out again", summary.redelivered, ""),
+        ("deduplicated", summary.deduplicated, ""),
+        ("pending", summary.count(State.PENDING), "wait" if summary.count(State.PENDING) else ""),
+        *((state.value, summary.count(state), "finding" if summary.count(state) else "ok") for state in bad),
+        *((state.value, summary.count(state), "attention" if summary.count(state) else "ok") for state in look),
+        ("unexplained", summary.unexplained, "finding" if summary.unexplained else "ok"),
+    ]
+
+
+def _ledger(scope: Scope, summary: Summary) -> Ledger:
+    books = [book for book in summary.books if book.scope is scope]
+    states = [state for state in State if any(book.state is state for book in books)]
+    places = sorted({(book.topic, book.of) for book in books})
+    lines = _folded(
+        [_line(place, [book for book in books if (book.topic, book.of) == place], states) for place in places]
+    )
+    title, of, note = _TITLES[scope]
+    sums = [sum(column) for column in zip(*(line.counts for line in lines), strict=True)]
+    return Ledger(title, of, note, states, lines, sums=sums, total=sum(line.total for line in lines))
+
+
+def _folded(lines: list[Line]) -> list[Line]:
+    """No more lines than a page can take: the largest stay, the others are summed up in one."""
+    if len(lines) <= LINES_MAX:
+        return lines
+    by_size = sorted(lines, key=lambda line: -line.total)
+    rest = by_size[LINES_MAX:]
+    counts = [sum(column) for column in zip(*(line.counts for line in rest), strict=True)]
+    return [*by_size[:LINES_MAX], Line(f"{len(rest):,} more", "", counts=counts, total=sum(counts), bar="")]
+
+
+def _line(place: tuple[str, str], books: Sequence[Book], states: Sequence[State]) -> Line:
+    counts = [sum(book.count for book in books if book.state is state) for state in states]
+    return Line(*place, counts=counts, total=sum(counts), bar=charts.verdict_bar(books))
+
+
+def _examples(summary: Summary) -> list[tuple[Example, Rule | None]]:
+    """The first few of each rule, each with what to do."""
+    seen: dict[tuple[Scope, str], int] = {}
+    found: list[tuple[Example, Rule | None]] = []
+    for one in summary.examples:
+        place = (one.scope, one.rule)
+        seen[place] = seen.get(place, 0) + 1
+        if seen[place] <= EXAMPLES_A_RULE and len(found) < EXAMPLES_MAX:
+            found.append((one, _rule(*place)))
+    return found
+
+
+def _explained(summary: Summary) -> list[Explained]:
+    counts: dict[tuple[Scope, str], int] = {}
+    for book in summary.books:
+        counts[book.scope, book.rule] = counts.get((book.scope, book.rule), 0) + book.count
+    found = [Explained(scope, rule, count) for (scope, name), count in counts.items() if (rule := _rule(scope, name))]
+    return sorted(found, key=_loudness)
+
+
+def _loudness(one: Explained) -> tuple[int, int, str]:
+    return _LOUDEST.index(one.rule.severity), list(State).index(one.rule.state), one.scope
+
+
+def _rule(scope: Scope, name: str) -> Rule | None:
+    return next((rule for rule in RULES[scope] if rule.name == name), None)
+
+
+def _severities() -> dict[State, Severity]:
+    """How loud a verdict is, at its loudest."""
+    found = {
+        state: min(
+            (rule.severity for rules in RULES.values() for rule in rules if rule.state is state),
+            key=_LOUDEST.index,
+            default=Severity.FINDING,
+        )
+        for state in State
+    }
+    return {**found, State.SETTLED: Severity.OK, State.PENDING: Severity.WAIT, State.CANCELED: Severity.INFO}

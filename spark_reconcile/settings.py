@@ -1,0 +1,152 @@
+"""What a run compares, and by which bounds: plain values, checked where they are made. Not where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from messaging.errors import ConfigurationError
+from messaging.message import check_group, check_topic
+
+GRACE_SECONDS_DEFAULT: Final = 60.0
+LATE_AFTER_SECONDS_DEFAULT: Final = 60.0
+CLOCK_SKEW_SECONDS_DEFAULT: Final = 1.0
+TIME_UNITS: Final = ("us", "ms", "s")
+RULES_MAX: Final = 100
+INBOXES_MAX: Final = 100
+
+Value = str | int | float | bool
+
+
+class Operator(StrEnum):
+    """How a condition compares a column."""
+
+    EQUAL = "="
+    NOT_EQUAL = "!="
+    LESS = "<"
+    AT_MOST = "<="
+    MORE = ">"
+    AT_LEAST = ">="
+    IN = "in"
+    IS_NULL = "is null"
+    IS_NOT_NULL = "is not null"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One condition on a business row; the values are bound to the statement, never written into it."""
+
+    column: str
+    operator: Operator = Operator.EQUAL
+    values: tuple[Value, ...] = ()
+
+    def __post_init__(self) -> None:
+        match self.operator:
+            case Operator.IS_NULL | Operator.IS_NOT_NULL:
+                fits = not self.values
+            case Operator.IN:
+                fits = bool(self.values)
+            case _:
+                fits = len(self.values) == 1
+        if not fits:
+            raise ConfigurationError(
+                f"the condition on {self.column} has {len(self.values)} values, which {self.operator!s} cannot take"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusinessRule:
+    """Which business rows must have which message: each row of `table` that meets all of `where` has one on `topic`
+    whose key is the text of `key_column`.
+
+    `time_column` and `deliver_at_column` are UTC datetimes, or integers since the Unix epoch in `time_unit`.
+    `url`: the database of the table; None: that of the outbox. `complete_since_ms`: the table holds every row since
+    then; None: since ever.
+    """
+
+    name: str
+    table: str
+    key_column: str
+    time_column: str
+    topic: str
+    where: Sequence[Condition] = ()
+    time_unit: str = "us"
+    deliver_at_column: str | None = None
+    url: str | None = field(default=None, repr=False)
+    complete_since_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        check_topic(self.topic)
+        if not self.name:
+            raise ConfigurationError("every rule needs a name")
+        if self.time_unit not in TIME_UNITS:
+            raise ConfigurationError(f"rule {self.name}: time_unit is one of {', '.join(TIME_UNITS)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxSource:
+    """Where a consumer group notes what it has handled.
+
+    `url` and `schema` None: the database and schema of the outbox. `topics` empty: all topics of the group.
+    `complete_since_ms`: the inbox holds every effect since then; None: since its oldest row.
+    """
+
+    group: str
+    url: str | None = field(default=None, repr=False)
+    schema: str | None = None
+    topics: Sequence[str] = ()
+    complete_since_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        check_group(self.group)
+        for topic in self.topics:
+            check_topic(topic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grace:
+    """How long things may take before they are judged.
+
+    `seconds`: a step that is newer is pending. `late_after_seconds`: the bound on a hand-out after it fell due.
+    `clock_skew_seconds`: how far the databases' clocks and the broker's may be apart.
+    """
+
+    seconds: float = GRACE_SECONDS_DEFAULT
+    late_after_seconds: float = LATE_AFTER_SECONDS_DEFAULT
+    clock_skew_seconds: float = CLOCK_SKEW_SECONDS_DEFAULT
+
+    def __post_init__(self) -> None:
+        if min(self.seconds, self.late_after_seconds, self.clock_skew_seconds) < 0:
+            raise ConfigurationError("[grace]: seconds, late_after_seconds and clock_skew_seconds must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One reconciliation: the sources, the rules, the bounds, and where the results go.
+
+    `schema` is the outbox tables' schema (MySQL, MariaDB; SQLite has none and ignores it).
+    `complete_since_ms`: the archive holds everything sent since then; `archive_days`, `inbox_days`: so many days, as
+    the compensator's retention has it. Where neither is told: since the oldest row.
+    """
+
+    database_url: str = field(repr=False)
+    broker_data: Path
+    output: Path
+    schema: str = "outbox"
+    complete_since_ms: int | None = None
+    archive_days: float | None = None
+    inbox_days: float | None = None
+    rules: Sequence[BusinessRule] = ()
+    inboxes: Sequence[InboxSource] = ()
+    grace: Grace = field(default_factory=Grace)
+
+    def __post_init__(self) -> None:
+        if len(self.rules) > RULES_MAX or len(self.inboxes) > INBOXES_MAX:
+            raise ConfigurationError(f"at most {RULES_MAX} rules and {INBOXES_MAX} inboxes are allowed")
+        names = [rule.name for rule in self.rules]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigurationError(f"two rules have the name {twice[0]!r}; give each its own")

@@ -1,0 +1,214 @@
+"""Reading a database by DB-API: connections by URL, checked names, errors in our words. Reads only; knows no Spark."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pymysql
+from pymysql.cursors import SSCursor
+
+from messaging.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
+
+CONNECT_SECONDS: Final = 10
+READ_SECONDS: Final = 600
+BATCH_ROWS: Final = 10_000
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}", re.ASCII)
+_PASSED_ON: Final = frozenset({"unix_socket", "ssl_ca", "ssl_cert", "ssl_key"})
+_NOT_NEEDED: Final = frozenset({"charset"})
+_NO_SUCH_TABLE: Final = frozenset({1146, 1049, 1054})
+_ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1698})
+
+
+class Backend(StrEnum):
+    """Whose SQL is spoken."""
+
+    MYSQL = "mysql"
+    SQLITE = "sqlite"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A database, taken apart from a SQLAlchemy URL. Its text names no user and no password."""
+
+    backend: Backend
+    database: str
+    host: str = ""
+    port: int = 0
+    user: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    options: tuple[tuple[str, str], ...] = ()
+
+    @staticmethod
+    def of(url: str) -> Place:
+        """Raises ConfigurationError for anything but MySQL, MariaDB and a SQLite file."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port or 3306
+        except ValueError as error:
+            raise ConfigurationError(f"a source's url cannot be taken apart: {error}") from error
+        kind = parts.scheme.partition("+")[0]
+        if kind == "sqlite" and parts.path.strip("/"):
+            return Place(backend=Backend.SQLITE, database=unquote(parts.path.removeprefix("/")))
+        if kind in {"mysql", "mariadb"} and parts.hostname:
+            return Place(
+                backend=Backend.MYSQL,
+                database=unquote(parts.path.strip("/")),
+                host=parts.hostname,
+                port=port,
+                user=unquote(parts.username or ""),
+                password=unquote(parts.password or ""),
+                options=_options(parts.query),
+            )
+        raise ConfigurationError(
+            "a source's url is mysql+pymysql://user@host/database or sqlite:///file.db, not "
+            f"{parts.scheme or 'nothing'}://..."
+        )
+
+    def __str__(self) -> str:
+        if self.backend is Backend.SQLITE:
+            return self.database
+        return f"{self.host}:{self.port}/{self.database}"
+
+    def schema_of(self, schema: str | None) -> str | None:
+        """The schema that applies here: None on SQLite, which has none."""
+        return None if self.backend is Backend.SQLITE else schema
+
+    def outbox_table(self, name: str) -> str:
+        """What the outbox calls a table of its own here."""
+        return f"outbox_{name}" if self.backend is Backend.SQLITE else name
+
+
+class Reader:
+    """One open connection that reads. Statements hold `?` for each bound value."""
+
+    def __init__(self, place: Place, connection: Any) -> None:
+        self.place = place
+        self._connection = connection
+
+    def begin_snapshot(self) -> None:
+        """From here on every statement sees the database as it is now."""
+        with closing(self._connection.cursor()) as cursor:
+            if self.place.backend is Backend.SQLITE:
+                cursor.execute("BEGIN")
+                cursor.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the first read takes the snapshot
+            else:
+                cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+
+    def batches(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[list[tuple[Any, ...]]]:
+        """The rows of a statement, in batches, never all of them in memory."""
+        if self.place.backend is Backend.MYSQL:
+            statement = statement.replace("?", "%s")
+        with translated(self.place), closing(self._connection.cursor()) as cursor:
+            cursor.execute(statement, tuple(parameters))
+            while batch := cursor.fetchmany(BATCH_ROWS):
+                yield list(batch)
+
+    def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """All rows of a statement that has few."""
+        return [row for batch in self.batches(statement, parameters) for row in batch]
+
+    def columns(self, table: str, *, schema: str | None) -> Mapping[str, str]:
+        """The columns of a table and their types in lower case; empty where there is no such table."""
+        if self.place.backend is Backend.SQLITE:
+            found = self.rows("SELECT name, type FROM pragma_table_info(?)", (table,))
+        else:
+            found = self.rows(
+                "SELECT column_name, data_type FROM information_schema.columns "
+                "WHERE table_schema = ? AND table_name = ? ORDER BY ordinal_position",
+                (schema or self.place.database, table),
+            )
+        return {str(name): str(kind).lower() for name, kind in found}
+
+    def rows_about(self, table: str, *, schema: str | None) -> int:
+        """About how many rows a table has; cheap, and a guess on MySQL."""
+        if self.place.backend is Backend.SQLITE:
+            counted = self.rows(f"SELECT count(*) FROM {quoted(self.place, table)}")  # noqa: S608 - a checked name
+        else:
+            counted = self.rows(
+                "SELECT coalesce(table_rows, 0) FROM information_schema.tables "
+                "WHERE table_schema = ? AND table_name = ?",
+                (schema or self.place.database, table),
+            )
+        return int(counted[0][0]) if counted else 0
+
+
+@contextmanager
+def reading(place: Place) -> Iterator[Reader]:
+    """A connection that can only read. Raises DatabaseUnavailable, or ConfigurationError where access is denied."""
+    with translated(place):
+        connection = _open(place)
+    with closing(connection):
+        yield Reader(place, connection)
+
+
+@contextmanager
+def translated(place: Place) -> Iterator[None]:
+    """Driver errors in our words, with the cure; the cause stays attached."""
+    try:
+        yield
+    except (sqlite3.Error, pymysql.MySQLError, OSError) as error:
+        raise _translate(error, place) from error
+
+
+def checked(name: str) -> str:
+    """A table's or column's name that is safe to quote. Raises ConfigurationError."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"{name!r} is not a name of a table or column: letters, digits, _ and $ only")
+    return name
+
+
+def quoted(place: Place, *names: str | None) -> str:
+    """Checked names, quoted for this database and joined by dots; None is left out."""
+    mark = '"' if place.backend is Backend.SQLITE else "`"
+    return ".".join(f"{mark}{checked(name)}{mark}" for name in names if name is not None)
+
+
+def _open(place: Place) -> Any:
+    if place.backend is Backend.SQLITE:
+        uri = f"{Path(place.database).resolve().as_uri()}?mode=ro"
+        return sqlite3.connect(uri, uri=True, timeout=CONNECT_SECONDS, isolation_level=None)
+    options: dict[str, Any] = dict(place.options)
+    return pymysql.connect(
+        host=place.host,
+        port=place.port,
+        user=place.user,
+        password=place.password,
+        database=place.database or None,
+        charset="utf8mb4",
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=READ_SECONDS,
+        cursorclass=SSCursor,
+        autocommit=True,
+        # TIMESTAMP columns are read in the session's time zone.
+        init_command="SET SESSION time_zone = '+00:00'",
+        **options,
+    )
+
+
+def _options(query: str) -> tuple[tuple[str, str], ...]:
+    found = [(name, value) for name, value in parse_qsl(query) if name not in _NOT_NEEDED]
+    for name, _ in found:
+        if name not in _PASSED_ON:
+            raise ConfigurationError(
+                f"the url's option {name!r} is not understood here; known: {', '.join(sorted(_PASSED_ON))}"
+            )
+    return tuple(found)
+
+
+def _translate(error: Exception, place: Place) -> OutboxError:
+    code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    text = str(error.args[-1] if error.args else error).splitlines()[0]
+    if code in _NO_SUCH_TABLE or text.startswith(("no such table", "no such column")):
+        return SchemaMissing(f"a table or column is missing in {place} ({text}); run: outbox db upgrade --url URL")
+    if code in _ACCESS_DENIED:
+        return ConfigurationError(f"{place} refuses this user ({text}); grant SELECT, or check the url's user")
+    return DatabaseUnavailable(f"cannot read {place} ({text}); check the url and that the database runs")

@@ -1,0 +1,384 @@
+"""One of every fault, planted at a known id, with the verdict that it must get. Nothing else in the world is amiss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from messaging import journal
+from tests.spark_reconcile.world import (
+    HOUR_MS,
+    MAIL,
+    MINUTE_MS,
+    NOW_MS,
+    PAID,
+    REMINDER,
+    SECOND_MS,
+    TICKETS,
+    World,
+)
+
+Verdict = tuple[str, str, str, str, str]
+"""(scope, message id or key, group or business rule, state, rule)"""
+ANNOUNCED, REMINDED = "paid orders are announced", "travellers are reminded"
+
+
+@dataclass(slots=True)
+class Planted:
+    """A world, and the verdicts in it that are not `settled` by the plain rules."""
+
+    world: World
+    expected: set[Verdict] = field(default_factory=set)
+
+    def message(self, message: str, state: str, rule: str) -> None:
+        self.expected.add(("message", message, "", state, rule))
+
+    def delivery(self, message: str, group: str, state: str, rule: str) -> None:
+        self.expected.add(("delivery", message, group, state, rule))
+
+    def business(self, key: int, state: str, rule: str, of: str = ANNOUNCED) -> None:
+        self.expected.add(("business", str(key), of, state, rule))
+
+
+def plant_all(world: World) -> set[Verdict]:
+    """Plant every fault once; returns the verdicts to come."""
+    planted = Planted(world)
+    for plant in FAULTS:
+        plant(planted)
+    return planted.expected
+
+
+# -- business to broker --------------------------------------------------------------------------------------------
+
+
+def never_published(p: Planted) -> None:
+    p.business(p.world.order(), "lost", "no_message")
+
+
+def too_new_to_judge(p: Planted) -> None:
+    p.business(p.world.order(age_ms=5 * SECOND_MS), "pending", "message_in_grace")
+
+
+def published_twice(p: Planted) -> None:
+    order = p.world.order()
+    for number in (1, 2):
+        _stored_and_done(p.world, f"twice-{number}", str(order))
+    p.business(order, "duplicate", "published_twice")
+
+
+def left_unsent(p: Planted) -> None:
+    order = p.world.order()
+    p.message(p.world.unsent("unsent", key=str(order)), "unsent", "not_sent")
+    p.business(order, "unsent", "message_unsent")
+
+
+def being_sent(p: Planted) -> None:
+    order = p.world.order(age_ms=SECOND_MS)
+    p.message(p.world.unsent("fresh", key=str(order), age_ms=SECOND_MS), "pending", "in_grace")
+    p.business(order, "pending", "message_pending")
+
+
+def parked(p: Planted) -> None:
+    order = p.world.order()
+    p.message(p.world.unsent("parked", key=str(order), state="parked"), "parked", "parked")
+    p.business(order, "parked", "message_parked")
+
+
+def row_not_removed(p: Planted) -> None:
+    order = p.world.order()
+    p.world.unsent("left", key=str(order))
+    sequence = p.world.store("left", key=str(order))
+    for group in (TICKETS, MAIL):
+        p.world.done("left", sequence, group, age_ms=HOUR_MS)
+    p.message("left", "pending", "not_removed_yet")
+    p.business(order, "pending", "message_pending")
+
+
+def lost_by_the_broker(p: Planted) -> None:
+    order = p.world.order()
+    p.message(p.world.sent("lost", key=str(order)), "lost", "not_in_broker")
+    p.business(order, "lost", "message_lost")
+
+
+def sent_just_now(p: Planted) -> None:
+    order = p.world.order(age_ms=SECOND_MS)
+    p.message(p.world.sent("just-sent", key=str(order), age_ms=SECOND_MS), "pending", "sent_in_grace")
+    p.business(order, "pending", "message_pending")
+
+
+def sent_without_a_transaction(p: Planted) -> None:
+    sequence = p.world.store("phantom", key="no-such-order")
+    for group in (TICKETS, MAIL):
+        p.world.done("phantom", sequence, group, age_ms=HOUR_MS)
+    p.message("phantom", "phantom", "no_business_row")
+
+
+def order_not_paid(p: Planted) -> None:
+    order = p.world.order(status="OPEN")
+    _stored_and_done(p.world, "not-paid", str(order))
+    p.message("not-paid", "phantom", "no_business_row")
+
+
+def unrecorded_on_a_topic_without_a_rule(p: Planted) -> None:
+    p.world.sent("mailed", key=None, topic="newsletter")
+    p.world.store("mailed", key=None, topic="newsletter")
+    p.world.store("unrecorded", key=None, topic="newsletter")
+    p.message("unrecorded", "phantom", "unrecorded")
+
+
+def somebody_elses_topic(p: Planted) -> None:
+    p.world.store("foreign", key=None, topic="weather")
+    p.message("foreign", "unknown", "foreign_topic")
+
+
+def archive_row_missing(p: Planted) -> None:
+    order = p.world.order()
+    sequence = p.world.store("unarchived", key=str(order))
+    for group in (TICKETS, MAIL):
+        p.world.done("unarchived", sequence, group, age_ms=HOUR_MS)
+    p.message("unarchived", "settled", "archive_missing")
+
+
+def stored_twice(p: Planted) -> None:
+    order = p.world.order()
+    _stored_and_done(p.world, "doubled", str(order))
+    p.world.done("doubled", p.world.store("doubled", key=str(order)), MAIL, age_ms=HOUR_MS)
+    p.message("doubled", "duplicate", "stored_twice")
+    p.delivery("doubled", MAIL, "duplicate", "acknowledged_twice")
+    p.business(order, "duplicate", "message_stored_twice")
+
+
+def body_changed(p: Planted) -> None:
+    order = p.world.order()
+    p.world.sent("changed", key=str(order))
+    sequence = p.world.store("changed", key=str(order), body="other")
+    for group in (TICKETS, MAIL):
+        p.world.done("changed", sequence, group, age_ms=HOUR_MS)
+    p.message("changed", "mismatch", "body_differs")
+    p.business(order, "mismatch", "message_mismatch")
+
+
+def key_changed(p: Planted) -> None:
+    order = p.world.order()
+    p.world.sent("rekeyed", key=str(order))
+    sequence = p.world.store("rekeyed", key="other")
+    for group in (TICKETS, MAIL):
+        p.world.done("rekeyed", sequence, group, age_ms=HOUR_MS)
+    p.message("rekeyed", "mismatch", "key_differs")
+    p.business(order, "mismatch", "message_mismatch")
+
+
+def topic_changed(p: Planted) -> None:
+    p.world.sent("rerouted", key=None, topic="newsletter")
+    p.world.store("rerouted", key=None, topic="newsletter.old")
+    p.message("rerouted", "mismatch", "topic_differs")
+
+
+def due_time_changed_on_the_way(p: Planted) -> None:
+    due_ms = NOW_MS - 30 * MINUTE_MS
+    p.world.sent("shifted", key=None, topic="newsletter", deliver_at_ms=due_ms)
+    p.world.store("shifted", key=None, topic="newsletter", deliver_at_ms=due_ms + 1)
+    p.message("shifted", "mismatch", "due_differs")
+
+
+def canceled_in_time(p: Planted) -> None:
+    due_ms = NOW_MS + HOUR_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    _scheduled(p.world, "canceled", order, due_ms)
+    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=["canceled", "never-heard-of"]))
+    p.world.sent("cancel-request", key=None, topic="-", kind="cancel", outcome="canceled")
+    p.message("canceled", "canceled", "canceled")
+    p.message("never-heard-of", "canceled", "canceled_unpublished")
+    p.delivery("canceled", MAIL, "canceled", "canceled")
+    p.business(order, "canceled", "message_canceled", REMINDED)
+
+
+def row_and_message_disagree_on_the_time(p: Planted) -> None:
+    due_ms = NOW_MS + HOUR_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms + MINUTE_MS)
+    _scheduled(p.world, "moved", order, due_ms)
+    p.delivery("moved", MAIL, "pending", "scheduled")
+    p.business(order, "mismatch", "due_time_differs", REMINDED)
+
+
+# -- broker to consumer --------------------------------------------------------------------------------------------
+
+
+def scheduled_ahead(p: Planted) -> None:
+    due_ms = NOW_MS + 24 * HOUR_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    _scheduled(p.world, "scheduled", order, due_ms)
+    p.delivery("scheduled", MAIL, "pending", "scheduled")
+
+
+def fired_in_time(p: Planted) -> None:
+    due_ms = NOW_MS - 20 * MINUTE_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    _scheduled(p.world, "fired", order, due_ms)
+    sequence = p.world.fire("fired", age_ms=20 * MINUTE_MS)
+    p.world.done("fired", sequence, MAIL, age_ms=20 * MINUTE_MS, topic=REMINDER)
+
+
+def never_fired(p: Planted) -> None:
+    due_ms = NOW_MS - 20 * MINUTE_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    _scheduled(p.world, "stuck", order, due_ms)
+    p.delivery("stuck", MAIL, "late", "not_fired")
+
+
+def handed_out_early(p: Planted) -> None:
+    due_ms = NOW_MS - 20 * MINUTE_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    _scheduled(p.world, "early", order, due_ms)
+    sequence = p.world.fire("early", age_ms=20 * MINUTE_MS + 2)
+    p.world.deliver("early", sequence, MAIL, age_ms=20 * MINUTE_MS + 1, topic=REMINDER)
+    p.world.ack("early", sequence, MAIL, age_ms=19 * MINUTE_MS, topic=REMINDER)
+    p.delivery("early", MAIL, "early", "handed_out_early")
+
+
+def handed_out_after_cancel(p: Planted) -> None:
+    due_ms = NOW_MS - 20 * MINUTE_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    _scheduled(p.world, "undead", order, due_ms)
+    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 30 * MINUTE_MS, ids=["undead"]))
+    sequence = p.world.fire("undead", age_ms=20 * MINUTE_MS)
+    p.world.done("undead", sequence, MAIL, age_ms=20 * MINUTE_MS, topic=REMINDER)
+    p.message("undead", "canceled", "canceled")
+    p.delivery("undead", MAIL, "phantom", "handed_out_after_cancel")
+    p.business(order, "canceled", "message_canceled", REMINDED)
+
+
+def handed_out_late(p: Planted) -> None:
+    sequence = _stored(p.world, "late")
+    p.world.done("late", sequence, TICKETS, age_ms=HOUR_MS)
+    p.world.done("late", sequence, MAIL, age_ms=50 * MINUTE_MS)
+    p.delivery("late", MAIL, "late", "handed_out_late")
+
+
+def nobody_takes_it(p: Planted) -> None:
+    sequence = _stored(p.world, "ignored")
+    p.world.done("ignored", sequence, TICKETS, age_ms=HOUR_MS)
+    p.delivery("ignored", MAIL, "late", "not_handed_out")
+
+
+def waiting(p: Planted) -> None:
+    sequence = _stored(p.world, "waiting", age_ms=10 * SECOND_MS)
+    p.world.done("waiting", sequence, TICKETS, age_ms=10 * SECOND_MS)
+    p.delivery("waiting", MAIL, "pending", "waiting")
+
+
+def in_flight(p: Planted) -> None:
+    sequence = _stored(p.world, "held")
+    p.world.done("held", sequence, TICKETS, age_ms=HOUR_MS)
+    p.world.deliver("held", sequence, MAIL, age_ms=HOUR_MS, invisible_ms=2 * HOUR_MS)
+    p.delivery("held", MAIL, "pending", "in_flight")
+
+
+def retrying(p: Planted) -> None:
+    sequence = _stored(p.world, "retrying")
+    p.world.done("retrying", sequence, TICKETS, age_ms=HOUR_MS)
+    p.world.deliver("retrying", sequence, MAIL, age_ms=HOUR_MS)
+    _nack(p.world, "retrying", sequence, age_ms=59 * MINUTE_MS, visible_ms=NOW_MS + MINUTE_MS)
+    p.delivery("retrying", MAIL, "pending", "retrying")
+
+
+def never_redelivered(p: Planted) -> None:
+    sequence = _stored(p.world, "forgotten")
+    p.world.done("forgotten", sequence, TICKETS, age_ms=HOUR_MS)
+    p.world.deliver("forgotten", sequence, MAIL, age_ms=HOUR_MS)
+    _nack(p.world, "forgotten", sequence, age_ms=59 * MINUTE_MS, visible_ms=NOW_MS - 50 * MINUTE_MS)
+    p.delivery("forgotten", MAIL, "late", "not_redelivered")
+
+
+def dead_letter(p: Planted) -> None:
+    sequence = _stored(p.world, "dead")
+    p.world.done("dead", sequence, TICKETS, age_ms=HOUR_MS)
+    p.world.deliver("dead", sequence, MAIL, age_ms=HOUR_MS)
+    _die(p.world, "dead", sequence, age_ms=50 * MINUTE_MS)
+    p.delivery("dead", MAIL, "dead", "dead")
+
+
+def redriven_and_done(p: Planted) -> None:
+    sequence = _stored(p.world, "redriven")
+    p.world.done("redriven", sequence, TICKETS, age_ms=HOUR_MS)
+    p.world.deliver("redriven", sequence, MAIL, age_ms=HOUR_MS)
+    _die(p.world, "redriven", sequence, age_ms=50 * MINUTE_MS)
+    at_ms = NOW_MS - 40 * MINUTE_MS
+    p.world.actions.append(journal.Redriven(topic=PAID, group=MAIL, at_ms=at_ms, entries=[(sequence, "redriven")]))
+    p.world.deliver("redriven", sequence, MAIL, age_ms=39 * MINUTE_MS, number=2)
+    p.world.ack("redriven", sequence, MAIL, age_ms=38 * MINUTE_MS)
+
+
+def acknowledged_before_its_effect(p: Planted) -> None:
+    sequence = _stored(p.world, "unhandled")
+    p.world.done("unhandled", sequence, MAIL, age_ms=HOUR_MS)
+    p.world.deliver("unhandled", sequence, TICKETS, age_ms=HOUR_MS)
+    p.world.ack("unhandled", sequence, TICKETS, age_ms=59 * MINUTE_MS)
+    p.delivery("unhandled", TICKETS, "lost", "acknowledged_not_handled")
+
+
+def handled_and_not_acknowledged(p: Planted) -> None:
+    sequence = _stored(p.world, "unacked")
+    p.world.done("unacked", sequence, MAIL, age_ms=HOUR_MS)
+    p.world.deliver("unacked", sequence, TICKETS, age_ms=HOUR_MS)
+    p.world.handle("unacked", age_ms=59 * MINUTE_MS)
+    p.delivery("unacked", TICKETS, "pending", "handled_not_acknowledged")
+
+
+def handled_from_nowhere(p: Planted) -> None:
+    p.world.handle("from-nowhere", age_ms=HOUR_MS)
+    p.delivery("from-nowhere", TICKETS, "phantom", "handled_from_nowhere")
+
+
+def delivered_from_nowhere(p: Planted) -> None:
+    p.world.deliver("ghost", 9_999, MAIL, age_ms=HOUR_MS)
+    p.delivery("ghost", MAIL, "phantom", "delivered_from_nowhere")
+
+
+def acknowledged_from_nowhere(p: Planted) -> None:
+    sequence = _stored(p.world, "acked-only")
+    p.world.done("acked-only", sequence, TICKETS, age_ms=HOUR_MS)
+    p.world.ack("acked-only", sequence, MAIL, age_ms=HOUR_MS - 50)
+    p.delivery("acked-only", MAIL, "phantom", "acknowledged_from_nowhere")
+
+
+FAULTS: tuple[Callable[[Planted], None], ...] = (
+    never_published, too_new_to_judge, published_twice, left_unsent, being_sent, parked, row_not_removed,
+    lost_by_the_broker, sent_just_now, sent_without_a_transaction, order_not_paid, unrecorded_on_a_topic_without_a_rule,
+    somebody_elses_topic, archive_row_missing, stored_twice, body_changed, key_changed, topic_changed,
+    due_time_changed_on_the_way, canceled_in_time, row_and_message_disagree_on_the_time, scheduled_ahead, fired_in_time,
+    never_fired, handed_out_early, handed_out_after_cancel, handed_out_late, nobody_takes_it, waiting, in_flight,
+    retrying, never_redelivered, dead_letter, redriven_and_done, acknowledged_before_its_effect,
+    handled_and_not_acknowledged, handled_from_nowhere, delivered_from_nowhere, acknowledged_from_nowhere,
+)  # fmt: skip
+
+
+def _stored(world: World, message: str, *, age_ms: int = HOUR_MS) -> int:
+    """An order whose message is in the broker; what the groups did with it is for the caller to say."""
+    order = world.order(age_ms=age_ms)
+    world.sent(message, key=str(order), age_ms=age_ms)
+    return world.store(message, key=str(order), age_ms=age_ms)
+
+
+def _stored_and_done(world: World, message: str, key: str) -> None:
+    world.sent(message, key=key)
+    sequence = world.store(message, key=key)
+    for group in (TICKETS, MAIL):
+        world.done(message, sequence, group, age_ms=HOUR_MS)
+
+
+def _scheduled(world: World, message: str, order: int, due_ms: int) -> None:
+    world.sent(message, key=str(order), topic=REMINDER, deliver_at_ms=due_ms)
+    world.store(message, key=str(order), topic=REMINDER, deliver_at_ms=due_ms, scheduled=True)
+
+
+def _nack(world: World, message: str, sequence: int, *, age_ms: int, visible_ms: int) -> None:
+    world.actions.append(
+        journal.Requeued(topic=PAID, group=MAIL, at_ms=NOW_MS - age_ms, entries=[(sequence, message, visible_ms, 1)])
+    )
+
+
+def _die(world: World, message: str, sequence: int, *, age_ms: int) -> None:
+    world.actions.append(
+        journal.Died(topic=PAID, group=MAIL, at_ms=NOW_MS - age_ms, entries=[(sequence, message, 1)], reason="no")
+    )

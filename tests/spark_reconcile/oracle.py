@@ -1,0 +1,121 @@
+"""The verdicts once more, as a person would write them down: the tests hold the rule tables against these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Facts = Mapping[str, int]
+
+
+def message_rule(f: Facts) -> str:  # noqa: C901 - one question after the other, on purpose
+    """The rule that decides on a message."""
+    fresh = f["now_ms"] - f["grace_ms"]
+    for name in ("body", "topic", "key", "due"):
+        if f[f"{name}_differs"]:
+            return f"{name}_differs"
+    if f["broker"] > 1:
+        return "stored_twice"
+    if f["parked"]:
+        return "parked"
+    if f["canceled"]:
+        return "canceled" if f["outbox"] or f["archive"] or f["broker"] else "canceled_unpublished"
+    if f["covered"] and not f["business"]:
+        if f["created_ms"] > fresh:
+            return "business_in_grace"
+        return "business_out_of_reach" if f["created_ms"] < f["business_reach_ms"] else "no_business_row"
+    if f["outbox"]:
+        if f["broker"]:
+            return "not_removed_yet"
+        return "in_grace" if f["created_ms"] > fresh else "not_sent"
+    if f["archive"]:
+        if f["broker"]:
+            return "stored"
+        if f["sent_ms"] > fresh:
+            return "sent_in_grace"
+        return "broker_out_of_reach" if f["sent_ms"] < f["broker_reach_ms"] else "not_in_broker"
+    if f["covered"]:
+        return "archive_missing"
+    if f["stored_ms"] > fresh:
+        return "unrecorded_in_grace"
+    if f["stored_ms"] < f["archive_reach_ms"]:
+        return "archive_out_of_reach"
+    return "unrecorded" if f["topic_known"] else "foreign_topic"
+
+
+def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other, on purpose
+    """The rule that decides on a message in a group."""
+    fresh = f["now_ms"] - f["grace_ms"]
+    late = f["late_after_ms"]
+    if not f["stored"]:
+        if max(f["last_ms"], f["effect_ms"]) > fresh:
+            return "seen_in_grace"
+        if f["broker_reach_ms"] > 0:
+            return "message_out_of_reach"
+        return "delivered_from_nowhere" if f["deliveries"] or f["acks"] else "handled_from_nowhere"
+    if f["canceled"] and f["deliveries"]:
+        return "handed_out_after_cancel"
+    if f["effects"] > 1:
+        return "handled_twice"
+    if f["acks"] > 1 + f["redrives"] + f["seeks"]:
+        return "acknowledged_twice"
+    if f["deliveries"] and f["first_delivered_ms"] < f["deliver_at_ms"]:
+        return "handed_out_early"
+    if f["effects"] and f["effect_ms"] + f["clock_skew_ms"] < f["deliver_at_ms"]:
+        return "handled_early"
+    if f["last_kind"] == 4:
+        return "dead"
+    if f["acks"]:
+        if f["has_inbox"] and not f["effects"]:
+            if f["last_ms"] > fresh:
+                return "effect_in_grace"
+            return "inbox_out_of_reach" if f["first_ack_ms"] < f["inbox_reach_ms"] else "acknowledged_not_handled"
+        if not f["deliveries"]:
+            return "delivery_out_of_reach" if f["actions_reach_ms"] > 0 else "acknowledged_from_nowhere"
+        return "handed_out_late" if f["first_delivered_ms"] - f["ready_ms"] > late else "done"
+    if f["canceled"]:
+        return "canceled"
+    if f["sequence"] == -1:
+        if f["now_ms"] - f["deliver_at_ms"] < f["grace_ms"]:
+            return "scheduled"
+        if f["deliver_at_ms"]:
+            return "not_fired"
+        return "placing_in_grace" if f["stored_ms"] > fresh else "never_placed"
+    held, given_back = f["last_kind"] == 1, f["last_kind"] in {2, 5}
+    soon = f["now_ms"] - f["visible_ms"] < late
+    if held and soon:
+        return "in_flight"
+    if f["effects"]:
+        return "handled_not_acknowledged"
+    if f["sequence"] < f["floor"]:
+        return "skipped"
+    if given_back and soon:
+        return "retrying"
+    if f["paused"]:
+        return "paused"
+    if held or given_back:
+        return "not_redelivered"
+    return "waiting" if f["now_ms"] - f["ready_ms"] < late else "not_handed_out"
+
+
+def business_rule(f: Facts) -> str:
+    """The rule that decides on the business rows of one key."""
+    if f["messages"] < f["rows"]:
+        if f["time_ms"] > f["now_ms"] - f["grace_ms"]:
+            return "message_in_grace"
+        if f["time_ms"] < min(f["archive_reach_ms"], f["broker_reach_ms"]):
+            return "message_out_of_reach"
+        return "too_few_messages" if f["messages"] else "no_message"
+    if f["due_differs"]:
+        return "due_time_differs"
+    for state, name in (
+        ("mismatch", "message_mismatch"), ("lost", "message_lost"), ("unsent", "message_unsent"),
+        ("phantom", "message_phantom"), ("duplicate", "message_stored_twice"), ("parked", "message_parked"),
+    ):  # fmt: skip
+        if f[state]:
+            return name
+    live = f["messages"] - f["canceled"]
+    if live != f["rows"]:
+        return "published_twice" if live > f["rows"] else "message_canceled"
+    if f["pending"]:
+        return "message_pending"
+    return "message_unknown" if f["unknown"] else "announced"

@@ -1,0 +1,201 @@
+"""Whole runs on made-up worlds: every planted fault is found at its id, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from spark_reconcile import Settings, State, Summary, run
+from tests.fixtures.databases import Database
+from tests.spark_reconcile.faults import Verdict, plant_all
+from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+_PLAIN = {"stored", "done", "announced"}
+
+
+def test_every_planted_fault_is_found_at_its_id_and_nothing_else_is(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    world = _world(balanced=50)
+    expected = plant_all(world)
+    settings = world.write(database, tmp_path, records_a_segment=40)
+
+    summary = run(settings, session=spark, now_ms=NOW_MS)
+
+    found = _unsettled(summary)
+    assert sorted(found - expected) == []
+    assert sorted(expected - found) == []
+    assert summary.unexplained == 0
+    assert not summary.balanced
+    assert _rows(summary, "verdicts") == summary.messages + summary.message_groups
+
+
+def test_a_world_without_faults_is_balanced(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
+    settings = _world(balanced=30).write(sqlite, tmp_path)
+
+    summary = run(settings, session=spark, now_ms=NOW_MS)
+
+    assert summary.balanced
+    assert (summary.business_rows, summary.messages, summary.message_groups) == (30, 30, 60)
+    assert (summary.delivered, summary.acknowledged, summary.redelivered) == (60, 60, 0)
+    assert summary.count(State.SETTLED) == 120
+    assert summary.sentence.startswith("Balanced")
+    assert _unsettled(summary) == set()
+
+
+def test_more_balanced_messages_and_another_order_of_rows_change_no_finding(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, random_seed: int
+) -> None:
+    plain, fuller = _world(balanced=5), _world(balanced=5)
+    plant_all(plain)
+    plant_all(fuller)
+    for number in range(40):
+        fuller.settled(age_ms=HOUR_MS - number * MINUTE_MS // 2)
+    fuller.shuffle(Random(random_seed))
+
+    first = _unsettled(run(plain.write(sqlite, tmp_path / "plain"), session=spark, now_ms=NOW_MS))
+    second = _unsettled(run(fuller.write(sqlite, tmp_path / "fuller"), session=spark, now_ms=NOW_MS))
+
+    assert first == second
+
+
+def test_a_rerun_gives_identical_tables_and_the_manifest_names_the_newer(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(balanced=5)
+    plant_all(world)
+    settings = world.write(sqlite, tmp_path)
+
+    first, second = (run(settings, session=spark, now_ms=NOW_MS) for _ in range(2))
+
+    for table in ("verdicts", "business_verdicts", "aggregates"):
+        assert _sorted_table(first, table) == _sorted_table(second, table)
+    manifest = json.loads((settings.output / "manifest.json").read_text())
+    assert manifest["newest"] == second.run_id
+    assert sorted(path.name for path in settings.output.iterdir()) == sorted(
+        [first.run_id, second.run_id, "manifest.json"]
+    )
+
+
+def test_the_summary_adds_up_and_the_report_names_the_findings_and_no_body(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(balanced=5)
+    plant_all(world)
+    secret = "the body of a message"
+    world.store("with-body", key="no-such-order", body=secret)
+    settings = world.write(sqlite, tmp_path)
+
+    summary = run(settings, session=spark, now_ms=NOW_MS)
+
+    printed = summary.as_dict()
+    written = json.loads((Path(summary.folder) / "run.json").read_text())
+    assert written == json.loads(json.dumps(printed))
+    assert sum(printed["verdicts"].values()) == summary.messages + summary.message_groups
+    assert sum(printed["business_verdicts"].values()) == summary.business_rows
+    page = (Path(summary.folder) / "report.html").read_text()
+    assert "with-body" in page
+    assert len(page.encode()) < 300_000
+    for found in (page, json.dumps(printed)):
+        assert secret not in found
+
+
+def test_what_the_inbox_turned_away_is_counted(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
+    world = _world(balanced=3)
+    order = world.order()
+    message = world.sent("again", key=str(order), outcome="duplicate")
+    sequence = world.store(message, key=str(order))
+    world.done(message, sequence, "mail", age_ms=HOUR_MS)
+    world.deliver(message, sequence, "tickets", age_ms=HOUR_MS)
+    world.handle(message, age_ms=HOUR_MS - 10)
+    world.deliver(message, sequence, "tickets", age_ms=HOUR_MS - MINUTE_MS, number=2)
+    world.ack(message, sequence, "tickets", age_ms=HOUR_MS - MINUTE_MS - 10)
+    settings = world.write(sqlite, tmp_path)
+
+    summary = run(settings, session=spark, now_ms=NOW_MS)
+
+    assert summary.balanced
+    assert (summary.redelivered, summary.deduplicated_by_inbox, summary.deduplicated_by_broker) == (1, 1, 1)
+
+
+def test_what_a_source_does_not_reach_back_to_is_unknown_and_never_lost(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(balanced=3)
+    old = world.settled(age_ms=20 * HOUR_MS)
+    world.archive = [row for row in world.archive if row["id"] != old]
+    world.inbox = [row for row in world.inbox if row["message_id"] != old]
+    world.orders = world.orders[:-1]
+    settings = _complete_since(world.write(sqlite, tmp_path), NOW_MS - 2 * HOUR_MS)
+
+    summary = run(settings, session=spark, now_ms=NOW_MS)
+
+    assert summary.balanced
+    assert _unsettled(summary) == {
+        ("message", old, "", "unknown", "business_out_of_reach"),
+        ("delivery", old, "tickets", "unknown", "inbox_out_of_reach"),
+    }
+
+
+def test_what_the_retention_has_purged_by_now_is_unknown(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
+    world = _world(balanced=3)
+    old = world.settled(age_ms=20 * HOUR_MS)
+    gone = world.settled(age_ms=3 * HOUR_MS)
+    world.inbox = [row for row in world.inbox if row["message_id"] not in {old, gone}]
+    settings = replace(world.write(sqlite, tmp_path), inbox_days=0.5)
+
+    summary = run(settings, session=spark, now_ms=NOW_MS)
+
+    assert _unsettled(summary) == {
+        ("delivery", old, "tickets", "unknown", "inbox_out_of_reach"),
+        ("delivery", gone, "tickets", "lost", "acknowledged_not_handled"),
+    }
+
+
+def _world(*, balanced: int) -> World:
+    world = World()
+    world.groups()
+    for number in range(balanced):
+        world.settled(age_ms=2 * HOUR_MS - number * MINUTE_MS)
+    return world
+
+
+def _complete_since(settings: Settings, time_ms: int) -> Settings:
+    rules = [replace(rule, complete_since_ms=time_ms) for rule in settings.rules]
+    return replace(settings, rules=rules)
+
+
+def _unsettled(summary: Summary) -> set[Verdict]:
+    """Every verdict that is not plainly settled."""
+    folder = Path(summary.folder)
+    rows = pq.read_table(folder / "verdicts").to_pylist()
+    found = {
+        (row["scope"], row["message_id"], row["consumer_group"] or "", row["state"], row["rule"])
+        for row in rows
+        if row["rule"] not in _PLAIN
+    }
+    business = pq.read_table(folder / "business_verdicts").to_pylist()
+    return found | {
+        ("business", row["message_key"], row["business_rule"], row["state"], row["rule"])
+        for row in business
+        if row["rule"] not in _PLAIN
+    }
+
+
+def _rows(summary: Summary, table: str) -> int:
+    return int(pq.read_table(Path(summary.folder) / table).num_rows)
+
+
+def _sorted_table(summary: Summary, table: str) -> list[dict[str, Any]]:
+    return sorted(pq.read_table(Path(summary.folder) / table).to_pylist(), key=str)

@@ -1,0 +1,239 @@
+"""The TOML file and the command: every mistake is named with its cure, and exit statuses mean what they say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from messaging.errors import ConfigurationError
+from spark_reconcile import Condition, Operator, Settings
+from spark_reconcile.config_file import read_config, settings_of
+from spark_reconcile.session import spark_session
+from tests.fixtures.databases import Database
+from tests.spark_reconcile.world import HOUR_MS, NOW_MS, World
+
+FULL = """
+[database]
+url = "mysql+pymysql://app:secret@db/shop"
+schema = "post"
+complete_since = 2026-11-01
+archive_days = 30
+inbox_days = 7.5
+
+[broker]
+data = "broker-data"
+
+[[rules]]
+name = "paid orders are announced"
+table = "orders"
+where = { status = "PAID", kind = ["a", "b"] }
+key_column = "id"
+time_column = "paid_at_us"
+topic = "order.paid"
+deliver_at_column = "remind_at"
+complete_since = 2026-11-01T00:00:00+01:00
+
+[[rules]]
+name = "large"
+table = "shop.orders"
+where = [{ column = "cents", op = ">", value = 100 }, { column = "gone", op = "is null" }]
+key_column = "id"
+time_column = "paid_at"
+time_unit = "ms"
+url = "sqlite:///other.db"
+topic = "order.large"
+
+[[inboxes]]
+group = "tickets"
+topics = ["order.paid"]
+complete_since = 5
+
+[grace]
+seconds = 5
+late_after_seconds = 7.5
+clock_skew_seconds = 0
+
+[output]
+folder = "/results"
+"""
+SMALL = """
+[database]
+url = "sqlite:///shop.db"
+[broker]
+data = "data"
+"""
+
+
+def test_a_full_file_is_read_to_the_last_key(tmp_path: Path) -> None:
+    settings = _settings(tmp_path, FULL)
+
+    first, second = settings.rules
+    assert (settings.schema, settings.complete_since_ms) == ("post", 1_793_491_200_000)
+    assert (settings.archive_days, settings.inbox_days) == (30, 7.5)
+    assert (settings.broker_data, settings.output) == (tmp_path / "broker-data", Path("/results"))
+    assert list(first.where) == [
+        Condition(column="status", values=("PAID",)),
+        Condition(column="kind", operator=Operator.IN, values=("a", "b")),
+    ]
+    assert (first.deliver_at_column, first.complete_since_ms) == ("remind_at", 1_793_487_600_000)
+    assert [one.operator for one in second.where] == [Operator.MORE, Operator.IS_NULL]
+    assert (second.time_unit, second.url) == ("ms", "sqlite:///other.db")
+    assert (settings.inboxes[0].topics, settings.inboxes[0].complete_since_ms) == (("order.paid",), 5)
+    assert settings.grace.late_after_seconds == 7.5
+    assert "secret" not in repr(settings)
+
+
+def test_a_small_file_is_enough(tmp_path: Path) -> None:
+    settings = _settings(tmp_path, SMALL)
+
+    assert settings.output == tmp_path / "reconciliation"
+    assert (settings.grace.seconds, settings.rules) == (60, ())
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        ("[databas]\n", "unknown key 'databas'; did you mean 'database'"),
+        ("[grace]\nsecond = 1\n", "unknown key 'second' in [grace]; did you mean 'seconds'"),
+        ("[grace]\nseconds = -1\n", "must not be negative"),
+        ("[grace]\nseconds = 'x'\n", "seconds is a number"),
+        ("[[rules]]\nname='r'\n", "[rules] needs table"),
+        ("[[rules]]\nname='r'\ntabel='t'\n", "did you mean 'table'"),
+        ("[rules]\nname='r'\n", "write [[rules]]"),
+        ("[[inboxes]]\ngroup='a b'\n", "consumer group 'a b'"),
+        ("[[inboxes]]\ngroup='a'\ncomplete_since='soon'\n", "complete_since is a date"),
+        ("x = \n", "is not TOML"),
+    ],
+)
+def test_a_mistake_is_named_with_its_cure(tmp_path: Path, mistake: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        _settings(tmp_path, SMALL + mistake)
+
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("\"status = 'PAID'\"", "free SQL is not taken"),
+        ("{ status = { a = 1 } }", "text, a number or a boolean"),
+        ("{ status = [] }", "0 values"),
+        ('[{ column = "a", op = "like", value = "x" }]', "op 'like' is not one of"),
+        ('[{ column = "a", op = "is null", value = "x" }]', "1 values"),
+        ('[{ colum = "a" }]', "did you mean 'column'"),
+        ("[1]", "a condition is a table"),
+    ],
+)
+def test_a_wrong_condition_is_named(tmp_path: Path, where: str, told: str) -> None:
+    rule = f"[[rules]]\nname='r'\ntable='t'\nkey_column='k'\ntime_column='c'\ntopic='p'\nwhere = {where}\n"
+
+    with pytest.raises(ConfigurationError) as raised:
+        _settings(tmp_path, SMALL + rule)
+
+    assert told in str(raised.value)
+
+
+def test_two_rules_of_one_name_are_refused(tmp_path: Path) -> None:
+    settings = _settings(tmp_path, FULL)
+
+    with pytest.raises(ConfigurationError, match="two rules have the name 'large'"):
+        replace(settings, rules=[settings.rules[1], settings.rules[1]])
+
+
+def test_without_java_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    with pytest.raises(ConfigurationError, match=r"Java 17 .* openjdk-17"), spark_session(None, log=tmp_path / "log"):
+        pass
+
+
+def test_importing_the_command_imports_no_spark() -> None:
+    script = (
+        "import sys, spark_reconcile, spark_reconcile.cli; print('pyspark' in sys.modules, 'pyarrow' in sys.modules)"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.split() == ["False", "False"]
+
+
+def test_usage_errors_exit_with_2_and_one_line(tmp_path: Path) -> None:
+    ended = _outbox("reconcile", "run", "--config", str(tmp_path / "none.toml"))
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: cannot read")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_source_that_is_down_exits_with_3(tmp_path: Path) -> None:
+    ended = _outbox(
+        "reconcile", "run", "--url", "mysql+pymysql://u:secret@127.0.0.1:1/x", "--broker-data", str(tmp_path)
+    )
+
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert "127.0.0.1:1/x" in ended.stderr
+    assert "secret" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_explain_says_what_a_verdict_means() -> None:
+    ended = _outbox("reconcile", "explain", "phantom")
+
+    assert ended.returncode == 0
+    assert "no_business_row" in ended.stdout
+    assert _outbox("reconcile", "explain", "nonsense").returncode == 2
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_command_prints_json_and_says_nothing_of_spark(sqlite: Database, tmp_path: Path) -> None:
+    world = World()
+    world.groups()
+    for _ in range(3):
+        world.settled(age_ms=HOUR_MS)
+    world.order()
+    world.write(sqlite, tmp_path)
+    config = tmp_path / "reconcile.toml"
+    config.write_text(
+        f"""
+        [database]
+        url = "{sqlite.url}"
+        [broker]
+        data = "broker"
+        [[rules]]
+        name = "paid"
+        table = "orders"
+        where = {{ status = "PAID" }}
+        key_column = "id"
+        time_column = "paid_at_us"
+        topic = "order.paid"
+        [[inboxes]]
+        group = "tickets"
+        """
+    )
+
+    ended = _outbox("reconcile", "run", "--config", str(config), "--json", "--now-ms", str(NOW_MS), timeout=180)
+
+    assert ended.returncode == 1, ended.stderr
+    summary = json.loads(ended.stdout)
+    assert (summary["lost"], summary["messages"], summary["balanced"]) == (1, 3, False)
+    assert summary["sentence"] == "Not balanced: 1 lost."
+    assert "WARN" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert (tmp_path / "reconciliation" / summary["run_id"] / "report.html").exists()
+
+
+def _settings(folder: Path, text: str) -> Settings:
+    path = folder / "reconcile.toml"
+    path.write_text(text)
+    return settings_of(read_config(path), folder=folder)
+
+
+def _outbox(*arguments: str, timeout: int = 60) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "outbox", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)

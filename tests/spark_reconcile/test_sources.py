@@ -1,0 +1,351 @@
+"""The two data sources: what they read, what they refuse, how they part it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, StringStartsWith
+from sqlalchemy import create_engine, text
+
+from messaging import journal
+from messaging.errors import ConfigurationError, DatabaseUnavailable, SchemaMissing
+from spark_reconcile import Condition, NotComparable, Operator, Settings, run
+from spark_reconcile.reading import check_sources
+from spark_reconcile.sources.broker_log import BrokerLogSource
+from spark_reconcile.sources.database import Place, reading
+from spark_reconcile.sources.segments import survey
+from spark_reconcile.sources.sql import Part, SqlReader
+from spark_reconcile.sources.statements import Leg, Statement, business_statement
+from tests.fixtures.databases import Database
+from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, PAID, World, write_log
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def written(sqlite: Database, tmp_path: Path) -> Settings:
+    """Ten settled orders on SQLite, five records a segment."""
+    return _world(10).write(sqlite, tmp_path, records_a_segment=5)
+
+
+def test_a_torn_tail_ends_the_log_and_loses_nothing_before_it(written: Settings) -> None:
+    last = Path(survey(written.broker_data, "messages")[-1].path)
+    with last.open("ab") as file:
+        file.write(b"\x20\x00\x00\x00torn")
+
+    rows = _log_rows(written, "messages")
+
+    assert len(rows) == 10
+    assert all(row["damage"] is None for row in rows)
+
+
+def test_what_is_appended_after_the_survey_is_not_read(written: Settings) -> None:
+    segments = survey(written.broker_data, "messages")
+    with Path(segments[-1].path).open("ab") as file:
+        file.write(Path(segments[0].path).read_bytes()[journal.HEADER_BYTES :])
+
+    rows = _log_rows(written, "messages", segments=segments)
+
+    assert len(rows) == 10
+
+
+def test_a_flipped_bit_is_named_and_nothing_is_judged(written: Settings, spark: SparkSession) -> None:
+    first = Path(survey(written.broker_data, "messages")[0].path)
+    data = bytearray(first.read_bytes())
+    data[journal.HEADER_BYTES + 60] ^= 1
+    first.write_bytes(data)
+
+    with pytest.raises(NotComparable, match=rf"{first.name}: damaged .* at offset"):
+        run(written, session=spark, now_ms=NOW_MS)
+
+    assert not (written.output / "manifest.json").exists()
+    assert list(written.output.iterdir()) == []
+
+
+def test_a_segment_cut_short_in_the_middle_of_the_log_is_a_hole(written: Settings) -> None:
+    first = Path(survey(written.broker_data, "messages")[0].path)
+    first.write_bytes(first.read_bytes()[:-3])
+
+    with pytest.raises(NotComparable, match="has a hole"):
+        check_sources(written)
+
+
+def test_a_missing_segment_is_a_hole(written: Settings) -> None:
+    Path(survey(written.broker_data, "actions")[1].path).unlink()
+
+    with pytest.raises(NotComparable, match="has a hole between"):
+        check_sources(written)
+
+
+def test_a_record_of_a_newer_kind_is_refused_rather_than_passed_over(written: Settings, tmp_path: Path) -> None:
+    path = Path(survey(written.broker_data, "actions")[-1].path)
+    with path.open("ab") as file:
+        file.write(journal.frame(msgspec.msgpack.encode(["teleported", "topic"])))
+
+    damage = [row["damage"] for row in _log_rows(written, "actions") if row["damage"]]
+
+    assert len(damage) == 1
+    assert "teleported" in damage[0]
+
+
+def test_a_log_whose_beginning_was_dropped_reaches_back_to_its_first_segment(
+    written: Settings, spark: SparkSession
+) -> None:
+    world = _world(10)
+    kept = world.stored[5:]
+    write_log(written.broker_data / "messages", journal.SegmentKind.MESSAGES, kept, 5, first_offset=4_096)
+    header = journal.SegmentHeader(
+        kind=journal.SegmentKind.MESSAGES, first_offset=4_096, created_at_ms=kept[0].stored_at_ms - 1
+    )
+    path = journal.segment_path(written.broker_data / "messages", 4_096)
+    path.write_bytes(header.encode() + path.read_bytes()[journal.HEADER_BYTES :])
+
+    summary = run(written, session=spark, now_ms=NOW_MS)
+
+    assert summary.balanced
+    assert sorted(
+        (book.scope, book.rule, book.of, book.count) for book in summary.books if book.state == "unknown"
+    ) == [
+        ("business", "message_unknown", "paid orders are announced", 5),
+        ("delivery", "message_out_of_reach", "mail", 5),
+        ("delivery", "message_out_of_reach", "tickets", 5),
+        ("message", "broker_out_of_reach", "", 5),
+    ]
+
+
+def test_every_kind_of_action_becomes_rows(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"topic": "t", "group": "g", "at_ms": 7}
+    actions = [
+        journal.Declared(**common, position=3, settings={}),
+        journal.Fired(topic="t", at_ms=7, entries=[(3, "a")]),
+        journal.Delivered(**common, visible_at_ms=9, entries=[(3, "a", 1, 1), (4, "b", 1, 1)]),
+        journal.Extended(**common, visible_at_ms=19, entries=[(3, "a")]),
+        journal.Requeued(**common, entries=[(3, "a", 11, 1)], reason="no"),
+        journal.Acked(**common, entries=[(4, "b")]),
+        journal.Died(**common, entries=[(3, "a", 2)], reason="no"),
+        journal.Redriven(**common, entries=[(3, "a")]),
+        journal.Sought(**common, position=9, life=2),
+        journal.Paused(**common, paused=True),
+        journal.Paused(**common, paused=False),
+        journal.Canceled(at_ms=7, ids=["c"]),
+    ]
+    write_log(tmp_path / "actions", journal.SegmentKind.ACTIONS, actions, 100)
+
+    rows = _read_log("actions", survey(tmp_path, "actions"))
+
+    assert [(row["kind"], row["id"], row["sequence"], row["visible_at_ms"]) for row in rows] == [
+        ("declared", None, 3, None), ("fired", "a", 3, None), ("delivered", "a", 3, 9), ("delivered", "b", 4, 9),
+        ("extended", "a", 3, 19), ("requeued", "a", 3, 11), ("acked", "b", 4, None), ("died", "a", 3, None),
+        ("redriven", "a", 3, 7), ("sought", None, 9, None), ("paused", None, None, None), ("resumed", None, None, None),
+        ("canceled", "c", None, None),
+    ]  # fmt: skip
+    assert all(row["at_ms"] == 7 for row in rows)
+
+
+def test_a_folder_that_is_no_brokers_is_refused_with_the_cure(written: Settings, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="outbox broker serve --data"):
+        check_sources(replace(written, broker_data=tmp_path / "nowhere"))
+
+
+def test_ranges_cover_every_row_once_even_rows_without_a_value(sqlite: Database) -> None:
+    engine = create_engine(sqlite.url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE t (id INTEGER PRIMARY KEY, at INTEGER)"))
+        connection.execute(text("INSERT INTO t (id, at) VALUES (1, NULL), (2, 10), (3, 20), (4, 30), (5, 40), (6, 41)"))
+    engine.dispose()
+    statement = Statement(
+        leg=Leg.BUSINESS, table="t", columns={"id": "CAST(id AS TEXT)"}, constants={"topic": "x"}, range_by="at",
+        rows_about=700_000,
+    )  # fmt: skip
+    reader = SqlReader(Place.of(sqlite.url), [statement], snapshot=False)
+
+    parts = [part for part in reader.partitions() if isinstance(part, Part)]
+    rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+
+    assert len(parts) == 3
+    assert sorted(row["id"] for row in rows) == ["1", "2", "3", "4", "5", "6"]
+    assert {row["topic"] for row in rows} == {"x"}
+
+
+def test_comparisons_are_evaluated_by_the_database(written: Settings) -> None:
+    plan = check_sources(written)
+    since_ms = NOW_MS - 2 * HOUR_MS + 5 * MINUTE_MS
+    late, leg, pattern = (
+        GreaterThanOrEqual(("created_ms",), since_ms),
+        EqualTo(("leg",), "archive"),
+        StringStartsWith(("id",), "x"),
+    )
+    reader = SqlReader(Place.of(written.database_url), list(plan.rest[0].statements), snapshot=True)
+
+    left = list(reader.pushFilters([late, leg, pattern]))
+    rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+    assert left == [leg, pattern]
+    assert {row["leg"] for row in rows} == {"archive"}
+    assert len(rows) == 5
+
+
+@pytest.mark.spark
+def test_spark_pushes_its_comparisons_down(written: Settings, spark: SparkSession) -> None:
+    plan = check_sources(written)
+    frame = (
+        spark.read.format("outbox_sql")
+        .option("url", written.database_url)
+        .option("statements", msgspec.json.encode(plan.rest[0].statements).decode())
+        .option("snapshot", "true")
+        .load()
+    )
+
+    assert frame.where(f"leg = 'archive' and created_ms >= {NOW_MS - 2 * HOUR_MS + 5 * MINUTE_MS}").count() == 5
+
+
+def test_large_tables_are_read_one_after_the_other_and_small_ones_in_one_snapshot(
+    written: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = check_sources(written)
+    monkeypatch.setattr("spark_reconcile.reading.SNAPSHOT_ROWS_MAX", 5)
+    large = check_sources(written)
+
+    assert [read.snapshot for read in small.rest] == [True]
+    assert [(read.snapshot, read.statements[0].leg) for read in large.rest] == [
+        (False, Leg.OUTBOX), (False, Leg.ARCHIVE), (False, Leg.BUSINESS), (False, Leg.BUSINESS),
+    ]  # fmt: skip
+
+
+@pytest.mark.spark
+def test_reading_in_ranges_gives_the_same_verdicts_as_one_snapshot(
+    database: Database, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = _world(10).write(database, tmp_path)
+    monkeypatch.setattr("spark_reconcile.reading.SNAPSHOT_ROWS_MAX", 0)
+
+    summary = run(settings, session=spark, now_ms=NOW_MS)
+
+    assert summary.balanced
+    assert (summary.business_rows, summary.messages, summary.message_groups) == (10, 10, 20)
+
+
+@pytest.mark.parametrize("kind", ["DATETIME", "DATETIME(6)", "TIMESTAMP", "BIGINT"])
+def test_times_of_every_type_are_read_as_utc(mysql_like: Database, kind: str) -> None:
+    value = "1767323045000000" if kind == "BIGINT" else "'2026-01-02 03:04:05'"
+    engine = create_engine(mysql_like.url)
+    with engine.begin() as connection:
+        connection.execute(text("SET time_zone = '+00:00'"))
+        connection.execute(text(f"CREATE TABLE paid (id INT PRIMARY KEY, at {kind} NULL)"))
+        connection.execute(text(f"INSERT INTO paid VALUES (7, {value})"))
+    engine.dispose()
+
+    rows = _business_rows(mysql_like, "paid")
+
+    assert [(row["message_key"], row["created_ms"]) for row in rows] == [("7", 1_767_323_045_000)]
+
+
+def test_conditions_are_bound_and_combine(sqlite: Database) -> None:
+    engine = create_engine(sqlite.url)
+    with engine.begin() as connection:
+        connection.execute(
+            text("CREATE TABLE paid (id INTEGER PRIMARY KEY, at BIGINT, status TEXT, cents INT, gone INT)")
+        )
+        connection.execute(
+            text(
+                "INSERT INTO paid VALUES (1, 0, 'PAID', 5, NULL), (2, 0, 'SENT', 50, NULL), (3, 0, 'PAID', 50, 1), "
+                "(4, 0, 'OPEN', 50, NULL), (5, 0, 'x'' OR 1=1 --', 50, NULL)"
+            )
+        )
+    engine.dispose()
+    where = [
+        Condition(column="status", operator=Operator.IN, values=("PAID", "SENT", "x' OR 1=1 --")),
+        Condition(column="cents", operator=Operator.AT_LEAST, values=(50,)),
+        Condition(column="gone", operator=Operator.IS_NULL),
+    ]
+
+    assert [row["message_key"] for row in _business_rows(sqlite, "paid", where=where)] == ["2", "5"]
+
+
+def test_what_is_not_there_is_named_before_any_work(written: Settings, tmp_path: Path) -> None:
+    rule = written.rules[0]
+    wrong: list[tuple[Settings, type[Exception], str]] = [
+        (replace(written, rules=[replace(rule, table="order")]), ConfigurationError, "no table order"),
+        (replace(written, rules=[replace(rule, key_column="idd")]), ConfigurationError, "did you mean id?"),
+        (replace(written, rules=[replace(rule, time_column="status")]), ConfigurationError, "times are integers"),
+        (replace(written, rules=[replace(rule, table='o"; drop')]), ConfigurationError, "no table"),
+        (replace(written, database_url=f"sqlite:///{tmp_path / 'none.db'}"), DatabaseUnavailable, "none.db"),
+        (replace(written, database_url="mysql+pymysql://u:secret@127.0.0.1:1/x"), DatabaseUnavailable, "127.0.0.1:1/x"),
+        (replace(written, database_url="postgresql://u:secret@h/x"), ConfigurationError, "mysql"),
+        (replace(written, database_url="mysql://u:secret@h:port/x"), ConfigurationError, "cannot be taken apart"),
+    ]
+
+    for settings, error, message in wrong:
+        with pytest.raises(error, match=message) as raised:
+            check_sources(settings)
+        assert "secret" not in str(raised.value)
+
+
+@pytest.mark.spark
+def test_a_table_that_fails_while_it_is_read_is_said_in_one_line(
+    written: Settings, sqlite: Database, spark: SparkSession
+) -> None:
+    engine = create_engine(sqlite.url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_archive SET attempts = 'many' WHERE id = 'good-3'"))
+    engine.dispose()
+
+    with pytest.raises(NotComparable, match="failed while it was read") as raised:
+        run(written, session=spark, now_ms=NOW_MS)
+
+    assert len(str(raised.value).splitlines()) == 1
+    assert "many" in str(raised.value)
+
+
+def test_missing_outbox_tables_name_the_command_that_makes_them(sqlite: Database, written: Settings) -> None:
+    engine = create_engine(sqlite.url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE outbox_archive"))
+    engine.dispose()
+
+    with pytest.raises(SchemaMissing, match="outbox db upgrade"):
+        check_sources(written)
+
+
+def _world(count: int) -> World:
+    world = World()
+    world.groups()
+    for number in range(count):
+        world.settled(age_ms=2 * HOUR_MS - number * MINUTE_MS)
+    return world
+
+
+def _business_rows(database: Database, table: str, *, where: list[Condition] | None = None) -> list[dict[str, Any]]:
+    from spark_reconcile import BusinessRule
+
+    rule = BusinessRule(name="r", table=table, key_column="id", time_column="at", topic=PAID, where=where or [])
+    place = Place.of(database.url)
+    with reading(place) as reader:
+        statement = business_statement(reader, rule, 0)
+    return [row for batch in SqlReader(place, [statement], snapshot=True).read(Part((0,))) for row in batch.to_pylist()]
+
+
+def _log_rows(settings: Settings, log: str, *, segments: list[Any] | None = None) -> list[dict[str, Any]]:
+    return _read_log(log, segments or survey(settings.broker_data, log))
+
+
+def _read_log(log: str, segments: list[Any]) -> list[dict[str, Any]]:
+    return list(_rows_of(log, segments))
+
+
+def _rows_of(log: str, segments: list[Any]) -> Iterator[dict[str, Any]]:
+    from pyspark.sql.types import StructType
+
+    source = BrokerLogSource({"log": log, "segments": msgspec.json.encode(segments).decode()})
+    reader = source.reader(StructType())
+    for part in reader.partitions():
+        with closing(reader.read(part)) as batches:  # type: ignore[arg-type]
+            for batch in batches:
+                yield from batch.to_pylist()

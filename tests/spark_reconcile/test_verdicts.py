@@ -1,0 +1,198 @@
+"""The rule tables: complete, in the documented order, and the same in Python, in SQL and in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spark_reconcile.business_rules import BUSINESS_RULES
+from spark_reconcile.delivery_rules import DELIVERY_RULES
+from spark_reconcile.judging import RULES, judged
+from spark_reconcile.message_rules import MESSAGE_RULES
+from spark_reconcile.verdict import UNEXPLAINED, Rule, Severity, State, classify, facts_asked
+from tests.spark_reconcile import oracle
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOW_MS = 10_000_000
+BOUNDS = {
+    "now_ms": NOW_MS, "grace_ms": 60_000, "late_after_ms": 120_000, "clock_skew_ms": 1_000,
+    "archive_reach_ms": 2_000_000, "broker_reach_ms": 1_000_000, "actions_reach_ms": 0,
+}  # fmt: skip
+# Before any reach, within it, at the edges of the grace time, now, and ahead.
+TIMES = [0, 500_000, 1_500_000, 5_000_000, NOW_MS - 60_001, NOW_MS - 60_000, NOW_MS - 59_999, NOW_MS, NOW_MS + 600_000]
+FLAG, COUNT = [0, 1], [0, 1, 2]
+
+MESSAGE_FACTS: Mapping[str, Sequence[int]] = {
+    "outbox": COUNT, "parked": FLAG, "archive": COUNT, "broker": COUNT, "canceled": FLAG, "covered": FLAG,
+    "business": COUNT, "topic_known": FLAG, "body_differs": FLAG, "topic_differs": FLAG, "key_differs": FLAG,
+    "due_differs": FLAG, "created_ms": TIMES, "sent_ms": TIMES, "stored_ms": TIMES, "business_reach_ms": [0, 3_000_000],
+}  # fmt: skip
+DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
+    "stored": COUNT, "deliveries": COUNT, "acks": COUNT, "nacks": COUNT, "redrives": FLAG, "seeks": FLAG,
+    "effects": COUNT, "has_inbox": FLAG, "canceled": FLAG, "paused": FLAG, "last_kind": [0, 1, 2, 3, 4, 5],
+    "sequence": [-1, 0, 5], "floor": [0, 3], "deliver_at_ms": TIMES, "ready_ms": TIMES, "stored_ms": TIMES,
+    "first_delivered_ms": TIMES, "first_ack_ms": TIMES, "effect_ms": TIMES, "last_ms": TIMES,
+    "visible_ms": [0, NOW_MS - 120_000, NOW_MS - 119_999, NOW_MS + 1], "inbox_reach_ms": [0, 3_000_000],
+}  # fmt: skip
+BUSINESS_FACTS: Mapping[str, Sequence[int]] = {
+    "rows": [1, 2], "messages": [0, 1, 2, 3], "due_differs": FLAG, "time_ms": TIMES,
+    "lost": FLAG, "unsent": FLAG, "pending": FLAG, "parked": FLAG, "canceled": FLAG, "mismatch": FLAG,
+    "duplicate": FLAG, "phantom": FLAG, "unknown": FLAG,
+}  # fmt: skip
+Scope = tuple[tuple[Rule, ...], Mapping[str, Sequence[int]], Callable[[Mapping[str, int]], str]]
+SCOPES: dict[str, Scope] = {
+    "message": (MESSAGE_RULES, MESSAGE_FACTS, oracle.message_rule),
+    "delivery": (DELIVERY_RULES, DELIVERY_FACTS, oracle.delivery_rule),
+    "business": (BUSINESS_RULES, BUSINESS_FACTS, oracle.business_rule),
+}
+every_scope = pytest.mark.parametrize("scope", SCOPES)
+
+
+def _possible(scope: str, facts: Mapping[str, int]) -> bool:
+    """Evidence that can come about: a row exists because some source has it."""
+    if scope == "message":
+        return bool(facts["outbox"] or facts["archive"] or facts["broker"] or facts["canceled"])
+    if scope == "delivery":
+        return bool(facts["stored"] or facts["deliveries"] or facts["acks"] or facts["effects"] or facts["last_kind"])
+    return facts["canceled"] <= facts["messages"]
+
+
+def _facts(scope: str) -> st.SearchStrategy[dict[str, int]]:
+    domain = SCOPES[scope][1]
+    strategy = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in domain.items()})
+    return strategy.filter(lambda facts: _possible(scope, facts))
+
+
+@every_scope
+@settings(max_examples=1_500)
+@given(data=st.data())
+def test_every_evidence_gets_the_verdict_that_plain_words_give_it(scope: str, data: st.DataObject) -> None:
+    rules, _, plain = SCOPES[scope]
+    facts = {**data.draw(_facts(scope)), **BOUNDS}
+
+    given_rule = classify(rules, facts)
+
+    assert given_rule != UNEXPLAINED
+    assert given_rule == plain(facts)
+
+
+def test_every_combination_of_presence_and_count_of_a_message_is_explained() -> None:
+    small = {
+        **MESSAGE_FACTS, "created_ms": [500_000, 5_000_000, NOW_MS], "sent_ms": [500_000, 5_000_000, NOW_MS],
+        "stored_ms": [500_000, 5_000_000, NOW_MS],
+        "business": FLAG, "business_reach_ms": [0],
+    }  # fmt: skip
+    for name in ("body_differs", "topic_differs", "key_differs", "due_differs"):
+        small[name] = [0]
+    seen = set()
+
+    for values in product(*small.values()):
+        facts = {**dict(zip(small, values, strict=True)), **BOUNDS}
+        if _possible("message", facts):
+            rule = classify(MESSAGE_RULES, facts)
+            assert rule == oracle.message_rule(facts), facts
+            seen.add(rule)
+
+    assert UNEXPLAINED not in seen
+    assert seen == {rule.name for rule in MESSAGE_RULES if "differs" not in rule.name} - {"business_out_of_reach"}
+
+
+@pytest.mark.spark
+@every_scope
+def test_spark_gives_the_same_verdicts_as_python_over_the_evidence_cube(
+    scope: str, spark: SparkSession, random_seed: int
+) -> None:
+    rules, domain, _ = SCOPES[scope]
+    random = Random(random_seed)
+    cube = [{name: random.choice(values) for name, values in domain.items()} for _ in range(20_000)]
+    rows = [tuple(facts.values()) for facts in cube]
+    frame = spark.createDataFrame(rows, ", ".join(f"{name} bigint" for name in domain))
+
+    found = judged(frame, rules, BOUNDS).collect()
+
+    wrong = [
+        (row["rule"], expected, facts)
+        for row, facts in zip(found, cube, strict=True)
+        if row["rule"] != (expected := classify(rules, {**facts, **BOUNDS}))
+    ]
+    assert wrong == []
+    by_name = {rule.name: rule for rule in rules}
+    for row in found:
+        if row["rule"] != UNEXPLAINED:
+            assert (row["state"], row["severity"]) == (by_name[row["rule"]].state, by_name[row["rule"]].severity)
+    assert len({row["rule"] for row in found}) > len(rules) // 2
+
+
+@pytest.mark.spark
+@every_scope
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_spark_and_plain_words_agree_on_any_evidence(scope: str, spark: SparkSession, data: st.DataObject) -> None:
+    rules, domain, plain = SCOPES[scope]
+    cube = data.draw(st.lists(_facts(scope), min_size=1, max_size=40))
+    rows = [tuple(facts[name] for name in domain) for facts in cube]
+    frame = spark.createDataFrame(rows, ", ".join(f"{name} bigint" for name in domain))
+
+    found = [row["rule"] for row in judged(frame, rules, BOUNDS).collect()]
+
+    assert found == [plain({**facts, **BOUNDS}) for facts in cube]
+
+
+@every_scope
+def test_every_rule_can_decide(scope: str, random_seed: int) -> None:
+    rules, domain, _ = SCOPES[scope]
+    random = Random(random_seed)
+    missing = {rule.name for rule in rules}
+
+    # Bounds that let the action log be complete or not, and ages of every kind.
+    for _ in range(400_000):
+        facts = {name: random.choice(values) for name, values in domain.items()}
+        bounds = {**BOUNDS, "actions_reach_ms": random.choice([0, 1]), "broker_reach_ms": random.choice([0, 1_000_000])}
+        for name in ("body_differs", "topic_differs", "key_differs", "due_differs"):
+            if name in facts and random.random() < 0.7:
+                facts[name] = 0
+        missing.discard(classify(rules, {**facts, **bounds}))
+        if not missing:
+            break
+
+    assert missing == set()
+
+
+@every_scope
+def test_rules_ask_only_for_facts_that_the_evidence_has(scope: str) -> None:
+    rules, domain, _ = SCOPES[scope]
+
+    assert facts_asked(rules) <= {*domain, *BOUNDS}
+
+
+def test_every_rule_says_what_it_means_and_findings_say_what_to_do() -> None:
+    for rules in RULES.values():
+        names = [rule.name for rule in rules]
+        assert len(names) == len(set(names))
+        for rule in rules:
+            assert rule.name.replace("_", "").isalpha()
+            assert rule.meaning.endswith(".")
+            if rule.severity in {Severity.FINDING, Severity.ATTENTION} and not rule.echo:
+                assert rule.cause.endswith(".")
+                assert rule.cure.endswith(".")
+            assert rule.state is not State.UNEXPLAINED
+
+
+def test_the_documentation_prints_the_tables_as_they_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reconciliation.md").read_text(encoding="utf-8")
+
+    for rules in RULES.values():
+        lines = [
+            f"| {rule.state} | `{rule.name}` | {rule.severity} | {rule.meaning} | {rule.cause} | {rule.cure} |"
+            for rule in rules
+        ]
+        assert "\n".join(lines) in page

@@ -1,0 +1,249 @@
+"""A made-up business whose records are known to the last row: built in memory, then written as tables and logs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, create_engine, insert
+from sqlalchemy.schema import CreateSchema
+
+from messaging import journal
+from outbox.schema import outbox_tables
+from spark_reconcile import BusinessRule, Condition, Grace, InboxSource, Settings
+from tests.fixtures.databases import Database
+
+NOW_MS = 1_800_000_000_000
+SECOND_MS = 1_000
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+PAID, REMINDER = "order.paid", "trip.reminder"
+TICKETS, MAIL = "tickets", "mail"
+GRACE = Grace(seconds=60, late_after_seconds=120, clock_skew_seconds=1)
+
+_metadata = MetaData()
+ORDERS = Table(
+    "orders",
+    _metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("status", String(16), nullable=False),
+    Column("paid_at_us", BigInteger, nullable=False),
+    Column("remind_at_us", BigInteger, nullable=True),
+)
+
+
+@dataclass(slots=True)
+class World:
+    """Rows of every source. `plant` methods are in faults; here are rows, and messages for which all is well."""
+
+    orders: list[dict[str, Any]] = field(default_factory=list)
+    outbox: list[dict[str, Any]] = field(default_factory=list)
+    archive: list[dict[str, Any]] = field(default_factory=list)
+    inbox: list[dict[str, Any]] = field(default_factory=list)
+    stored: list[journal.MessageRecord] = field(default_factory=list)
+    actions: list[journal.Action] = field(default_factory=list)
+    _sequences: dict[str, int] = field(default_factory=dict)
+    _last_order: int = 0
+
+    # -- whole messages ----------------------------------------------------------------------------------------------
+
+    def groups(self) -> None:
+        """Declare the groups, before everything else."""
+        for topic, group in ((PAID, TICKETS), (PAID, MAIL), (REMINDER, MAIL)):
+            self.actions.append(
+                journal.Declared(topic=topic, group=group, at_ms=NOW_MS - 24 * HOUR_MS, position=0, settings={})
+            )
+
+    def settled(self, *, age_ms: int = HOUR_MS) -> str:
+        """An order whose message went all the way."""
+        order = self.order(age_ms=age_ms)
+        message = self.sent(f"good-{order}", key=str(order), age_ms=age_ms)
+        sequence = self.store(message, key=str(order), age_ms=age_ms)
+        self.done(message, sequence, TICKETS, age_ms=age_ms)
+        self.done(message, sequence, MAIL, age_ms=age_ms)
+        return message
+
+    def done(self, message: str, sequence: int, group: str, *, age_ms: int, topic: str = PAID) -> None:
+        """Delivered, handled where there is an inbox, acknowledged."""
+        self.deliver(message, sequence, group, age_ms=age_ms - 20, topic=topic)
+        if group == TICKETS:
+            self.handle(message, age_ms=age_ms - 30)
+        self.ack(message, sequence, group, age_ms=age_ms - 40, topic=topic)
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def order(self, *, age_ms: int = HOUR_MS, status: str = "PAID", remind_at_ms: int | None = None) -> int:
+        """A business row."""
+        self._last_order += 1
+        self.orders.append(
+            {
+                "id": self._last_order,
+                "status": status,
+                "paid_at_us": (NOW_MS - age_ms) * 1000,
+                "remind_at_us": None if remind_at_ms is None else remind_at_ms * 1000,
+            }
+        )
+        return self._last_order
+
+    def unsent(
+        self, message: str, *, key: str | None, age_ms: int = HOUR_MS, topic: str = PAID, state: str = "pending"
+    ) -> str:
+        """A row of the live message table."""
+        self.outbox.append(
+            {
+                "id": message, "kind": "publish", "state": state, "due_at_us": (NOW_MS - age_ms) * 1000, "attempts": 1,
+                "topic": topic, "message_key": key, "body": message.encode(), "body_sha256": sha(message),
+                "deliver_at_ms": None, "created_at_us": (NOW_MS - age_ms) * 1000,
+            }
+        )  # fmt: skip
+        return message
+
+    def sent(
+        self, message: str, *, key: str | None, age_ms: int = HOUR_MS, topic: str = PAID,
+        deliver_at_ms: int | None = None, kind: str = "publish", outcome: str = "stored",
+    ) -> str:  # fmt: skip
+        """A row of the archive."""
+        self.archive.append(
+            {
+                "id": message, "kind": kind, "topic": topic, "message_key": key, "body_sha256": sha(message),
+                "deliver_at_ms": deliver_at_ms, "created_at_us": (NOW_MS - age_ms) * 1000,
+                "sent_at_us": (NOW_MS - age_ms + 15) * 1000, "attempts": 1, "outcome": outcome,
+            }
+        )  # fmt: skip
+        return message
+
+    def store(
+        self, message: str, *, key: str | None, age_ms: int = HOUR_MS, topic: str = PAID, body: str | None = None,
+        deliver_at_ms: int | None = None, scheduled: bool = False,
+    ) -> int:  # fmt: skip
+        """A record of the message log; returns its sequence, -1 where it is scheduled."""
+        sequence = None if scheduled else self.place(topic)
+        self.stored.append(
+            journal.MessageRecord(
+                sequence=sequence, id=message, topic=topic, key=key, headers={}, body=(body or message).encode(),
+                created_at_ms=NOW_MS - age_ms, stored_at_ms=NOW_MS - age_ms + 10, deliver_at_ms=deliver_at_ms,
+            )
+        )  # fmt: skip
+        return -1 if sequence is None else sequence
+
+    def place(self, topic: str) -> int:
+        """The next sequence of a topic."""
+        self._sequences[topic] = self._sequences.get(topic, -1) + 1
+        return self._sequences[topic]
+
+    def fire(self, message: str, *, age_ms: int, topic: str = REMINDER) -> int:
+        """A scheduled message fell due."""
+        sequence = self.place(topic)
+        self.actions.append(journal.Fired(topic=topic, at_ms=NOW_MS - age_ms, entries=[(sequence, message)]))
+        return sequence
+
+    def deliver(
+        self, message: str, sequence: int, group: str, *, age_ms: int, topic: str = PAID, invisible_ms: int = 30_000,
+        number: int = 1,
+    ) -> None:  # fmt: skip
+        """A hand-out."""
+        at_ms = NOW_MS - age_ms
+        self.actions.append(
+            journal.Delivered(
+                topic=topic, group=group, at_ms=at_ms, visible_at_ms=at_ms + invisible_ms,
+                entries=[(sequence, message, number, number)],
+            )
+        )  # fmt: skip
+
+    def ack(self, message: str, sequence: int, group: str, *, age_ms: int, topic: str = PAID) -> None:
+        """An acknowledgement."""
+        self.actions.append(
+            journal.Acked(topic=topic, group=group, at_ms=NOW_MS - age_ms, entries=[(sequence, message)])
+        )
+
+    def handle(self, message: str, *, age_ms: int, group: str = TICKETS) -> None:
+        """A row of the inbox."""
+        self.inbox.append(
+            {
+                "consumer_group": group, "message_id": message, "topic": PAID,
+                "handled_at_us": (NOW_MS - age_ms) * 1000,
+            }
+        )  # fmt: skip
+
+    def shuffle(self, random: Random) -> None:
+        """The same rows in another order."""
+        for rows in (self.orders, self.outbox, self.archive, self.inbox):
+            random.shuffle(rows)
+
+    # -- on disk -----------------------------------------------------------------------------------------------------
+
+    def write(self, database: Database, folder: Path, *, records_a_segment: int = 1000) -> Settings:
+        """Write everything; returns the settings that reconcile it."""
+        engine = create_engine(database.url)
+        try:
+            with engine.begin() as connection:
+                self._write_tables(connection, database)
+        finally:
+            engine.dispose()
+        write_log(folder / "broker" / "messages", journal.SegmentKind.MESSAGES, self.stored, records_a_segment)
+        actions = sorted(self.actions, key=lambda action: action.at_ms)
+        write_log(folder / "broker" / "actions", journal.SegmentKind.ACTIONS, actions, records_a_segment)
+        return Settings(
+            database_url=database.url,
+            schema=database.schema or "outbox",
+            broker_data=folder / "broker",
+            output=folder / "out",
+            rules=[
+                BusinessRule(
+                    name="paid orders are announced", table="orders", key_column="id", time_column="paid_at_us",
+                    topic=PAID, where=[Condition(column="status", values=("PAID",))],
+                ),
+                BusinessRule(
+                    name="travellers are reminded", table="orders", key_column="id", time_column="paid_at_us",
+                    topic=REMINDER, where=[Condition(column="status", values=("BOOKED",))],
+                    deliver_at_column="remind_at_us",
+                ),
+            ],
+            inboxes=[InboxSource(group=TICKETS)],
+            grace=GRACE,
+        )  # fmt: skip
+
+    def _write_tables(self, connection: Connection, database: Database) -> None:
+        if database.schema:
+            connection.execute(CreateSchema(database.schema, if_not_exists=True))
+        tables = outbox_tables(database.schema)
+        _metadata.drop_all(connection)
+        _metadata.create_all(connection)
+        tables.metadata.create_all(connection)
+        written = (
+            (ORDERS, self.orders), (tables.message, self.outbox), (tables.archive, self.archive),
+            (tables.inbox, self.inbox),
+        )  # fmt: skip
+        for table, rows in written:
+            connection.execute(table.delete())
+            if rows:
+                connection.execute(insert(table), rows)
+
+
+def write_log(
+    folder: Path, kind: journal.SegmentKind, records: Sequence[object], records_a_segment: int, *, first_offset: int = 0
+) -> list[Path]:
+    """A log of segments, as the broker writes them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in journal.segment_paths(folder):
+        old.unlink()
+    offset, paths = first_offset, []
+    for start in range(0, max(len(records), 1), records_a_segment):
+        frames = b"".join(
+            journal.frame(journal.encode_record(record)) for record in records[start : start + records_a_segment]
+        )
+        header = journal.SegmentHeader(kind=kind, first_offset=offset, created_at_ms=NOW_MS - 24 * HOUR_MS)
+        path = journal.segment_path(folder, offset)
+        path.write_bytes(header.encode() + frames)
+        paths.append(path)
+        offset += len(frames)
+    return paths
+
+
+def sha(body: str) -> str:
+    """The SHA-256 of a body, as the outbox writes it."""
+    return hashlib.sha256(body.encode()).hexdigest()
