@@ -1,4 +1,5 @@
-"""The tables of the outbox: message, archive, inbox. Their definition; who reads and writes them is elsewhere.
+"""The tables of the outbox: message, archive, inbox, order, lease. Their definition; who reads and writes them is
+elsewhere.
 
 On MySQL and MariaDB they stand in a schema (database) of their own on the business's instance, `outbox` unless told
 otherwise; on SQLite, which has no schemas, their names begin with `outbox_`. Times are integers, microseconds since the
@@ -8,16 +9,31 @@ zone, no driver and no daylight saving can change what they mean.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    inspect,
+)
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
 
 DEFAULT_SCHEMA = "outbox"
+TABLES_MAX: Final = 1024
+_SPLIT_NAME: Final = re.compile(r"message_[0-9]{4}")
 
 _ID = String(64).with_variant(mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
 _NAME = String(255).with_variant(mysql.VARCHAR(255, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
@@ -41,20 +57,33 @@ class RowState(StrEnum):
 
 
 class RowKind(StrEnum):
-    """What the broker is asked to do for a row: take a message, or cancel one."""
+    """What the broker is asked to do for a row: take a message, or cancel one. Unknown is what newer code may write."""
 
     PUBLISH = "publish"
     CANCEL = "cancel"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, _value: object) -> RowKind:
+        return cls.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxTables:
-    """The tables, as SQLAlchemy knows them, under one schema."""
+    """The tables, as SQLAlchemy knows them, under one schema.
+
+    `order_head` has the last number given to each ordered key, `order_queue` the numbers whose messages are not sent
+    yet. `instance` and `lease` say which compensators live and which sources are whose.
+    """
 
     metadata: MetaData
     message: Table
     archive: Table
     inbox: Table
+    order_head: Table
+    order_queue: Table
+    instance: Table
+    lease: Table
 
 
 @lru_cache(maxsize=64)
@@ -62,8 +91,79 @@ def outbox_tables(schema: str | None) -> OutboxTables:
     """The tables in `schema`; None (SQLite) gives them the prefix `outbox_` instead."""
     metadata = MetaData(schema=schema)
     prefix = "" if schema else "outbox_"
-    message = Table(
-        f"{prefix}message",
+    return OutboxTables(
+        metadata=metadata,
+        message=_message_table(metadata, f"{prefix}message"),
+        archive=_archive_table(metadata, prefix),
+        inbox=_inbox_table(metadata, prefix),
+        order_head=Table(
+            f"{prefix}order_head",
+            metadata,
+            Column("order_key", _WORD, primary_key=True),
+            Column("seq", BigInteger, nullable=False),
+            **_MYSQL_OPTIONS,
+        ),
+        order_queue=Table(
+            f"{prefix}order_queue",
+            metadata,
+            Column("order_key", _WORD, primary_key=True),
+            Column("order_seq", BigInteger, primary_key=True, autoincrement=False),
+            Column("message_id", _ID, nullable=False),
+            **_MYSQL_OPTIONS,
+        ),
+        instance=Table(
+            f"{prefix}compensator_instance",
+            metadata,
+            Column("id", _ID, primary_key=True),
+            Column("zone", _ID, nullable=False),
+            Column("started_at_us", BigInteger, nullable=False),
+            Column("alive_until_us", BigInteger, nullable=False),
+            **_MYSQL_OPTIONS,
+        ),
+        lease=Table(
+            f"{prefix}compensator_lease",
+            metadata,
+            Column("source", _NAME, primary_key=True),
+            Column("instance", _ID, nullable=True),
+            Column("until_us", BigInteger, nullable=False),
+            Column("epoch", BigInteger, nullable=False),
+            **_MYSQL_OPTIONS,
+        ),
+    )
+
+
+@lru_cache(maxsize=16 * 1024)
+def message_table(schema: str | None, name: str) -> Table:
+    """One message table of those that a schema may have; the plain one is part of outbox_tables()."""
+    tables = outbox_tables(schema)
+    return tables.message if tables.message.name == name else _message_table(MetaData(schema=schema), name)
+
+
+def plain_message_table_name(schema: str | None) -> str:
+    """The name of the message table that is not split."""
+    return "message" if schema else "outbox_message"
+
+
+def split_message_table_name(number: int) -> str:
+    """The name of one of the tables that messages are split over by CRC32 of their keys (MySQL and MariaDB)."""
+    return f"message_{number:04d}"
+
+
+def message_table_names(connection: Connection, schema: str | None) -> list[str]:
+    """The message tables that a schema has: the plain one, and those that it is split into. Sorted."""
+    plain = plain_message_table_name(schema)
+    names = inspect(connection).get_table_names(schema=schema)
+    return sorted(name for name in names if name == plain or (schema and _SPLIT_NAME.fullmatch(name)))
+
+
+def schema_for(dialect: Dialect, schema: str | None) -> str | None:
+    """The schema that applies on this dialect: None on SQLite, else the one asked for."""
+    return None if dialect.name == "sqlite" else (schema or DEFAULT_SCHEMA)
+
+
+def _message_table(metadata: MetaData, name: str) -> Table:
+    return Table(
+        name,
         metadata,
         Column("id", _ID, primary_key=True),
         Column("kind", _WORD, nullable=False),
@@ -79,11 +179,16 @@ def outbox_tables(schema: str | None) -> OutboxTables:
         Column("deliver_at_ms", BigInteger, nullable=True),
         Column("created_at_us", BigInteger, nullable=False),
         Column("last_error", _TEXT, nullable=True),
+        Column("order_key", _WORD, nullable=True),
+        Column("order_seq", BigInteger, nullable=True),
         # The claim walks this index in its own order, so that LIMIT stops the walk: see MessageStore.due_ids.
-        Index(f"ix_{prefix}message_state_due", "state", "due_at_us", "id"),
+        Index(f"ix_{name}_state_due", "state", "due_at_us", "id"),
         **_MYSQL_OPTIONS,
     )
-    archive = Table(
+
+
+def _archive_table(metadata: MetaData, prefix: str) -> Table:
+    return Table(
         f"{prefix}archive",
         metadata,
         # sent_at_us leads the key, so that the archive can be partitioned, and dropped, by day.
@@ -101,7 +206,10 @@ def outbox_tables(schema: str | None) -> OutboxTables:
         Index(f"ix_{prefix}archive_created", "created_at_us"),
         **_MYSQL_OPTIONS,
     )
-    inbox = Table(
+
+
+def _inbox_table(metadata: MetaData, prefix: str) -> Table:
+    return Table(
         f"{prefix}inbox",
         metadata,
         Column("consumer_group", _NAME, primary_key=True),
@@ -111,9 +219,3 @@ def outbox_tables(schema: str | None) -> OutboxTables:
         Index(f"ix_{prefix}inbox_handled", "handled_at_us"),
         **_MYSQL_OPTIONS,
     )
-    return OutboxTables(metadata=metadata, message=message, archive=archive, inbox=inbox)
-
-
-def schema_for(dialect: Dialect, schema: str | None) -> str | None:
-    """The schema that applies on this dialect: None on SQLite, else the one asked for."""
-    return None if dialect.name == "sqlite" else (schema or DEFAULT_SCHEMA)
