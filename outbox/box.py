@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from random import Random
 from typing import Any, Concatenate, Final, Self, TypeVar, overload
 from weakref import WeakKeyDictionary
@@ -28,6 +29,7 @@ from messaging.message import (
     Message,
     check_deliver_at,
     check_message_id,
+    check_topic,
     encode_body,
 )
 from outbox import engine_hooks, session_hooks
@@ -39,8 +41,11 @@ from outbox.database import (
     same_database,
     translate,
 )
+from outbox.ordering import order_key
+from outbox.placement import MessageTable, Placement
 from outbox.relay import Relay, RelayPolicy
 from outbox.row import OutboxRow, cancel_row, publish_row
+from outbox.schema import schema_for
 from outbox.sender import Sender, SenderLimits
 from outbox.store import MessageStore
 from outbox.transactional import P, Propagation, R, Transactional
@@ -71,7 +76,9 @@ class Outbox:
         database: Engine | AsyncEngine | URL | str,
         *,
         broker: Broker | str,
-        schema: str | None = None,
+        schema: str | Sequence[str] | None = None,
+        tables: int = 1,
+        ordered: Collection[str] = (),
         session_factory: Callable[[], Session] | Callable[[], AsyncSession] | None = None,
         policy: RelayPolicy | None = None,
         sender: SenderLimits | None = None,
@@ -79,13 +86,21 @@ class Outbox:
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        """`schema`: where the message tables are, `outbox` by default. `body_bytes_max`: keep it, doubled for escaping,
-        below the server's max_allowed_packet."""
+        """`schema`: where the message tables are, `outbox` by default. `tables`: over how many message tables, and as
+        many schemas as are named, the messages are split by the CRC32 of their keys.
+
+        `ordered`: topics whose messages reach the broker, key by key, in the order in which their transactions
+        committed. Transactions that publish under one key of such a topic commit one after the other.
+        `body_bytes_max`: keep it, doubled for escaping, below the server's max_allowed_packet.
+        """
         self.engine = open_engine(database)
         self._async_engine = database if isinstance(database, AsyncEngine) else None
         self.broker = connect(broker) if isinstance(broker, str) else broker
         self._limits = sender or SenderLimits()
-        self._store = MessageStore(dialect=self.engine.dialect, schema=schema)
+        self.placement = _placement(self.engine, schema, tables)
+        first = self.placement.tables[0]
+        self._store = MessageStore(dialect=self.engine.dialect, schema=first.schema, table=first.name)
+        self._ordered = frozenset(check_topic(topic) for topic in ordered)
         self._session_factory = session_factory or self._default_factory()
         self._body_bytes_max = min(body_bytes_max, limits.BODY_BYTES_MAX)
         self._clock = clock or SystemClock()
@@ -128,7 +143,7 @@ class Outbox:
             topic=topic, body=body, key=key, headers=headers, message_id=message_id,
             deliver_at_ms=self._deliver_at_ms(deliver_at, delay),
         )  # fmt: skip
-        self._add(publish_row(message), session)
+        self._add(self._publish_row(message), session)
         return message
 
     def cancel(self, message_id: str, *, session: AnySession | None = None) -> None:
@@ -136,7 +151,8 @@ class Outbox:
 
         The broker's answer (canceled, too_late, unknown) is kept in the archive under the cancel's own id.
         """
-        self._add(cancel_row(check_message_id(message_id)), session)
+        row = cancel_row(check_message_id(message_id), table=self.placement.place(message_id))
+        self._add(row, session)
 
     @overload
     def transactional(self, function: Callable[Concatenate[S, P], R], /) -> Transactional[P, R]: ...
@@ -239,7 +255,7 @@ class Outbox:
         self._refuse_foreign(connection)
         unit.start_lease()
         try:
-            self._store.insert(connection, unit.rows, token=self._sender.token, lease_us=self._limits.lease_ms * 1000)
+            written = self._insert(connection, unit.rows)
         except IntegrityError as error:
             ids = ", ".join(row.id for row in unit.rows[:3])
             raise DuplicateMessageId(f"a message id was published before (one of {ids}...)") from error
@@ -247,11 +263,24 @@ class Outbox:
             if is_schema_missing(error):
                 raise translate(error, self.engine.url) from error
             raise
-        unit.mark_written()
+        unit.mark_written(written)
 
     def committed(self, unit: UnitOfWork) -> None:
         """Hand a committed unit to the sender. Never raises: the commit has succeeded, whatever becomes of the send."""
-        self._sender.offer(unit.rows, written_at_ms=unit.written_at_ms)
+        self._sender.offer(unit.written_rows, written_at_ms=unit.written_at_ms)
+
+    def _insert(self, connection: Connection, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
+        """One INSERT for each table that the rows are in, in the tables' order: two transactions that publish under
+        the same ordered keys lock them in the same order.
+        """
+        by_table: dict[MessageTable, list[OutboxRow]] = {}
+        for row in rows:
+            by_table.setdefault(row.table or self._store.table, []).append(row)
+        lease_us = self._limits.lease_ms * 1000
+        written: list[OutboxRow] = []
+        for table, ones in sorted(by_table.items(), key=itemgetter(0)) if len(by_table) > 1 else by_table.items():
+            written += self._store.at(table).insert(connection, ones, token=self._sender.token, lease_us=lease_us)
+        return written
 
     def _default_factory(self) -> Callable[[], Session] | Callable[[], AsyncSession]:
         if self._async_engine is not None:
@@ -259,6 +288,14 @@ class Outbox:
         return sessionmaker(self.engine)
 
     # -- helpers of publish and cancel -------------------------------------------------------------------------------
+
+    def _publish_row(self, message: Message) -> OutboxRow:
+        table = self.placement.place(message.id if message.key is None else message.key)
+        if message.topic not in self._ordered:
+            return publish_row(message, table=table)
+        if message.key is None:
+            raise InvalidMessage(f"the topic {message.topic} is ordered, key by key: publish with key=")
+        return publish_row(message, table=table, order_key=order_key(message.topic, message.key))
 
     def _add(self, row: OutboxRow, given: AnySession | None) -> None:
         session = self._session(given)
@@ -352,3 +389,8 @@ class Outbox:
             )
         if is_autocommit(connection):
             raise ConfigurationError("this connection is in AUTOCOMMIT: there is no transaction to publish in")
+
+
+def _placement(engine: Engine, schema: str | Sequence[str] | None, tables: int) -> Placement:
+    names = [schema] if schema is None or isinstance(schema, str) else schema
+    return Placement(schemas=[schema_for(engine.dialect, name) for name in names], tables=tables)

@@ -8,9 +8,10 @@ other, and step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, create_engine, event, literal_column
 from sqlalchemy.engine import URL, Dialect, make_url
@@ -21,10 +22,14 @@ from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from messaging.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
 SQLITE_BUSY_TIMEOUT_MS: Final = 30_000
 CONNECT_TIMEOUT_SECONDS: Final = 10
 
 MYSQL_DIALECTS: Final = frozenset({"mysql", "mariadb"})
+CONFLICT_RETRIES_MAX: Final = 3
 DEADLOCK: Final = 1213
 LOCK_WAIT_TIMEOUT: Final = 1205
 _NO_SUCH_TABLE: Final = frozenset({1146, 1049, 1054})  # no such table, no such database, no such column
@@ -105,6 +110,21 @@ def database_errors(url: URL) -> Iterator[None]:
         yield
     except (DBAPIError, PoolTimeoutError) as error:
         raise translate(error, url) from error
+
+
+def retry_conflicts(transaction: Callable[[], T]) -> T:
+    """Run a short transaction of our own again when it was a deadlock's victim or waited too long for a lock.
+
+    Only for what may be repeated: it begins and ends its transaction itself, and has no other effect.
+    """
+    for _ in range(CONFLICT_RETRIES_MAX):
+        try:
+            return transaction()
+        except DBAPIError as error:
+            if error_code(error) not in {DEADLOCK, LOCK_WAIT_TIMEOUT}:
+                raise
+            logger.info("transaction_repeated", extra={"code": error_code(error)})
+    return transaction()
 
 
 def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:

@@ -6,70 +6,60 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Final, assert_never
 
 from sqlalchemy import Engine
 
+from messaging.backoff import Backoff
 from messaging.broker import Broker
 from messaging.errors import BrokerError, BrokerRefused, BrokerThrottled, InvalidMessage, NotAuthorized
 from messaging.message import CancelStatus, Message, PublishResult, PublishStatus, check_message_id
-from outbox.database import database_errors
+from outbox.database import database_errors, retry_conflicts
+from outbox.decision import Accepted, Batch, Decision, Hold, Park, Retry, Settlement
+from outbox.ordering import Barrier
+from outbox.placement import MessageTable
 from outbox.row import OutboxRow
 from outbox.schema import RowKind
 from outbox.store import MessageStore
+from outbox.waves import runs, waves
 
 logger = logging.getLogger(__name__)
+
+_Letter = tuple[OutboxRow, Message]
 
 SETTLE_ROWS_MAX: Final = 200
 """Rows in one settling statement; the knee of the curve between round trips and lock counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The broker has it (or had it already): the row may go. `outcome` is the broker's own word."""
-
-    outcome: str
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """Not now: due again after the delay. However often that happens, what is unsent is never given up."""
-
-    delay_ms: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class Park:
-    """Never, as it is: set aside with the reason, for people to look at."""
-
-    error: str
-
-
-Decision = Accepted | Retry | Park
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayPolicy:
-    """How long a row waits when the broker did not take it; whether accepted rows are kept as evidence."""
+    """How long a row waits when the broker did not take it; whether accepted rows are kept as evidence.
+
+    After an outage all rows wait for `outage_delay_ms`. A row that was refused for a reason that people can mend waits
+    by its own `backoff`.
+    """
 
     outage_delay_ms: int = 5_000
     outage_jitter: float = 0.25
+    backoff: Backoff = field(default_factory=Backoff)
     keep_archive: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryReport:
-    """What became of a batch: how many were accepted, put off and parked; `stale` rows had got another owner meanwhile.
+    """What became of a batch: how many were accepted, put off, held behind an older message of their key, and parked;
+    `stale` rows had got another owner meanwhile.
 
     `outage` carries the broker's error when the broker as a whole did not take anything.
     """
 
     accepted: int = 0
     retried: int = 0
+    held: int = 0
     parked: int = 0
     stale: int = 0
     outage: BrokerError | None = None
@@ -81,6 +71,7 @@ class Relay:
     def __init__(
         self, *, engine: Engine, store: MessageStore, broker: Broker, policy: RelayPolicy, random: Random
     ) -> None:
+        """`store`: of any message table on the database; rows that name another one are settled there."""
         self._engine = engine
         self._store = store
         self._broker = broker
@@ -91,14 +82,15 @@ class Relay:
         """Send rows that `token` owns and write down what became of each. Raises DatabaseUnavailable where that failed:
         then the rows stay ours until the lease ends and are sent again, under the same ids.
         """
-        decisions, outage = self.send(rows)
-        changed = self.settle(decisions, token=token)
-        kinds = [type(decision) for decision in decisions.values()]
+        settlements, outage = self.send(rows)
+        changed = self.settle(settlements, token=token)
+        kinds = [type(settlement.decision) for settlement in settlements]
         return DeliveryReport(
             accepted=kinds.count(Accepted),
             retried=kinds.count(Retry),
+            held=kinds.count(Hold),
             parked=kinds.count(Park),
-            stale=len(decisions) - changed,
+            stale=len(settlements) - changed,
             outage=outage,
         )
 
@@ -106,103 +98,177 @@ class Relay:
         """Let go, in a forked child, of the connections that are the parent's, without a word to the server."""
         self._engine.dispose(close=False)
 
-    def send(self, rows: Sequence[OutboxRow]) -> tuple[dict[str, Decision], BrokerError | None]:
-        """The first half: to the broker, and what is to become of each row; nothing is written down yet.
+    # -- the first half: to the broker -------------------------------------------------------------------------------
 
-        Publishes first, then cancels: a cancel written in the same transaction must find its message.
+    def send(
+        self, rows: Sequence[OutboxRow], *, accepted: Mapping[str, Collection[str]] | None = None
+    ) -> tuple[list[Settlement], BrokerError | None]:
+        """To the broker, and what is to become of each row; nothing is written down yet.
+
+        Publishes first, then cancels: a cancel written in the same transaction must find its message. `accepted`: by
+        order key, ids that the broker has already though their rows still stand. Raises DatabaseUnavailable where the
+        order of keys could not be looked up.
         """
-        publishes, cancels, decisions = _read(rows)
-        outage = self._publish(publishes, decisions) if publishes else None
+        batch = Batch(rows, self._barriers(rows, accepted or {}), luck=self._random.random())
+        publishes, cancels = self._read(rows, batch)
+        outage = self._publish_in_waves(publishes, batch)
         if cancels and outage is None:
-            outage = self._cancel(cancels, decisions)
+            outage = self._cancel(cancels, batch)
         elif outage is not None:
-            decisions.update(self._put_off(cancels, outage))
-        return decisions, outage
+            self._put_off([row.id for row in cancels], outage, batch)
+        return batch.settlements(), outage
 
-    def _publish(self, rows: Sequence[Message], decisions: dict[str, Decision]) -> BrokerError | None:
+    def _barriers(self, rows: Sequence[OutboxRow], accepted: Mapping[str, Collection[str]]) -> Mapping[str, Barrier]:
+        """What the ordered rows must wait for: older ones of their keys that are in other hands."""
+        by_table: defaultdict[MessageTable | None, list[OutboxRow]] = defaultdict(list)
+        for row in rows:
+            if row.order_key is not None:
+                by_table[row.table].append(row)
+        found: dict[str, Barrier] = {}
+        for table, ordered in by_table.items():
+            with database_errors(self._engine.url), self._engine.begin() as connection:
+                found.update(self._store.at(table).barriers(connection, runs(ordered, accepted=accepted)))
+        return found
+
+    def _read(self, rows: Sequence[OutboxRow], batch: Batch) -> tuple[dict[str, _Letter], list[OutboxRow]]:
+        """What to publish and what to cancel; a row that says neither is set aside, so that it holds up no other."""
+        publishes: dict[str, _Letter] = {}
+        cancels: list[OutboxRow] = []
+        for row in rows:
+            try:
+                match row.kind:
+                    case RowKind.PUBLISH:
+                        publishes[row.id] = (row, row.message())
+                    case RowKind.CANCEL:
+                        check_message_id(row.cancels)
+                        cancels.append(row)
+                    case RowKind.UNKNOWN:
+                        self._later(row, "written by newer code: upgrade this process", batch)
+                    case _:
+                        assert_never(row.kind)
+            except InvalidMessage as error:
+                batch.decide(row.id, Park(f"the row cannot be sent as it is: {error}"))
+        return publishes, cancels
+
+    def _publish_in_waves(self, publishes: Mapping[str, _Letter], batch: Batch) -> BrokerError | None:
+        outage: BrokerError | None = None
+        for wave in waves([row for row, _ in publishes.values()]):
+            going = batch.free(wave)
+            if outage is not None:
+                self._put_off([row.id for row in going], outage, batch)
+            elif going:
+                outage = self._publish([publishes[row.id] for row in going], batch)
+        return outage
+
+    def _publish(self, letters: Sequence[_Letter], batch: Batch) -> BrokerError | None:
         try:
-            results = self._broker.publish(rows)
+            results = self._broker.publish([message for _, message in letters])
         except (BrokerError, InvalidMessage) as error:
-            return self._refused(rows, error, decisions)
-        for row, result in zip(rows, results, strict=True):
-            decisions[row.id] = decide_publish(result)
+            return self._refused(letters, error, batch)
+        for (row, _), result in zip(letters, results, strict=True):
+            batch.decide(row.id, decide_publish(result))
         return None
 
     def _refused(
-        self, rows: Sequence[Message], error: BrokerError | InvalidMessage, decisions: dict[str, Decision]
+        self, letters: Sequence[_Letter], error: BrokerError | InvalidMessage, batch: Batch
     ) -> BrokerError | None:
         """An outage puts the whole batch off.
 
         A refusal may be the fault of one row or topic: part them until it is alone.
         """
         if not isinstance(error, BrokerRefused | InvalidMessage):
-            decisions.update(self._put_off(rows, error))
+            self._put_off([row.id for row, _ in letters], error, batch)
             return error
-        parts = _by_topic(rows) if isinstance(error, NotAuthorized) else _halves(rows)
+        parts = _by_topic(letters) if isinstance(error, NotAuthorized) else _halves(letters)
         if len(parts) == 1:
-            if isinstance(error, NotAuthorized):  # an operator can mend that: wait
-                decisions.update(self._put_off(rows, error))
-            else:
-                decisions.update({row.id: Park(f"refused by the broker: {error}") for row in rows})
+            for row, _ in letters:
+                if isinstance(error, NotAuthorized):  # an operator can mend that
+                    self._later(row, str(error), batch)
+                else:
+                    batch.decide(row.id, Park(f"refused by the broker: {error}"))
             return None
         for part in parts:
-            outage = self._publish(part, decisions)
+            outage = self._publish(part, batch)
             if outage is not None:
-                decisions.update(self._put_off([row for row in rows if row.id not in decisions], outage))
+                self._put_off(batch.undecided(row.id for row, _ in letters), outage, batch)
                 return outage
         return None
 
-    def _cancel(self, rows: Sequence[OutboxRow], decisions: dict[str, Decision]) -> BrokerError | None:
+    def _cancel(self, rows: Sequence[OutboxRow], batch: Batch) -> BrokerError | None:
         try:
             statuses = self._broker.cancel([row.cancels for row in rows])
         except NotAuthorized as error:
-            decisions.update(self._put_off(rows, error))
+            for row in rows:
+                self._later(row, str(error), batch)
             return None
         except BrokerRefused as error:
-            decisions.update({row.id: Park(f"the broker cannot cancel: {error}") for row in rows})
+            for row in rows:
+                batch.decide(row.id, Park(f"the broker cannot cancel: {error}"))
             return None
         except BrokerError as error:
-            decisions.update(self._put_off(rows, error))
+            self._put_off([row.id for row in rows], error, batch)
             return error
         for row, status in zip(rows, statuses, strict=True):
-            decisions[row.id] = Accepted(status)
+            batch.decide(row.id, Accepted(status))
             if status is not CancelStatus.CANCELED:
                 logger.warning("cancel_without_effect", extra={"message_id": row.cancels, "status": str(status)})
         return None
 
-    def _put_off(self, rows: Sequence[OutboxRow | Message], error: BrokerError) -> dict[str, Decision]:
+    def _put_off(self, ids: Sequence[str], error: BrokerError, batch: Batch) -> None:
+        """The broker as a whole did not take them: not their fault, and not an attempt of theirs."""
         delay_ms = error.retry_after_ms if isinstance(error, BrokerThrottled) else self._policy.outage_delay_ms
-        spread = self._policy.outage_jitter * self._random.random()
-        return {row.id: Retry(int(delay_ms * (1 + spread)), str(error)) for row in rows}
+        retry = Retry(int(delay_ms * (1 + self._policy.outage_jitter * batch.luck)), str(error), tried=False)
+        for row_id in ids:
+            batch.decide(row_id, retry)
 
-    def settle(self, decisions: dict[str, Decision], *, token: str) -> int:
+    def _later(self, row: OutboxRow, error: str, batch: Batch) -> None:
+        """This row cannot go until people do something: by its own backoff."""
+        backoff = self._policy.backoff
+        delay_ms = int(backoff.delay_ms(row.attempts) * (1 - backoff.jitter * batch.luck))
+        batch.decide(row.id, Retry(max(1, delay_ms), error, tried=True))
+
+    # -- the second half: into the table -----------------------------------------------------------------------------
+
+    def settle(self, settlements: Sequence[Settlement], *, token: str) -> int:
         """Write decisions down, those that are alike together, in short transactions; returns how many rows were
         ours.
         """
-        alike: defaultdict[Decision, list[str]] = defaultdict(list)
-        for row_id, decision in decisions.items():
-            alike[decision].append(row_id)
+        alike: defaultdict[tuple[MessageTable | None, Decision], list[Settlement]] = defaultdict(list)
+        for settlement in settlements:
+            alike[(settlement.table, settlement.decision)].append(settlement)
         changed = 0
-        with database_errors(self._engine.url):
-            for decision, ids in alike.items():
-                for start in range(0, len(ids), SETTLE_ROWS_MAX):
-                    changed += self._settle_alike(decision, ids[start : start + SETTLE_ROWS_MAX], token=token)
-        if changed < len(decisions):
-            logger.warning("settled_after_lease_was_lost", extra={"rows": len(decisions) - changed})
+        for (table, decision), ones in alike.items():
+            for start in range(0, len(ones), SETTLE_ROWS_MAX):
+                chunk = ones[start : start + SETTLE_ROWS_MAX]
+                settle = partial(self._settle_alike, self._store.at(table), decision, chunk, token=token)
+                with database_errors(self._engine.url):
+                    changed += retry_conflicts(settle)
+        if changed < len(settlements):
+            logger.warning("settled_after_lease_was_lost", extra={"rows": len(settlements) - changed})
         return changed
 
-    def _settle_alike(self, decision: Decision, ids: Sequence[str], *, token: str) -> int:
+    def _settle_alike(
+        self, store: MessageStore, decision: Decision, settlements: Sequence[Settlement], *, token: str
+    ) -> int:
+        ids = [settlement.row_id for settlement in settlements]
         with self._engine.begin() as connection:
             match decision:
                 case Accepted(outcome):
                     if self._policy.keep_archive:
-                        self._store.archive(connection, ids, token=token, outcome=outcome)
-                    return self._store.remove(connection, ids, token=token)
-                case Retry(delay_ms, error):
-                    return self._store.reschedule(connection, ids, token=token, delay_us=delay_ms * 1000, error=error)
+                        store.archive(connection, ids, token=token, outcome=outcome)
+                    numbers = {one.row_id: one.number for one in settlements if one.number is not None}
+                    return store.remove(connection, ids, token=token, numbers=numbers)
+                case Retry(delay_ms, error, tried):
+                    return store.reschedule(
+                        connection, ids, token=token, delay_us=delay_ms * 1000, error=error, tried=tried
+                    )
+                case Hold(delay_ms):
+                    return store.reschedule(
+                        connection, ids, token=token, delay_us=delay_ms * 1000, error=None, tried=False
+                    )
                 case Park(error):
-                    logger.warning("messages_parked", extra={"message_ids": list(ids), "reason": error})
-                    return self._store.park(connection, ids, token=token, error=error)
+                    logger.warning("messages_parked", extra={"message_ids": ids, "reason": error})
+                    return store.park(connection, ids, token=token, error=error)
                 case _:
                     assert_never(decision)
 
@@ -218,33 +284,13 @@ def decide_publish(result: PublishResult) -> Decision:
             assert_never(result.status)
 
 
-def _read(rows: Sequence[OutboxRow]) -> tuple[list[Message], list[OutboxRow], dict[str, Decision]]:
-    """What to publish and what to cancel; a row that says neither is parked, so that it holds up no other."""
-    publishes: list[Message] = []
-    cancels: list[OutboxRow] = []
-    decisions: dict[str, Decision] = {}
-    for row in rows:
-        try:
-            match row.kind:
-                case RowKind.PUBLISH:
-                    publishes.append(row.message())
-                case RowKind.CANCEL:
-                    check_message_id(row.cancels)
-                    cancels.append(row)
-                case _:
-                    assert_never(row.kind)
-        except InvalidMessage as error:
-            decisions[row.id] = Park(f"the row cannot be sent as it is: {error}")
-    return publishes, cancels, decisions
+def _halves(letters: Sequence[_Letter]) -> list[Sequence[_Letter]]:
+    middle = len(letters) // 2
+    return [letters[:middle], letters[middle:]] if middle else [letters]
 
 
-def _halves(rows: Sequence[Message]) -> list[Sequence[Message]]:
-    middle = len(rows) // 2
-    return [rows[:middle], rows[middle:]] if middle else [rows]
-
-
-def _by_topic(rows: Sequence[Message]) -> list[Sequence[Message]]:
-    topics: defaultdict[str, list[Message]] = defaultdict(list)
-    for row in rows:
-        topics[row.topic].append(row)
+def _by_topic(letters: Sequence[_Letter]) -> list[Sequence[_Letter]]:
+    topics: defaultdict[str, list[_Letter]] = defaultdict(list)
+    for letter in letters:
+        topics[letter[1].topic].append(letter)
     return list(topics.values())

@@ -10,6 +10,7 @@ import msgspec
 from messaging.errors import InvalidMessage
 from messaging.ids import new_message_id
 from messaging.message import NO_HEADERS, Message
+from outbox.placement import MessageTable
 from outbox.schema import RowKind
 
 CANCEL_TOPIC = "-"
@@ -31,6 +32,10 @@ class OutboxRow:
     deliver_at_ms: int | None = None
     created_at_us: int = 0
     attempts: int = 0
+    order_key: str | None = None
+    order_seq: int | None = None
+    table: MessageTable | None = None
+    """Where the row stands; None is the table of whoever reads it."""
 
     def message(self) -> Message:
         """The message as the broker gets it. Raises InvalidMessage where the row was not written by this code."""
@@ -54,7 +59,7 @@ class OutboxRow:
         return self.body.decode("ascii", "replace")
 
 
-def publish_row(message: Message) -> OutboxRow:
+def publish_row(message: Message, *, table: MessageTable | None = None, order_key: str | None = None) -> OutboxRow:
     """The row that carries a message."""
     return OutboxRow(
         id=message.id,
@@ -66,10 +71,12 @@ def publish_row(message: Message) -> OutboxRow:
         headers_json=_encode_headers(dict(message.headers)).decode() if message.headers else None,
         deliver_at_ms=message.deliver_at_ms,
         created_at_us=message.created_at_ms * 1000,
+        order_key=order_key,
+        table=table,
     )
 
 
-def cancel_row(message_id: str) -> OutboxRow:
+def cancel_row(message_id: str, *, table: MessageTable | None = None) -> OutboxRow:
     """The row that asks the broker to cancel a scheduled message."""
     body = message_id.encode()
     return OutboxRow(
@@ -78,4 +85,5 @@ def cancel_row(message_id: str) -> OutboxRow:
         topic=CANCEL_TOPIC,
         body=body,
         body_sha256=hashlib.sha256(body).hexdigest(),
+        table=table,
     )

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,12 +22,13 @@ from weakref import WeakSet
 
 from messaging.errors import ConfigurationError, OutboxError
 from messaging.ids import new_token
-from outbox.relay import Decision, Relay
+from outbox.decision import Accepted, Hold, Settlement
+from outbox.relay import Relay
 from outbox.row import OutboxRow
 
 logger = logging.getLogger(__name__)
 
-IDLE_WAIT_SECONDS: Final = 5.0
+IDLE_WAIT_MS: Final = 5_000
 _senders: WeakSet[Sender] = WeakSet()
 _watching = threading.Lock()
 _hooks_set: list[bool] = []
@@ -39,17 +40,20 @@ class SenderLimits:
 
     `lease_ms` is how long a fresh row belongs to the sender before the compensator may take it. The sender begins no
     send in the lease's last `lease_margin_ms`, which must exceed the broker adapter's time-out: so the two never race.
+    A message of an ordered key that must wait for an older one in other hands is looked at again after `held_delay_ms`.
     What the broker accepted is removed from the table in batches, `settle_delay_ms` later at most: a crash in between
     means that it is sent again under the same ids.
     """
 
     queue_rows_max: int = 10_000
+    queue_bytes_max: int = 64 * 1024 * 1024
     batch_rows_max: int = 500
     lease_ms: int = 20_000
     lease_margin_ms: int = 12_000
     close_timeout_ms: int = 5_000
     settle_delay_ms: int = 100
     settle_rows_max: int = 200
+    held_delay_ms: int = 50
 
     def __post_init__(self) -> None:
         if not 0 <= self.lease_margin_ms < self.lease_ms:
@@ -67,6 +71,7 @@ class _Commit:
 
     rows: Sequence[OutboxRow]
     deadline_ms: int
+    body_bytes: int
 
 
 class Sender:
@@ -80,12 +85,15 @@ class Sender:
         self._token = new_token()
         self._queue: deque[_Commit] = deque()
         self._queued_rows = 0
+        self._queued_bytes = 0
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._give_up_at_ms = 0
-        self._unsettled: dict[str, Decision] = {}
+        self._unsettled: list[Settlement] = []
         self._settle_at_ms = 0
+        self._held: list[_Commit] = []
+        self._held_until_ms = 0
         _watch(self)
 
     @property
@@ -100,12 +108,13 @@ class Sender:
         it.
         """
         deadline_ms = written_at_ms + self._limits.lease_ms - self._limits.lease_margin_ms
+        commit = _Commit(rows, deadline_ms, sum(len(row.body) for row in rows))
         with self._wake:
-            if self._closing or self._queued_rows + len(rows) > self._limits.queue_rows_max:
+            if self._closing or self._is_full(commit):
                 self.dropped_rows += len(rows)
                 return False
-            self._queue.append(_Commit(rows, deadline_ms))
-            self._queued_rows += len(rows)
+            self._queue.append(commit)
+            self._count(commit, 1)
             self._wake.notify()
             return self._thread is not None or self._start()
 
@@ -143,39 +152,89 @@ class Sender:
                 self._attempt(self._settle)
         self._attempt(self._settle)
 
-    def _next_batch(self) -> list[OutboxRow] | None:
+    def _next_batch(self) -> list[_Commit] | None:
         """What has gathered, up to a batch; empty when it is time to settle, None when it is time to stop."""
         with self._wake:
             while not self._queue:
-                if self._closing:
+                now_ms = _monotonic_ms()
+                if self._held and now_ms >= self._held_until_ms:
+                    self._queue.extend(self._held)
+                    self._held = []
+                elif self._closing and not self._held:
                     return None
-                if self._unsettled and self._settle_is_due():
+                elif self._unsettled and self._settle_is_due():
                     return []
-                left_ms = self._settle_at_ms - _monotonic_ms() if self._unsettled else IDLE_WAIT_SECONDS * 1000
-                self._wake.wait(max(0.0, left_ms / 1000))
-            batch: list[OutboxRow] = []
-            now_ms = _monotonic_ms()
-            while self._queue and len(batch) < self._limits.batch_rows_max:
-                commit = self._queue.popleft()
-                self._queued_rows -= len(commit.rows)
-                if now_ms >= commit.deadline_ms or (self._closing and now_ms >= self._give_up_at_ms):
-                    self.dropped_rows += len(commit.rows)  # the compensator may have the lease by now
-                    continue
-                batch += commit.rows
-            return batch
+                else:
+                    self._wake.wait(max(0, self._next_look_ms() - now_ms) / 1000)
+            return self._take_batch(_monotonic_ms())
 
-    def _send(self, rows: Sequence[OutboxRow]) -> None:
-        decisions, _ = self._relay.send(rows)
+    def _take_batch(self, now_ms: int) -> list[_Commit]:
+        batch: list[_Commit] = []
+        rows = 0
+        while self._queue and rows < self._limits.batch_rows_max:
+            commit = self._queue.popleft()
+            self._count(commit, -1)
+            if now_ms >= commit.deadline_ms or (self._closing and now_ms >= self._give_up_at_ms):
+                self.dropped_rows += len(commit.rows)  # the compensator may have the lease by now
+                continue
+            batch.append(commit)
+            rows += len(commit.rows)
+        return batch
+
+    def _next_look_ms(self) -> int:
+        """When there is something to do, at the latest, though nobody commits anything."""
+        moments = [_monotonic_ms() + IDLE_WAIT_MS]
+        if self._unsettled:
+            moments.append(self._settle_at_ms)
+        if self._held:
+            moments.append(self._held_until_ms)
+        return min(moments)
+
+    def _is_full(self, commit: _Commit) -> bool:
+        return (
+            self._queued_rows + len(commit.rows) > self._limits.queue_rows_max
+            or self._queued_bytes + commit.body_bytes > self._limits.queue_bytes_max
+        )
+
+    def _count(self, commit: _Commit, sign: int) -> None:
+        self._queued_rows += sign * len(commit.rows)
+        self._queued_bytes += sign * commit.body_bytes
+
+    def _send(self, commits: Sequence[_Commit]) -> None:
+        rows = [row for commit in commits for row in commit.rows]
+        settlements, _ = self._relay.send(rows, accepted=self._accepted())
         if not self._unsettled:
             self._settle_at_ms = _monotonic_ms() + self._limits.settle_delay_ms
-        self._unsettled.update(decisions)
+        held = {one.row_id for one in settlements if isinstance(one.decision, Hold)}
+        self._unsettled += [one for one in settlements if one.row_id not in held]
+        if held:
+            self._hold(commits, held)
+
+    def _accepted(self) -> dict[str, set[str]]:
+        """By order key, what the broker has accepted and the table does not know yet."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for one in self._unsettled:
+            if one.number is not None and isinstance(one.decision, Accepted):
+                found[one.number[0]].add(one.row_id)
+        return found
+
+    def _hold(self, commits: Sequence[_Commit], held: set[str]) -> None:
+        """Keep what must wait for an older message, within its lease; past that the compensator has it."""
+        with self._wake:
+            self._held_until_ms = _monotonic_ms() + self._limits.held_delay_ms
+            for commit in commits:
+                waiting = [row for row in commit.rows if row.id in held]
+                if waiting:
+                    kept = _Commit(waiting, commit.deadline_ms, sum(len(row.body) for row in waiting))
+                    self._held.append(kept)
+                    self._count(kept, 1)
 
     def _settle_is_due(self) -> bool:
         return len(self._unsettled) >= self._limits.settle_rows_max or _monotonic_ms() >= self._settle_at_ms
 
     def _settle(self) -> None:
-        decisions, self._unsettled = self._unsettled, {}
-        self._relay.settle(decisions, token=self._token)
+        settlements, self._unsettled = self._unsettled, []
+        self._relay.settle(settlements, token=self._token)
 
     def _attempt(self, act: Callable[[], None]) -> None:
         """Whatever fails, the loop goes on: the rows are safe in the table, and the compensator sends them."""
@@ -194,10 +253,12 @@ class Sender:
         self._token = new_token()
         self._queue = deque()
         self._queued_rows = 0
+        self._queued_bytes = 0
         self._wake = threading.Condition()
         self._thread = None
         self._closing = False
-        self._unsettled = {}
+        self._unsettled = []
+        self._held = []
 
 
 def _monotonic_ms() -> int:

@@ -7,7 +7,7 @@ Every locking statement names rows by primary key, in sorted order: no gap is lo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, cast
@@ -18,7 +18,9 @@ from sqlalchemy import (
     Row,
     Select,
     String,
+    Table,
     bindparam,
+    case,
     delete,
     func,
     insert,
@@ -31,8 +33,18 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 
 from outbox.database import now_us
+from outbox.ordering import Barrier, OrderStore, Run
+from outbox.placement import MessageTable
 from outbox.row import OutboxRow
-from outbox.schema import OutboxTables, RowKind, RowState, outbox_tables, schema_for
+from outbox.schema import (
+    OutboxTables,
+    RowKind,
+    RowState,
+    message_table,
+    outbox_tables,
+    plain_message_table_name,
+    schema_for,
+)
 
 ERROR_CHARS_MAX: Final = 1024
 _INSERT_ROWS_MAX: Final = 100
@@ -54,31 +66,48 @@ class Backlog:
 class MessageStore:
     """The statements on one set of outbox tables, for one dialect. Stateless, so safe in any thread."""
 
-    def __init__(self, *, dialect: Dialect, schema: str | None = None) -> None:
+    def __init__(self, *, dialect: Dialect, schema: str | None = None, table: str | None = None) -> None:
+        """`table`: which of the schema's message tables; the plain one by default."""
         self._dialect = dialect
-        self.tables: OutboxTables = outbox_tables(schema_for(dialect, schema))
-        self._message = self.tables.message
+        actual = schema_for(dialect, schema)
+        self.table = MessageTable(actual, table or plain_message_table_name(actual))
+        self.tables: OutboxTables = outbox_tables(actual)
+        self._message = message_table(actual, self.table.name)
         self._archive = self.tables.archive
+        self._order = OrderStore(dialect=dialect, schema=actual)
         self._now_us = now_us(dialect)
+
+    def at(self, table: MessageTable | None) -> MessageStore:
+        """The store of another message table on the same database; of this one for None."""
+        if table is None or table == self.table:
+            return self
+        return _store(self._dialect, table)
 
     # -- the business transaction ------------------------------------------------------------------------------------
 
-    def insert(self, connection: Connection, rows: Sequence[OutboxRow], *, token: str, lease_us: int) -> None:
+    def insert(
+        self, connection: Connection, rows: Sequence[OutboxRow], *, token: str, lease_us: int
+    ) -> Sequence[OutboxRow]:
         """Write rows that this token owns until now + lease, by as few multi-row INSERTs as the bounds allow
-        (one, mostly).
+        (one, mostly). Returns them as written: those of ordered keys have got their numbers.
 
         All rows of a statement see one `now`: each is written a microsecond after the one before it, so that the
         messages of a transaction keep their order in due and creation times, whatever their ids are.
         """
+        ordered = any(row.order_key is not None for row in rows)
+        if ordered:
+            rows = self._order.number(connection, rows)
+            self._order.enqueue(connection, rows)
         places_us = itertools.count()
         for chunk in _chunks(rows):
             parameters: list[object] = []
             for row, place_us in zip(chunk, places_us, strict=False):
                 parameters += (
                     row.id, row.kind.value, lease_us + place_us, token, row.topic, row.key, row.headers_json,
-                    row.body, row.body_sha256, row.deliver_at_ms, place_us,
+                    row.body, row.body_sha256, row.deliver_at_ms, place_us, row.order_key, row.order_seq,
                 )  # fmt: skip
-            connection.exec_driver_sql(_insert_sql(self._dialect, self._message.schema, len(chunk)), tuple(parameters))
+            connection.exec_driver_sql(_insert_sql(self._dialect, self.table, len(chunk)), tuple(parameters))
+        return rows
 
     # -- claiming ----------------------------------------------------------------------------------------------------
 
@@ -108,19 +137,38 @@ class MessageStore:
         """The rows among `ids` that this token owns, oldest first."""
         message = self._message
         statement = (
-            _row_columns(self.tables)
+            _row_columns(message)
             .where(message.c.id.in_(sorted(ids)), message.c.token == token)
             .order_by(message.c.created_at_us, message.c.id)
         )
-        return [outbox_row(row) for row in connection.execute(statement)]
+        return [outbox_row(row, self.table) for row in connection.execute(statement)]
+
+    def barriers(self, connection: Connection, runs: Mapping[str, Run]) -> dict[str, Barrier]:
+        """What the runs of ordered keys that somebody wants to send must wait for; see OrderStore.barriers."""
+        return self._order.barriers(connection, self._message, runs)
 
     # -- settling, each guarded by the token -------------------------------------------------------------------------
 
-    def remove(self, connection: Connection, ids: Sequence[str], *, token: str) -> int:
-        """Delete rows that the broker accepted; returns how many were still ours."""
+    def remove(
+        self,
+        connection: Connection,
+        ids: Sequence[str],
+        *,
+        token: str,
+        numbers: Mapping[str, tuple[str, int]] | None = None,
+    ) -> int:
+        """Delete rows that the broker accepted; returns how many were still ours. `numbers` are the order keys and
+        numbers of those ids that have some.
+        """
         message = self._message
         statement = delete(message).where(message.c.id.in_(sorted(ids)), message.c.token == token)
-        return connection.execute(statement).rowcount
+        removed = connection.execute(statement).rowcount
+        if numbers:
+            # A row that was not ours any more is somebody else's to send: what is younger waits for that.
+            left = select(message.c.id).where(message.c.id.in_(sorted(numbers)))
+            kept = set(connection.scalars(left)) if removed < len(ids) else set()
+            self._order.forget(connection, [number for id_, number in numbers.items() if id_ not in kept])
+        return removed
 
     def archive(self, connection: Connection, ids: Sequence[str], *, token: str, outcome: str) -> int:
         """Copy rows that are still ours into the archive, as evidence for reconciliation; remove() is to follow."""
@@ -135,14 +183,21 @@ class MessageStore:
             insert(self._archive).from_select([*copied, "sent_at_us", "outcome"], source)
         ).rowcount
 
-    def reschedule(self, connection: Connection, ids: Sequence[str], *, token: str, delay_us: int, error: str) -> int:
-        """Give rows back, due again after `delay_us`; returns how many were still ours."""
+    def reschedule(
+        self, connection: Connection, ids: Sequence[str], *, token: str, delay_us: int, error: str | None, tried: bool
+    ) -> int:
+        """Give rows back, due again after `delay_us`; returns how many were still ours.
+
+        `tried` False takes the attempt back that the claim counted: the row was not at fault. Without `error` the last
+        one stays.
+        """
         message = self._message
-        statement = (
-            update(message)
-            .where(message.c.id.in_(sorted(ids)), message.c.token == token)
-            .values(token=null(), due_at_us=self._now_us + delay_us, last_error=error[:ERROR_CHARS_MAX])
-        )
+        values: dict[str, Any] = {"token": null(), "due_at_us": self._now_us + delay_us}
+        if not tried:
+            values["attempts"] = case((message.c.attempts > 0, message.c.attempts - 1), else_=0)
+        if error is not None:
+            values["last_error"] = error[:ERROR_CHARS_MAX]
+        statement = update(message).where(message.c.id.in_(sorted(ids)), message.c.token == token).values(values)
         return connection.execute(statement).rowcount
 
     def park(self, connection: Connection, ids: Sequence[str], *, token: str, error: str) -> int:
@@ -174,8 +229,8 @@ class MessageStore:
         return Backlog(pending=row[0], due=row[1], parked=row[2], oldest_due_age_us=max(0, row[3] or 0))
 
 
-def outbox_row(row: Row[Any]) -> OutboxRow:
-    """A result row of the message table as a value."""
+def outbox_row(row: Row[Any], table: MessageTable) -> OutboxRow:
+    """A result row of a message table as a value."""
     values = row._mapping  # noqa: SLF001 - public, by SQLAlchemy's documentation
     return OutboxRow(
         id=values["id"],
@@ -188,15 +243,23 @@ def outbox_row(row: Row[Any]) -> OutboxRow:
         deliver_at_ms=values["deliver_at_ms"],
         created_at_us=values["created_at_us"],
         attempts=values["attempts"],
+        order_key=values["order_key"],
+        order_seq=values["order_seq"],
+        table=table,
     )
 
 
-def _row_columns(tables: OutboxTables) -> Select[Any]:
+@lru_cache(maxsize=16 * 1024)
+def _store(dialect: Dialect, table: MessageTable) -> MessageStore:
+    return MessageStore(dialect=dialect, schema=table.schema, table=table.name)
+
+
+def _row_columns(message: Table) -> Select[Any]:
     names = (
         "id", "kind", "topic", "body", "body_sha256", "message_key", "headers", "deliver_at_ms", "created_at_us",
-        "attempts",
+        "attempts", "order_key", "order_seq",
     )  # fmt: skip
-    return select(*(tables.message.c[name] for name in names))
+    return select(*(message.c[name] for name in names))
 
 
 def _chunks(rows: Sequence[OutboxRow]) -> list[Sequence[OutboxRow]]:
@@ -214,14 +277,14 @@ def _chunks(rows: Sequence[OutboxRow]) -> list[Sequence[OutboxRow]]:
     return list(chunks)
 
 
-@lru_cache(maxsize=1024)
-def _insert_sql(dialect: Dialect, schema: str | None, rows: int) -> str:
+@lru_cache(maxsize=4096)
+def _insert_sql(dialect: Dialect, table: MessageTable, rows: int) -> str:
     """The multi-row INSERT for so many rows, compiled once: SQLAlchemy would compile multi-row VALUES each time."""
-    message = outbox_tables(schema).message
+    message = message_table(table.schema, table.name)
     now = now_us(dialect)
     names = (
         "id", "kind", "lease", "token", "topic", "message_key", "headers", "body", "body_sha256", "deliver_at_ms",
-        "place",
+        "place", "order_key", "order_seq",
     )  # fmt: skip
     values = []
     for number in range(rows):
@@ -242,6 +305,8 @@ def _insert_sql(dialect: Dialect, schema: str | None, rows: int) -> str:
                 "body_sha256": bound["body_sha256"],
                 "deliver_at_ms": bound["deliver_at_ms"],
                 "created_at_us": now + bound["place"],
+                "order_key": bound["order_key"],
+                "order_seq": bound["order_seq"],
             }
         )
     # exec_driver_sql takes a tuple of parameters, which every driver of ours understands in its positional style.
@@ -254,4 +319,4 @@ def _insert_sql(dialect: Dialect, schema: str | None, rows: int) -> str:
 
 
 def _bind_type(name: str) -> Any:
-    return BigInteger() if name in {"lease", "deliver_at_ms", "place"} else None
+    return BigInteger() if name in {"lease", "deliver_at_ms", "place", "order_seq"} else None

@@ -33,11 +33,12 @@ class UnitOfWork:
     States: open -> written (the INSERT is done, nothing more may be added) -> closed (committed or rolled back).
     """
 
-    __slots__ = ("_entries", "closed", "written", "written_at_ms")
+    __slots__ = ("_entries", "closed", "written", "written_at_ms", "written_rows")
 
     def __init__(self) -> None:
         self._entries: list[tuple[OutboxRow, tuple[Savepoint, ...], int]] = []
         self.written = False
+        self.written_rows: Sequence[OutboxRow] = ()
         self.closed = False
         self.written_at_ms = 0
 
@@ -66,9 +67,10 @@ class UnitOfWork:
         """What the transaction would publish if it committed now, in order."""
         return [row for row, _, _ in self._entries]
 
-    def mark_written(self) -> None:
-        """From now on the rows stand in the table, uncommitted, and the lease runs."""
+    def mark_written(self, rows: Sequence[OutboxRow]) -> None:
+        """From now on these rows stand in the tables, uncommitted, and the lease runs."""
         self.written = True
+        self.written_rows = rows
 
     def start_lease(self) -> None:
         """Called just before the INSERT: the lease that the database counts cannot end sooner than counted from
