@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from operator import itemgetter
 from random import Random
 from typing import Any, Concatenate, Final, Self, TypeVar, overload
@@ -22,39 +22,32 @@ from messaging.broker import Broker
 from messaging.clock import Clock, SystemClock
 from messaging.connecting import connect
 from messaging.errors import ConfigurationError, DuplicateMessageId, InvalidMessage, NoTransaction
-from messaging.ids import new_message_id
-from messaging.message import (
-    CONTENT_TYPE,
-    NO_HEADERS,
-    Message,
-    check_deliver_at,
-    check_message_id,
-    check_topic,
-    encode_body,
-)
+from messaging.message import Message, check_message_id, check_topic
 from outbox import engine_hooks, session_hooks
+from outbox.cloudevents import CloudEvents
+from outbox.composing import Composer
 from outbox.database import (
     background_engine,
     is_autocommit,
-    is_schema_missing,
+    is_mendable,
     open_engine,
     same_database,
     translate,
 )
 from outbox.ordering import order_key
-from outbox.placement import MessageTable, Placement
+from outbox.placement import MessageTable, placement_for
 from outbox.relay import Relay, RelayPolicy
 from outbox.row import OutboxRow, cancel_row, publish_row
-from outbox.schema import schema_for
 from outbox.sender import Sender, SenderLimits
+from outbox.server_bounds import ServerBounds
 from outbox.store import MessageStore
+from outbox.telemetry import Telemetry, default_telemetry
 from outbox.transactional import P, Propagation, R, Transactional
 from outbox.unit_of_work import UnitOfWork
 
 AnySession = Session | AsyncSession | scoped_session[Any] | Connection
 S = TypeVar("S", Session, AsyncSession)
 BODY_BYTES_DEFAULT: Final = 4 * 1024 * 1024
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Outbox:
@@ -85,6 +78,8 @@ class Outbox:
         body_bytes_max: int = BODY_BYTES_DEFAULT,
         clock: Clock | None = None,
         random: Random | None = None,
+        telemetry: Telemetry | None = None,
+        cloudevents: CloudEvents | None = None,
     ) -> None:
         """`schema`: where the message tables are, `outbox` by default. `tables`: over how many message tables, and as
         many schemas as are named, the messages are split by the CRC32 of their keys.
@@ -92,29 +87,38 @@ class Outbox:
         `ordered`: topics whose messages reach the broker, key by key, in the order in which their transactions
         committed. Transactions that publish under one key of such a topic commit one after the other.
         `body_bytes_max`: keep it, doubled for escaping, below the server's max_allowed_packet.
+        `telemetry`: spans and metrics; by default spans, where opentelemetry-api is installed. `cloudevents`: give each
+        message the headers of a CloudEvent.
         """
         self.engine = open_engine(database)
         self._async_engine = database if isinstance(database, AsyncEngine) else None
         self.broker = connect(broker) if isinstance(broker, str) else broker
         self._limits = sender or SenderLimits()
-        self.placement = _placement(self.engine, schema, tables)
+        self.placement = placement_for(self.engine.dialect, schema, tables)
         first = self.placement.tables[0]
         self._store = MessageStore(dialect=self.engine.dialect, schema=first.schema, table=first.name)
+        self._bounds = ServerBounds(engine=self.engine, table=first)
         self._ordered = frozenset(check_topic(topic) for topic in ordered)
         self._session_factory = session_factory or self._default_factory()
-        self._body_bytes_max = min(body_bytes_max, limits.BODY_BYTES_MAX)
-        self._clock = clock or SystemClock()
         self._current: ContextVar[Session | AsyncSession | None] = ContextVar("outbox_current_session", default=None)
         self._sessions_by_connection: WeakKeyDictionary[Connection, Session] = WeakKeyDictionary()
         self._background = background_engine(self.engine)
+        self._telemetry = telemetry or default_telemetry()
+        self._composer = Composer(
+            body_bytes_max=min(body_bytes_max, limits.BODY_BYTES_MAX),
+            clock=clock or SystemClock(),
+            telemetry=self._telemetry,
+            cloudevents=cloudevents,
+        )
         relay = Relay(
             engine=self._background,
             store=self._store,
             broker=self.broker,
             policy=policy or RelayPolicy(),
             random=random or Random(),
+            telemetry=self._telemetry,
         )
-        self._sender = Sender(relay, limits=self._limits)
+        self._sender = Sender(relay, limits=self._limits, telemetry=self._telemetry)
         session_hooks.listen_to_sessions()
         engine_hooks.listen_to_engines()
 
@@ -139,11 +143,12 @@ class Outbox:
         commit) while the first is in the table; afterwards the broker drops the repeat. Without one, an id is made.
         Raises InvalidMessage or NoTransaction; then nothing was published.
         """
-        message = self._message(
-            topic=topic, body=body, key=key, headers=headers, message_id=message_id,
-            deliver_at_ms=self._deliver_at_ms(deliver_at, delay),
-        )  # fmt: skip
-        self._add(self._publish_row(message), session)
+        message = self._composer.compose(
+            topic, body, key=key, headers=headers, message_id=message_id, deliver_at=deliver_at, delay=delay
+        )
+        row = self._publish_row(message)
+        self._bounds.refuse_early(row)
+        self._add(row, session)
         return message
 
     def cancel(self, message_id: str, *, session: AnySession | None = None) -> None:
@@ -253,23 +258,27 @@ class Outbox:
         """Write a unit's rows, just before its commit. What is raised here makes the commit fail, and roll back."""
         engine_hooks.refuse_if_doomed(connection)
         self._refuse_foreign(connection)
+        packet_bytes = self._bounds.check(connection, unit.rows)
         unit.start_lease()
         try:
-            written = self._insert(connection, unit.rows)
+            written = self._insert(connection, unit.rows, packet_bytes=packet_bytes)
         except IntegrityError as error:
             ids = ", ".join(row.id for row in unit.rows[:3])
             raise DuplicateMessageId(f"a message id was published before (one of {ids}...)") from error
         except DBAPIError as error:
-            if is_schema_missing(error):
+            if is_mendable(error):
                 raise translate(error, self.engine.url) from error
             raise
         unit.mark_written(written)
 
     def committed(self, unit: UnitOfWork) -> None:
         """Hand a committed unit to the sender. Never raises: the commit has succeeded, whatever becomes of the send."""
+        self._telemetry.committed(unit.written_rows)
         self._sender.offer(unit.written_rows, written_at_ms=unit.written_at_ms)
 
-    def _insert(self, connection: Connection, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
+    def _insert(
+        self, connection: Connection, rows: Sequence[OutboxRow], *, packet_bytes: int | None
+    ) -> Sequence[OutboxRow]:
         """One INSERT for each table that the rows are in, in the tables' order: two transactions that publish under
         the same ordered keys lock them in the same order.
         """
@@ -279,7 +288,9 @@ class Outbox:
         lease_us = self._limits.lease_ms * 1000
         written: list[OutboxRow] = []
         for table, ones in sorted(by_table.items(), key=itemgetter(0)) if len(by_table) > 1 else by_table.items():
-            written += self._store.at(table).insert(connection, ones, token=self._sender.token, lease_us=lease_us)
+            written += self._store.at(table).insert(
+                connection, ones, token=self._sender.token, lease_us=lease_us, packet_bytes=packet_bytes
+            )
         return written
 
     def _default_factory(self) -> Callable[[], Session] | Callable[[], AsyncSession]:
@@ -329,58 +340,6 @@ class Outbox:
             )
         return session
 
-    def _message(
-        self,
-        *,
-        topic: str,
-        body: object,
-        key: str | None,
-        headers: Mapping[str, str] | None,
-        message_id: str | None,
-        deliver_at_ms: int | None,
-    ) -> Message:
-        encoded, content_type = encode_body(body)
-        if len(encoded) > self._body_bytes_max:
-            raise InvalidMessage(
-                f"the body has {len(encoded):,} bytes, more than the {self._body_bytes_max:,} that body_bytes_max "
-                "allows; store it elsewhere and publish a reference"
-            )
-        named = dict(headers) if headers else {}
-        if content_type is not None and not any(name.lower() == CONTENT_TYPE for name in named):
-            named[CONTENT_TYPE] = content_type
-        return Message(
-            id=message_id if message_id is not None else new_message_id(),
-            topic=topic,
-            body=encoded,
-            key=key,
-            headers=named or NO_HEADERS,
-            created_at_ms=self._clock.now_ms(),
-            deliver_at_ms=deliver_at_ms,
-        )
-
-    def _deliver_at_ms(self, deliver_at: datetime | None, delay: timedelta | None) -> int | None:
-        now_ms = self._clock.now_ms()
-        match deliver_at, delay:
-            case None, None:
-                return None
-            case None, timedelta():
-                due_ms = now_ms + delay // timedelta(milliseconds=1)
-            case datetime(), None:
-                if deliver_at.utcoffset() is None:
-                    raise InvalidMessage(
-                        "deliver_at is a naive datetime, which names no moment; give it a time zone: "
-                        "datetime.now(timezone.utc) + ..."
-                    )
-                # Rounded up: a message may be late by a millisecond, never early.
-                due_ms = -((_EPOCH - deliver_at) // timedelta(milliseconds=1))
-            case _, None:
-                raise InvalidMessage(f"deliver_at must be a datetime with a time zone, not {type(deliver_at).__name__}")
-            case None, _:
-                raise InvalidMessage(f"delay must be a timedelta, not {type(delay).__name__}")
-            case _:
-                raise InvalidMessage("give deliver_at or delay, not both")
-        return check_deliver_at(due_ms, now_ms=now_ms)
-
     def _refuse_foreign(self, connection: Connection) -> None:
         if not self.shares_database(connection):
             raise ConfigurationError(
@@ -389,8 +348,3 @@ class Outbox:
             )
         if is_autocommit(connection):
             raise ConfigurationError("this connection is in AUTOCOMMIT: there is no transaction to publish in")
-
-
-def _placement(engine: Engine, schema: str | Sequence[str] | None, tables: int) -> Placement:
-    names = [schema] if schema is None or isinstance(schema, str) else schema
-    return Placement(schemas=[schema_for(engine.dialect, name) for name in names], tables=tables)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, create_engine, event, literal_column
@@ -30,10 +31,20 @@ CONNECT_TIMEOUT_SECONDS: Final = 10
 
 MYSQL_DIALECTS: Final = frozenset({"mysql", "mariadb"})
 CONFLICT_RETRIES_MAX: Final = 3
+BACKGROUND_LOCK_WAIT_SECONDS: Final = 5
+"""How long background work waits for a row's or a table's lock, whatever the server allows: at least a transaction of
+an operator's must be over by the next try."""
 DEADLOCK: Final = 1213
 LOCK_WAIT_TIMEOUT: Final = 1205
+RECORD_CHANGED: Final = 1020  # MariaDB with innodb_snapshot_isolation, the default from 11.6.2 on
+ROLLED_BACK_AT_COMMIT: Final = 3101  # group replication: another member changed the row first
+CONFLICTS: Final = frozenset({DEADLOCK, LOCK_WAIT_TIMEOUT, RECORD_CHANGED, ROLLED_BACK_AT_COMMIT})
 _NO_SUCH_TABLE: Final = frozenset({1146, 1049, 1054})  # no such table, no such database, no such column
-_ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1698})
+_ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1143, 1227, 1370, 1698})
+_OPTION_FORBIDS: Final = 1290  # --read-only, but other options as well
+_READ_ONLY_SERVER: Final = frozenset({1836, 1874})
+_READ_ONLY_TRANSACTION: Final = 1792
+_PACKET_TOO_LARGE: Final = 1153
 _UNREACHABLE: Final = frozenset({2002, 2003, 2005, 2006, 2013, 2055, 1040, 1053, 1927, 3024, 4031})
 
 _NOW_US: Final = {
@@ -74,14 +85,15 @@ def open_engine(database: Engine | AsyncEngine | URL | str) -> Engine:
 def background_engine(engine: Engine) -> Engine:
     """A second engine on the same database with a pool of its own: background work never takes a business connection.
 
-    Its connections are READ COMMITTED on MySQL: a DELETE or UPDATE of ours must never lock a gap that a producer's
-    INSERT needs.
+    On MySQL its connections are READ COMMITTED, whatever those of the business are: a DELETE or UPDATE of ours must
+    never lock a gap that a producer's INSERT needs. They speak utf8mb4, or keys would be read back as question marks,
+    and wait BACKGROUND_LOCK_WAIT_SECONDS for a lock at most.
     """
     if engine.dialect.is_async:
         return open_engine(_synchronous(engine.url))
     pool = engine.pool.recreate()
     if engine.dialect.name in MYSQL_DIALECTS:
-        event.listen(pool, "connect", _set_read_committed)
+        event.listen(pool, "connect", partial(_prepare_background, engine.dialect))
     second = Engine(pool, engine.dialect, engine.url)
     if engine.dialect.name == "sqlite":
         event.listen(second, "begin", _begin_immediate)
@@ -113,15 +125,16 @@ def database_errors(url: URL) -> Iterator[None]:
 
 
 def retry_conflicts(transaction: Callable[[], T]) -> T:
-    """Run a short transaction of our own again when it was a deadlock's victim or waited too long for a lock.
+    """Run a short transaction of our own again when it lost a conflict with another one: the server has rolled it back.
 
-    Only for what may be repeated: it begins and ends its transaction itself, and has no other effect.
+    Only for what may be repeated: it begins and ends its transaction itself, and has no other effect. A lost
+    connection is no conflict: whether a COMMIT in flight was done is unknown, so it is never repeated here.
     """
     for _ in range(CONFLICT_RETRIES_MAX):
         try:
             return transaction()
         except DBAPIError as error:
-            if error_code(error) not in {DEADLOCK, LOCK_WAIT_TIMEOUT}:
+            if error_code(error) not in CONFLICTS:
                 raise
             logger.info("transaction_repeated", extra={"code": error_code(error)})
     return transaction()
@@ -139,7 +152,21 @@ def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:
             f"the outbox tables are missing or too old in {shown} ({text}); run: outbox db upgrade --url URL"
         )
     if code in _ACCESS_DENIED:
-        return ConfigurationError(f"the database refused the user or a privilege at {shown} ({text})")
+        return ConfigurationError(
+            f"the database refused the user or a privilege at {shown} ({text}); "
+            "the grants of each role are in docs/guides/databases.md"
+        )
+    if code == _READ_ONLY_TRANSACTION:
+        return ConfigurationError(
+            f"this transaction of {shown} is READ ONLY ({text}); begin one that writes, and check transaction_read_only"
+        )
+    if is_read_only(error):
+        return DatabaseUnavailable(
+            f"the database {shown} is read-only, so a replica or a primary that is being switched over ({text}); "
+            "give the URL of the primary"
+        )
+    if code == _PACKET_TOO_LARGE:
+        return ConfigurationError(f"a statement was too large for {shown} ({text}); raise max_allowed_packet there")
     if code in _UNREACHABLE or error.connection_invalidated or "unable to open database file" in text:
         return DatabaseUnavailable(f"cannot reach the database {shown} ({text}); check host, port and that it runs")
     return DatabaseUnavailable(f"the database {shown} failed a statement ({text})")
@@ -155,6 +182,23 @@ def is_schema_missing(error: DBAPIError) -> bool:
     """Whether the error says that a table, schema or column of ours is not there."""
     text = str(error.orig)
     return error_code(error) in _NO_SUCH_TABLE or "no such table" in text or "has no column named" in text
+
+
+def is_read_only(error: DBAPIError) -> bool:
+    """Whether the error says that this server takes no writes: a replica, or a primary in a switch-over."""
+    code = error_code(error)
+    return code in _READ_ONLY_SERVER or (code == _OPTION_FORBIDS and "read" in str(error.orig).lower())
+
+
+def is_mendable(error: DBAPIError) -> bool:
+    """Whether translate() names a cure that the driver's words hide: tables, privileges, a read-only server."""
+    code = error_code(error)
+    return (
+        is_schema_missing(error)
+        or is_read_only(error)
+        or code in _ACCESS_DENIED
+        or code in {_READ_ONLY_TRANSACTION, _PACKET_TOO_LARGE}
+    )
 
 
 def is_autocommit(connection: Connection) -> bool:
@@ -189,9 +233,14 @@ def _synchronous(url: URL) -> URL:
     return url.set(drivername=driver)
 
 
-def _set_read_committed(connection: Any, _record: object) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+def _prepare_background(dialect: Dialect, connection: Any, _record: object) -> None:
+    # By the dialect, so that an engine in AUTOCOMMIT has transactions here: an archive row and its removal are one.
+    dialect.set_isolation_level(connection, "READ COMMITTED")
+    if hasattr(connection, "set_character_set"):  # both the server's end and the driver's; URLs may say charset=latin1
+        connection.set_character_set("utf8mb4")
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}")
+        cursor.execute(f"SET SESSION lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}")
     connection.commit()
 
 

@@ -8,20 +8,34 @@ import typer
 
 from outbox import migrating
 from outbox.database import database_errors, open_engine
+from outbox.schema import TABLES_MAX
 
 app = typer.Typer(help="Make and upgrade the outbox tables.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database, e.g. mysql+pymysql://u@h/d.")]
 Schema = Annotated[str | None, typer.Option("--schema", help="Schema of the outbox tables (MySQL; default: outbox).")]
+Schemas = Annotated[
+    list[str] | None,
+    typer.Option("--schema", help="Schema of the outbox tables (MySQL; default: outbox); repeat it to split."),
+]
+Tables = Annotated[
+    int,
+    typer.Option("--tables", min=1, max=TABLES_MAX, help="Message tables over all schemas, split by CRC32 of the key."),
+]
 
 
 @app.command()
-def upgrade(url: Url, schema: Schema = None) -> None:
+def upgrade(url: Url, schema: Schemas = None, tables: Tables = 1) -> None:
     """Make the tables, or bring them up to date. Safe to run again.
 
-    Example: outbox db upgrade --url mysql+pymysql://root@127.0.0.1/shop
+    Examples:
+
+      outbox db upgrade --url mysql+pymysql://root@127.0.0.1/shop
+
+      outbox db upgrade --url mysql+pymysql://root@db/shop --schema outbox_0 --schema outbox_1 --tables 256
     """
-    typer.echo(f"the outbox tables are at revision {migrating.upgrade(url, schema=schema)}")
+    reached = migrating.upgrade(url, schema=schema or None, tables=tables)
+    typer.echo(f"the outbox tables are at revision {reached}")
 
 
 @app.command()

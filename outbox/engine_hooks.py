@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event
@@ -16,9 +16,19 @@ from sqlalchemy.engine.base import RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from messaging.errors import TransactionDoomed
-from outbox.database import DEADLOCK, LOCK_WAIT_TIMEOUT, error_code
+from outbox.database import DEADLOCK, LOCK_WAIT_TIMEOUT, RECORD_CHANGED, error_code
 from outbox.unit_of_work import next_moment
 
+_ENDS_TRANSACTION: Final = frozenset(
+    {
+        DEADLOCK,
+        RECORD_CHANGED,
+        1206,  # the lock table is full
+        1053,  # the server is shutting down
+        1153,  # larger than max_allowed_packet: the server hangs up
+        3169,  # the session was killed
+    }
+)
 _doomed: WeakKeyDictionary[RootTransaction, BaseException] = WeakKeyDictionary()
 _savepoints: WeakKeyDictionary[Connection, _Savepoints] = WeakKeyDictionary()
 _listening = threading.Lock()
@@ -115,10 +125,10 @@ def _handle_error(context: ExceptionContext) -> None:
 
 def _rolled_back(connection: Connection, error: DBAPIError) -> bool:
     """Whether the server ended the whole transaction: a deadlock's victim always, a lock wait only where it is
-    set so.
+    set so. What ends a statement alone (a killed query, NOWAIT, a duplicate) leaves the transaction as it was.
     """
     match error_code(error):
-        case code if code == DEADLOCK:
+        case code if code in _ENDS_TRANSACTION:
             return True
         case code if code == LOCK_WAIT_TIMEOUT:
             return _rolls_back_on_timeout(connection)
@@ -127,10 +137,13 @@ def _rolled_back(connection: Connection, error: DBAPIError) -> bool:
 
 
 def _rolls_back_on_timeout(connection: Connection) -> bool:
+    """As the server is set; where it cannot be asked, the connection is lost and the transaction with it."""
     cursor: Any = connection.connection.cursor()
     try:
         cursor.execute("SELECT @@innodb_rollback_on_timeout")
         row = cursor.fetchone()
+    except connection.dialect.loaded_dbapi.Error:
+        return True
     finally:
         cursor.close()
     return bool(row and row[0])

@@ -5,7 +5,7 @@ For the `outbox db` command and for alembic trees of users' own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,23 +18,30 @@ from sqlalchemy.engine import URL
 from sqlalchemy.schema import CreateSchema
 
 from outbox.database import MYSQL_DIALECTS, database_errors, open_engine
-from outbox.schema import schema_for
+from outbox.placement import placement_for
+from outbox.schema import message_table, message_table_names, schema_for
 
 
 def upgrade(
-    database: Engine | Connection | URL | str, *, schema: str | None = None, revision: str = "head"
+    database: Engine | Connection | URL | str,
+    *,
+    schema: str | Sequence[str] | None = None,
+    tables: int = 1,
+    revision: str = "head",
 ) -> str | None:
     """Make or upgrade the tables; returns the revision that they are at afterwards. Idempotent.
 
+    `schema` and `tables` as Outbox has them: with several, the message tables that messages are split over are made
+    beside the plain one. Tables of an earlier split stay, and are served until they are empty.
     A Connection is used as it is: call this from a revision of your own alembic tree with `op.get_bind()`.
     Raises DatabaseUnavailable or ConfigurationError with the cure.
     """
     if isinstance(database, Connection):
-        return _upgrade(database, schema=schema_for(database.dialect, schema), revision=revision)
+        return _upgrade_all(database, schema, tables=tables, revision=revision)
     engine = open_engine(database)
     try:
         with database_errors(engine.url), engine.begin() as connection:
-            return _upgrade(connection, schema=schema_for(engine.dialect, schema), revision=revision)
+            return _upgrade_all(connection, schema, tables=tables, revision=revision)
     finally:
         if engine is not database:
             engine.dispose()
@@ -50,6 +57,26 @@ def current(connection: Connection, *, schema: str | None = None) -> str | None:
 def head() -> str | None:
     """The newest revision that this version of the code knows."""
     return ScriptDirectory.from_config(_config()).get_current_head()
+
+
+def _upgrade_all(
+    connection: Connection, schema: str | Sequence[str] | None, *, tables: int, revision: str
+) -> str | None:
+    placement = placement_for(connection.dialect, schema, tables)
+    reached: str | None = None
+    for name in dict.fromkeys(table.schema for table in placement.tables):
+        reached = _upgrade(connection, schema=name, revision=revision)
+        if tables > 1:
+            _make_split_tables(connection, name, placement.names_in(name))
+    return reached
+
+
+def _make_split_tables(connection: Connection, schema: str | None, names: Sequence[str]) -> None:
+    """Make those that are missing, alike to what the plain one is today."""
+    there = set(message_table_names(connection, schema))
+    for name in names:
+        if name not in there:
+            message_table(schema, name).create(connection)
 
 
 def _upgrade(connection: Connection, *, schema: str | None, revision: str) -> str | None:

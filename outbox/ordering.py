@@ -104,7 +104,7 @@ class OrderStore:
             chunk = keys[start : start + _ROWS_A_STATEMENT_MAX]
             connection.execute(self._take(), [{"taken_key": key, "taken": by} for key in chunk])
             mine = select(self._head.c.order_key, self._head.c.seq).where(self._head.c.order_key.in_(chunk))
-            found.update(connection.execute(mine).tuples())
+            found.update({row.order_key: row.seq for row in connection.execute(mine)})
         return found
 
     def _take(self) -> Any:
@@ -175,17 +175,15 @@ class OrderStore:
         """
         head, queue = self._head, self._queue
         waiting = exists().where(queue.c.order_key == head.c.order_key)
-        looked_at = list(
-            connection.execute(
-                select(head.c.order_key, (head.c.seq < self._now_us - idle_us) & ~waiting)
-                .where(head.c.order_key > after)
-                .order_by(head.c.order_key)
-                .limit(limit)
-            ).tuples()
-        )
-        idle = [key for key, is_idle in looked_at if is_idle]
+        looked_at = connection.execute(
+            select(head.c.order_key, ((head.c.seq < self._now_us - idle_us) & ~waiting).label("is_idle"))
+            .where(head.c.order_key > after)
+            .order_by(head.c.order_key)
+            .limit(limit)
+        ).all()
+        idle = [row.order_key for row in looked_at if row.is_idle]
         gone = 0
         if idle:
             still = head.c.seq < self._now_us - literal(idle_us, BigInteger())
             gone = connection.execute(delete(head).where(head.c.order_key.in_(idle), still)).rowcount
-        return gone, looked_at[-1][0] if len(looked_at) == limit else None
+        return gone, looked_at[-1].order_key if len(looked_at) == limit else None

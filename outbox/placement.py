@@ -6,8 +6,10 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sqlalchemy.engine import Dialect
+
 from messaging.errors import ConfigurationError
-from outbox.schema import TABLES_MAX, plain_message_table_name, split_message_table_name
+from outbox.schema import TABLES_MAX, plain_message_table_name, schema_for, split_message_table_name
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,6 +48,12 @@ class Placement:
     def names_in(self, schema: str | None) -> list[str]:
         """The message tables that this placement has in one schema."""
         return [table.name for table in self.tables if table.schema == schema]
+
+
+def placement_for(dialect: Dialect, schema: str | Sequence[str] | None, tables: int) -> Placement:
+    """The placement that users name by schema (one, several, or None for the default one) and number of tables."""
+    names = [schema] if schema is None or isinstance(schema, str) else schema
+    return Placement(schemas=[schema_for(dialect, name) for name in names], tables=tables)
 
 
 def _tables(schemas: Sequence[str | None], tables: int) -> list[MessageTable]:

@@ -25,6 +25,7 @@ from outbox.placement import MessageTable
 from outbox.row import OutboxRow
 from outbox.schema import RowKind
 from outbox.store import MessageStore
+from outbox.telemetry import NO_TELEMETRY, SendPath, Telemetry
 from outbox.waves import runs, waves
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,15 @@ class Relay:
     """Delivers rows that a token owns. Safe in any thread; holds no transaction open across the network."""
 
     def __init__(
-        self, *, engine: Engine, store: MessageStore, broker: Broker, policy: RelayPolicy, random: Random
+        self,
+        *,
+        engine: Engine,
+        store: MessageStore,
+        broker: Broker,
+        policy: RelayPolicy,
+        random: Random,
+        telemetry: Telemetry = NO_TELEMETRY,
+        path: SendPath = SendPath.INLINE,
     ) -> None:
         """`store`: of any message table on the database; rows that name another one are settled there."""
         self._engine = engine
@@ -77,6 +86,8 @@ class Relay:
         self._broker = broker
         self._policy = policy
         self._random = random
+        self._telemetry = telemetry
+        self._path = path
 
     def deliver(self, rows: Sequence[OutboxRow], *, token: str) -> DeliveryReport:
         """Send rows that `token` owns and write down what became of each. Raises DatabaseUnavailable where that failed:
@@ -161,8 +172,10 @@ class Relay:
         return outage
 
     def _publish(self, letters: Sequence[_Letter], batch: Batch) -> BrokerError | None:
+        messages = [message for _, message in letters]
         try:
-            results = self._broker.publish([message for _, message in letters])
+            with self._telemetry.sending(messages, path=self._path) as sending:
+                sending.results = results = self._broker.publish(messages)
         except (BrokerError, InvalidMessage) as error:
             return self._refused(letters, error, batch)
         for (row, _), result in zip(letters, results, strict=True):
@@ -258,14 +271,12 @@ class Relay:
                         store.archive(connection, ids, token=token, outcome=outcome)
                     numbers = {one.row_id: one.number for one in settlements if one.number is not None}
                     return store.remove(connection, ids, token=token, numbers=numbers)
-                case Retry(delay_ms, error, tried):
-                    return store.reschedule(
-                        connection, ids, token=token, delay_us=delay_ms * 1000, error=error, tried=tried
-                    )
+                case Retry(delay_ms, error, tried=True):
+                    return store.reschedule(connection, ids, token=token, delay_us=delay_ms * 1000, error=error)
+                case Retry(delay_ms, error):
+                    return store.release(connection, ids, token=token, delay_us=delay_ms * 1000, error=error)
                 case Hold(delay_ms):
-                    return store.reschedule(
-                        connection, ids, token=token, delay_us=delay_ms * 1000, error=None, tried=False
-                    )
+                    return store.release(connection, ids, token=token, delay_us=delay_ms * 1000, error=None)
                 case Park(error):
                     logger.warning("messages_parked", extra={"message_ids": ids, "reason": error})
                     return store.park(connection, ids, token=token, error=error)

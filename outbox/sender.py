@@ -18,13 +18,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from messaging.errors import ConfigurationError, OutboxError
 from messaging.ids import new_token
 from outbox.decision import Accepted, Hold, Settlement
 from outbox.relay import Relay
 from outbox.row import OutboxRow
+from outbox.telemetry import NO_TELEMETRY, Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +78,11 @@ class _Commit:
 class Sender:
     """A bounded queue and one daemon thread, started by the first commit of each process (so forks are harmless)."""
 
-    def __init__(self, relay: Relay, *, limits: SenderLimits) -> None:
+    def __init__(self, relay: Relay, *, limits: SenderLimits, telemetry: Telemetry = NO_TELEMETRY) -> None:
         self._relay = relay
         self._limits = limits
+        self._telemetry = telemetry
+        telemetry.watch_queue(partial(_queued_rows, ref(self)))
         self.dropped_rows = 0
         self.failed_batches = 0
         self._token = new_token()
@@ -111,7 +114,7 @@ class Sender:
         commit = _Commit(rows, deadline_ms, sum(len(row.body) for row in rows))
         with self._wake:
             if self._closing or self._is_full(commit):
-                self.dropped_rows += len(rows)
+                self._drop(commit)
                 return False
             self._queue.append(commit)
             self._count(commit, 1)
@@ -175,7 +178,7 @@ class Sender:
             commit = self._queue.popleft()
             self._count(commit, -1)
             if now_ms >= commit.deadline_ms or (self._closing and now_ms >= self._give_up_at_ms):
-                self.dropped_rows += len(commit.rows)  # the compensator may have the lease by now
+                self._drop(commit)  # the compensator may have the lease by now
                 continue
             batch.append(commit)
             rows += len(commit.rows)
@@ -195,6 +198,11 @@ class Sender:
             self._queued_rows + len(commit.rows) > self._limits.queue_rows_max
             or self._queued_bytes + commit.body_bytes > self._limits.queue_bytes_max
         )
+
+    def _drop(self, commit: _Commit) -> None:
+        """Leave it to the compensator."""
+        self.dropped_rows += len(commit.rows)
+        self._telemetry.dropped(len(commit.rows))
 
     def _count(self, commit: _Commit, sign: int) -> None:
         self._queued_rows += sign * len(commit.rows)
@@ -259,6 +267,12 @@ class Sender:
         self._closing = False
         self._unsettled = []
         self._held = []
+
+
+def _queued_rows(sender: ref[Sender]) -> int:
+    """For whoever watches: without keeping a Sender alive that nobody else has."""
+    found = sender()
+    return 0 if found is None else found._queued_rows  # noqa: SLF001 - this module's own
 
 
 def _monotonic_ms() -> int:

@@ -6,19 +6,18 @@ Every locking statement names rows by primary key, in sorted order: no gap is lo
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
+    ColumnElement,
     Connection,
-    Row,
-    Select,
     String,
-    Table,
+    Text,
     bindparam,
     case,
     delete,
@@ -31,11 +30,14 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.engine import Dialect
+from sqlalchemy.sql import ClauseElement
 
 from outbox.database import now_us
 from outbox.ordering import Barrier, OrderStore, Run
 from outbox.placement import MessageTable
+from outbox.prepared import PreparedByIds, prepare
 from outbox.row import OutboxRow
+from outbox.row_insert import RowInsert
 from outbox.schema import (
     OutboxTables,
     RowKind,
@@ -47,8 +49,15 @@ from outbox.schema import (
 )
 
 ERROR_CHARS_MAX: Final = 1024
-_INSERT_ROWS_MAX: Final = 100
-_INSERT_BYTES_MAX: Final = 4 * 1024 * 1024
+_PENDING: Final = literal_column(f"'{RowState.PENDING.value}'", String())
+_PARKED: Final = literal_column(f"'{RowState.PARKED.value}'", String())
+_ARCHIVED_COLUMNS: Final = (
+    "id", "kind", "topic", "message_key", "body_sha256", "deliver_at_ms", "created_at_us", "attempts",
+)  # fmt: skip
+_ROW_COLUMNS: Final = (
+    "id", "kind", "topic", "body", "body_sha256", "message_key", "headers", "deliver_at_ms", "created_at_us",
+    "attempts", "order_key", "order_seq",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +85,9 @@ class MessageStore:
         self._archive = self.tables.archive
         self._order = OrderStore(dialect=dialect, schema=actual)
         self._now_us = now_us(dialect)
+        self._insert = RowInsert(dialect, self.table)
+        self._by_ids = PreparedByIds(dialect)
+        self._due = prepare(dialect, self._due_statement())
 
     def at(self, table: MessageTable | None) -> MessageStore:
         """The store of another message table on the same database; of this one for None."""
@@ -86,62 +98,39 @@ class MessageStore:
     # -- the business transaction ------------------------------------------------------------------------------------
 
     def insert(
-        self, connection: Connection, rows: Sequence[OutboxRow], *, token: str, lease_us: int
+        self,
+        connection: Connection,
+        rows: Sequence[OutboxRow],
+        *,
+        token: str,
+        lease_us: int,
+        packet_bytes: int | None = None,
     ) -> Sequence[OutboxRow]:
         """Write rows that this token owns until now + lease, by as few multi-row INSERTs as the bounds allow
-        (one, mostly). Returns them as written: those of ordered keys have got their numbers.
-
-        All rows of a statement see one `now`: each is written a microsecond after the one before it, so that the
-        messages of a transaction keep their order in due and creation times, whatever their ids are.
+        (one, mostly; `packet_bytes` is the server's). Returns them as written: those of ordered keys have got their
+        numbers.
         """
         ordered = any(row.order_key is not None for row in rows)
         if ordered:
             rows = self._order.number(connection, rows)
             self._order.enqueue(connection, rows)
-        places_us = itertools.count()
-        for chunk in _chunks(rows):
-            parameters: list[object] = []
-            for row, place_us in zip(chunk, places_us, strict=False):
-                parameters += (
-                    row.id, row.kind.value, lease_us + place_us, token, row.topic, row.key, row.headers_json,
-                    row.body, row.body_sha256, row.deliver_at_ms, place_us, row.order_key, row.order_seq,
-                )  # fmt: skip
-            connection.exec_driver_sql(_insert_sql(self._dialect, self.table, len(chunk)), tuple(parameters))
+        self._insert(connection, rows, token=token, lease_us=lease_us, packet_bytes=packet_bytes)
         return rows
 
     # -- claiming ----------------------------------------------------------------------------------------------------
 
     def due_ids(self, connection: Connection, *, limit: int) -> list[str]:
         """Ids of rows whose due time has come, the longest due first. A plain read: it locks nothing."""
-        message = self._message
-        statement = (
-            select(message.c.id)
-            .where(message.c.state == RowState.PENDING, message.c.due_at_us <= self._now_us)
-            .order_by(message.c.state, message.c.due_at_us, message.c.id)
-            .limit(limit)
-        )
-        return list(connection.scalars(statement))
+        return [row[0] for row in self._due.run(connection, {"limit": limit})]
 
     def claim(self, connection: Connection, ids: Sequence[str], *, token: str, lease_us: int) -> int:
         """Take the lease of those rows that are still due, by one compare-and-set; returns how many are ours now."""
-        message = self._message
-        statement = (
-            update(message)
-            .where(message.c.id.in_(sorted(ids)))
-            .where(message.c.state == RowState.PENDING, message.c.due_at_us <= self._now_us)
-            .values(token=token, due_at_us=self._now_us + lease_us, attempts=message.c.attempts + 1)
-        )
-        return connection.execute(statement).rowcount
+        return self._by_ids.run(connection, self._claim_statement, ids, token=token, lease_us=lease_us).rowcount
 
     def claimed(self, connection: Connection, ids: Sequence[str], *, token: str) -> list[OutboxRow]:
         """The rows among `ids` that this token owns, oldest first."""
-        message = self._message
-        statement = (
-            _row_columns(message)
-            .where(message.c.id.in_(sorted(ids)), message.c.token == token)
-            .order_by(message.c.created_at_us, message.c.id)
-        )
-        return [outbox_row(row, self.table) for row in connection.execute(statement)]
+        found = self._by_ids.run(connection, self._claimed_statement, ids, token=token)
+        return [outbox_row(tuple(row), self.table) for row in found]
 
     def barriers(self, connection: Connection, runs: Mapping[str, Run]) -> dict[str, Barrier]:
         """What the runs of ordered keys that somebody wants to send must wait for; see OrderStore.barriers."""
@@ -160,11 +149,10 @@ class MessageStore:
         """Delete rows that the broker accepted; returns how many were still ours. `numbers` are the order keys and
         numbers of those ids that have some.
         """
-        message = self._message
-        statement = delete(message).where(message.c.id.in_(sorted(ids)), message.c.token == token)
-        removed = connection.execute(statement).rowcount
+        removed = self._by_ids.run(connection, self._remove_statement, ids, token=token).rowcount
         if numbers:
             # A row that was not ours any more is somebody else's to send: what is younger waits for that.
+            message = self._message
             left = select(message.c.id).where(message.c.id.in_(sorted(numbers)))
             kept = set(connection.scalars(left)) if removed < len(ids) else set()
             self._order.forget(connection, [number for id_, number in numbers.items() if id_ not in kept])
@@ -172,43 +160,91 @@ class MessageStore:
 
     def archive(self, connection: Connection, ids: Sequence[str], *, token: str, outcome: str) -> int:
         """Copy rows that are still ours into the archive, as evidence for reconciliation; remove() is to follow."""
-        message = self._message
-        copied = ["id", "kind", "topic", "message_key", "body_sha256", "deliver_at_ms", "created_at_us", "attempts"]
-        source = select(
-            *(message.c[name] for name in copied),
-            self._now_us.label("sent_at_us"),
-            literal(outcome, String(32)).label("outcome"),
-        ).where(message.c.id.in_(sorted(ids)), message.c.token == token)
-        return connection.execute(
-            insert(self._archive).from_select([*copied, "sent_at_us", "outcome"], source)
-        ).rowcount
+        return self._by_ids.run(connection, self._archive_statement, ids, token=token, outcome=outcome).rowcount
 
-    def reschedule(
-        self, connection: Connection, ids: Sequence[str], *, token: str, delay_us: int, error: str | None, tried: bool
+    def reschedule(self, connection: Connection, ids: Sequence[str], *, token: str, delay_us: int, error: str) -> int:
+        """Give rows back that could not be sent, due again after `delay_us`; returns how many were still ours."""
+        values = {"token": token, "delay_us": delay_us, "error": error[:ERROR_CHARS_MAX]}
+        return self._by_ids.run(connection, self._reschedule_statement, ids, **values).rowcount
+
+    def release(
+        self, connection: Connection, ids: Sequence[str], *, token: str, delay_us: int, error: str | None
     ) -> int:
-        """Give rows back, due again after `delay_us`; returns how many were still ours.
-
-        `tried` False takes the attempt back that the claim counted: the row was not at fault. Without `error` the last
-        one stays.
+        """Give rows back that were not at fault, due again after `delay_us`, and take back the attempt that the claim
+        counted; returns how many were still ours. Without `error` the last one stays.
         """
-        message = self._message
-        values: dict[str, Any] = {"token": null(), "due_at_us": self._now_us + delay_us}
-        if not tried:
-            values["attempts"] = case((message.c.attempts > 0, message.c.attempts - 1), else_=0)
-        if error is not None:
-            values["last_error"] = error[:ERROR_CHARS_MAX]
-        statement = update(message).where(message.c.id.in_(sorted(ids)), message.c.token == token).values(values)
-        return connection.execute(statement).rowcount
+        values = {"token": token, "delay_us": delay_us, "error": None if error is None else error[:ERROR_CHARS_MAX]}
+        return self._by_ids.run(connection, self._release_statement, ids, **values).rowcount
 
     def park(self, connection: Connection, ids: Sequence[str], *, token: str, error: str) -> int:
         """Set rows aside with the reason: the broker will never take them as they are, people must look."""
+        values = {"token": token, "error": error[:ERROR_CHARS_MAX]}
+        return self._by_ids.run(connection, self._park_statement, ids, **values).rowcount
+
+    # -- the statements, compiled ahead ------------------------------------------------------------------------------
+
+    def _due_statement(self) -> ClauseElement:
         message = self._message
-        statement = (
-            update(message)
-            .where(message.c.id.in_(sorted(ids)), message.c.token == token)
-            .values(state=RowState.PARKED, token=null(), last_error=error[:ERROR_CHARS_MAX])
+        return (
+            select(message.c.id)
+            .where(message.c.state == _PENDING, message.c.due_at_us <= self._now_us)
+            .order_by(message.c.state, message.c.due_at_us, message.c.id)
+            .limit(bindparam("limit", type_=BigInteger()))
         )
-        return connection.execute(statement).rowcount
+
+    def _claim_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        message = self._message
+        return (
+            update(message)
+            .where(message.c.id.in_(ids), message.c.state == _PENDING, message.c.due_at_us <= self._now_us)
+            .values(
+                token=bindparam("token"),
+                due_at_us=self._now_us + bindparam("lease_us", type_=BigInteger()),
+                attempts=message.c.attempts + literal_column("1", BigInteger()),
+            )
+        )
+
+    def _claimed_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        message = self._message
+        return (
+            select(*(message.c[name] for name in _ROW_COLUMNS))
+            .where(message.c.id.in_(ids), message.c.token == bindparam("token"))
+            .order_by(message.c.created_at_us, message.c.id)
+        )
+
+    def _remove_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        return delete(self._message).where(*self._ours(ids))
+
+    def _archive_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        copied = [self._message.c[name] for name in _ARCHIVED_COLUMNS]
+        source = select(*copied, self._now_us, bindparam("outcome", type_=String(32))).where(*self._ours(ids))
+        return insert(self._archive).from_select([*_ARCHIVED_COLUMNS, "sent_at_us", "outcome"], source)
+
+    def _reschedule_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        due_at_us = self._now_us + bindparam("delay_us", type_=BigInteger())
+        given_back = update(self._message).where(*self._ours(ids))
+        return given_back.values(token=null(), due_at_us=due_at_us, last_error=bindparam("error"))
+
+    def _release_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        attempts, error = self._message.c.attempts, self._message.c.last_error
+        zero, one = (literal_column(number, BigInteger()) for number in ("0", "1"))
+        return (
+            update(self._message)
+            .where(*self._ours(ids))
+            .values(
+                token=null(),
+                due_at_us=self._now_us + bindparam("delay_us", type_=BigInteger()),
+                attempts=case((attempts > zero, attempts - one), else_=zero),
+                last_error=func.coalesce(bindparam("error", type_=Text()), error),
+            )
+        )
+
+    def _park_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        aside = update(self._message).where(*self._ours(ids))
+        return aside.values(state=_PARKED, token=null(), last_error=bindparam("error"))
+
+    def _ours(self, ids: list[BindParameter[str]]) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+        return self._message.c.id.in_(ids), self._message.c.token == bindparam("token")
 
     # -- people ------------------------------------------------------------------------------------------------------
 
@@ -229,94 +265,19 @@ class MessageStore:
         return Backlog(pending=row[0], due=row[1], parked=row[2], oldest_due_age_us=max(0, row[3] or 0))
 
 
-def outbox_row(row: Row[Any], table: MessageTable) -> OutboxRow:
-    """A result row of a message table as a value."""
-    values = row._mapping  # noqa: SLF001 - public, by SQLAlchemy's documentation
+def outbox_row(row: Sequence[Any], table: MessageTable) -> OutboxRow:
+    """A result row of _ROW_COLUMNS as a value."""
+    (
+        row_id, kind, topic, body, body_sha256, key, headers_json, deliver_at_ms, created_at_us, attempts,
+        order_key, order_seq,
+    ) = row  # fmt: skip
     return OutboxRow(
-        id=values["id"],
-        kind=RowKind(values["kind"]),
-        topic=values["topic"],
-        body=bytes(values["body"]),
-        body_sha256=values["body_sha256"],
-        key=values["message_key"],
-        headers_json=values["headers"],
-        deliver_at_ms=values["deliver_at_ms"],
-        created_at_us=values["created_at_us"],
-        attempts=values["attempts"],
-        order_key=values["order_key"],
-        order_seq=values["order_seq"],
-        table=table,
-    )
+        id=row_id, kind=RowKind(kind), topic=topic, body=bytes(body), body_sha256=body_sha256, key=key,
+        headers_json=headers_json, deliver_at_ms=deliver_at_ms, created_at_us=created_at_us, attempts=attempts,
+        order_key=order_key, order_seq=order_seq, table=table,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=16 * 1024)
 def _store(dialect: Dialect, table: MessageTable) -> MessageStore:
     return MessageStore(dialect=dialect, schema=table.schema, table=table.name)
-
-
-def _row_columns(message: Table) -> Select[Any]:
-    names = (
-        "id", "kind", "topic", "body", "body_sha256", "message_key", "headers", "deliver_at_ms", "created_at_us",
-        "attempts", "order_key", "order_seq",
-    )  # fmt: skip
-    return select(*(message.c[name] for name in names))
-
-
-def _chunks(rows: Sequence[OutboxRow]) -> list[Sequence[OutboxRow]]:
-    """Split so that no statement outgrows max_allowed_packet: by count, and by bytes of bodies."""
-    if len(rows) <= _INSERT_ROWS_MAX and sum(len(row.body) for row in rows) <= _INSERT_BYTES_MAX:
-        return [rows]
-    chunks: list[list[OutboxRow]] = []
-    size = _INSERT_BYTES_MAX + 1
-    for row in rows:
-        size += len(row.body)
-        if size > _INSERT_BYTES_MAX or len(chunks[-1]) >= _INSERT_ROWS_MAX:
-            chunks.append([])
-            size = len(row.body)
-        chunks[-1].append(row)
-    return list(chunks)
-
-
-@lru_cache(maxsize=4096)
-def _insert_sql(dialect: Dialect, table: MessageTable, rows: int) -> str:
-    """The multi-row INSERT for so many rows, compiled once: SQLAlchemy would compile multi-row VALUES each time."""
-    message = message_table(table.schema, table.name)
-    now = now_us(dialect)
-    names = (
-        "id", "kind", "lease", "token", "topic", "message_key", "headers", "body", "body_sha256", "deliver_at_ms",
-        "place", "order_key", "order_seq",
-    )  # fmt: skip
-    values = []
-    for number in range(rows):
-        bound = {name: bindparam(f"{name}_{number}", type_=_bind_type(name)) for name in names}
-        values.append(
-            {
-                "id": bound["id"],
-                "kind": bound["kind"],
-                "state": literal_column(f"'{RowState.PENDING.value}'"),
-                "due_at_us": now + bound["lease"],
-                "token": bound["token"],
-                # Tries begun, of which the sender's own after the commit is the first.
-                "attempts": literal_column("1"),
-                "topic": bound["topic"],
-                "message_key": bound["message_key"],
-                "headers": bound["headers"],
-                "body": bound["body"],
-                "body_sha256": bound["body_sha256"],
-                "deliver_at_ms": bound["deliver_at_ms"],
-                "created_at_us": now + bound["place"],
-                "order_key": bound["order_key"],
-                "order_seq": bound["order_seq"],
-            }
-        )
-    # exec_driver_sql takes a tuple of parameters, which every driver of ours understands in its positional style.
-    positional = cast("Any", type(dialect))(paramstyle="qmark" if dialect.name == "sqlite" else "format")
-    compiled = insert(message).values(values).compile(dialect=positional)
-    expected = [f"{name}_{number}" for number in range(rows) for name in names]
-    if list(compiled.positiontup or ()) != expected:
-        raise RuntimeError(f"SQLAlchemy bound the INSERT's parameters in an unexpected order: {compiled.positiontup}")
-    return str(compiled)
-
-
-def _bind_type(name: str) -> Any:
-    return BigInteger() if name in {"lease", "deliver_at_ms", "place", "order_seq"} else None

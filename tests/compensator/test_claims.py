@@ -89,7 +89,7 @@ def settle(store: MessageStore, connection: Connection) -> None:
     for token in (OURS, THEIRS):
         store.archive(connection, ids[:3], token=token, outcome="stored")
         store.remove(connection, ids[:3], token=token)
-        store.reschedule(connection, ids[3:6], token=token, delay_us=HOUR_US, error="down", tried=False)
+        store.reschedule(connection, ids[3:6], token=token, delay_us=HOUR_US, error="down")
         store.park(connection, ids[6:], token=token, error="refused")
 
 

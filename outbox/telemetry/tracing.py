@@ -1,0 +1,223 @@
+"""Spans by OpenTelemetry's semantic conventions for messaging (1.44.0). It exports nothing: that is the SDK's, if any.
+
+create   PRODUCER  in the business trace, at publish(); its context travels in the headers traceparent and tracestate
+send     CLIENT    a trace of its own, linked to each message's creation: a message may be sent two years later
+receive  CLIENT    a pull that brought something
+process  CONSUMER  around the handler, linked to the creation, or as its child where that was asked for
+ack, nack CLIENT   the settlement
+
+Spans that stand in no business call are begun in an empty context: without one they would adopt whatever span happens
+to be current. Baggage is not carried along: it may hold personal data, and the row outlives the request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Final
+
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    Link,
+    Span,
+    SpanKind,
+    TracerProvider,
+    get_current_span,
+    get_tracer,
+    set_span_in_context,
+    use_span,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace.status import Status, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from messaging.limits import HEADERS_BYTES_MAX, HEADERS_MAX
+from messaging.message import Delivery, Message, PublishStatus
+from outbox.telemetry.hooks import Handling, Sending, Settlement
+
+TRACER: Final = "outbox-mq"
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+SYSTEM: Final = "outbox"
+LINKS_MAX: Final = 128
+"""Links of one span; the SDK's own default bound. A larger batch names its first ones and its message count."""
+
+TRACEPARENT: Final = "traceparent"
+_CONTEXT_BYTES_MAX: Final = 600
+"""Both headers at their longest: 55 characters, and the 512 that the W3C asks to carry, with their names."""
+
+_EMPTY: Final = Context()
+_propagator: Final = TraceContextTextMapPropagator()
+
+
+class Relation(StrEnum):
+    """How a process span relates to the message's creation: linked by default, its child for short-lived messages."""
+
+    LINK = "link"
+    PARENT = "parent"
+
+
+class OpenTelemetryTracing:
+    """Tracing by a tracer provider: OpenTelemetry's global one, whenever that is set, unless another one is given."""
+
+    def __init__(self, *, provider: TracerProvider | None = None, process: Relation | str = Relation.LINK) -> None:
+        self._tracer = get_tracer(TRACER, tracer_provider=provider, schema_url=SCHEMA_URL)
+        self._process = Relation(process)
+
+    def stamp(self, headers: dict[str, str], *, topic: str, message_id: str) -> None:
+        """Make the span `create TOPIC` and put its context into the headers; a traceparent of the user's own wins.
+
+        Where the program has no tracer provider but was called within a trace, that trace's context is put there.
+        """
+        if TRACEPARENT in headers:
+            return
+        span = self._tracer.start_span(
+            f"create {topic}",
+            None,  # the current context: the business call's
+            SpanKind.PRODUCER,
+            {
+                "messaging.system": SYSTEM,
+                "messaging.operation.name": "create",
+                "messaging.operation.type": "create",
+                "messaging.destination.name": topic,
+                "messaging.message.id": message_id,
+            },
+        )
+        if span is INVALID_SPAN:  # nobody traces, and we stand in nobody's trace
+            return
+        span.end()
+        if _may_carry(headers):
+            _propagator.inject(headers, set_span_in_context(span, _EMPTY))
+
+    @contextmanager
+    def sending(self, messages: Sequence[Message], sending: Sending) -> Iterator[None]:
+        """The span `send TOPIC`, or `send` for a batch of many topics. It is current while the adapter works, so that
+        spans of its HTTP client are its children.
+        """
+        topics = {message.topic for message in messages}
+        attributes = _of("send", topic=messages[0].topic if len(topics) == 1 else None, messages=messages)
+        created = min((message.created_at_ms for message in messages), default=0)
+        if created:
+            attributes["messaging.outbox.dwell_seconds"] = max(0.0, time.time() - created / 1000)
+        with self._span("send", attributes, kind=SpanKind.CLIENT, links=_links(messages)) as span:
+            yield
+            rejected = sum(result.status is PublishStatus.REJECTED for result in sending.results)
+            if rejected:
+                span.set_attribute("messaging.outbox.rejected_count", rejected)
+                _fail(span, "rejected")
+
+    def received(self, topic: str, group: str, *, deliveries: Sequence[Delivery], started_at_ns: int) -> None:
+        """The span `receive TOPIC`, made when its deliveries are there."""
+        if not deliveries:
+            return
+        self._tracer.start_span(
+            f"receive {topic}",
+            context=_EMPTY,
+            kind=SpanKind.CLIENT,
+            attributes=_of("receive", topic=topic, group=group, messages=deliveries),
+            links=_links(deliveries),
+            start_time=started_at_ns,
+        ).end()
+
+    @contextmanager
+    def handling(self, delivery: Delivery, handling: Handling, *, group: str) -> Iterator[None]:
+        """The span `process TOPIC`; current in the handler, also in an `async def` one."""
+        attributes = _of("process", topic=delivery.topic, group=group, messages=[delivery])
+        attributes["messaging.outbox.delivery_attempt"] = delivery.attempt
+        linked = self._process is Relation.LINK
+        parent, links = (_EMPTY, _links([delivery])) if linked else (_carried(delivery.headers), [])
+        with self._span("process", attributes, kind=SpanKind.CONSUMER, links=links, parent=parent) as span:
+            yield
+            span.set_attribute("messaging.outbox.outcome", handling.outcome)
+            if handling.error is not None:
+                _fail(span, type(handling.error).__qualname__)
+
+    @contextmanager
+    def settling(self, settlement: Settlement, deliveries: Sequence[Delivery], *, group: str) -> Iterator[None]:
+        """The span `ack TOPIC` or `nack TOPIC`."""
+        attributes = _of(settlement, topic=deliveries[0].topic, group=group, messages=deliveries)
+        with self._span(settlement, attributes, kind=SpanKind.CLIENT, links=_links(deliveries)):
+            yield
+
+    @contextmanager
+    def _span(
+        self,
+        operation: str,
+        attributes: dict[str, AttributeValue],
+        *,
+        kind: SpanKind,
+        links: Sequence[Link],
+        parent: Context = _EMPTY,
+    ) -> Iterator[Span]:
+        topic = attributes.get("messaging.destination.name")
+        span = self._tracer.start_span(
+            f"{operation} {topic}" if topic else operation,
+            context=parent,
+            kind=kind,
+            attributes=attributes,
+            links=links,
+        )
+        with use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+            try:
+                yield span
+            except BaseException as error:
+                _fail(span, type(error).__qualname__)
+                raise
+
+
+def _of(
+    operation: str, *, topic: str | None, messages: Sequence[Message | Delivery], group: str | None = None
+) -> dict[str, AttributeValue]:
+    kind = "settle" if operation in {"ack", "nack"} else operation
+    found: dict[str, AttributeValue] = {
+        "messaging.system": SYSTEM,
+        "messaging.operation.name": str(operation),
+        "messaging.operation.type": kind,
+    }
+    if topic is not None:
+        found["messaging.destination.name"] = topic
+    if group is not None:
+        found["messaging.consumer.group.name"] = group
+    if len(messages) == 1:
+        found["messaging.message.id"] = messages[0].id
+    if len(messages) > 1 or operation in {"send", "receive"}:
+        found["messaging.batch.message_count"] = len(messages)
+    return found
+
+
+def _links(messages: Sequence[Message | Delivery]) -> list[Link]:
+    """Links to the creation of each message that carries one."""
+    return [
+        Link(context, {"messaging.message.id": message.id})
+        for message in messages[:LINKS_MAX]
+        if message.headers and (context := get_current_span(_carried(message.headers)).get_span_context()).is_valid
+    ]
+
+
+def _carried(headers: Mapping[str, str]) -> Context:
+    """The context that the headers carry. A transport may have changed the case of their names."""
+    if TRACEPARENT not in headers:
+        headers = {name.lower(): value for name, value in headers.items()}
+        if TRACEPARENT not in headers:
+            return _EMPTY
+    return _propagator.extract(headers, context=_EMPTY)
+
+
+def _may_carry(headers: Mapping[str, str]) -> bool:
+    """Whether there is no traceparent yet, and room for ours: a trace must not make a message invalid."""
+    if len(headers) > HEADERS_MAX - 2:
+        return False
+    room = HEADERS_BYTES_MAX - _CONTEXT_BYTES_MAX
+    for name, value in headers.items():
+        if name.lower() == TRACEPARENT or not isinstance(value, str):
+            return False
+        room -= len(name) + 4 * len(value)
+    return room >= 0
+
+
+def _fail(span: Span, error_type: str) -> None:
+    """By name alone: an error's text may hold what a body holds."""
+    span.set_attribute("error.type", error_type)
+    span.set_status(Status(StatusCode.ERROR))

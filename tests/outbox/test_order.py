@@ -1,0 +1,274 @@
+"""Order per key: what an ordered topic promises when sends fail, processes die and transactions interleave."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from sqlalchemy import func, select, text
+
+from messaging.errors import BrokerUnavailable, InvalidMessage
+from messaging.message import Message
+from outbox import Outbox
+from outbox.ordering import OrderStore
+from outbox.schema import RowState
+from tests.outbox.recording_broker import RecordingBroker
+from tests.outbox.shop import NO_SENDER, Shop
+
+WAIT_SECONDS = 30.0
+
+
+def bodies(messages: Sequence[Message]) -> list[str]:
+    return [message.body.decode() for message in messages]
+
+
+def publish(box: Outbox, *texts: str, topic: str = "orders", key: str = "k") -> None:
+    @box.transactional
+    def work(_session: object) -> None:
+        for one in texts:
+            box.publish(topic, one, key=key)
+
+    work()
+
+
+def queued(shop: Shop) -> int:
+    with shop.engine.connect() as connection:
+        return connection.scalar(select(func.count()).select_from(shop.tables.order_queue)) or 0
+
+
+def make_due(shop: Shop, body: str | None = None) -> None:
+    """Let leases and delays be over, of one message or of all."""
+    only = "" if body is None else f" WHERE CAST(body AS CHAR) = '{body}'"
+    shop.execute(f"UPDATE {shop.tables.message.fullname} SET due_at_us = 1{only}")
+
+
+def test_a_transactions_messages_arrive_in_the_order_in_which_they_were_published(shop: Shop) -> None:
+    broker = RecordingBroker()
+    box = shop.box(broker, ordered={"orders"})
+
+    publish(box, "1", "2", "3")
+    box.close()
+
+    assert bodies(broker.stored) == ["1", "2", "3"]
+    assert shop.rows() == []
+    assert queued(shop) == 0
+
+
+def test_messages_of_one_ordered_key_never_share_a_batch_and_others_do(shop: Shop) -> None:
+    broker = RecordingBroker()
+    box = shop.box(broker, ordered={"orders"}, sender=NO_SENDER)
+
+    publish(box, "a1", "a2", key="a")
+    publish(box, "b1", "b2", key="b")
+    publish(box, "x1", "x2", topic="plain")
+    make_due(shop)
+    report = shop.scan(broker).run()
+
+    assert report.accepted == 6
+    assert [sorted(bodies(batch)) for batch in broker.batches] == [["a1", "b1", "x1", "x2"], ["a2", "b2"]]
+
+
+def test_an_ordered_topic_wants_a_key(shop: Shop) -> None:
+    box = shop.box(RecordingBroker(), ordered={"orders"})
+
+    @box.transactional
+    def work(_session: object) -> None:
+        box.publish("orders", "no key")
+
+    with pytest.raises(InvalidMessage, match="publish with key="):
+        work()
+
+
+def test_a_younger_message_waits_in_the_sender_for_an_older_one_of_another_process(shop: Shop) -> None:
+    broker = RecordingBroker()
+    other_process = shop.box(RecordingBroker(), ordered={"orders"}, sender=NO_SENDER)
+    box = shop.box(broker, ordered={"orders"})
+    publish(other_process, "1")
+
+    publish(box, "2", key="k")
+    publish(box, "other key", key="other")
+    broker.wait_for(lambda it: len(it.stored) == 1)
+    shop.scan(broker).run()
+    held = bodies(broker.stored)
+    make_due(shop, "1")
+    shop.scan(broker).run()
+    broker.wait_for(lambda it: len(it.stored) == 3)
+
+    assert held == ["other key"]
+    assert bodies(broker.stored) == ["other key", "1", "2"]
+
+
+def test_a_pass_takes_no_message_before_an_older_one_that_waits_for_its_retry(shop: Shop) -> None:
+    broker = RecordingBroker()
+    box = shop.box(broker, ordered={"orders"}, sender=NO_SENDER)
+    publish(box, "1")
+    publish(box, "2")
+    publish(box, "other", key="other")
+    make_due(shop, "2")
+    make_due(shop, "other")
+
+    report = shop.scan(broker).run()
+
+    assert bodies(broker.stored) == ["other"]
+    assert report.held == 1
+    rows = {row["body"].decode(): row for row in shop.rows()}
+    assert rows["2"]["token"] is None
+    assert rows["2"]["attempts"] == 1, "waiting was counted as an attempt"
+    assert rows["2"]["last_error"] is None
+
+
+def test_a_message_that_is_refused_holds_its_key_and_no_other(shop: Shop) -> None:
+    broker = RecordingBroker()
+    box = shop.box(broker, ordered={"orders"}, sender=NO_SENDER)
+    publish(box, "1", "bad", "3")
+    publish(box, "o1", "o2", key="other")
+    bad = next(row["id"] for row in shop.rows() if row["body"] == b"bad")
+    broker.rejects[bad] = "never"
+    make_due(shop)
+
+    report = shop.scan(broker).run()
+
+    assert (report.accepted, report.parked, report.held) == (3, 1, 1)
+    assert sorted(bodies(broker.stored)) == ["1", "o1", "o2"]
+
+    broker.rejects.clear()
+    shop.execute(f"UPDATE {shop.tables.message.fullname} SET state = '{RowState.PENDING.value}'")
+    make_due(shop)
+    shop.scan(broker).run()
+
+    assert [one for one in bodies(broker.stored) if not one.startswith("o")] == ["1", "bad", "3"]
+    assert queued(shop) == 0
+
+
+def test_an_outage_in_the_second_wave_puts_off_what_is_left_in_order(shop: Shop) -> None:
+    def out_after_first_wave(batch: Sequence[Message]) -> None:
+        if any(message.body == b"2" for message in batch):
+            raise BrokerUnavailable("gone")
+
+    broker = RecordingBroker(out_after_first_wave)
+    box = shop.box(broker, ordered={"orders"}, sender=NO_SENDER)
+    publish(box, "1", "2", "3")
+    make_due(shop)
+
+    shop.scan(broker).run()
+    broker.rule = None
+    make_due(shop)
+    shop.scan(broker).run()
+
+    assert bodies(broker.stored) == ["1", "2", "3"]
+
+
+def test_numbers_follow_the_order_of_commits_not_of_publishes(mysql_shop: Shop) -> None:
+    broker = RecordingBroker()
+    box = mysql_shop.box(broker, ordered={"orders"})
+    first_has_published, second_is_done = threading.Event(), threading.Event()
+
+    @box.transactional
+    def slow(_session: object) -> None:
+        box.publish("orders", "published first, committed second", key="k")
+        first_has_published.set()
+        assert second_is_done.wait(WAIT_SECONDS)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    assert first_has_published.wait(WAIT_SECONDS)
+    publish(box, "committed first")
+    second_is_done.set()
+    thread.join(WAIT_SECONDS)
+    broker.wait_for(lambda it: len(it.stored) == 2)
+
+    assert bodies(broker.stored) == ["committed first", "published first, committed second"]
+
+
+def test_many_writers_failing_sends_and_dying_leases_keep_every_keys_commit_order(shop: Shop, random_seed: int) -> None:
+    random = Random(random_seed)
+    lock = threading.Lock()
+
+    def sometimes_out(_batch: Sequence[Message]) -> None:
+        with lock:
+            if random.random() < 0.3:
+                raise BrokerUnavailable("now and then")
+
+    broker = RecordingBroker(sometimes_out)
+    sender, compensated = shop.box(broker, ordered={"orders"}), shop.box(broker, ordered={"orders"}, sender=NO_SENDER)
+    shop.execute("CREATE TABLE counter (id INTEGER PRIMARY KEY, n INTEGER NOT NULL)")
+    shop.execute("INSERT INTO counter VALUES (0, 0), (1, 0), (2, 0)")
+
+    def write(number: int) -> None:
+        mine = Random(random_seed + number)
+        for _ in range(20):
+            box, key = mine.choice((sender, compensated)), mine.randrange(3)
+
+            @box.transactional
+            def step(session: object, box: Outbox = box, key: int = key) -> None:
+                session.execute(text("UPDATE counter SET n = n + 1 WHERE id = :id"), {"id": key})  # type: ignore[attr-defined]
+                n = session.scalar(text("SELECT n FROM counter WHERE id = :id"), {"id": key})  # type: ignore[attr-defined]
+                box.publish("orders", str(n), key=str(key))
+
+            step()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    scan = shop.scan(broker, batch_rows=7)
+    for _ in range(500):
+        if not shop.rows():
+            break
+        make_due(shop)
+        scan.run()
+    sender.close()
+
+    seen: defaultdict[str | None, list[int]] = defaultdict(list)
+    for message in broker.stored:
+        seen[message.key].append(int(message.body))
+    assert sum(len(numbers) for numbers in seen.values()) == 80
+    assert all(numbers == sorted(numbers) for numbers in seen.values()), seen
+    assert queued(shop) == 0
+
+
+def test_a_plain_topic_costs_no_statement_more(mysql_shop: Shop) -> None:
+    from sqlalchemy import event
+
+    statements: list[str] = []
+    box = mysql_shop.box(RecordingBroker(), ordered={"orders"}, sender=NO_SENDER)
+    event.listen(mysql_shop.engine, "before_cursor_execute", lambda *it: statements.append(it[2]))
+
+    publish(box, "1", topic="plain")
+
+    assert len(statements) == 1
+
+
+def test_an_idle_head_is_purged_and_its_key_goes_on_from_above(shop: Shop) -> None:
+    broker = RecordingBroker()
+    box = shop.box(broker, ordered={"orders"}, sender=NO_SENDER)
+    order = OrderStore(dialect=shop.engine.dialect, schema=shop.tables.metadata.schema)
+    publish(box, "1", key="idle")
+    publish(box, "2", key="waiting")
+    first = max(row["order_seq"] for row in shop.rows())
+    make_due(shop, "1")
+    shop.scan(broker).run()
+
+    with shop.engine.begin() as connection:
+        gone, further = order.purge_heads(connection, idle_us=-1_000_000, after="", limit=100)
+    publish(box, "3", key="idle")
+
+    assert (gone, further) == (1, None), "only the head whose messages are all sent may go"
+    assert max(row["order_seq"] for row in shop.rows()) > first
+
+
+def test_a_number_whose_row_an_operator_deleted_holds_up_nobody(shop: Shop) -> None:
+    broker = RecordingBroker()
+    box = shop.box(broker, ordered={"orders"}, sender=NO_SENDER)
+    publish(box, "1")
+    publish(box, "2")
+    shop.execute(f"DELETE FROM {shop.tables.message.fullname} WHERE CAST(body AS CHAR) = '1'")
+    make_due(shop)
+
+    shop.scan(broker).run()
+
+    assert bodies(broker.stored) == ["2"]
