@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import typer
 
 from messaging.errors import BrokerUnavailable, ConfigurationError
+from messaging.logs import LogFormat
 
 app = typer.Typer(no_args_is_help=True, help="Run the broker, and probe one.")
 
@@ -41,6 +42,7 @@ def serve(
     ready_file: Annotated[Path | None, typer.Option(help="Write the URL here once the broker can serve.")] = None,
     shutdown_timeout_ms: Annotated[int | None, typer.Option(help="Time to finish requests on SIGTERM (25000).")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error (info).")] = None,
+    log_format: Annotated[LogFormat | None, typer.Option(help="json or text (json).")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a table [broker].")] = None,
 ) -> None:
     """Serve one data folder over HTTP until SIGTERM or SIGINT.
@@ -53,7 +55,7 @@ def serve(
     flags = {
         "data": data, "host": host, "port": port, "durability": durability, "tokens": tokens,
         "insecure_no_auth": insecure_no_auth, "tls_cert": tls_cert, "tls_key": tls_key, "ready_file": ready_file,
-        "shutdown_timeout_ms": shutdown_timeout_ms, "log_level": log_level,
+        "shutdown_timeout_ms": shutdown_timeout_ms, "log_level": log_level, "log_format": log_format,
     }  # fmt: skip
     run(load(flags, file=config))
 

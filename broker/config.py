@@ -17,6 +17,7 @@ from broker.http.server import Tls
 from broker.http.settings import HttpSettings
 from broker.options import Durability, EngineOptions
 from messaging.errors import ConfigurationError
+from messaging.logs import LogFormat
 
 ENVIRONMENT_PREFIX: Final = "OUTBOX_BROKER__"
 TABLE: Final = "broker"
@@ -46,6 +47,7 @@ class BrokerConfig(BaseSettings):
     publishes_bytes_max: int = Field(default=HttpSettings().publishes_bytes_max, ge=1)
     waiting_pulls_max: int = Field(default=HttpSettings().waiting_pulls_max, ge=1)
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
+    log_format: LogFormat = LogFormat.JSON
 
     @property
     def engine_options(self) -> EngineOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from typing import Protocol
 
 
@@ -40,7 +41,7 @@ class ManualClock:
         self._lock = threading.Lock()
         self._now_ms = now_ms
         self._monotonic_ms = 0
-        self._waiting: set[threading.Condition] = set()
+        self._waiting: Counter[threading.Condition] = Counter()
 
     def now_ms(self) -> int:
         with self._lock:
@@ -70,7 +71,7 @@ class ManualClock:
     def wait(self, condition: threading.Condition, timeout_ms: int | None) -> bool:
         deadline = None if timeout_ms is None else self.monotonic_ms() + timeout_ms
         with self._lock:
-            self._waiting.add(condition)
+            self._waiting[condition] += 1
         try:
             if deadline is not None and self.monotonic_ms() >= deadline:
                 return False
@@ -78,7 +79,9 @@ class ManualClock:
             return deadline is None or self.monotonic_ms() < deadline
         finally:
             with self._lock:
-                self._waiting.discard(condition)
+                self._waiting[condition] -= 1
+                if not self._waiting[condition]:
+                    del self._waiting[condition]
 
     @staticmethod
     def _wake(waiting: list[threading.Condition]) -> None:

@@ -16,9 +16,11 @@ from messaging.errors import (
     TransactionDoomed,
 )
 from outbox.box import Outbox
-from outbox.consumer import Consumer, RetryLater, consumer, run_consumers
+from outbox.cloudevents import CloudEvents
+from outbox.consumer import Consumer, NotTried, RetryLater, consumer, run_consumers, still_held
 from outbox.relay import RelayPolicy
 from outbox.sender import SenderLimits
+from outbox.telemetry import Telemetry
 from outbox.transactional import Propagation
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "BrokerError",
     "BrokerRefused",
     "BrokerUnavailable",
+    "CloudEvents",
     "ConfigurationError",
     "Consumer",
     "DatabaseUnavailable",
@@ -35,6 +38,7 @@ __all__ = [
     "Message",
     "NoTransaction",
     "NotSupported",
+    "NotTried",
     "Outbox",
     "OutboxError",
     "Propagation",
@@ -42,8 +46,10 @@ __all__ = [
     "RetryLater",
     "SchemaMissing",
     "SenderLimits",
+    "Telemetry",
     "TransactionDoomed",
     "connect",
     "consumer",
     "run_consumers",
+    "still_held",
 ]

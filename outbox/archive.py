@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, select, tuple_
+from sqlalchemy import Connection, and_, delete, or_, select
 from sqlalchemy.engine import Dialect
 
-from outbox.database import now_us
+from outbox.database import by_primary_key, now_us
 from outbox.schema import outbox_tables, schema_for
 
 
@@ -14,6 +14,7 @@ class ArchiveStore:
 
     def __init__(self, *, dialect: Dialect, schema: str | None = None) -> None:
         self._archive = outbox_tables(schema_for(dialect, schema)).archive
+        self._dialect = dialect
         self._now_us = now_us(dialect)
 
     def purge(self, connection: Connection, *, older_than_us: int, limit: int) -> int:
@@ -27,4 +28,5 @@ class ArchiveStore:
         found = [tuple(row) for row in connection.execute(old)]
         if not found:
             return 0
-        return connection.execute(delete(archive).where(tuple_(*key).in_(found))).rowcount
+        pairs = [and_(archive.c.sent_at_us == sent_at_us, archive.c.id == row_id) for sent_at_us, row_id in found]
+        return connection.execute(by_primary_key(delete(archive).where(or_(*pairs)), self._dialect)).rowcount

@@ -6,44 +6,37 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import datetime, timedelta
-from operator import itemgetter
 from random import Random
 from typing import Any, Concatenate, Final, Self, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from messaging import limits
 from messaging.broker import Broker
-from messaging.clock import Clock, SystemClock
+from messaging.clock import Clock
 from messaging.connecting import connect
-from messaging.errors import ConfigurationError, DuplicateMessageId, InvalidMessage, NoTransaction
+from messaging.errors import ConfigurationError, InvalidMessage, NoTransaction
 from messaging.message import Message, check_message_id, check_topic
 from outbox import engine_hooks, session_hooks
 from outbox.cloudevents import CloudEvents
 from outbox.composing import Composer
 from outbox.database import (
     background_engine,
-    is_autocommit,
-    is_mendable,
     open_engine,
-    same_database,
-    translate,
 )
 from outbox.ordering import order_key
-from outbox.placement import MessageTable, placement_for
+from outbox.placement import placement_for
 from outbox.relay import Relay, RelayPolicy
 from outbox.row import OutboxRow, cancel_row, publish_row
 from outbox.sender import Sender, SenderLimits
-from outbox.server_bounds import ServerBounds
 from outbox.store import MessageStore
 from outbox.telemetry import Telemetry, default_telemetry
 from outbox.transactional import P, Propagation, R, Transactional
 from outbox.unit_of_work import UnitOfWork
+from outbox.unit_writer import UnitWriter
 
 AnySession = Session | AsyncSession | scoped_session[Any] | Connection
 S = TypeVar("S", Session, AsyncSession)
@@ -93,11 +86,11 @@ class Outbox:
         self.engine = open_engine(database)
         self._async_engine = database if isinstance(database, AsyncEngine) else None
         self.broker = connect(broker) if isinstance(broker, str) else broker
-        self._limits = sender or SenderLimits()
         self.placement = placement_for(self.engine.dialect, schema, tables)
         first = self.placement.tables[0]
-        self._store = MessageStore(dialect=self.engine.dialect, schema=first.schema, table=first.name)
-        self._bounds = ServerBounds(engine=self.engine, table=first)
+        store = MessageStore(dialect=self.engine.dialect, schema=first.schema, table=first.name)
+        senders = sender or SenderLimits()
+        self._writer = UnitWriter(engine=self.engine, store=store, lease_ms=senders.lease_ms)
         self._ordered = frozenset(check_topic(topic) for topic in ordered)
         self._session_factory = session_factory or self._default_factory()
         self._current: ContextVar[Session | AsyncSession | None] = ContextVar("outbox_current_session", default=None)
@@ -105,20 +98,13 @@ class Outbox:
         self._background = background_engine(self.engine)
         self._telemetry = telemetry or default_telemetry()
         self._composer = Composer(
-            body_bytes_max=min(body_bytes_max, limits.BODY_BYTES_MAX),
-            clock=clock or SystemClock(),
-            telemetry=self._telemetry,
-            cloudevents=cloudevents,
+            body_bytes_max=body_bytes_max, clock=clock, telemetry=self._telemetry, cloudevents=cloudevents
         )
         relay = Relay(
-            engine=self._background,
-            store=self._store,
-            broker=self.broker,
-            policy=policy or RelayPolicy(),
-            random=random or Random(),
-            telemetry=self._telemetry,
-        )
-        self._sender = Sender(relay, limits=self._limits, telemetry=self._telemetry)
+            engine=self._background, store=store, broker=self.broker, policy=policy or RelayPolicy(),
+            random=random or Random(), telemetry=self._telemetry,
+        )  # fmt: skip
+        self._sender = Sender(relay, limits=senders, telemetry=self._telemetry)
         session_hooks.listen_to_sessions()
         engine_hooks.listen_to_engines()
 
@@ -147,7 +133,7 @@ class Outbox:
             topic, body, key=key, headers=headers, message_id=message_id, deliver_at=deliver_at, delay=delay
         )
         row = self._publish_row(message)
-        self._bounds.refuse_early(row)
+        self._writer.refuse_early(row)
         self._add(row, session)
         return message
 
@@ -252,46 +238,16 @@ class Outbox:
 
     def shares_database(self, connection: Connection) -> bool:
         """Whether a transaction of this connection can hold the outbox's rows."""
-        return connection.engine.pool is self.engine.pool or same_database(connection.engine, self.engine)
+        return self._writer.shares_database(connection)
 
     def write(self, connection: Connection, unit: UnitOfWork) -> None:
         """Write a unit's rows, just before its commit. What is raised here makes the commit fail, and roll back."""
-        engine_hooks.refuse_if_doomed(connection)
-        self._refuse_foreign(connection)
-        packet_bytes = self._bounds.check(connection, unit.rows)
-        unit.start_lease()
-        try:
-            written = self._insert(connection, unit.rows, packet_bytes=packet_bytes)
-        except IntegrityError as error:
-            ids = ", ".join(row.id for row in unit.rows[:3])
-            raise DuplicateMessageId(f"a message id was published before (one of {ids}...)") from error
-        except DBAPIError as error:
-            if is_mendable(error):
-                raise translate(error, self.engine.url) from error
-            raise
-        unit.mark_written(written)
+        self._writer.write(connection, unit, token=self._sender.token)
 
     def committed(self, unit: UnitOfWork) -> None:
         """Hand a committed unit to the sender. Never raises: the commit has succeeded, whatever becomes of the send."""
         self._telemetry.committed(unit.written_rows)
         self._sender.offer(unit.written_rows, written_at_ms=unit.written_at_ms)
-
-    def _insert(
-        self, connection: Connection, rows: Sequence[OutboxRow], *, packet_bytes: int | None
-    ) -> Sequence[OutboxRow]:
-        """One INSERT for each table that the rows are in, in the tables' order: two transactions that publish under
-        the same ordered keys lock them in the same order.
-        """
-        by_table: dict[MessageTable, list[OutboxRow]] = {}
-        for row in rows:
-            by_table.setdefault(row.table or self._store.table, []).append(row)
-        lease_us = self._limits.lease_ms * 1000
-        written: list[OutboxRow] = []
-        for table, ones in sorted(by_table.items(), key=itemgetter(0)) if len(by_table) > 1 else by_table.items():
-            written += self._store.at(table).insert(
-                connection, ones, token=self._sender.token, lease_us=lease_us, packet_bytes=packet_bytes
-            )
-        return written
 
     def _default_factory(self) -> Callable[[], Session] | Callable[[], AsyncSession]:
         if self._async_engine is not None:
@@ -339,12 +295,3 @@ class Outbox:
                 "@box.transactional, or pass session= with an open transaction (with session.begin(): ...)"
             )
         return session
-
-    def _refuse_foreign(self, connection: Connection) -> None:
-        if not self.shares_database(connection):
-            raise ConfigurationError(
-                "this session is on another database than the outbox: business tables and message table must share "
-                "one server, or no transaction can hold both"
-            )
-        if is_autocommit(connection):
-            raise ConfigurationError("this connection is in AUTOCOMMIT: there is no transaction to publish in")

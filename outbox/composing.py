@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from messaging.clock import Clock
+from messaging import limits
+from messaging.clock import Clock, SystemClock
 from messaging.errors import InvalidMessage
 from messaging.ids import new_message_id
 from messaging.message import CONTENT_TYPE, NO_HEADERS, Message, check_deliver_at, encode_body
@@ -21,10 +22,10 @@ class Composer:
     """Checks, encodes and stamps: content type, id, time, the trace's headers, a CloudEvent's. Safe in any thread."""
 
     def __init__(
-        self, *, body_bytes_max: int, clock: Clock, telemetry: Telemetry, cloudevents: CloudEvents | None
+        self, *, body_bytes_max: int, clock: Clock | None, telemetry: Telemetry, cloudevents: CloudEvents | None
     ) -> None:
-        self._body_bytes_max = body_bytes_max
-        self._clock = clock
+        self._body_bytes_max = min(body_bytes_max, limits.BODY_BYTES_MAX)
+        self._clock = clock or SystemClock()
         self._telemetry = telemetry
         self._cloudevents = cloudevents
 

@@ -12,9 +12,21 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, create_engine, event, literal_column
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Delete,
+    Engine,
+    Table,
+    Update,
+    create_engine,
+    event,
+    literal_column,
+    text,
+)
 from sqlalchemy.engine import URL, Dialect, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -25,6 +37,7 @@ from messaging.errors import ConfigurationError, DatabaseUnavailable, OutboxErro
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Write = TypeVar("Write", Update, Delete)
 
 SQLITE_BUSY_TIMEOUT_MS: Final = 30_000
 CONNECT_TIMEOUT_SECONDS: Final = 10
@@ -45,6 +58,7 @@ _OPTION_FORBIDS: Final = 1290  # --read-only, but other options as well
 _READ_ONLY_SERVER: Final = frozenset({1836, 1874})
 _READ_ONLY_TRANSACTION: Final = 1792
 _PACKET_TOO_LARGE: Final = 1153
+_STATEMENT_BINLOG: Final = 1665
 _UNREACHABLE: Final = frozenset({2002, 2003, 2005, 2006, 2013, 2055, 1040, 1053, 1927, 3024, 4031})
 
 _NOW_US: Final = {
@@ -58,6 +72,22 @@ def now_us(dialect: Dialect) -> ColumnElement[int]:
     """The database's own UTC clock, microseconds since the Unix epoch (SQLite: to the millisecond)."""
     name = "mysql" if dialect.name in MYSQL_DIALECTS else dialect.name
     return literal_column(_NOW_US[name], BigInteger())
+
+
+def by_primary_key(statement: Write, dialect: Dialect) -> Write:
+    """An UPDATE or DELETE that MySQL and MariaDB are told to find its rows for by the primary key.
+
+    Left alone they read the whole table where the keys are a good part of it (and MariaDB for a list of one pair), and
+    a DELETE then waits for rows that strangers have not committed yet.
+    """
+    if dialect.name not in MYSQL_DIALECTS:
+        return statement
+    hinted = statement.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect.name)
+    if isinstance(hinted, Delete):
+        # A hint is allowed in the multi-table form alone: DELETE table FROM table FORCE INDEX ...
+        name = dialect.identifier_preparer.format_table(cast("Table", hinted.table))
+        return hinted.prefix_with(text(name))
+    return hinted
 
 
 def open_engine(database: Engine | AsyncEngine | URL | str) -> Engine:
@@ -146,30 +176,34 @@ def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:
     if isinstance(error, PoolTimeoutError):
         return DatabaseUnavailable(f"no free connection to {shown}; raise the pool size or lower the load")
     code = error_code(error)
-    text = str(error.orig).splitlines()[0] if str(error.orig) else type(error.orig).__name__
+    said = str(error.orig).splitlines()[0] if str(error.orig) else type(error.orig).__name__
     if is_schema_missing(error):
         return SchemaMissing(
-            f"the outbox tables are missing or too old in {shown} ({text}); run: outbox db upgrade --url URL"
+            f"the outbox tables are missing or too old in {shown} ({said}); run: outbox db upgrade --url URL"
         )
     if code in _ACCESS_DENIED:
         return ConfigurationError(
-            f"the database refused the user or a privilege at {shown} ({text}); "
+            f"the database refused the user or a privilege at {shown} ({said}); "
             "the grants of each role are in docs/guides/databases.md"
         )
     if code == _READ_ONLY_TRANSACTION:
         return ConfigurationError(
-            f"this transaction of {shown} is READ ONLY ({text}); begin one that writes, and check transaction_read_only"
+            f"this transaction of {shown} is READ ONLY ({said}); begin one that writes, and check transaction_read_only"
         )
     if is_read_only(error):
         return DatabaseUnavailable(
-            f"the database {shown} is read-only, so a replica or a primary that is being switched over ({text}); "
+            f"the database {shown} is read-only, so a replica or a primary that is being switched over ({said}); "
             "give the URL of the primary"
         )
+    if code == _STATEMENT_BINLOG:
+        return ConfigurationError(
+            f"{shown} cannot log READ COMMITTED transactions ({said}); set binlog_format to ROW or MIXED there"
+        )
     if code == _PACKET_TOO_LARGE:
-        return ConfigurationError(f"a statement was too large for {shown} ({text}); raise max_allowed_packet there")
-    if code in _UNREACHABLE or error.connection_invalidated or "unable to open database file" in text:
-        return DatabaseUnavailable(f"cannot reach the database {shown} ({text}); check host, port and that it runs")
-    return DatabaseUnavailable(f"the database {shown} failed a statement ({text})")
+        return ConfigurationError(f"a statement was too large for {shown} ({said}); raise max_allowed_packet there")
+    if code in _UNREACHABLE or error.connection_invalidated or "unable to open database file" in said:
+        return DatabaseUnavailable(f"cannot reach the database {shown} ({said}); check host, port and that it runs")
+    return DatabaseUnavailable(f"the database {shown} failed a statement ({said})")
 
 
 def error_code(error: DBAPIError) -> int | None:
@@ -180,8 +214,8 @@ def error_code(error: DBAPIError) -> int | None:
 
 def is_schema_missing(error: DBAPIError) -> bool:
     """Whether the error says that a table, schema or column of ours is not there."""
-    text = str(error.orig)
-    return error_code(error) in _NO_SUCH_TABLE or "no such table" in text or "has no column named" in text
+    said = str(error.orig)
+    return error_code(error) in _NO_SUCH_TABLE or "no such table" in said or "has no column named" in said
 
 
 def is_read_only(error: DBAPIError) -> bool:

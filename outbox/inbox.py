@@ -48,19 +48,22 @@ class InboxStore:
     def purge(self, connection: Connection, *, older_than_us: int, limit: int) -> int:
         """Forget at most `limit` marks older than an age; returns how many.
 
-        Keep them longer than any redelivery lasts.
+        Keep them longer than any redelivery lasts. For a connection at READ COMMITTED: it locks what it deletes, and
+        nothing of the consumers at work.
         """
         inbox = self._inbox
         old = (
-            select(inbox.c.consumer_group, inbox.c.message_id)
+            select(inbox.c.consumer_group.label("of_group"), inbox.c.message_id.label("of_id"))
             .where(inbox.c.handled_at_us < self._now_us - older_than_us)
             .order_by(inbox.c.handled_at_us)
             .limit(limit)
         )
-        found = connection.execute(old).all()
-        removed = 0
-        for group in {row.consumer_group for row in found}:
-            ids = sorted(row.message_id for row in found if row.consumer_group == group)
-            statement = delete(inbox).where(inbox.c.consumer_group == group, inbox.c.message_id.in_(ids))
-            removed += connection.execute(statement).rowcount
-        return removed
+        found = sorted((row.of_group, row.of_id) for row in connection.execute(old))
+        if not found:
+            return 0
+        # One by one by the whole primary key: for a list of ids the optimizer may read all of a group, and would wait
+        # for each mark that is not committed yet.
+        statement = delete(inbox).where(
+            inbox.c.consumer_group == bindparam("of_group"), inbox.c.message_id == bindparam("of_id")
+        )
+        return connection.execute(statement, [{"of_group": group, "of_id": one} for group, one in found]).rowcount

@@ -5,9 +5,13 @@ For the `outbox db` command and for alembic trees of users' own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from alembic import command, context, op
 from alembic.config import Config
@@ -15,11 +19,19 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
-from outbox.database import MYSQL_DIALECTS, database_errors, open_engine
+from messaging.errors import DatabaseUnavailable
+from outbox.database import LOCK_WAIT_TIMEOUT, MYSQL_DIALECTS, database_errors, error_code, open_engine
 from outbox.placement import placement_for
-from outbox.schema import message_table, message_table_names, schema_for
+from outbox.schema import message_table, schema_for
+
+logger = logging.getLogger(__name__)
+
+LOCK_WAIT_SECONDS: Final = 1
+LOCK_REST_SECONDS: Final = 1.0
+LOCK_TRIES_MAX: Final = 60
 
 
 def upgrade(
@@ -37,11 +49,11 @@ def upgrade(
     Raises DatabaseUnavailable or ConfigurationError with the cure.
     """
     if isinstance(database, Connection):
-        return _upgrade_all(database, schema, tables=tables, revision=revision)
+        return _upgrade_all(database, schema=schema, tables=tables, revision=revision)
     engine = open_engine(database)
     try:
-        with database_errors(engine.url), engine.begin() as connection:
-            return _upgrade_all(connection, schema, tables=tables, revision=revision)
+        with database_errors(engine.url):
+            return _patiently(engine, partial(_upgrade_all, schema=schema, tables=tables, revision=revision))
     finally:
         if engine is not database:
             engine.dispose()
@@ -59,8 +71,45 @@ def head() -> str | None:
     return ScriptDirectory.from_config(_config()).get_current_head()
 
 
+def _patiently(engine: Engine, upgrade_once: Callable[[Connection], str | None]) -> str | None:
+    """Try until no open transaction holds a table: each try waits LOCK_WAIT_SECONDS at most.
+
+    An ALTER that waits for a table makes every later INSERT wait behind it. Given up soon and tried again, it lets them
+    through in between; what a try has done, the next one finds done.
+    """
+    resting = threading.Event()
+    for _ in range(LOCK_TRIES_MAX):
+        try:
+            with engine.begin() as connection, _short_lock_waits(connection):
+                return upgrade_once(connection)
+        except DBAPIError as error:
+            if error_code(error) != LOCK_WAIT_TIMEOUT:
+                raise
+            logger.warning("upgrade_waits_for_a_table", extra={"error": str(error.orig)})
+        resting.wait(LOCK_REST_SECONDS)
+    raise DatabaseUnavailable(
+        f"an open transaction kept holding an outbox table for {LOCK_TRIES_MAX} tries; find it in "
+        "information_schema.innodb_trx, end it, and run the upgrade again: it goes on where it stopped"
+    )
+
+
+@contextmanager
+def _short_lock_waits(connection: Connection) -> Iterator[None]:
+    """The session waits for tables no longer than LOCK_WAIT_SECONDS; what it was set to comes back at the end."""
+    if connection.dialect.name not in MYSQL_DIALECTS:
+        yield
+        return
+    before = connection.exec_driver_sql("SELECT @@SESSION.lock_wait_timeout").scalar_one()
+    connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_SECONDS:d}")
+    try:
+        yield
+    finally:
+        if not connection.invalidated:
+            connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {before:d}")
+
+
 def _upgrade_all(
-    connection: Connection, schema: str | Sequence[str] | None, *, tables: int, revision: str
+    connection: Connection, *, schema: str | Sequence[str] | None, tables: int, revision: str
 ) -> str | None:
     placement = placement_for(connection.dialect, schema, tables)
     reached: str | None = None
@@ -72,11 +121,12 @@ def _upgrade_all(
 
 
 def _make_split_tables(connection: Connection, schema: str | None, names: Sequence[str]) -> None:
-    """Make those that are missing, alike to what the plain one is today."""
-    there = set(message_table_names(connection, schema))
+    """Make those that are missing, or have got no index yet, alike to what the plain one is today."""
     for name in names:
-        if name not in there:
-            message_table(schema, name).create(connection)
+        table = message_table(schema, name)
+        table.create(connection, checkfirst=True)
+        for index in table.indexes:
+            index.create(connection, checkfirst=True)
 
 
 def _upgrade(connection: Connection, *, schema: str | None, revision: str) -> str | None:

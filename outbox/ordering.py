@@ -11,27 +11,29 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 from sqlalchemy import (
     BigInteger,
     Connection,
     Dialect,
     Table,
+    and_,
     bindparam,
     delete,
     exists,
     func,
     insert,
     literal,
+    or_,
     select,
-    tuple_,
     union_all,
 )
 from sqlalchemy.dialects import mysql, sqlite
 
-from outbox.database import MYSQL_DIALECTS, now_us
+from outbox.database import MYSQL_DIALECTS, by_primary_key, now_us
 from outbox.row import OutboxRow
 from outbox.schema import RowState, outbox_tables
 
@@ -70,6 +72,7 @@ class OrderStore:
         tables = outbox_tables(schema)
         self._head = tables.order_head
         self._queue = tables.order_queue
+        self._dialect = dialect
         self._mysql = dialect.name in MYSQL_DIALECTS
         self._now_us = now_us(dialect)
 
@@ -81,7 +84,7 @@ class OrderStore:
         heads = self._advance(connection, keys, by=len(rows))
         first = {key: last - len(rows) + 1 for key, last in heads.items()}
         return [
-            row if row.order_key is None else replace(row, order_seq=first[row.order_key] + place)
+            row if row.order_key is None else msgspec.structs.replace(row, order_seq=first[row.order_key] + place)
             for place, row in enumerate(rows)
         ]
 
@@ -143,7 +146,8 @@ class OrderStore:
         queue = self._queue
         for start in range(0, len(numbers), _ROWS_A_STATEMENT_MAX):
             chunk = sorted(numbers[start : start + _ROWS_A_STATEMENT_MAX])
-            connection.execute(delete(queue).where(tuple_(queue.c.order_key, queue.c.order_seq).in_(chunk)))
+            pairs = [and_(queue.c.order_key == key, queue.c.order_seq == seq) for key, seq in chunk]
+            connection.execute(by_primary_key(delete(queue).where(or_(*pairs)), self._dialect))
 
     def _first(self, message: Table, key: str, run: Run) -> Any:
         """The oldest of a key's unsent messages below a number that is not ours. A number whose row is gone, by hand
@@ -185,5 +189,6 @@ class OrderStore:
         gone = 0
         if idle:
             still = head.c.seq < self._now_us - literal(idle_us, BigInteger())
-            gone = connection.execute(delete(head).where(head.c.order_key.in_(idle), still)).rowcount
+            idle_ones = delete(head).where(head.c.order_key.in_(idle), still)
+            gone = connection.execute(by_primary_key(idle_ones, self._dialect)).rowcount
         return gone, looked_at[-1].order_key if len(looked_at) == limit else None

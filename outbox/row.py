@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import msgspec
 
@@ -18,8 +17,7 @@ _encode_headers = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxRow:
+class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     """One request to the broker, as it stands in the message table. A cancel's body is the id of what it cancels."""
 
     id: str

@@ -41,6 +41,8 @@ class SenderLimits:
 
     `lease_ms` is how long a fresh row belongs to the sender before the compensator may take it. The sender begins no
     send in the lease's last `lease_margin_ms`, which must exceed the broker adapter's time-out: so the two never race.
+    A commit after a pause is sent at once; while commits keep coming they are gathered for `gather_ms`, which saves
+    both them and the broker a round trip each.
     A message of an ordered key that must wait for an older one in other hands is looked at again after `held_delay_ms`.
     What the broker accepted is removed from the table in batches, `settle_delay_ms` later at most: a crash in between
     means that it is sent again under the same ids.
@@ -55,6 +57,7 @@ class SenderLimits:
     settle_delay_ms: int = 100
     settle_rows_max: int = 200
     held_delay_ms: int = 50
+    gather_ms: int = 2
 
     def __post_init__(self) -> None:
         if not 0 <= self.lease_margin_ms < self.lease_ms:
@@ -91,7 +94,9 @@ class Sender:
         self._queued_bytes = 0
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._asleep = False
         self._closing = False
+        self._stopping = threading.Event()
         self._give_up_at_ms = 0
         self._unsettled: list[Settlement] = []
         self._settle_at_ms = 0
@@ -118,7 +123,9 @@ class Sender:
                 return False
             self._queue.append(commit)
             self._count(commit, 1)
-            self._wake.notify()
+            if self._asleep:  # otherwise it looks by itself, soon; waking a thread costs each commit a little
+                self._asleep = False
+                self._wake.notify()
             return self._thread is not None or self._start()
 
     def close(self, *, timeout_ms: int | None = None) -> bool:
@@ -129,6 +136,7 @@ class Sender:
         timeout_ms = self._limits.close_timeout_ms if timeout_ms is None else timeout_ms
         with self._wake:
             self._closing = True
+            self._stopping.set()
             self._give_up_at_ms = _monotonic_ms() + timeout_ms
             self._wake.notify_all()
             thread = self._thread
@@ -151,6 +159,7 @@ class Sender:
         while (batch := self._next_batch()) is not None:
             if batch:
                 self._attempt(partial(self._send, batch))
+                self._stopping.wait(self._limits.gather_ms / 1000)
             if self._unsettled and (not batch or self._settle_is_due()):
                 self._attempt(self._settle)
         self._attempt(self._settle)
@@ -168,7 +177,9 @@ class Sender:
                 elif self._unsettled and self._settle_is_due():
                     return []
                 else:
+                    self._asleep = True
                     self._wake.wait(max(0, self._next_look_ms() - now_ms) / 1000)
+                    self._asleep = False
             return self._take_batch(_monotonic_ms())
 
     def _take_batch(self, now_ms: int) -> list[_Commit]:
@@ -264,7 +275,9 @@ class Sender:
         self._queued_bytes = 0
         self._wake = threading.Condition()
         self._thread = None
+        self._asleep = False
         self._closing = False
+        self._stopping = threading.Event()
         self._unsettled = []
         self._held = []
 

@@ -20,7 +20,8 @@ from outbox.unit_of_work import TOO_LATE, UnitOfWork
 if TYPE_CHECKING:
     from outbox.box import Outbox
 
-_INFO_KEY: Final = "outbox.units_of_work"
+UNITS_KEY: Final = "outbox.units_of_work"
+"""Where Session.info has its units of work, by Outbox."""
 _SEALED_KEY: Final = "outbox.sealed"
 _CONNECTIONS_KEY: Final = "outbox.connections"
 _FLUSHES_MAX: Final = 100
@@ -47,7 +48,7 @@ def unit_of(session: Session, box: Outbox) -> UnitOfWork:
     """
     if session.info.get(_SEALED_KEY):
         raise NoTransaction(TOO_LATE)
-    units: dict[Outbox, UnitOfWork] = session.info.setdefault(_INFO_KEY, {})
+    units: dict[Outbox, UnitOfWork] = session.info.setdefault(UNITS_KEY, {})
     if box not in units:
         units[box] = UnitOfWork()
     return units[box]
@@ -73,7 +74,7 @@ def _before_commit(session: Session) -> None:
     # Flush first: objects that publish in their flush events must be heard before the one INSERT, and may be the only
     # ones that publish at all.
     _flush_all(session)
-    for box, unit in session.info.get(_INFO_KEY, {}).items():
+    for box, unit in session.info.get(UNITS_KEY, {}).items():
         if unit.rows and not unit.written:
             connection = _connection_for(session, box)
             unit.forget(undone_spans(connection))
@@ -109,13 +110,13 @@ def _flush_all(session: Session) -> None:
 
 
 def _after_commit(session: Session) -> None:
-    units = session.info.get(_INFO_KEY)
+    units = session.info.get(UNITS_KEY)
     if not units or session.in_nested_transaction():
         return
     bind = session.get_bind() if session.bind is not None else None
     # A Session on somebody's open Connection has committed nothing yet: its rows are left to the compensator.
     still_open = isinstance(bind, Connection) and bind.in_transaction()
-    for box, unit in session.info.pop(_INFO_KEY).items():
+    for box, unit in session.info.pop(UNITS_KEY).items():
         if unit.written and not still_open:
             box.committed(unit)
         unit.closed = True
@@ -128,7 +129,7 @@ def _after_rollback(session: Session) -> None:
 
 
 def _after_soft_rollback(session: Session, previous: SessionTransaction) -> None:
-    units = session.info.get(_INFO_KEY)
+    units = session.info.get(UNITS_KEY)
     if units and previous.nested:
         for unit in units.values():
             unit.savepoint_rolled_back(previous)
@@ -139,5 +140,5 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
     if transaction.parent is None:
         session.info.pop(_SEALED_KEY, None)
         session.info.pop(_CONNECTIONS_KEY, None)
-        for unit in session.info.pop(_INFO_KEY, {}).values():
+        for unit in session.info.pop(UNITS_KEY, {}).values():
             unit.closed = True

@@ -1,20 +1,29 @@
-"""`outbox status`: how one outbox stands, in a few lines or as JSON. It changes nothing."""
+"""`outbox status`: how one outbox stands, as a table for people or as JSON. It changes nothing."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy import Connection
+from sqlalchemy.engine import Dialect
 
+from messaging.errors import SchemaMissing
 from outbox import migrating
 from outbox.database import background_engine, database_errors, open_engine
-from outbox.store import MessageStore
+from outbox.schema import message_table_names, schema_for
+from outbox.store import Backlog, MessageStore
 
 app = typer.Typer(help="Say how an outbox stands: what waits, what is parked, how old the oldest is.")
 
 OVERDUE_SECONDS: Final = 60.0
+COUNTED_ROWS_MAX: Final = 100_000
+"""Rows of each kind counted in one table; more is shown as `100,000+`."""
 
 
 @app.callback(invoke_without_command=True)
@@ -35,23 +44,65 @@ def status(
     engine = open_engine(url)
     background = background_engine(engine)
     try:
-        with database_errors(background.url), background.begin() as connection:
-            backlog = MessageStore(dialect=engine.dialect, schema=schema).backlog(connection)
+        with database_errors(background.url), background.connect() as connection:
+            tables = _backlogs(connection, dialect=engine.dialect, schema=schema)
             revision = migrating.current(connection, schema=schema)
     finally:
         background.dispose()
         engine.dispose()
-    age_seconds = backlog.oldest_due_age_us / 1_000_000
-    well = age_seconds <= overdue_seconds and not backlog.parked and revision == migrating.head()
+    total = _total(tables)
+    newest = migrating.head()
+    well = total.oldest_due_age_us <= overdue_seconds * 1_000_000 and not total.parked and revision == newest
     if as_json:
-        typer.echo(
-            json.dumps({**asdict(backlog), "revision": revision, "newest_revision": migrating.head(), "ok": well})
-        )
+        figures: dict[str, Any] = {**asdict(total), "revision": revision, "newest_revision": newest, "ok": well}
+        typer.echo(json.dumps({**figures, "tables": {name: asdict(one) for name, one in tables.items()}}))
     else:
-        typer.echo(f"waiting    {backlog.pending:,}")
-        typer.echo(f"due        {backlog.due:,} (the oldest for {age_seconds:,.1f} s)")
-        typer.echo(f"parked     {backlog.parked:,}")
+        _print(tables, total)
         typer.echo(
-            f"tables     revision {revision}" + ("" if revision == migrating.head() else "; run: outbox db upgrade")
+            f"tables: {len(tables):,} at revision {revision}"
+            + ("" if revision == newest else "; run: outbox db upgrade")
         )
     raise typer.Exit(0 if well else 1)
+
+
+def _backlogs(connection: Connection, *, dialect: Dialect, schema: str | None) -> dict[str, Backlog]:
+    """How each message table of the schema stands. Raises SchemaMissing where there is none."""
+    names = message_table_names(connection, schema_for(dialect, schema))
+    if not names:
+        raise SchemaMissing("there is no message table here; run: outbox db upgrade --url URL")
+    return {
+        name: MessageStore(dialect=dialect, schema=schema, table=name).backlog(connection, rows_max=COUNTED_ROWS_MAX)
+        for name in names
+    }
+
+
+def _total(tables: Mapping[str, Backlog]) -> Backlog:
+    return Backlog(
+        pending=sum(one.pending for one in tables.values()),
+        due=sum(one.due for one in tables.values()),
+        parked=sum(one.parked for one in tables.values()),
+        oldest_due_age_us=max((one.oldest_due_age_us for one in tables.values()), default=0),
+    )
+
+
+def _print(tables: Mapping[str, Backlog], total: Backlog) -> None:
+    """The tables that have something in them, and the sum."""
+    shown = Table("table", *("waiting", "due", "oldest due for", "parked"), show_footer=len(tables) > 1)
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    busy = {name: one for name, one in tables.items() if one.pending or one.parked or len(tables) == 1}
+    for name, one in busy.items():
+        shown.add_row(name, *_cells(one))
+    is_cut = any(COUNTED_ROWS_MAX in (one.pending, one.due, one.parked) for one in tables.values())
+    for column, text in zip(shown.columns, ("all" + (", at least" if is_cut else ""), *_cells(total)), strict=True):
+        column.footer = text
+    Console().print(shown)
+
+
+def _cells(backlog: Backlog) -> tuple[str, str, str, str]:
+    age = f"{backlog.oldest_due_age_us / 1_000_000:,.1f} s" if backlog.due else "-"
+    return _figure(backlog.pending), _figure(backlog.due), age, _figure(backlog.parked)
+
+
+def _figure(count: int) -> str:
+    return f"{count:,}+" if count == COUNTED_ROWS_MAX else f"{count:,}"

@@ -32,7 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import ClauseElement
 
-from outbox.database import now_us
+from outbox.database import Write, by_primary_key, now_us
 from outbox.ordering import Barrier, OrderStore, Run
 from outbox.placement import MessageTable
 from outbox.prepared import PreparedByIds, prepare
@@ -87,7 +87,8 @@ class MessageStore:
         self._now_us = now_us(dialect)
         self._insert = RowInsert(dialect, self.table)
         self._by_ids = PreparedByIds(dialect)
-        self._due = prepare(dialect, self._due_statement())
+        self._due = prepare(dialect, self._due_statement("id"))
+        self._due_whole = prepare(dialect, self._due_statement(*_ROW_COLUMNS))
 
     def at(self, table: MessageTable | None) -> MessageStore:
         """The store of another message table on the same database; of this one for None."""
@@ -122,6 +123,12 @@ class MessageStore:
     def due_ids(self, connection: Connection, *, limit: int) -> list[str]:
         """Ids of rows whose due time has come, the longest due first. A plain read: it locks nothing."""
         return [row[0] for row in self._due.run(connection, {"limit": limit})]
+
+    def due_rows(self, connection: Connection, *, limit: int) -> list[OutboxRow]:
+        """The same rows whole, as they are once claimed: the attempt is counted. They are nobody's yet."""
+        return [
+            outbox_row(tuple(row), self.table, begun=1) for row in self._due_whole.run(connection, {"limit": limit})
+        ]
 
     def claim(self, connection: Connection, ids: Sequence[str], *, token: str, lease_us: int) -> int:
         """Take the lease of those rows that are still due, by one compare-and-set; returns how many are ours now."""
@@ -183,10 +190,10 @@ class MessageStore:
 
     # -- the statements, compiled ahead ------------------------------------------------------------------------------
 
-    def _due_statement(self) -> ClauseElement:
+    def _due_statement(self, *columns: str) -> ClauseElement:
         message = self._message
         return (
-            select(message.c.id)
+            select(*(message.c[name] for name in columns))
             .where(message.c.state == _PENDING, message.c.due_at_us <= self._now_us)
             .order_by(message.c.state, message.c.due_at_us, message.c.id)
             .limit(bindparam("limit", type_=BigInteger()))
@@ -194,7 +201,7 @@ class MessageStore:
 
     def _claim_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
         message = self._message
-        return (
+        return self._by_key(
             update(message)
             .where(message.c.id.in_(ids), message.c.state == _PENDING, message.c.due_at_us <= self._now_us)
             .values(
@@ -213,7 +220,7 @@ class MessageStore:
         )
 
     def _remove_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
-        return delete(self._message).where(*self._ours(ids))
+        return self._by_key(delete(self._message).where(*self._ours(ids)))
 
     def _archive_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
         copied = [self._message.c[name] for name in _ARCHIVED_COLUMNS]
@@ -223,12 +230,12 @@ class MessageStore:
     def _reschedule_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
         due_at_us = self._now_us + bindparam("delay_us", type_=BigInteger())
         given_back = update(self._message).where(*self._ours(ids))
-        return given_back.values(token=null(), due_at_us=due_at_us, last_error=bindparam("error"))
+        return self._by_key(given_back.values(token=null(), due_at_us=due_at_us, last_error=bindparam("error")))
 
     def _release_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
         attempts, error = self._message.c.attempts, self._message.c.last_error
         zero, one = (literal_column(number, BigInteger()) for number in ("0", "1"))
-        return (
+        return self._by_key(
             update(self._message)
             .where(*self._ours(ids))
             .values(
@@ -241,7 +248,10 @@ class MessageStore:
 
     def _park_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
         aside = update(self._message).where(*self._ours(ids))
-        return aside.values(state=_PARKED, token=null(), last_error=bindparam("error"))
+        return self._by_key(aside.values(state=_PARKED, token=null(), last_error=bindparam("error")))
+
+    def _by_key(self, statement: Write) -> Write:
+        return by_primary_key(statement, self._dialect)
 
     def _ours(self, ids: list[BindParameter[str]]) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
         return self._message.c.id.in_(ids), self._message.c.token == bindparam("token")
@@ -265,15 +275,15 @@ class MessageStore:
         return Backlog(pending=row[0], due=row[1], parked=row[2], oldest_due_age_us=max(0, row[3] or 0))
 
 
-def outbox_row(row: Sequence[Any], table: MessageTable) -> OutboxRow:
-    """A result row of _ROW_COLUMNS as a value."""
+def outbox_row(row: Sequence[Any], table: MessageTable, *, begun: int = 0) -> OutboxRow:
+    """A result row of _ROW_COLUMNS as a value, with so many attempts more."""
     (
         row_id, kind, topic, body, body_sha256, key, headers_json, deliver_at_ms, created_at_us, attempts,
         order_key, order_seq,
     ) = row  # fmt: skip
     return OutboxRow(
         id=row_id, kind=RowKind(kind), topic=topic, body=bytes(body), body_sha256=body_sha256, key=key,
-        headers_json=headers_json, deliver_at_ms=deliver_at_ms, created_at_us=created_at_us, attempts=attempts,
+        headers_json=headers_json, deliver_at_ms=deliver_at_ms, created_at_us=created_at_us, attempts=attempts + begun,
         order_key=order_key, order_seq=order_seq, table=table,
     )  # fmt: skip
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from broker.engine import Engine
 from broker.http.server import HttpServer, bind
+from messaging import logs
 from messaging.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -20,12 +19,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ENGINE_CLOSE_MS: Final = 10_000
-_PLAIN_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
 def run(config: BrokerConfig) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigurationError or StorageFailed where it cannot begin."""
-    _log_to_stderr(config.log_level)
+    logs.configure(format=config.log_format, level=config.log_level, quiet={"uvicorn": "warning"})
     access, tls = config.access(), config.tls
     bound = bind(config.host, config.port)
     try:
@@ -40,32 +38,6 @@ def run(config: BrokerConfig) -> None:
     finally:
         bound.close()
     logger.info("server_stopped")
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object a line: ts, level, event, logger, and the event's own fields."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        line = {
-            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-            "logger": record.name,
-        }
-        line |= {name: value for name, value in vars(record).items() if name not in _PLAIN_FIELDS}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
-
-
-def _log_to_stderr(level: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(level.upper())
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def _announce(url: str, ready_file: Path | None) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from alembic import context, op
+from alembic import context
 from sqlalchemy.dialects import mysql
+
+from outbox import migration_steps as steps
 
 revision = "0001"
 down_revision = None
@@ -42,7 +44,7 @@ def upgrade() -> None:
     """Make the three tables and their indexes."""
     schema: str | None = context.config.attributes["schema"]
     prefix = "" if schema else "outbox_"
-    op.create_table(
+    steps.create_table(
         f"{prefix}message",
         sa.Column("id", _ID, primary_key=True),
         sa.Column("kind", _WORD, nullable=False),
@@ -61,8 +63,8 @@ def upgrade() -> None:
         schema=schema,
         **_MYSQL,
     )
-    op.create_index(f"ix_{prefix}message_state_due", f"{prefix}message", ["state", "due_at_us", "id"], schema=schema)
-    op.create_table(
+    steps.create_index(f"ix_{prefix}message_state_due", f"{prefix}message", ["state", "due_at_us", "id"], schema=schema)
+    steps.create_table(
         f"{prefix}archive",
         sa.Column("sent_at_us", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("id", _ID, primary_key=True),
@@ -77,9 +79,9 @@ def upgrade() -> None:
         schema=schema,
         **_MYSQL,
     )
-    op.create_index(f"ix_{prefix}archive_id", f"{prefix}archive", ["id"], schema=schema)
-    op.create_index(f"ix_{prefix}archive_created", f"{prefix}archive", ["created_at_us"], schema=schema)
-    op.create_table(
+    steps.create_index(f"ix_{prefix}archive_id", f"{prefix}archive", ["id"], schema=schema)
+    steps.create_index(f"ix_{prefix}archive_created", f"{prefix}archive", ["created_at_us"], schema=schema)
+    steps.create_table(
         f"{prefix}inbox",
         sa.Column("consumer_group", _NAME, primary_key=True),
         sa.Column("message_id", _ID, primary_key=True),
@@ -88,7 +90,7 @@ def upgrade() -> None:
         schema=schema,
         **_MYSQL,
     )
-    op.create_index(f"ix_{prefix}inbox_handled", f"{prefix}inbox", ["handled_at_us"], schema=schema)
+    steps.create_index(f"ix_{prefix}inbox_handled", f"{prefix}inbox", ["handled_at_us"], schema=schema)
 
 
 def downgrade() -> None:
@@ -96,4 +98,4 @@ def downgrade() -> None:
     schema: str | None = context.config.attributes["schema"]
     prefix = "" if schema else "outbox_"
     for name in ("inbox", "archive", "message"):
-        op.drop_table(f"{prefix}{name}", schema=schema)
+        steps.drop_table(f"{prefix}{name}", schema=schema)

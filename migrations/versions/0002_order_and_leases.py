@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from alembic import context, op
+from alembic import context
 from sqlalchemy.dialects import mysql
+
+from outbox import migration_steps as steps
 
 revision = "0002"
 down_revision = "0001"
@@ -39,16 +41,16 @@ def upgrade() -> None:
     """Add the columns to the message table, make the tables."""
     schema: str | None = context.config.attributes["schema"]
     prefix = "" if schema else "outbox_"
-    op.add_column(f"{prefix}message", sa.Column("order_key", _WORD, nullable=True), schema=schema)
-    op.add_column(f"{prefix}message", sa.Column("order_seq", sa.BigInteger, nullable=True), schema=schema)
-    op.create_table(
+    steps.add_column(f"{prefix}message", sa.Column("order_key", _WORD, nullable=True), schema=schema)
+    steps.add_column(f"{prefix}message", sa.Column("order_seq", sa.BigInteger, nullable=True), schema=schema)
+    steps.create_table(
         f"{prefix}order_head",
         sa.Column("order_key", _WORD, primary_key=True),
         sa.Column("seq", sa.BigInteger, nullable=False),
         schema=schema,
         **_MYSQL,
     )
-    op.create_table(
+    steps.create_table(
         f"{prefix}order_queue",
         sa.Column("order_key", _WORD, primary_key=True),
         sa.Column("order_seq", sa.BigInteger, primary_key=True, autoincrement=False),
@@ -56,7 +58,7 @@ def upgrade() -> None:
         schema=schema,
         **_MYSQL,
     )
-    op.create_table(
+    steps.create_table(
         f"{prefix}compensator_instance",
         sa.Column("id", _ID, primary_key=True),
         sa.Column("zone", _ID, nullable=False),
@@ -65,7 +67,7 @@ def upgrade() -> None:
         schema=schema,
         **_MYSQL,
     )
-    op.create_table(
+    steps.create_table(
         f"{prefix}compensator_lease",
         sa.Column("source", _NAME, primary_key=True),
         sa.Column("instance", _ID, nullable=True),
@@ -81,6 +83,6 @@ def downgrade() -> None:
     schema: str | None = context.config.attributes["schema"]
     prefix = "" if schema else "outbox_"
     for name in ("compensator_lease", "compensator_instance", "order_queue", "order_head"):
-        op.drop_table(f"{prefix}{name}", schema=schema)
-    op.drop_column(f"{prefix}message", "order_seq", schema=schema)
-    op.drop_column(f"{prefix}message", "order_key", schema=schema)
+        steps.drop_table(f"{prefix}{name}", schema=schema)
+    steps.drop_column(f"{prefix}message", "order_seq", schema=schema)
+    steps.drop_column(f"{prefix}message", "order_key", schema=schema)

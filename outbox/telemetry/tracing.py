@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from typing import Final
 
@@ -22,11 +22,13 @@ from opentelemetry.context import Context
 from opentelemetry.trace import (
     INVALID_SPAN,
     Link,
+    ProxyTracerProvider,
     Span,
     SpanKind,
     TracerProvider,
     get_current_span,
     get_tracer,
+    get_tracer_provider,
     set_span_in_context,
     use_span,
 )
@@ -49,6 +51,7 @@ _CONTEXT_BYTES_MAX: Final = 600
 """Both headers at their longest: 55 characters, and the 512 that the W3C asks to carry, with their names."""
 
 _EMPTY: Final = Context()
+_NOTHING: Final = nullcontext()
 _propagator: Final = TraceContextTextMapPropagator()
 
 
@@ -65,6 +68,7 @@ class OpenTelemetryTracing:
     def __init__(self, *, provider: TracerProvider | None = None, process: Relation | str = Relation.LINK) -> None:
         self._tracer = get_tracer(TRACER, tracer_provider=provider, schema_url=SCHEMA_URL)
         self._process = Relation(process)
+        self._live = provider is not None
 
     def stamp(self, headers: dict[str, str], *, topic: str, message_id: str) -> None:
         """Make the span `create TOPIC` and put its context into the headers; a traceparent of the user's own wins.
@@ -91,11 +95,24 @@ class OpenTelemetryTracing:
         if _may_carry(headers):
             _propagator.inject(headers, set_span_in_context(span, _EMPTY))
 
-    @contextmanager
-    def sending(self, messages: Sequence[Message], sending: Sending) -> Iterator[None]:
+    def sending(self, messages: Sequence[Message], sending: Sending) -> AbstractContextManager[None]:
         """The span `send TOPIC`, or `send` for a batch of many topics. It is current while the adapter works, so that
         spans of its HTTP client are its children.
         """
+        return self._sending(messages, sending) if self._is_live() else _NOTHING
+
+    def handling(self, delivery: Delivery, handling: Handling, *, group: str) -> AbstractContextManager[None]:
+        """The span `process TOPIC`; current in the handler, also in an `async def` one."""
+        return self._handling(delivery, handling, group) if self._is_live() else _NOTHING
+
+    def settling(
+        self, settlement: Settlement, deliveries: Sequence[Delivery], *, group: str
+    ) -> AbstractContextManager[None]:
+        """The span `ack TOPIC` or `nack TOPIC`."""
+        return self._settling(settlement, deliveries, group) if self._is_live() else _NOTHING
+
+    @contextmanager
+    def _sending(self, messages: Sequence[Message], sending: Sending) -> Iterator[None]:
         topics = {message.topic for message in messages}
         attributes = _of("send", topic=messages[0].topic if len(topics) == 1 else None, messages=messages)
         created = min((message.created_at_ms for message in messages), default=0)
@@ -110,7 +127,7 @@ class OpenTelemetryTracing:
 
     def received(self, topic: str, group: str, *, deliveries: Sequence[Delivery], started_at_ns: int) -> None:
         """The span `receive TOPIC`, made when its deliveries are there."""
-        if not deliveries:
+        if not deliveries or not self._is_live():
             return
         self._tracer.start_span(
             f"receive {topic}",
@@ -122,8 +139,7 @@ class OpenTelemetryTracing:
         ).end()
 
     @contextmanager
-    def handling(self, delivery: Delivery, handling: Handling, *, group: str) -> Iterator[None]:
-        """The span `process TOPIC`; current in the handler, also in an `async def` one."""
+    def _handling(self, delivery: Delivery, handling: Handling, group: str) -> Iterator[None]:
         attributes = _of("process", topic=delivery.topic, group=group, messages=[delivery])
         attributes["messaging.outbox.delivery_attempt"] = delivery.attempt
         linked = self._process is Relation.LINK
@@ -135,11 +151,16 @@ class OpenTelemetryTracing:
                 _fail(span, type(handling.error).__qualname__)
 
     @contextmanager
-    def settling(self, settlement: Settlement, deliveries: Sequence[Delivery], *, group: str) -> Iterator[None]:
-        """The span `ack TOPIC` or `nack TOPIC`."""
+    def _settling(self, settlement: Settlement, deliveries: Sequence[Delivery], group: str) -> Iterator[None]:
         attributes = _of(settlement, topic=deliveries[0].topic, group=group, messages=deliveries)
         with self._span(settlement, attributes, kind=SpanKind.CLIENT, links=_links(deliveries)):
             yield
+
+    def _is_live(self) -> bool:
+        """Whether there is a tracer provider; once there is one, there always is."""
+        if not self._live:
+            self._live = not isinstance(get_tracer_provider(), ProxyTracerProvider)
+        return self._live
 
     @contextmanager
     def _span(

@@ -12,7 +12,11 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-IMPORTED_AS = {"google-crc32c": "google_crc32c", "pydantic-settings": "pydantic_settings"}
+IMPORTED_AS = {
+    "google-crc32c": "google_crc32c",
+    "opentelemetry-api": "opentelemetry",
+    "pydantic-settings": "pydantic_settings",
+}
 
 # Parts of extras that packages of the bare install bring as well.
 BROUGHT_BY_OTHERS = {"markupsafe", "pydantic"}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,57 +11,17 @@ import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from broker_adapter.embedded import EmbeddedBroker
+from messaging.backoff import Backoff
 from messaging.errors import BrokerUnavailable, ConfigurationError, InvalidMessage, TransactionDoomed
-from messaging.message import Delivery, ExtendStatus, GroupConfig, Message, NackStatus
+from messaging.message import Delivery, GroupConfig
 from outbox import Consumer, RetryLater, consumer
 from outbox.consumer import ConsumerRunner, Outcome
 from outbox.inbox import InboxStore
 from tests.outbox.deadlock import add_rows_to_fight_over, become_a_deadlocks_victim
 from tests.outbox.shop import NO_SENDER, Payment, Shop
+from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 
-WAIT_SECONDS = 20
-
-
-class WatchedBroker(EmbeddedBroker):
-    """The embedded broker; it never waits long for a message, and tells a test what consumers did."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(f"embedded:{folder}")
-        self._told = threading.Condition()
-        self.acked = 0
-        self.nacks: list[dict[str, Any]] = []
-        self.extended = 0
-        self.nack_fails = False
-
-    def pull(self, topic: str, group: str, *, wait_ms: int = 0, **options: Any) -> list[Delivery]:
-        return super().pull(topic, group, wait_ms=min(wait_ms, 20), **options)
-
-    def ack(self, receipts: Sequence[str]) -> list[Any]:
-        statuses = super().ack(receipts)
-        self._tell(lambda: setattr(self, "acked", self.acked + len(receipts)))
-        return statuses
-
-    def nack(self, receipts: Sequence[str], **options: Any) -> list[NackStatus]:
-        self._tell(lambda: self.nacks.append(options))
-        if self.nack_fails:
-            raise BrokerUnavailable("down")
-        return super().nack(receipts, **options)
-
-    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
-        statuses = super().extend(receipts, invisible_ms=invisible_ms)
-        self._tell(lambda: setattr(self, "extended", self.extended + len(receipts)))
-        return statuses
-
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait until what consumers did makes the condition true."""
-        with self._told:
-            assert self._told.wait_for(condition, WAIT_SECONDS)
-
-    def _tell(self, note: Callable[[], object]) -> None:
-        with self._told:
-            note()
-            self._told.notify_all()
+SHORT = Backoff(initial_ms=1, max_ms=2)
 
 
 @pytest.fixture
@@ -78,27 +37,14 @@ def running(watched: WatchedBroker) -> Iterator[Callable[..., ConsumerRunner]]:
     """Starts consumers on the watched broker; they are stopped at the end of the test."""
     runners: list[ConsumerRunner] = []
 
-    def start(*consumers: Consumer) -> ConsumerRunner:
-        runners.append(ConsumerRunner(consumers, broker=watched))
+    def start(*consumers: Consumer, **options: Any) -> ConsumerRunner:
+        runners.append(ConsumerRunner(consumers, broker=watched, pauses=SHORT, **options))
         runners[-1].start()
         return runners[-1]
 
     yield start
     for runner in runners:
         assert runner.stop(timeout_seconds=WAIT_SECONDS)
-
-
-def message(number: int = 1) -> Message:
-    """A message that asks for a payment."""
-    return Message(id=f"m-{number}", topic="orders", body=str(number).encode())
-
-
-def delivery(number: int = 1) -> Delivery:
-    """A hand-out of such a message."""
-    return Delivery(
-        receipt=f"r-{number}", id=f"m-{number}", topic="orders", body=str(number).encode(),
-        key=None, headers={}, attempt=1, created_at_ms=0,
-    )  # fmt: skip
 
 
 def paying(shop: Shop, **options: Any) -> Consumer:
@@ -334,9 +280,8 @@ def test_a_nack_that_fails_loses_no_acknowledgement_of_what_was_handled(
 
 
 def test_a_consumer_survives_a_broker_that_is_out(
-    watched: WatchedBroker, running: Callable[..., ConsumerRunner], monkeypatch: pytest.MonkeyPatch
+    watched: WatchedBroker, running: Callable[..., ConsumerRunner]
 ) -> None:
-    monkeypatch.setattr(sys.modules["outbox.consumer"], "BROKER_PAUSE_SECONDS", 0.001)
     failures = iter([BrokerUnavailable("down"), RuntimeError("a defect"), BrokerUnavailable("down")])
     whole = watched.pull
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from messaging.message import Message
-from outbox.desk import MessageDesk
+from outbox.desk import MessageDesk, Wanted
 from outbox.row import publish_row
 from outbox.schema import RowState
 from tests.outbox.recording_broker import RecordingBroker
@@ -84,9 +84,9 @@ def test_lists_are_bounded_filtered_and_show_no_bodies(shop: Shop) -> None:
         add(shop, f"m-{number}")
     with shop.engine.begin() as connection:
         desk(shop).park(connection, ["m-0"])
-        all_but_two = desk(shop).list(connection, state=None, limit=3)
-        parked = desk(shop).list(connection, state=RowState.PARKED, limit=100)
-        pending = desk(shop).list(connection, state=RowState.PENDING, limit=100)
+        all_but_two = desk(shop).rows(connection, Wanted(), limit=3)
+        parked = desk(shop).rows(connection, Wanted(state=RowState.PARKED), limit=100)
+        pending = desk(shop).rows(connection, Wanted(state=RowState.PENDING), limit=100)
 
     assert len(all_but_two) == 3
     assert [row["id"] for row in parked] == ["m-0"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
@@ -15,9 +17,10 @@ from outbox import Outbox, SchemaMissing
 from outbox.database import error_code
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import LocalServer
-from tests.outbox.deadlock import add_rows_to_fight_over, become_a_deadlocks_victim, lock, rival
+from tests.outbox.deadlock import WAIT_SECONDS, add_rows_to_fight_over, become_a_deadlocks_victim, lock, rival
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop, open_shop
+from tests.traps.naive import wait_for
 
 
 @pytest.fixture
@@ -106,16 +109,16 @@ def test_a_swallowed_lock_wait_dooms_nothing_where_the_server_ends_only_the_stat
     assert busy_shop.row_topics() == ["whole"]
 
 
-@pytest.mark.mariadb
+@pytest.mark.slow
 def test_a_swallowed_lock_wait_dooms_the_transaction_where_the_server_ends_it_all(
-    mariadb_server: LocalServer, broker: RecordingBroker
+    mysql_like_server: LocalServer, broker: RecordingBroker
 ) -> None:
-    mariadb_server.stop()
-    program = mariadb_server._program
-    mariadb_server._program = replace(program, options=(*program.options, "--innodb-rollback-on-timeout=ON"))
-    mariadb_server.start()
+    mysql_like_server.stop()
+    program = mysql_like_server._program
+    mysql_like_server._program = replace(program, options=(*program.options, "--innodb-rollback-on-timeout=ON"))
+    mysql_like_server.start()
 
-    with mariadb_server.fresh_database() as database, open_shop(database) as shop:
+    with mysql_like_server.fresh_database() as database, open_shop(database) as shop:
         shop.execute("INSERT INTO payment (id, note) VALUES (1, ''), (2, '')")
         box = shop.box(broker)
         with Session(shop.engine) as session:
@@ -128,6 +131,129 @@ def test_a_swallowed_lock_wait_dooms_the_transaction_where_the_server_ends_it_al
             session.rollback()
 
         assert (shop.payments(), shop.rows()) == ([1, 2], [])
+
+
+@pytest.mark.mariadb
+def test_a_swallowed_snapshot_conflict_dooms_the_transaction(mariadb: Database, broker: RecordingBroker) -> None:
+    # innodb_snapshot_isolation, which MariaDB has on from 11.6.2: the server ends the whole transaction with 1020.
+    with open_shop(mariadb) as shop:
+        shop.execute("INSERT INTO payment (id, note) VALUES (1, '')")
+        box = shop.box(broker)
+        with Session(shop.engine) as session:
+            session.execute(text("SET SESSION innodb_snapshot_isolation = ON"))
+            session.add(Payment(id=50))
+            session.flush()
+            session.execute(text("SELECT * FROM payment"))
+            shop.execute("UPDATE payment SET note = 'changed' WHERE id = 1")
+            with pytest.raises(OperationalError) as caught:
+                session.execute(text("UPDATE payment SET note = 'mine' WHERE id = 1"))
+            box.publish("half", "", session=session)
+            session.add(Payment(id=51))
+            with pytest.raises(TransactionDoomed):
+                session.commit()
+            session.rollback()
+
+        assert error_code(caught.value) == 1020
+        assert (shop.payments(), shop.rows()) == ([1], [])
+
+
+@pytest.mark.parametrize("swallowed", ["inside", "outside"])
+def test_a_deadlock_inside_a_savepoint_dooms_the_whole_transaction(
+    busy_shop: Shop, broker: RecordingBroker, swallowed: str
+) -> None:
+    box = busy_shop.box(broker)
+
+    with Session(busy_shop.engine) as session:
+        session.add(Payment(id=50))
+        session.flush()
+        box.publish("half", "", session=session)
+        with contextlib.suppress(DBAPIError), session.begin_nested():
+            become_a_deadlocks_victim(session, busy_shop.engine)
+            if swallowed == "outside":
+                lock(session.connection(), 1)
+                raise_again(session)
+        with pytest.raises(Exception, match=r"(?i)rolled back|rollback|rolled this transaction back"):
+            commit_more(session)
+        session.rollback()
+
+    assert not {50, 51} & set(busy_shop.payments())
+    assert (busy_shop.rows(), broker.batches) == ([], [])
+
+
+def raise_again(session: Session) -> None:
+    """An error inside the savepoint, as the deadlock itself would be."""
+    session.execute(text("SELECT * FROM nowhere"))
+
+
+def commit_more(session: Session) -> None:
+    """What careless code does next."""
+    session.add(Payment(id=51))
+    session.commit()
+
+
+def nowait(connection: Connection, _shop: Shop) -> None:
+    """Ask for a row that somebody holds, and do not wait."""
+    connection.execute(text("SELECT id FROM payment WHERE id = 2 FOR UPDATE NOWAIT"))
+
+
+def killed_while_it_waits(connection: Connection, shop: Shop) -> None:
+    """Ask for a row that somebody holds, and have the query killed."""
+    connection_id = connection.scalar(text("SELECT CONNECTION_ID()"))
+
+    def kill() -> None:
+        wait_for(shop, "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+        shop.execute(f"KILL QUERY {connection_id}")
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        lock(connection, 2)
+    finally:
+        killer.join(WAIT_SECONDS)
+
+
+@pytest.mark.parametrize("end", [killed_while_it_waits, nowait], ids=lambda end: end.__name__)
+def test_an_error_that_ends_the_statement_alone_dooms_nothing(
+    busy_shop: Shop, broker: RecordingBroker, end: Callable[[Connection, Shop], None]
+) -> None:
+    box = busy_shop.box(broker, sender=NO_SENDER)
+
+    with Session(busy_shop.engine) as session:
+        session.add(Payment(id=50))
+        session.flush()
+        connection = session.connection()
+        with rival(busy_shop.engine, first=2, then=2), pytest.raises(DBAPIError) as caught:
+            end(connection, busy_shop)
+        box.publish("whole", "", session=session)
+        session.commit()
+
+    assert error_code(caught.value) in {1317, 3572, 1205}  # MariaDB calls NOWAIT a lock wait that timed out
+    assert 50 in busy_shop.payments()
+    assert busy_shop.row_topics() == ["whole"]
+
+
+@pytest.mark.slow
+def test_a_server_that_restarts_in_a_transaction_that_swallows_it_fails_the_commit(
+    mysql_like_server: LocalServer, broker: RecordingBroker
+) -> None:
+    with mysql_like_server.fresh_database() as database, open_shop(database) as shop:
+        box = shop.box(broker, sender=NO_SENDER)
+        with Session(shop.engine) as session:
+            session.add(Payment(id=50))
+            session.flush()
+            box.publish("half", "", session=session)
+            mysql_like_server.restart()
+            with pytest.raises(DBAPIError):
+                session.execute(text("SELECT 1"))
+            with pytest.raises(Exception, match=r"(?i)rolled back|rollback|rolled this transaction back"):
+                session.commit()
+            session.rollback()
+            session.add(Payment(id=51))
+            box.publish("whole", "", session=session)
+            session.commit()
+
+        assert shop.payments() == [51]
+        assert shop.row_topics() == ["whole"]
 
 
 def test_a_lock_wait_at_the_insert_fails_the_commit_and_a_second_commit_is_whole(

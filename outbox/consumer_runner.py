@@ -1,0 +1,284 @@
+"""Runs consumers: pulls, hands each delivery to its handler, settles it. Not how a handler is called, nor a broker."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from random import Random
+from types import FrameType
+from typing import Final, Self
+
+from messaging.backoff import Backoff
+from messaging.broker import Broker
+from messaging.clock import Clock, SystemClock
+from messaging.errors import BrokerThrottled, ConfigurationError, OutboxError
+from messaging.message import Delivery
+from outbox.event_loop import EventLoopThread
+from outbox.handling import Consumer, NotTried, Outcome, RetryLater, reason_for
+from outbox.held import Held, HeldDeliveries
+from outbox.settling import Settling
+from outbox.telemetry import Telemetry, default_telemetry
+
+logger = logging.getLogger(__name__)
+
+PULL_WAIT_MS: Final = 5_000
+STOP_TIMEOUT_SECONDS: Final = 25.0
+THREADS_MAX: Final = 256
+ACK_DELAY_MS: Final = 100
+"""How long a handled message waits, at most, for others to be acknowledged with it, while its batch goes on."""
+PAUSES: Final = Backoff(initial_ms=200, multiplier=2, max_ms=30_000, jitter=0.5)
+"""Between pulls while the broker, or the inbox's database, is out."""
+
+
+@dataclass(slots=True)
+class ConsumerFigures:
+    """What a runner has done so far, in deliveries. `lost` were not begun since their receipts were stale."""
+
+    handled: int = 0
+    deduplicated: int = 0
+    failed: int = 0
+    handed_back: int = 0
+    lost: int = 0
+
+
+class ConsumerRunner:
+    """Runs consumers in threads until told to stop. start() and stop() are idempotent; it starts once."""
+
+    def __init__(
+        self,
+        consumers: Sequence[Consumer],
+        *,
+        broker: Broker,
+        telemetry: Telemetry | None = None,
+        clock: Clock | None = None,
+        random: Random | None = None,
+        pauses: Backoff = PAUSES,
+        closes_broker: Broker | None = None,
+    ) -> None:
+        """`closes_broker` is let go of at the end: the broker, where the runner is its only user."""
+        threads = sum(one.workers * len(one.topics) for one in consumers)
+        if threads > THREADS_MAX:
+            raise ConfigurationError(f"{threads} worker threads are more than {THREADS_MAX}; run several processes")
+        self._consumers = consumers
+        self._broker = broker
+        self._closes_broker = closes_broker
+        self._telemetry = telemetry or default_telemetry()
+        self._clock = clock or SystemClock()
+        self._random = random or Random()
+        self._pauses = pauses
+        self._held = HeldDeliveries(broker=broker, clock=self._clock, telemetry=self._telemetry)
+        self._settling = Settling(broker=broker, telemetry=self._telemetry, random=self._random)
+        self._loop: EventLoopThread | None = None
+        self._stopping = threading.Event()
+        self._told: SimpleQueue[int] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._ended = False
+        self.figures = ConsumerFigures()
+
+    def start(self) -> None:
+        """Start `workers` threads a consumer and topic, and one that extends what is held."""
+        with self._lock:
+            if self._threads:
+                return
+            self._threads = [
+                threading.Thread(target=self._work, args=(one, topic), name=f"consumer-{one.group}-{n}", daemon=True)
+                for one in self._consumers
+                for topic in one.topics
+                for n in range(one.workers)
+            ]
+        if any(one.is_async for one in self._consumers):
+            self._loop = EventLoopThread()
+            self._loop.start()
+        self._held.start()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
+        """Finish the message in hand, give the others back untried, and stop; True when all did in time.
+
+        A pull that waits for messages ends within its PULL_WAIT_MS. What is not finished in time stays invisible to
+        others as long as this process lives, and comes back afterwards.
+        """
+        self._stopping.set()
+        self._told.put(0)
+        deadline = time.monotonic() + timeout_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            logger.warning("consumers_still_at_work")
+            return False
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                self._end()
+        return True
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until somebody calls stop(); False when the time ran out."""
+        return self._stopping.wait(timeout_seconds)
+
+    def run_until_signal(self, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
+        """Work until SIGTERM or SIGINT, or until stop() is called, then stop(); what stop() returned. Main thread only.
+
+        A second signal does what it did before: it ends the process, and what is in hand comes back.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigurationError("signals reach the main thread alone: call run_until_signal() there")
+
+        def told(number: int, _frame: FrameType | None) -> None:
+            self._told.put(number)  # of all queues and events the one that a signal handler may use
+
+        before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self.start()
+            number = self._told.get()
+        finally:
+            for known, handler in before.items():
+                signal.signal(known, handler)
+        self._stopping.set()
+        logger.info("consumers_stop", extra={"signal": number})
+        return self.stop(timeout_seconds=timeout_seconds)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- a worker's thread -------------------------------------------------------------------------------------------
+
+    def _work(self, consumer: Consumer, topic: str) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                failed: Exception | None = self._round(consumer, topic)
+            except OutboxError as error:
+                failed = error
+            except Exception as error:  # the thread boundary: what is held comes back when its invisible time ends
+                logger.exception("consumer_failed", extra={"topic": topic, "group": consumer.group})
+                failed = error
+            failures = 0 if failed is None else failures + 1
+            if failed is not None:
+                self._pause(failed, consumer, topic, failures=failures)
+
+    def _pause(self, error: Exception, consumer: Consumer, topic: str, *, failures: int) -> None:
+        """Wait, longer each time, so that consumers neither hammer what is out nor come back all at once."""
+        pause_ms = self._pauses.delay_ms(failures, self._random)
+        if isinstance(error, BrokerThrottled):
+            pause_ms = max(pause_ms, error.retry_after_ms)
+        event = "inbox_unavailable" if isinstance(error, NotTried) else "pull_failed"
+        self._telemetry.counted(event, topic, consumer.group)
+        logger.warning(
+            event,
+            extra={"topic": topic, "group": consumer.group, "error": reason_for(error), "pause_ms": pause_ms},
+        )
+        self._stopping.wait(pause_ms / 1000)
+
+    def _round(self, consumer: Consumer, topic: str) -> NotTried | None:
+        """Pull and handle once; what it returns says that the inbox's database is out. Raises the broker's errors."""
+        started_at_ns = time.time_ns()
+        deliveries = self._broker.pull(
+            topic, consumer.group,
+            max_messages=consumer.prefetch, wait_ms=PULL_WAIT_MS, invisible_ms=consumer.invisible_ms,
+        )  # fmt: skip
+        if not deliveries:
+            return None
+        held = self._held.hold(consumer, deliveries)
+        try:
+            self._telemetry.received(topic, consumer.group, deliveries=deliveries, started_at_ns=started_at_ns)
+            return self._handle_all(held)
+        finally:
+            self._held.release(held)
+
+    def _handle_all(self, held: Sequence[Held]) -> NotTried | None:
+        """Handle one after the other, acknowledging as it goes: a crash repeats little, and a batch costs few acks."""
+        done: list[Held] = []
+        acked_at_ms = self._clock.monotonic_ms()
+        try:
+            for position, one in enumerate(held):
+                if self._stopping.is_set():
+                    self._hand_back(held[position:], delay_ms=0, reason="consumer stops")
+                    return None
+                if not self._held.may_begin(one):
+                    self._count("lost")
+                    continue
+                try:
+                    if self._handle_one(one):
+                        done.append(one)
+                except NotTried as error:
+                    untried = [one] if error.conflict else held[position:]
+                    self._hand_back(untried, delay_ms=self._pauses.initial_ms, reason=reason_for(error))
+                    if not error.conflict:
+                        return error
+                if done and self._clock.monotonic_ms() - acked_at_ms >= ACK_DELAY_MS:
+                    self._ack(done)
+                    acked_at_ms = self._clock.monotonic_ms()
+        finally:
+            self._ack(done)
+        return None
+
+    def _ack(self, done: list[Held]) -> None:
+        self._settling.ack(done)
+        self._held.release(done)
+        done.clear()
+
+    def _handle_one(self, held: Held) -> bool:
+        """True when the delivery is to be acknowledged; otherwise it has been given back. Raises NotTried."""
+        consumer, delivery = held.consumer, held.delivery
+        with self._telemetry.handling(delivery, group=consumer.group) as handling, self._held.handling(held):
+            try:
+                outcome = self._call(consumer, delivery)
+            except NotTried as error:
+                handling.outcome, handling.error = "not_tried", error
+                raise
+            except RetryLater as retry:
+                handling.outcome = "retry_later"
+                failed: tuple[str, int | None] = (reason_for(retry), retry.delay_ms)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the user's code: "not handled"
+                handling.outcome, handling.error = "failed", error
+                failed = (reason_for(error), None)
+            else:
+                handling.outcome = str(outcome)
+                self._count(outcome)
+                return True
+        self._count("failed")
+        reason, delay_ms = failed
+        logger.warning(
+            "handler_failed",
+            extra={"message_id": delivery.id, "group": consumer.group, "attempt": delivery.attempt, "error": reason},
+        )
+        self._settling.nack([held], delay_ms=delay_ms, reason=reason, counts=True)
+        return False
+
+    def _call(self, consumer: Consumer, delivery: Delivery) -> Outcome:
+        if self._loop is not None and consumer.is_async:
+            return self._loop.run(consumer.handle_async(delivery))
+        return consumer.handle(delivery)
+
+    def _hand_back(self, held: Sequence[Held], *, delay_ms: int, reason: str) -> None:
+        """Give back untried, in one call, what is still ours."""
+        ours = [one for one in held if not one.lost]
+        for _ in ours:
+            self._count("handed_back")
+        self._settling.nack(ours, delay_ms=delay_ms, reason=reason, counts=False)
+
+    def _count(self, name: str) -> None:
+        with self._lock:  # workers count side by side
+            setattr(self.figures, name, getattr(self.figures, name) + 1)
+
+    def _end(self) -> None:
+        """All workers are done: end what served them."""
+        self._held.stop(timeout_seconds=STOP_TIMEOUT_SECONDS)
+        if self._loop is not None:
+            for engine in {one.async_engine for one in self._consumers if one.async_engine is not None}:
+                self._loop.run(engine.dispose())  # its connections belong to this loop, which ends
+            self._loop.stop(timeout_seconds=STOP_TIMEOUT_SECONDS)
+        if self._closes_broker is not None:
+            self._closes_broker.close()

@@ -1,0 +1,187 @@
+"""Consumer: a handler, and how it handles one delivery: effect and inbox mark in one transaction. No threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction, isgeneratorfunction
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, StatementError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from messaging.errors import ConfigurationError, OutboxError
+from messaging.limits import DELAY_MAX_MS, REASON_CHARS_MAX
+from messaging.message import Delivery
+from outbox.database import CONFLICTS, error_code, is_autocommit, translate
+from outbox.engine_hooks import refuse_if_doomed
+from outbox.inbox import InboxStore
+
+
+class RetryLater(Exception):
+    """Raised by a handler: give this message back and deliver it again after `delay_ms` (it uses up an attempt)."""
+
+    def __init__(self, *, delay_ms: int, reason: str = "handler asked for a retry") -> None:
+        if not 0 <= delay_ms <= DELAY_MAX_MS:
+            raise ConfigurationError(f"delay_ms must be from 0 to {DELAY_MAX_MS:,}, not {delay_ms:,}")
+        super().__init__(reason)
+        self.delay_ms = delay_ms
+
+
+class NotTried(OutboxError):
+    """The inbox's database failed before the handler was called: the message keeps its attempts.
+
+    The cause says whether trying again can help. With `conflict` it lost against another transaction, most likely a
+    duplicate's, and the database is well.
+    """
+
+    retryable = True
+
+    def __init__(self, message: str, *, conflict: bool = False) -> None:
+        super().__init__(message)
+        self.conflict = conflict
+
+
+class Outcome(StrEnum):
+    """What handling one delivery came to."""
+
+    HANDLED = "handled"
+    DEDUPLICATED = "deduplicated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumer:
+    """A handler and what it consumes.
+
+    With an inbox it is called as handler(session, delivery), else as handler(delivery). An `async def` handler gets an
+    AsyncSession, and its inbox is on an AsyncEngine.
+    """
+
+    topics: tuple[str, ...]
+    group: str
+    handler: Callable[..., object]
+    engine: Engine | None
+    async_engine: AsyncEngine | None
+    store: InboxStore | None
+    workers: int
+    prefetch: int
+    invisible_ms: int
+    handle_ms_max: int
+    is_async: bool
+
+    @property
+    def topic(self) -> str:
+        """The topic; the first of many."""
+        return self.topics[0]
+
+    def handle(self, delivery: Delivery) -> Outcome:
+        """Handle one delivery; what the handler raises is raised on.
+
+        With an inbox the handler's effect and the mark commit together: whatever was handled before is not handled
+        again, whoever delivers it how often. Raises NotTried where the inbox cannot be asked.
+        """
+        if self.is_async:
+            raise ConfigurationError(f"{self.handler} is async: await handle_async(delivery)")
+        if self.engine is None or self.store is None:
+            _refuse_awaitable(self.handler(delivery))
+            return Outcome.HANDLED
+        with Session(self.engine) as session, session.begin():
+            with not_tried(self.engine):
+                connection = session.connection()
+                is_new = self._mark(connection, delivery)
+            if not is_new:
+                return Outcome.DEDUPLICATED
+            _refuse_awaitable(self.handler(session, delivery))
+            # A deadlock that the handler swallowed has undone the mark and half of the effect: never acknowledge that.
+            refuse_if_doomed(connection)
+            return Outcome.HANDLED
+
+    async def handle_async(self, delivery: Delivery) -> Outcome:
+        """What handle() is to a plain function, to an `async def` one."""
+        if self.async_engine is None:
+            await self._awaited(delivery)
+            return Outcome.HANDLED
+        async with AsyncSession(self.async_engine) as session, session.begin():
+            with not_tried(self.async_engine.sync_engine):
+                connection = await session.connection()
+                is_new = await connection.run_sync(self._mark, delivery)
+            if not is_new:
+                return Outcome.DEDUPLICATED
+            await self._awaited(session, delivery)
+            await connection.run_sync(refuse_if_doomed)
+            return Outcome.HANDLED
+
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
+        """The undecorated handler, as tests call it."""
+        return self.handler(*args, **kwargs)
+
+    def _mark(self, connection: Connection, delivery: Delivery) -> bool:
+        if self.store is None:
+            return True
+        if is_autocommit(connection):
+            raise ConfigurationError(
+                "the inbox's engine is in AUTOCOMMIT: effect and mark would not commit together; use another engine"
+            )
+        return self.store.mark(connection, group=self.group, message_id=delivery.id, topic=delivery.topic)
+
+    async def _awaited(self, *arguments: object) -> None:
+        result = self.handler(*arguments)
+        if isawaitable(result):
+            await result
+
+
+@contextmanager
+def not_tried(engine: Engine) -> Iterator[None]:
+    """Say of what fails here that the handler was not called."""
+    try:
+        yield
+    except (DBAPIError, PoolTimeoutError) as error:
+        conflict = isinstance(error, DBAPIError) and error_code(error) in CONFLICTS
+        raise NotTried(str(translate(error, engine.url)), conflict=conflict) from error
+    except ConfigurationError as error:
+        raise NotTried(str(error)) from error
+
+
+def is_async(handler: Callable[..., object]) -> bool:
+    """Whether a handler is to be awaited: `async def`, also as an object's __call__."""
+    return iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+def check_handler(handler: Callable[..., object], engine: Engine | None) -> None:
+    """Raise ConfigurationError for a handler that its inbox cannot serve, or whose body would never run."""
+    name = getattr(handler, "__qualname__", repr(handler))
+    if isgeneratorfunction(handler) or isasyncgenfunction(handler):
+        raise ConfigurationError(f"the handler {name} is a generator: calling it would run nothing of it")
+    if engine is None:
+        return
+    if is_async(handler) and not engine.dialect.is_async:
+        raise ConfigurationError(
+            f"the handler {name} is async, its inbox is not: use an AsyncEngine (create_async_engine)"
+        )
+    if not is_async(handler) and engine.dialect.is_async:
+        raise ConfigurationError(
+            f"the inbox of the handler {name} is on an async engine: write `async def`, or use a plain engine"
+        )
+
+
+def reason_for(error: BaseException) -> str:
+    """Why a delivery failed, for logs and the broker: short, and without the values that a statement had."""
+    text = str(error)
+    if isinstance(error, RetryLater):
+        return text[:REASON_CHARS_MAX]
+    if isinstance(error, StatementError):  # its own text lists the parameters
+        text = str(error.orig).partition("\n")[0]
+    return f"{type(error).__name__}: {text}"[:REASON_CHARS_MAX]
+
+
+def _refuse_awaitable(result: object) -> None:
+    """A plain function that returns a coroutine has done nothing yet: acknowledging would lose the message."""
+    if isawaitable(result):
+        if iscoroutine(result):
+            result.close()
+        raise ConfigurationError("the handler returned an awaitable that nobody awaits: write it as `async def`")

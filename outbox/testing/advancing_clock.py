@@ -1,0 +1,55 @@
+"""A clock that runs like the machine's, and can be put forward: what is due in two years falls due now. For tests."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from datetime import timedelta
+
+from messaging.clock import Clock, SystemClock
+
+
+class AdvancingClock:
+    """The Clock port: another clock's time, plus all that it was put forward by. Thread-safe."""
+
+    def __init__(self, base: Clock | None = None) -> None:
+        self._base = base or SystemClock()
+        self._lock = threading.Lock()
+        self._ahead_ms = 0
+        self._waiting: Counter[threading.Condition] = Counter()
+
+    def now_ms(self) -> int:
+        """Wall time."""
+        with self._lock:
+            return self._base.now_ms() + self._ahead_ms
+
+    def monotonic_ms(self) -> int:
+        """Monotonic time."""
+        with self._lock:
+            return self._base.monotonic_ms() + self._ahead_ms
+
+    def advance(self, by: timedelta | int) -> None:
+        """Let this much time pass at once (a timedelta, or milliseconds), and wake who waits for it."""
+        by_ms = by // timedelta(milliseconds=1) if isinstance(by, timedelta) else by
+        if by_ms < 0:
+            raise ValueError("time passes forward")
+        with self._lock:
+            self._ahead_ms += by_ms
+            waiting = list(self._waiting)
+        for condition in waiting:
+            with condition:
+                condition.notify_all()
+
+    def wait(self, condition: threading.Condition, timeout_ms: int | None) -> bool:
+        """Wait on a condition that the caller holds; False when time ran out, by itself or by advance()."""
+        deadline_ms = None if timeout_ms is None else self.monotonic_ms() + timeout_ms
+        with self._lock:
+            self._waiting[condition] += 1
+        try:
+            condition.wait(None if timeout_ms is None else timeout_ms / 1000)
+        finally:
+            with self._lock:
+                self._waiting[condition] -= 1
+                if not self._waiting[condition]:
+                    del self._waiting[condition]
+        return deadline_ms is None or self.monotonic_ms() < deadline_ms

@@ -1,0 +1,181 @@
+"""What a test published, to compare with what it should have published. How it is heard of: see capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, overload
+
+import msgspec
+
+from messaging.errors import InvalidMessage
+from messaging.message import CONTENT_TYPE, Message, encode_body
+
+MESSAGES_MAX: Final = 100_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PublishedMessage:
+    """One message that a transaction committed. It equals `(topic, body)` and `(topic, body, key)`."""
+
+    message: Message
+
+    @property
+    def id(self) -> str:
+        """The message's id."""
+        return self.message.id
+
+    @property
+    def topic(self) -> str:
+        """The topic."""
+        return self.message.topic
+
+    @property
+    def key(self) -> str | None:
+        """The key, if it has one."""
+        return self.message.key
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """All headers, those included that were added for it."""
+        return self.message.headers
+
+    @property
+    def body(self) -> Any:
+        """The body: decoded where its content type is JSON, else the bytes."""
+        content_type = next((value for name, value in self.headers.items() if name.lower() == CONTENT_TYPE), "")
+        if not content_type.partition(";")[0].strip().lower().endswith("json"):
+            return self.message.body
+        return msgspec.json.decode(self.message.body)
+
+    @property
+    def deliver_at(self) -> datetime | None:
+        """When it is due, in UTC; None means at once."""
+        due_ms = self.message.deliver_at_ms
+        return None if due_ms is None else _EPOCH + timedelta(milliseconds=due_ms)
+
+    def __eq__(self, other: object) -> bool:
+        match other:
+            case PublishedMessage():
+                return self.message == other.message
+            case (topic, body):
+                return bool(self.topic == topic) and self._has_body(body)
+            case (topic, body, key):
+                return bool(self.topic == topic and self.key == key) and self._has_body(body)
+            case _:
+                return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        shown = [repr(self.topic), repr(self.body)]
+        if self.key is not None:
+            shown.append(f"key={self.key!r}")
+        if self.deliver_at is not None:
+            shown.append(f"deliver_at={self.deliver_at.isoformat()}")
+        return f"<published {', '.join(shown)}>"
+
+    def _has_body(self, expected: object) -> bool:
+        """Whether it is the body, as it is or as publish() would have written it."""
+        mine = self.body
+        if bool(mine == expected):
+            return True
+        try:
+            encoded, content_type = encode_body(expected)
+        except InvalidMessage:
+            return False
+        return bool(mine == (encoded if content_type is None else msgspec.json.decode(encoded)))
+
+
+class Published(Sequence[PublishedMessage]):
+    """The messages that were committed so far, in the order of their commits; it grows while the test runs.
+
+    Compare it with a list: `assert published == [("payment.completed", {"order_id": 7})]`.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, messages: Iterable[PublishedMessage] = ()) -> None:
+        self._messages = list(messages)
+        self._canceled: list[str] = []
+        self._overflowed = False
+
+    def on(self, topic: str) -> Published:
+        """Those on a topic, as they stand now."""
+        return Published(one for one in self._seen() if one.topic == topic)
+
+    def one(self, topic: str | None = None, *, key: str | None = None) -> PublishedMessage:
+        """The only message, of this topic and key where they are given. AssertionError where there is none, or more."""
+        found = [
+            one for one in self._seen() if (topic is None or one.topic == topic) and (key is None or one.key == key)
+        ]
+        if len(found) == 1:
+            return found[0]
+        wanted = " ".join(["one message", *([] if topic is None else [f"on {topic}"])])
+        wanted += "" if key is None else f" with the key {key!r}"
+        raise AssertionError(f"{wanted} was expected, {len(found)} were published; all that was published: {self!r}")
+
+    def bodies(self, topic: str | None = None) -> list[Any]:
+        """The bodies, of a topic or of all: decoded where they are JSON, else bytes."""
+        return [one.body for one in self._seen() if topic is None or one.topic == topic]
+
+    @property
+    def topics(self) -> list[str]:
+        """The topic of each message, in order."""
+        return [one.topic for one in self._seen()]
+
+    @property
+    def canceled(self) -> list[str]:
+        """The ids that committed transactions have canceled, in order."""
+        return list(self._canceled)
+
+    def clear(self) -> None:
+        """Forget what was published up to now: what the test's set-up did, say."""
+        self._messages.clear()
+        self._canceled.clear()
+
+    @overload
+    def __getitem__(self, index: int) -> PublishedMessage: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PublishedMessage]: ...
+    def __getitem__(self, index: int | slice) -> PublishedMessage | list[PublishedMessage]:
+        return self._seen()[index]
+
+    def __len__(self) -> int:
+        return len(self._seen())
+
+    def __iter__(self) -> Iterator[PublishedMessage]:
+        return iter(list(self._seen()))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str | bytes):
+            return NotImplemented
+        mine = list(self._seen())
+        return len(mine) == len(other) and all(one == expected for one, expected in zip(mine, other, strict=True))
+
+    def __repr__(self) -> str:
+        return repr(self._messages)
+
+    # -- what capture writes -----------------------------------------------------------------------------------------
+
+    def add(self, message: Message) -> None:
+        """Note what a commit published. Never raises: it is called behind a commit."""
+        if len(self._messages) < MESSAGES_MAX:
+            self._messages.append(PublishedMessage(message))
+        else:
+            self._overflowed = True
+
+    def add_cancel(self, message_id: str) -> None:
+        """Note what a commit canceled."""
+        if len(self._canceled) < MESSAGES_MAX:
+            self._canceled.append(message_id)
+        else:
+            self._overflowed = True
+
+    def _seen(self) -> list[PublishedMessage]:
+        if self._overflowed:
+            raise AssertionError(f"more than {MESSAGES_MAX:,} messages were published: clear() now and then")
+        return self._messages

@@ -1,0 +1,79 @@
+"""UnitWriter: a transaction's messages into their tables, just before its commit. It begins and commits nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from messaging.errors import ConfigurationError, DuplicateMessageId
+from outbox.database import is_autocommit, is_mendable, same_database, translate
+from outbox.engine_hooks import refuse_if_doomed
+from outbox.placement import MessageTable
+from outbox.row import OutboxRow
+from outbox.server_bounds import ServerBounds
+from outbox.store import MessageStore
+from outbox.unit_of_work import UnitOfWork
+
+
+class UnitWriter:
+    """Writes to one database. What it raises makes the business's commit fail, and roll back. Safe in any thread."""
+
+    def __init__(self, *, engine: Engine, store: MessageStore, lease_ms: int) -> None:
+        """`engine` is the business's. Rows belong to the sender's token until `lease_ms` after they were written."""
+        self._engine = engine
+        self._store = store
+        self._lease_us = lease_ms * 1000
+        self._bounds = ServerBounds(engine=engine, table=store.table)
+
+    def refuse_early(self, row: OutboxRow) -> None:
+        """Raise InvalidMessage for a row that the server, as far as it is known, cannot take. No I/O."""
+        self._bounds.refuse_early(row)
+
+    def shares_database(self, connection: Connection) -> bool:
+        """Whether a transaction of this connection can hold the outbox's rows."""
+        return connection.engine.pool is self._engine.pool or same_database(connection.engine, self._engine)
+
+    def write(self, connection: Connection, unit: UnitOfWork, *, token: str) -> None:
+        """Write a unit's rows on the connection whose transaction is about to commit."""
+        refuse_if_doomed(connection)
+        self._refuse_foreign(connection)
+        packet_bytes = self._bounds.check(connection, unit.rows)
+        unit.start_lease()
+        try:
+            written = self._insert(connection, unit.rows, token=token, packet_bytes=packet_bytes)
+        except IntegrityError as error:
+            ids = ", ".join(row.id for row in unit.rows[:3])
+            raise DuplicateMessageId(f"a message id was published before (one of {ids}...)") from error
+        except DBAPIError as error:
+            if is_mendable(error):
+                raise translate(error, self._engine.url) from error
+            raise
+        unit.mark_written(written)
+
+    def _insert(
+        self, connection: Connection, rows: Sequence[OutboxRow], *, token: str, packet_bytes: int | None
+    ) -> Sequence[OutboxRow]:
+        """One INSERT for each table that the rows are in, in the tables' order: two transactions that publish under
+        the same ordered keys lock them in the same order.
+        """
+        by_table: dict[MessageTable, list[OutboxRow]] = {}
+        for row in rows:
+            by_table.setdefault(row.table or self._store.table, []).append(row)
+        written: list[OutboxRow] = []
+        for table, ones in sorted(by_table.items(), key=itemgetter(0)) if len(by_table) > 1 else by_table.items():
+            written += self._store.at(table).insert(
+                connection, ones, token=token, lease_us=self._lease_us, packet_bytes=packet_bytes
+            )
+        return written
+
+    def _refuse_foreign(self, connection: Connection) -> None:
+        if not self.shares_database(connection):
+            raise ConfigurationError(
+                "this session is on another database than the outbox: business tables and message table must share "
+                "one server, or no transaction can hold both"
+            )
+        if is_autocommit(connection):
+            raise ConfigurationError("this connection is in AUTOCOMMIT: there is no transaction to publish in")

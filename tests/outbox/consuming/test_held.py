@@ -1,0 +1,208 @@
+"""What is in hand: kept from others while it is handled, given back when it waits too long, known when it is lost.
+
+Time is manual here, and no thread runs: what the extender's thread would do is called by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from messaging.clock import ManualClock
+from messaging.message import Delivery, ExtendStatus
+from outbox import Consumer, consumer
+from outbox.held import Held, HeldDeliveries, still_held
+from outbox.telemetry import NO_TRACING, Telemetry
+from outbox.telemetry.metrics import OutboxMetrics
+from tests.outbox.watched_broker import WatchedBroker, message
+
+INVISIBLE_MS = 30_000
+HANDLE_MS_MAX = 100_000
+
+
+class Hands:
+    """One consumer's hands."""
+
+    def __init__(self, broker: WatchedBroker, clock: ManualClock, **options: Any) -> None:
+        self.broker = broker
+        self.clock = clock
+        self.metrics = OutboxMetrics(clock=clock)
+        telemetry = Telemetry(metrics=self.metrics, tracing=NO_TRACING)
+        self.held = HeldDeliveries(broker=broker, clock=clock, telemetry=telemetry)
+        self.consumer: Consumer = consumer("orders", group="g", invisible_ms=INVISIBLE_MS, handle_ms_max=HANDLE_MS_MAX)(
+            lambda _one: None
+        )
+
+    def pull(self) -> list[Held]:
+        """Take all that there is in hand."""
+        return self.held.hold(self.consumer, self.broker.pull("orders", "g", invisible_ms=INVISIBLE_MS))
+
+    def pass_by(self, ms: int) -> None:
+        """Let time pass, the extender looking every tenth of a second of it."""
+        for _ in range(ms // 100):
+            self.clock.advance(100)
+            self.held.extend_due()
+
+    def counted(self, event: str) -> float:
+        """How often something happened."""
+        labels = {"topic": "orders", "group": "g", "event": event}
+        return self.metrics.registry.get_sample_value("outbox_consumer_events_total", labels) or 0
+
+
+@pytest.fixture
+def hands(timed: WatchedBroker, clock: ManualClock) -> Hands:
+    """Hands on the broker whose time is manual."""
+    return Hands(timed, clock)
+
+
+def others(broker: WatchedBroker) -> list[tuple[str, int]]:
+    """What another consumer of the group gets now: ids and attempts."""
+    return [(one.id, one.attempt) for one in broker.pull("orders", "g", invisible_ms=INVISIBLE_MS)]
+
+
+def test_what_is_being_handled_stays_invisible_however_long_it_takes(hands: Hands) -> None:
+    hands.broker.publish([message()])
+    (held,) = hands.pull()
+
+    assert hands.held.may_begin(held)
+    hands.pass_by(3 * INVISIBLE_MS)
+
+    assert others(hands.broker) == []
+    assert hands.broker.extended == 6  # each half of an invisible time
+    assert hands.counted("extended") == 6
+
+
+def test_what_waits_behind_a_slow_handler_is_given_back_untried(hands: Hands) -> None:
+    hands.broker.publish([message(number) for number in range(3)])
+    first, *waiting = hands.pull()
+
+    hands.held.may_begin(first)
+    hands.pass_by(INVISIBLE_MS - 100)
+    before = others(hands.broker)
+    hands.pass_by(100)
+
+    assert before == []
+    assert others(hands.broker) == [("m-1", 1), ("m-2", 1)]
+    assert [hands.held.may_begin(one) for one in waiting] == [False, False]
+    assert hands.counted("handed_back") == 2
+
+
+def test_a_hung_handler_keeps_its_message_no_longer_than_its_bound(hands: Hands) -> None:
+    hands.broker.publish([message()])
+    (held,) = hands.pull()
+    hands.held.may_begin(held)
+
+    hands.pass_by(HANDLE_MS_MAX + INVISIBLE_MS)
+
+    assert others(hands.broker) == [("m-1", 2)]
+    assert hands.counted("overdue") == 1
+    with hands.held.handling(held):
+        assert not still_held()
+
+
+def test_a_handler_is_told_that_its_message_is_somebody_elses(hands: Hands) -> None:
+    hands.broker.publish([message()])
+    (held,) = hands.pull()
+    hands.held.may_begin(held)
+
+    with hands.held.handling(held):
+        before = still_held()
+        hands.clock.advance(INVISIBLE_MS)  # as in a process that stood still
+        after = still_held()
+        stolen = others(hands.broker)
+        hands.held.extend_due()
+        told = still_held()
+
+    assert (before, after, told) == (True, False, False)
+    assert stolen == [("m-1", 2)]
+    assert hands.broker.extends == [[ExtendStatus.STALE]]
+    assert hands.counted("receipt_lost") == 1
+
+
+def test_a_stale_receipt_is_known_before_its_time_is_over(hands: Hands) -> None:
+    hands.broker.publish([message()])
+    (held,) = hands.pull()
+    hands.held.may_begin(held)
+
+    hands.broker.admin.seek("orders", "g", to_offset=0)
+    hands.pass_by(INVISIBLE_MS // 2)
+
+    with hands.held.handling(held):
+        assert not still_held()
+    hands.pass_by(INVISIBLE_MS)
+    assert len(hands.broker.extends) == 1  # asked no more
+
+
+def test_what_has_run_out_unseen_is_not_begun(hands: Hands) -> None:
+    hands.broker.publish([message()])
+    (held,) = hands.pull()
+
+    hands.clock.advance(INVISIBLE_MS)
+
+    assert not hands.held.may_begin(held)
+
+
+def test_an_extension_that_fails_is_tried_again(hands: Hands) -> None:
+    hands.broker.publish([message()])
+    (held,) = hands.pull()
+    hands.held.may_begin(held)
+
+    hands.broker.extend_fails = True
+    hands.pass_by(INVISIBLE_MS - 1_000)
+    tries = len(hands.broker.extends)
+    hands.broker.extend_fails = False
+    hands.pass_by(INVISIBLE_MS)
+
+    assert tries == 15  # from half of the time on, once a second
+    assert hands.broker.extended >= 1
+    assert others(hands.broker) == []
+
+
+def test_a_receipt_that_is_just_being_acknowledged_is_not_called_lost(hands: Hands) -> None:
+    hands.broker.publish([message()])
+    (held,) = hands.pull()
+    hands.held.may_begin(held)
+    held.settling = True
+    hands.broker.ack([held.delivery.receipt])
+
+    hands.pass_by(INVISIBLE_MS)
+
+    assert hands.broker.extends[0] == [ExtendStatus.STALE]
+    assert hands.counted("receipt_lost") == 0
+
+
+def test_what_was_released_is_not_extended(hands: Hands) -> None:
+    hands.broker.publish([message()])
+    held = hands.pull()
+    hands.held.may_begin(held[0])
+
+    hands.held.release(held)
+    hands.pass_by(INVISIBLE_MS)
+
+    assert hands.broker.extends == []
+
+
+def test_a_thousand_receipts_go_in_one_call_and_no_more(hands: Hands) -> None:
+    asked: list[int] = []
+
+    def extend(receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+        asked.append(len(receipts))
+        return [ExtendStatus.EXTENDED] * len(receipts)
+
+    hands.broker.extend = extend  # type: ignore[method-assign]
+    deliveries = [
+        Delivery(receipt=str(n), id=str(n), topic="orders", body=b"", key=None, headers={}, attempt=1, created_at_ms=0)
+        for n in range(1_001)
+    ]
+    for held in hands.held.hold(hands.consumer, deliveries):
+        hands.held.may_begin(held)
+
+    hands.pass_by(INVISIBLE_MS // 2)
+
+    assert asked == [1000, 1]
+
+
+def test_without_a_runner_a_message_is_ones_own() -> None:
+    assert still_held()

@@ -1,0 +1,76 @@
+"""A consumer killed at any step of a delivery's journey: nothing is lost, and no effect happens twice."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from messaging.message import Delivery
+from outbox import Consumer, consumer
+from outbox.consumer import ConsumerRunner
+from tests.outbox.shop import Payment, Shop
+from tests.outbox.watched_broker import WatchedBroker, message
+
+CHILD = Path(__file__).with_name("dying_consumer.py")
+ROOT = Path(__file__).parents[3]
+CHILD_SECONDS_MAX = 60
+INVISIBLE_MS = 300
+
+POINTS = {
+    # point: (effects that the dead one leaves, how many of them are delivered again)
+    "pulled": ([], 0),
+    "effect done": ([1], 0),
+    "before commit": ([1], 0),
+    "after commit": ([1, 2], 1),
+    "committed": ([1, 2], 1),
+    "acked": ([1, 2], 0),
+}
+
+
+def run_until_killed(point: str, shop: Shop, folder: Path) -> None:
+    """Run the dying process; anything but its death by SIGKILL is a failure of the test."""
+    arguments = [point, shop.database.url, shop.database.schema or "", f"embedded:{folder}", str(INVISIBLE_MS)]
+    done = subprocess.run(
+        [sys.executable, str(CHILD), *arguments],
+        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, timeout=CHILD_SECONDS_MAX, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_consumer_killed_at_any_step_loses_nothing_and_does_nothing_twice(
+    shop: Shop, tmp_path: Path, point: str, watched: WatchedBroker
+) -> None:
+    left, repeated = POINTS[point]
+    watched.publish([message(number) for number in (1, 2, 3)])
+    watched.close()
+
+    run_until_killed(point, shop, tmp_path / "watched")
+
+    assert shop.payments() == left
+    again = WatchedBroker(tmp_path / "watched")
+    with ConsumerRunner([paying(shop)], broker=again) as runner:
+        again.wait_for(lambda: again.acked == 3 - len(left) + repeated)
+    figures = again.admin.figures("orders", "payments")
+    again.close()
+    assert shop.payments() == [1, 2, 3]
+    assert (runner.figures.handled, runner.figures.deduplicated) == (3 - len(left), repeated)
+    assert (figures["backlog"], figures["in_flight"], figures["dead"]) == (0, 0, 0)
+    with shop.engine.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(shop.tables.inbox)) == 3
+
+
+def paying(shop: Shop) -> Consumer:
+    """The same consumer, in good health."""
+
+    @consumer("orders", group="payments", inbox=shop.engine, schema=shop.database.schema)
+    def pay(session: Session, one: Delivery) -> None:
+        session.add(Payment(id=int(one.body)))
+
+    return pay

@@ -1,0 +1,439 @@
+"""Runners: what stops, fails, stands still or is poison, and what becomes of the messages meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+from messaging.backoff import Backoff
+from messaging.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, ConfigurationError
+from messaging.limits import REASON_CHARS_MAX
+from messaging.message import AckStatus, Delivery, GroupConfig
+from outbox import Consumer, RetryLater, consumer, run_consumers
+from outbox.consumer import ConsumerRunner
+from outbox.consumer_runner import PAUSES, THREADS_MAX
+from outbox.settling import ACK_TRIES_MAX
+from outbox.telemetry import NO_TRACING, Telemetry
+from outbox.telemetry.metrics import OutboxMetrics
+from tests.outbox.shop import Payment, Shop, open_shop
+from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
+
+Running = Callable[..., ConsumerRunner]
+
+
+def handler_of(handled: list[str], **options: Any) -> Consumer:
+    """A consumer that notes what it gets."""
+    return consumer("orders", group="g", **options)(lambda one: handled.append(one.id))
+
+
+# -- poison --------------------------------------------------------------------------------------------------------
+
+
+def test_a_poison_body_becomes_a_dead_letter_with_its_reason_and_holds_up_nobody(
+    watched: WatchedBroker, running: Running
+) -> None:
+    watched.admin.declare_group("orders", "g", GroupConfig(max_attempts=2, backoff_initial_ms=1, backoff_max_ms=1))
+    handled: list[Any] = []
+    watched.publish([message(1, body=b"{"), message(2), message(3)])
+
+    running(consumer("orders", group="g")(lambda one: handled.append(one.json())))
+    watched.wait_for(lambda: watched.acked == 2 and len(watched.nacks) == 2)
+
+    dead, _ = watched.admin.dead("orders", "g")
+    assert handled == [2, 3]
+    assert [(one.id, one.attempts) for one in dead] == [("m-1", 2)]
+    assert dead[0].reason.startswith("InvalidMessage: message m-1 on orders has a body that is not JSON")
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyError("x")], ids=["SystemExit", "KeyError"])
+def test_a_handler_that_wants_the_thread_to_end_fails_like_any_other(
+    watched: WatchedBroker, running: Running, raised: BaseException
+) -> None:
+    def handle(one: Delivery) -> None:
+        if one.id == "m-1":
+            raise raised
+
+    watched.publish([message(1), message(2)])
+    running(consumer("orders", group="g")(handle))
+    watched.wait_for(lambda: watched.acked == 1 and len(watched.nacks) == 1)
+
+    assert watched.nacks[0]["reason"].startswith(type(raised).__name__)
+
+
+def test_why_a_statement_failed_is_told_without_its_values(
+    sqlite_shop: Shop, watched: WatchedBroker, running: Running
+) -> None:
+    @consumer("orders", group="g", inbox=sqlite_shop.engine)
+    def pay(session: Session, _one: Delivery) -> None:
+        session.execute(text("INSERT INTO nowhere VALUES (:secret)"), {"secret": "4711"})
+
+    watched.publish([message()])
+    running(pay)
+    watched.wait_for(lambda: bool(watched.nacks))
+
+    assert watched.nacks[0]["reason"] == "OperationalError: no such table: nowhere"
+
+
+# -- acknowledgements ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_an_ack_that_fails_is_tried_again(watched: WatchedBroker, running: Running, arrives: bool) -> None:
+    handled: list[str] = []
+    watched.ack_arrives = arrives
+    watched.ack_fails = [BrokerUnavailable("down")] * (ACK_TRIES_MAX - 1)
+    watched.publish([message()])
+
+    running(handler_of(handled))
+    watched.wait_for(lambda: len(watched.acks) == 1)
+
+    assert watched.acks == [[AckStatus.ALREADY_ACKED if arrives else AckStatus.ACKED]]
+    assert handled == ["m-1"]
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"), [(BrokerUnavailable("down"), ACK_TRIES_MAX), (BrokerRefused("never"), 1)], ids=["down", "never"]
+)
+def test_an_ack_that_fails_for_good_costs_a_repetition_that_the_inbox_drops(
+    shop: Shop, watched: WatchedBroker, running: Running, error: Any, tries: int
+) -> None:
+    watched.ack_arrives = False
+    watched.ack_fails = [error] * tries
+
+    @consumer("orders", group="g", inbox=shop.engine, schema=shop.database.schema, invisible_ms=300)
+    def pay(session: Session, one: Delivery) -> None:
+        session.add(Payment(id=int(one.body)))
+
+    watched.publish([message()])
+    runner = running(pay)
+    watched.wait_for(lambda: watched.acked == 1)
+
+    assert shop.payments() == [1]
+    assert (runner.figures.handled, runner.figures.deduplicated) == (1, 1)
+    assert watched.ack_fails == []
+
+
+def test_a_stale_ack_is_counted(watched: WatchedBroker, running: Running) -> None:
+    metrics = OutboxMetrics()
+
+    def handle(_one: Delivery) -> None:
+        if not seen.is_set():
+            seen.set()
+            watched.admin.seek("orders", "g", to_offset=1)
+
+    seen = threading.Event()
+    watched.publish([message()])
+    running(consumer("orders", group="g")(handle), telemetry=Telemetry(metrics=metrics, tracing=NO_TRACING))
+    watched.wait_for(lambda: watched.acks == [[AckStatus.STALE]])
+
+    labels = {"topic": "orders", "group": "g", "event": "ack_stale"}
+    watched.wait_for(lambda: watched.pull("orders", "g") == [])
+    assert metrics.registry.get_sample_value("outbox_consumer_events_total", labels) == 1
+
+
+# -- outages -------------------------------------------------------------------------------------------------------
+
+
+def test_an_outage_of_the_inboxs_database_uses_up_no_attempt(
+    sqlite_shop: Shop, watched: WatchedBroker, running: Running, tmp_path: Path
+) -> None:
+    attempts: list[int] = []
+    engine = create_engine(sqlite_shop.engine.url)
+    names = [f"{table.name}" for table in (sqlite_shop.tables.inbox,)]
+
+    @consumer("orders", group="g", inbox=engine)
+    def pay(session: Session, one: Delivery) -> None:
+        attempts.append(one.attempt)
+        session.add(Payment(id=int(one.body)))
+
+    sqlite_shop.execute(f"ALTER TABLE {names[0]} RENAME TO gone")
+    watched.publish([message(number) for number in range(3)])
+    runner = running(pay)
+    watched.wait_for(lambda: len(watched.nacks) >= 5)
+    outage = list(watched.nacks)
+    sqlite_shop.execute(f"ALTER TABLE gone RENAME TO {names[0]}")
+    watched.wait_for(lambda: watched.acked == 3)
+
+    assert attempts == [1, 1, 1]
+    assert all(nack["counts"] is False for nack in outage)
+    assert runner.figures.failed == 0
+    assert sqlite_shop.payments() == [0, 1, 2]
+    engine.dispose()
+
+
+def test_a_killed_database_uses_up_no_attempt_and_work_goes_on_when_it_is_back(
+    mariadb_server: Any, watched: WatchedBroker, running: Running
+) -> None:
+    with mariadb_server.fresh_database() as database, open_shop(database) as shop:
+        attempts: list[int] = []
+
+        @consumer("orders", group="g", inbox=shop.engine, schema=database.schema)
+        def pay(session: Session, one: Delivery) -> None:
+            attempts.append(one.attempt)
+            session.add(Payment(id=int(one.body)))
+
+        watched.publish([message(1)])
+        running(pay)
+        watched.wait_for(lambda: watched.acked == 1)
+        mariadb_server.kill9()
+        watched.publish([message(2), message(3)])
+        watched.wait_for(lambda: len(watched.nacks) >= 2)
+        outage = list(watched.nacks)
+        mariadb_server.restart()
+        watched.wait_for(lambda: watched.acked == 3)
+
+        assert attempts == [1, 1, 1]
+        assert {nack["counts"] for nack in outage} == {False}
+        assert shop.payments() == [1, 2, 3]
+
+
+def test_an_inbox_in_autocommit_is_refused_before_anything_happens(sqlite_shop: Shop, watched: WatchedBroker) -> None:
+    handled: list[str] = []
+    engine = create_engine(sqlite_shop.engine.url).execution_options(isolation_level="AUTOCOMMIT")
+    made = consumer("orders", group="g", inbox=engine)(lambda _session, one: handled.append(one.id))
+    watched.publish([message()])
+    (one,) = watched.pull("orders", "g")
+
+    with pytest.raises(Exception, match="AUTOCOMMIT"):
+        made.handle(one)
+
+    assert handled == []
+    engine.dispose()
+
+
+def test_the_pauses_of_an_outage_grow_to_a_bound_and_are_spread(
+    watched: WatchedBroker, running: Running, random_seed: int
+) -> None:
+    random = Random(random_seed)
+
+    pauses = [PAUSES.delay_ms(failures, random) for failures in range(1, 2_000)]
+
+    assert max(pauses) <= PAUSES.max_ms
+    assert min(pauses[20:]) >= PAUSES.max_ms * (1 - PAUSES.jitter)
+    assert len(set(pauses[20:])) > 1_000
+
+
+def test_a_broker_that_asks_for_a_pause_gets_it(watched: WatchedBroker) -> None:
+    runner = ConsumerRunner([handler_of([])], broker=watched, pauses=Backoff(initial_ms=1, max_ms=1))
+    waited: list[float] = []
+    runner._stopping.wait = waited.append  # type: ignore[method-assign,assignment]
+    made = handler_of([])
+
+    runner._pause(BrokerThrottled("later", retry_after_ms=7_000), made, "orders", failures=1)
+    runner._pause(BrokerUnavailable("down"), made, "orders", failures=1)
+
+    assert waited == [7.0, 0.001]
+
+
+# -- slow handlers, stopping ---------------------------------------------------------------------------------------
+
+
+def test_neighbours_of_a_hung_handler_go_to_another_worker(watched: WatchedBroker, running: Running) -> None:
+    hung = threading.Event()
+    handled: list[str] = []
+
+    def handle(one: Delivery) -> None:
+        if one.id == "m-0":
+            hung.wait(WAIT_SECONDS)
+        handled.append(one.id)
+        watched.tell()
+
+    watched.publish([message(number) for number in range(4)])
+    runner = running(consumer("orders", group="g", invisible_ms=400)(handle))
+    watched.wait_for(lambda: watched.pulled == 4)
+    second = running(consumer("orders", group="g", invisible_ms=400)(handle))
+    watched.wait_for(lambda: len(handled) == 3)
+    hung.set()
+    watched.wait_for(lambda: watched.acked == 4)
+
+    assert sorted(handled) == ["m-0", "m-1", "m-2", "m-3"]
+    assert second.figures.handled == 3
+    watched.wait_for(lambda: runner.figures.lost == 3)
+
+
+def test_what_is_handled_is_acknowledged_while_its_batch_goes_on(
+    watched: WatchedBroker, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox.consumer_runner.ACK_DELAY_MS", 0)
+    go_on = threading.Event()
+
+    def handle(one: Delivery) -> None:
+        if one.id == "m-2":
+            go_on.wait(WAIT_SECONDS)
+
+    watched.publish([message(number) for number in range(3)])
+    running(consumer("orders", group="g")(handle))
+    watched.wait_for(lambda: watched.acked == 2)  # the third is still in hand
+    go_on.set()
+    watched.wait_for(lambda: watched.acked == 3)
+
+    assert [len(statuses) for statuses in watched.acks] == [1, 1, 1]
+
+
+def test_a_quick_batch_costs_one_ack(watched: WatchedBroker, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outbox.consumer_runner.ACK_DELAY_MS", 60_000)
+    watched.publish([message(number) for number in range(40)])
+
+    running(handler_of([], prefetch=20))
+    watched.wait_for(lambda: watched.acked == 40)
+
+    assert [len(statuses) for statuses in watched.acks] == [20, 20]
+
+
+def test_stop_gives_back_in_one_call_what_was_not_begun(watched: WatchedBroker, running: Running) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def handle(_one: Delivery) -> None:
+        inside.set()
+        go_on.wait(WAIT_SECONDS)
+
+    watched.publish([message(number) for number in range(30)])
+    runner = running(consumer("orders", group="g")(handle))
+    assert inside.wait(WAIT_SECONDS)
+    assert not runner.stop(timeout_seconds=0)
+    go_on.set()
+    assert runner.stop(timeout_seconds=WAIT_SECONDS)
+
+    assert (watched.acked, len(watched.nacks)) == (1, 1)
+    assert runner.figures.handed_back == 29
+
+
+def test_stop_and_start_may_be_called_again_and_again(watched: WatchedBroker, running: Running) -> None:
+    runner = running(handler_of([]))
+    runner.start()
+    threads = list(runner._threads)
+
+    assert all(runner.stop(timeout_seconds=WAIT_SECONDS) for _ in range(3))
+    runner.start()
+
+    assert runner._threads == threads
+    assert not any(thread.is_alive() for thread in threads)
+
+
+# -- many topics, bounds ---------------------------------------------------------------------------------------------
+
+
+def test_one_consumer_serves_many_topics_and_an_idle_one_holds_up_none(
+    watched: WatchedBroker, running: Running
+) -> None:
+    handled: list[tuple[str, str]] = []
+    made = consumer(["idle", "orders", "bills"], group="g")(lambda one: handled.append((one.topic, one.id)))
+
+    watched.publish([message(1, topic="bills"), message(2), message(3, topic="bills")])
+    running(made)
+    watched.wait_for(lambda: watched.acked == 3)
+
+    assert sorted(handled) == [("bills", "m-1"), ("bills", "m-3"), ("orders", "m-2")]
+    assert (made.topic, made.topics) == ("idle", ("idle", "orders", "bills"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"workers": 65}, {"prefetch": 1001}, {"invisible_ms": 43_200_001}, {"handle_ms_max": 0}],
+    ids=str,
+)
+def test_everything_of_a_consumer_is_bounded(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        consumer("orders", group="g", **options)
+
+
+@pytest.mark.parametrize("topics", [[], [f"t-{number}" for number in range(65)]], ids=["none", "too many"])
+def test_a_consumer_has_some_topics_and_not_too_many(topics: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="topics"):
+        consumer(topics, group="g")
+
+
+def test_the_threads_of_a_runner_are_bounded(watched: WatchedBroker) -> None:
+    one = handler_of([], workers=64)
+
+    with pytest.raises(ConfigurationError, match=str(THREADS_MAX)):
+        ConsumerRunner([one] * (THREADS_MAX // 64 + 1), broker=watched)
+
+
+# -- signals, brokers by URL -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_in_good_order(watched: WatchedBroker, number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    handled: list[str] = []
+
+    def handle(one: Delivery) -> None:
+        handled.append(one.id)
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    watched.publish([message(1)])
+    runner = ConsumerRunner([consumer("orders", group="g")(handle)], broker=watched)
+    stopped = runner.run_until_signal(timeout_seconds=WAIT_SECONDS)
+
+    assert stopped
+    assert (handled, watched.acked) == (["m-1"], 1)
+    assert signal.getsignal(number) is before
+
+
+def test_stop_in_another_thread_ends_the_run_too(watched: WatchedBroker) -> None:
+    runner = ConsumerRunner([consumer("orders", group="g")(lambda _one: stopper.start())], broker=watched)
+    stopper = threading.Thread(target=runner.stop)
+    watched.publish([message(1)])
+
+    assert runner.run_until_signal(timeout_seconds=WAIT_SECONDS)
+
+    stopper.join(WAIT_SECONDS)
+
+
+def test_signals_are_for_the_main_thread(watched: WatchedBroker) -> None:
+    runner = ConsumerRunner([handler_of([])], broker=watched)
+    said: list[str] = []
+
+    def run() -> None:
+        try:
+            runner.run_until_signal()
+        except ConfigurationError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(WAIT_SECONDS)
+
+    assert "main thread" in said[0]
+
+
+def test_a_broker_that_the_runner_opened_is_closed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outbox.consumer_runner.PULL_WAIT_MS", 20)
+    runner = run_consumers([handler_of([])], broker=f"embedded:{tmp_path / 'data'}")
+    assert runner.stop(timeout_seconds=WAIT_SECONDS)
+
+    with pytest.raises(ConfigurationError, match="closed"):
+        runner._broker.pull("orders", "g")
+
+
+def test_a_broker_of_the_users_stays_open(watched: WatchedBroker) -> None:
+    with run_consumers([handler_of([])], broker=watched):
+        pass
+
+    assert not watched.closed
+
+
+@pytest.mark.parametrize("delay_ms", [-1, 731 * 24 * 60 * 60 * 1000 + 1])
+def test_a_retry_that_no_broker_takes_is_refused_where_it_is_asked_for(delay_ms: int) -> None:
+    with pytest.raises(ConfigurationError, match="delay_ms"):
+        RetryLater(delay_ms=delay_ms)
+
+
+def test_a_long_reason_is_cut(watched: WatchedBroker, running: Running) -> None:
+    def handle(one: Delivery) -> None:
+        raise RetryLater(delay_ms=3_600_000, reason="x" * 5_000) if one.id == "m-1" else ValueError("y" * 5_000)
+
+    watched.publish([message(1), message(2)])
+    running(consumer("orders", group="g")(handle))
+    watched.wait_for(lambda: len(watched.nacks) == 2)
+
+    assert [len(nack["reason"]) for nack in watched.nacks] == [REASON_CHARS_MAX] * 2

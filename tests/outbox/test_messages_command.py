@@ -1,0 +1,415 @@
+"""`outbox messages` and `outbox status` as people and scripts run them, on one message table and on split ones."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+
+from messaging.message import Message
+from outbox import migrating
+from outbox.database import background_engine
+from outbox.desk import Action, Wanted
+from outbox.desks import BATCH_ROWS, Desks
+from outbox.row import publish_row
+from outbox.schema import RowState, message_table
+from outbox.store import MessageStore
+from tests.outbox.recording_broker import RecordingBroker
+from tests.outbox.shop import NO_SENDER, Shop
+
+ROOT = Path(__file__).parents[2]
+HOUR_US = 3_600_000_000
+TABLES = ["message", "message_0000", "message_0001", "message_0002"]
+
+
+def add(
+    shop: Shop, *ids: str, table: str | None = None, state: RowState = RowState.PENDING, age_us: int = 0, **parts: Any
+) -> None:
+    """Rows without a lease."""
+    rows = [publish_row(Message(**{"id": one, "topic": "topic", "body": b"the secret", **parts})) for one in ids]
+    store = MessageStore(dialect=shop.engine.dialect, schema=shop.database.schema, table=table)
+    message = message_table(store.table.schema, store.table.name)
+    with shop.engine.begin() as connection:
+        store.insert(connection, rows, token="d" * 32, lease_us=-HOUR_US)
+        changed = {"token": None, "state": state, "created_at_us": message.c.created_at_us - age_us}
+        connection.execute(update(message).where(message.c.id.in_(ids)).values(changed))
+
+
+def state_of(shop: Shop, table: str | None = None) -> dict[str, str]:
+    """The rows of a table and their states."""
+    message = message_table(shop.store.table.schema, table or shop.store.table.name)
+    with shop.engine.connect() as connection:
+        return {row.id: row.state for row in connection.execute(select(message.c.id, message.c.state))}
+
+
+def outbox(shop: Shop, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command; nobody is at its terminal."""
+    schema = ["--schema", shop.database.schema] if shop.database.schema else []
+    return subprocess.run(
+        [sys.executable, "-m", "outbox", *arguments, "--url", shop.database.url, *schema],
+        cwd=ROOT, env={"PYTHONPATH": str(ROOT), "COLUMNS": "200"}, timeout=60, capture_output=True, text=True,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def ids_in(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The ids of what `list --json` printed."""
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line)["id"] for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def split_shop(mysql_shop: Shop) -> Shop:
+    """A schema with the plain message table and three that messages are split over."""
+    for name in TABLES[1:]:
+        message_table(mysql_shop.database.schema, name).create(mysql_shop.engine)
+    return mysql_shop
+
+
+@pytest.fixture
+def split_desks(split_shop: Shop) -> Iterator[Desks]:
+    """The desks of all its tables."""
+    engine = background_engine(split_shop.engine)
+    yield Desks(engine, schema=split_shop.database.schema)
+    engine.dispose()
+
+
+def test_a_list_is_filtered_by_state_topic_key_and_age(sqlite_shop: Shop) -> None:
+    add(sqlite_shop, "old", age_us=2 * HOUR_US)
+    add(sqlite_shop, "parked", state=RowState.PARKED)
+    add(sqlite_shop, "other-topic", topic="other")
+    add(sqlite_shop, "of-key", key="order 7")
+
+    found = {
+        filters: ids_in(outbox(sqlite_shop, "messages", "list", "--json", *filters.split("|")))
+        for filters in (
+            "--older-than|1h",
+            "--state|parked",
+            "--topic|other",
+            "--key|order 7",
+            "--topic|topic|--limit|2",
+        )
+    }
+
+    assert found == {
+        "--older-than|1h": ["old"],
+        "--state|parked": ["parked"],
+        "--topic|other": ["other-topic"],
+        "--key|order 7": ["of-key"],
+        "--topic|topic|--limit|2": ["parked", "old"],
+    }
+
+
+@pytest.mark.parametrize("age", ["15", "m", "-1m", "1.5h", "1w", "9999999999d"])
+def test_an_age_that_is_none_is_a_usage_error(sqlite_shop: Shop, age: str) -> None:
+    done = outbox(sqlite_shop, "messages", "list", f"--older-than={age}")
+
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: an age is a number and one of s, m, h, d, like 15m.*\n", done.stderr)
+
+
+def test_show_says_all_but_the_body_and_what_headers_say(shop: Shop) -> None:
+    add(shop, "m-1", key="order 7", headers={"authorization": "the other secret"}, deliver_at_ms=1_900_000_000_000)
+
+    people = outbox(shop, "messages", "show", "m-1")
+    program = json.loads(outbox(shop, "messages", "show", "m-1", "--json").stdout)
+
+    assert people.returncode == 0
+    assert "secret" not in people.stdout + json.dumps(program)
+    for said in ("m-1", "pending", "order 7", "authorization", "2030-03-17T17:46:40.000Z", "10 bytes"):
+        assert said in people.stdout
+    assert program["headers"] == ["authorization"]
+    assert (program["body_bytes"], program["table"], program["in_hand"]) == (10, shop.store.table.name, False)
+    assert "body" not in program
+
+
+def test_show_with_body_shows_it_and_the_headers(shop: Shop) -> None:
+    add(shop, "m-1", headers={"a": "b"}, body="süß\n\x1b[31m[bold]".encode())
+    add(shop, "m-2", body=b"\xff\x00")
+
+    people = outbox(shop, "messages", "show", "m-1", "--body").stdout
+    program = json.loads(outbox(shop, "messages", "show", "m-1", "--body", "--json").stdout)
+    binary = json.loads(outbox(shop, "messages", "show", "m-2", "--body", "--json").stdout)
+
+    assert people.endswith("süß\n\\x1b[31m[bold]\n")
+    assert (program["body"], program["body_is_cut"], program["headers"]) == ("süß\n\x1b[31m[bold]", False, {"a": "b"})
+    assert base64.b64decode(binary["body_base64"]) == b"\xff\x00"
+
+
+def test_show_cuts_a_long_body_and_says_so(shop: Shop) -> None:
+    add(shop, "m-1", body="ü".encode() * 100_000)
+    add(shop, "m-2", body=b"x" + "ü".encode() * 100_000)
+
+    whole, cut_inside = [
+        json.loads(outbox(shop, "messages", "show", name, "--body", "--json").stdout) for name in ("m-1", "m-2")
+    ]
+    people = outbox(shop, "messages", "show", "m-1", "--body").stdout
+
+    assert (len(whole["body"]), len(cut_inside["body"])) == (32_768, 32_768)
+    assert whole["body_is_cut"]
+    assert people.endswith("[the first 65,536 of 200,000 bytes]\n")
+
+
+def test_show_finds_what_is_sent_in_the_archive_and_says_when_it_knows_nothing(
+    sqlite_shop: Shop, broker: RecordingBroker
+) -> None:
+    add(sqlite_shop, "m-1")
+    sqlite_shop.scan(broker).run()
+
+    sent = outbox(sqlite_shop, "messages", "show", "m-1")
+    as_json = outbox(sqlite_shop, "messages", "show", "m-1", "--json")
+    unknown = outbox(sqlite_shop, "messages", "show", "m-2")
+
+    assert (sent.returncode, unknown.returncode) == (1, 1)
+    assert re.fullmatch(r"m-1 was sent to topic at \S+Z: stored\n", sent.stdout)
+    assert json.loads(as_json.stdout)["state"] == "sent"
+    assert unknown.stderr == "no message m-2 waits here, and the archive knows none\n"
+
+
+def test_what_a_message_holds_cannot_steer_the_terminal(sqlite_shop: Shop) -> None:
+    add(sqlite_shop, "m-1", key="\x1b]0;owned\x07[red]", state=RowState.PARKED)
+    nasty = "[link=x]refused\x1b[2J\r\u202eevil"
+    with sqlite_shop.engine.begin() as connection:
+        connection.execute(update(sqlite_shop.tables.message).values(last_error=nasty))
+
+    for done in (outbox(sqlite_shop, "messages", "list"), outbox(sqlite_shop, "messages", "show", "m-1")):
+        assert done.returncode == 0
+        assert not set(done.stdout) & {"\x1b", "\x07", "\r", "\u202e"}
+        assert r"\x1b]0;owned\x07[red]" in done.stdout
+        assert r"[link=x]refused\x1b[2J\r\u202eevil" in done.stdout
+
+
+def test_all_that_the_filters_leave_is_changed_in_every_table_of_the_schema(split_shop: Shop) -> None:
+    for number, table in enumerate(TABLES):
+        add(split_shop, f"p-{number}", f"q-{number}", table=table, state=RowState.PARKED)
+        add(split_shop, f"other-{number}", table=table, state=RowState.PARKED, topic="other")
+
+    listed = ids_in(outbox(split_shop, "messages", "list", "--topic", "topic", "--json"))
+    trial = outbox(split_shop, "messages", "discard", "--all", "--topic", "topic", "--dry-run")
+    before = [state_of(split_shop, table) for table in TABLES]
+    done = outbox(split_shop, "messages", "discard", "--all", "--topic", "topic", "--yes")
+    retried = outbox(split_shop, "messages", "retry", "--all", "--yes", "--json")
+
+    assert sorted(listed) == sorted(f"{one}-{number}" for number in range(4) for one in "pq")
+    assert (trial.returncode, trial.stdout) == (0, "would discard: 8 of 8\n")
+    assert all(len(rows) == 3 for rows in before)
+    assert (done.returncode, done.stdout) == (0, "discard: 8 of 8\n")
+    assert json.loads(retried.stdout) == {"action": "retry", "asked": 4, "changed": 4}
+    assert [state_of(split_shop, table) for table in TABLES] == [{f"other-{n}": "pending"} for n in range(4)]
+
+
+def test_ids_are_found_in_whatever_table_they_are(split_shop: Shop) -> None:
+    for number, table in enumerate(TABLES):
+        add(split_shop, f"m-{number}", table=table)
+
+    parked = outbox(split_shop, "messages", "park", "m-0", "m-2", "m-3", "unknown")
+    shown = json.loads(outbox(split_shop, "messages", "show", "m-2", "--json").stdout)
+
+    assert (parked.returncode, parked.stdout) == (1, "park: 3 of 4\n")
+    assert (shown["table"], shown["state"]) == ("message_0001", "parked")
+    assert state_of(split_shop, "message_0000") == {"m-1": "pending"}
+
+
+def test_many_are_changed_by_primary_key_in_small_transactions(split_shop: Shop, split_desks: Desks) -> None:
+    ids = [f"m-{number:04d}" for number in range(2 * BATCH_ROWS + 1)]
+    add(split_shop, *ids, table="message_0001", state=RowState.PARKED)
+    places = split_desks.find(Wanted(state=RowState.PARKED), action=Action.DISCARD, rows_max=1_000)
+    tried: list[int] = []
+
+    changed = []
+    for more in split_desks.change(Action.DISCARD, places, after_batch=tried.append):
+        changed.append(more)
+        left = len(state_of(split_shop, "message_0001"))  # seen by another connection: each batch is committed
+        assert left == len(ids) - sum(changed)
+
+    assert changed == tried == [BATCH_ROWS, BATCH_ROWS, 1]
+    assert split_desks.find(Wanted(), action=Action.RETRY, rows_max=10)["message_0001"] == []
+
+
+def test_a_change_of_all_is_bounded_and_says_that_there_may_be_more(sqlite_shop: Shop) -> None:
+    add(sqlite_shop, "m-1", "m-2", "m-3")
+
+    done = outbox(sqlite_shop, "messages", "park", "--all", "--limit", "2", "--yes")
+
+    assert (done.returncode, done.stdout) == (0, "park: 2 of 2\n")
+    assert done.stderr == "there may be more than these 2; run it again for the rest\n"
+    assert sorted(state_of(sqlite_shop).values()) == ["parked", "parked", "pending"]
+
+
+def test_what_somebody_is_just_sending_is_not_among_all(sqlite_shop: Shop) -> None:
+    add(sqlite_shop, "free", "in-hand")
+    with sqlite_shop.engine.begin() as connection:
+        row = sqlite_shop.tables.message.c.id == "in-hand"
+        leased = update(sqlite_shop.tables.message).where(row).values(token="x" * 32, due_at_us=2**62)
+        connection.execute(leased)
+
+    done = outbox(sqlite_shop, "messages", "park", "--all", "--yes")
+    shown = outbox(sqlite_shop, "messages", "show", "in-hand")
+
+    assert done.stdout == "park: 1 of 1\n"
+    assert state_of(sqlite_shop) == {"free": "parked", "in-hand": "pending"}
+    assert "pending, in hand" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["retry"], "name either ids, or --all"),
+        (["retry", "m-1", "--all"], "name either ids, or --all"),
+        (["retry", "m-1", "--topic", "topic"], "name either ids, or --all"),
+        (["discard", "--all", "--state", "pending", "--yes"], "`discard` is for parked messages"),
+        (["park", "--all", "--state", "parked", "--yes"], "`park` is for pending messages"),
+        (["discard", "m-1"], "say --yes"),
+        (["discard", "--all"], "say --yes"),
+        (["retry", "--all"], "say --yes"),
+        (["park", "--all", "--state", "pending"], "say --yes"),
+    ],
+)
+def test_what_is_not_said_clearly_changes_nothing(sqlite_shop: Shop, arguments: list[str], says: str) -> None:
+    add(sqlite_shop, "m-1", state=RowState.PARKED)
+    add(sqlite_shop, "m-2")
+
+    done = outbox(sqlite_shop, "messages", *arguments)
+
+    assert done.returncode == 2
+    assert re.fullmatch(rf"error: .*{re.escape(says)}.*\n", done.stderr)
+    assert state_of(sqlite_shop) == {"m-1": "parked", "m-2": "pending"}
+
+
+def at_a_terminal(shop: Shop, *arguments: str, types: str) -> tuple[int, str]:
+    """The command with a person at its terminal; the status, and all that the terminal showed."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update({"PYTHONPATH": str(ROOT), "COLUMNS": "120", "TERM": "xterm"})
+        os.chdir(ROOT)
+        os.execv(sys.executable, [sys.executable, "-m", "outbox", *arguments, "--url", shop.database.url])
+    os.write(terminal, types.encode())
+    seen = b""
+    try:
+        while more := os.read(terminal, 4096):
+            seen += more
+    except OSError:  # the terminal's end
+        pass
+    finally:
+        os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status), seen.decode()
+
+
+def test_people_are_asked_before_and_see_progress(sqlite_shop: Shop) -> None:
+    add(sqlite_shop, *[f"m-{number}" for number in range(300)], state=RowState.PARKED)
+
+    refused = at_a_terminal(sqlite_shop, "messages", "discard", "--all", types="n\n")
+    left = len(state_of(sqlite_shop))
+    agreed = at_a_terminal(sqlite_shop, "messages", "discard", "--all", types="y\n")
+
+    assert refused[0] == 2
+    assert "Delete 300 message(s)? They will never be sent." in refused[1]
+    assert left == 300
+    assert agreed[0] == 0
+    assert "discard ━" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", agreed[1])
+    assert state_of(sqlite_shop) == {}
+
+
+def test_an_interrupt_ends_between_two_batches_and_says_how_far_it_came(
+    sqlite_shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from typer.testing import CliRunner
+
+    from outbox import messages_cli
+    from outbox.desk import MessageDesk
+
+    add(sqlite_shop, *[f"m-{number:04d}" for number in range(3 * BATCH_ROWS)], state=RowState.PARKED)
+    discard = MessageDesk.discard
+    batches = 0
+
+    def interrupted(desk: MessageDesk, connection: Any, ids: Any) -> int:
+        nonlocal batches
+        batches += 1
+        changed = discard(desk, connection, ids)
+        if batches == 2:
+            signal.raise_signal(signal.SIGINT)
+        return changed
+
+    monkeypatch.setattr(MessageDesk, "discard", interrupted)
+
+    done = CliRunner().invoke(messages_cli.app, ["discard", "--all", "--yes", "--url", sqlite_shop.database.url])
+
+    assert done.exit_code == 130
+    assert done.stdout == f"discard: {BATCH_ROWS} of {3 * BATCH_ROWS}\n"
+    assert len(state_of(sqlite_shop)) == 2 * BATCH_ROWS  # the second batch was rolled back
+
+
+def test_a_discarded_message_holds_up_its_ordered_key_no_more(shop: Shop, broker: RecordingBroker) -> None:
+    box = shop.box(broker, sender=NO_SENDER, ordered={"orders"})
+    for name in ("first", "second"):
+        with box.begin() as connection:
+            box.publish("orders", "", key="7", message_id=name, session=connection)
+    shop.end_leases()
+    broker.rejects["first"] = "never"
+    shop.scan(broker).run()
+    parked = state_of(shop)["first"]
+
+    done = outbox(shop, "messages", "discard", "first", "--yes")
+    shop.end_leases()
+    shop.scan(broker).run()
+
+    assert (parked, done.returncode) == ("parked", 0)
+    assert broker.ids == ["second"]
+    with shop.engine.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(shop.tables.order_queue)) == 0
+
+
+def test_status_sums_all_tables_and_names_those_with_something_in_them(split_shop: Shop) -> None:
+    add(split_shop, "m-1", "m-2", table="message_0000")
+    add(split_shop, "m-3", table="message_0002", state=RowState.PARKED)
+
+    program = outbox(split_shop, "status", "--json")
+    people = outbox(split_shop, "status")
+
+    figures = json.loads(program.stdout)
+    assert (program.returncode, people.returncode) == (1, 1)
+    assert (figures["pending"], figures["due"], figures["parked"], figures["ok"]) == (2, 2, 1, False)
+    assert figures["oldest_due_age_us"] == figures["tables"]["message_0000"]["oldest_due_age_us"] >= HOUR_US
+    assert sorted(figures["tables"]) == TABLES
+    assert figures["tables"]["message_0002"]["parked"] == 1
+    assert "message_0000" in people.stdout
+    assert "message_0001" not in people.stdout
+    assert "revision None; run: outbox db upgrade" in people.stdout
+
+
+def test_status_says_by_its_exit_status_whether_all_is_well(sqlite_shop: Shop) -> None:
+    old = outbox(sqlite_shop, "status")
+    with sqlite_shop.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE outbox_alembic_version (version_num VARCHAR(32))")
+        connection.exec_driver_sql(f"INSERT INTO outbox_alembic_version VALUES ('{migrating.head()}')")
+
+    well = outbox(sqlite_shop, "status")
+    add(sqlite_shop, "m-1")
+    overdue = outbox(sqlite_shop, "status", "--overdue-seconds", "60")
+    allowed = outbox(sqlite_shop, "status", "--overdue-seconds", "7200")
+    add(sqlite_shop, "m-2", state=RowState.PARKED)
+    parked = outbox(sqlite_shop, "status", "--overdue-seconds", "7200")
+
+    assert [done.returncode for done in (old, well, overdue, allowed, parked)] == [1, 0, 1, 0, 1]
+    assert "outbox_message" in well.stdout
+
+
+def test_without_tables_the_cure_is_named(sqlite_shop: Shop) -> None:
+    sqlite_shop.execute("DROP TABLE outbox_message")
+
+    for arguments in (["status"], ["messages", "list"], ["messages", "retry", "m-1"]):
+        done = outbox(sqlite_shop, *arguments)
+        assert done.returncode == 2
+        assert re.fullmatch(r"error: there is no message table .*outbox db upgrade --url URL\n", done.stderr)

@@ -1,0 +1,99 @@
+"""The embedded broker, watched: tests wait for what consumers did to it. Not a fake: it delivers for real."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from broker_adapter.embedded import EmbeddedBroker
+from messaging.clock import Clock
+from messaging.errors import BrokerError, BrokerUnavailable
+from messaging.message import AckStatus, Delivery, ExtendStatus, Message, NackStatus
+
+WAIT_SECONDS = 20
+
+
+class WatchedBroker(EmbeddedBroker):
+    """The embedded broker; it never waits long for a message, and tells a test what consumers did.
+
+    `ack_fails` has the errors of the next acks: with `ack_arrives` the broker has taken the ack all the same.
+    """
+
+    def __init__(self, folder: Path, *, clock: Clock | None = None) -> None:
+        super().__init__(f"embedded:{folder}", clock=clock)
+        self._told = threading.Condition()
+        self.pulled = 0
+        self.acked = 0
+        self.acks: list[list[AckStatus]] = []
+        self.nacks: list[dict[str, Any]] = []
+        self.extended = 0
+        self.extends: list[list[ExtendStatus]] = []
+        self.nack_fails = False
+        self.extend_fails = False
+        self.ack_fails: list[BrokerError] = []
+        self.ack_arrives = True
+        self.closed = False
+
+    def pull(self, topic: str, group: str, *, wait_ms: int = 0, **options: Any) -> list[Delivery]:
+        found = super().pull(topic, group, wait_ms=min(wait_ms, 20), **options)
+        self._tell(lambda: setattr(self, "pulled", self.pulled + len(found)))
+        return found
+
+    def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
+        if self.ack_fails:
+            if self.ack_arrives:
+                super().ack(receipts)
+            error = self.ack_fails.pop()
+            self._tell(lambda: None)
+            raise error
+        statuses = super().ack(receipts)
+        self._tell(lambda: (self.acks.append(statuses), setattr(self, "acked", self.acked + len(receipts))))
+        return statuses
+
+    def nack(self, receipts: Sequence[str], **options: Any) -> list[NackStatus]:
+        self._tell(lambda: self.nacks.append(options))
+        if self.nack_fails:
+            raise BrokerUnavailable("down")
+        return super().nack(receipts, **options)
+
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+        if self.extend_fails:
+            self._tell(lambda: self.extends.append([]))
+            raise BrokerUnavailable("down")
+        statuses = super().extend(receipts, invisible_ms=invisible_ms)
+        extended = statuses.count(ExtendStatus.EXTENDED)
+        self._tell(lambda: (self.extends.append(statuses), setattr(self, "extended", self.extended + extended)))
+        return statuses
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until what consumers did makes the condition true."""
+        with self._told:
+            assert self._told.wait_for(condition, WAIT_SECONDS)
+
+    def tell(self) -> None:
+        """Something else happened: have whoever waits look again."""
+        self._tell(lambda: None)
+
+    def _tell(self, note: Callable[[], object]) -> None:
+        with self._told:
+            note()
+            self._told.notify_all()
+
+
+def message(number: int = 1, *, topic: str = "orders", body: bytes | None = None) -> Message:
+    """A message that asks for a payment."""
+    return Message(id=f"m-{number}", topic=topic, body=str(number).encode() if body is None else body)
+
+
+def delivery(number: int = 1, *, attempt: int = 1) -> Delivery:
+    """A hand-out of such a message."""
+    return Delivery(
+        receipt=f"r-{number}", id=f"m-{number}", topic="orders", body=str(number).encode(),
+        key=None, headers={}, attempt=attempt, created_at_ms=0,
+    )  # fmt: skip
