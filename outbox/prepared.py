@@ -44,6 +44,10 @@ def prepare(dialect: Dialect, statement: ClauseElement) -> Prepared:
     return Prepared(str(compiled), tuple(compiled.positiontup or ()), constants)
 
 
+Build = Callable[[list[BindParameter[str]]], ClauseElement]
+"""Makes the statement of the parameters for the ids. The same object each time, and the same of the same."""
+
+
 class PreparedByIds:
     """Statements over lists of row ids, each compiled once for each of a few lengths. Safe in any thread."""
 
@@ -51,17 +55,17 @@ class PreparedByIds:
         self._dialect = dialect
         self._prepared: dict[tuple[object, int], Prepared] = {}
 
-    def run(
-        self,
-        connection: Connection,
-        build: Callable[[list[BindParameter[str]]], ClauseElement],
-        ids: Sequence[str],
-        **values: object,
-    ) -> CursorResult[Any]:
-        """Run what `build` makes of the parameters for so many ids. The ids are locked in their sorted order.
+    def rows(self, connection: Connection, build: Build, ids: Sequence[str], **values: object) -> list[tuple[Any, ...]]:
+        """What a SELECT finds, as the driver gives it."""
+        return [tuple(row) for row in self._run(connection, build, ids, values)] if ids else []
 
-        `build` must be the same object each time, and make the same of the same.
-        """
+    def count(self, connection: Connection, build: Build, ids: Sequence[str], **values: object) -> int:
+        """How many rows an UPDATE, DELETE or INSERT met. It locks the ids in their sorted order."""
+        return self._run(connection, build, ids, values).rowcount if ids else 0
+
+    def _run(
+        self, connection: Connection, build: Build, ids: Sequence[str], values: dict[str, object]
+    ) -> CursorResult[Any]:
         size = next((size for size in _SIZES if size >= len(ids)), len(ids))
         prepared = self._prepared.get((build, size))
         if prepared is None:

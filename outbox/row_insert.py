@@ -32,6 +32,8 @@ class RowInsert:
         self._dialect = dialect
         self._message = message_table(table.schema, table.name)
         self._mysql = dialect.name in MYSQL_DIALECTS
+        # aiomysql cannot bind bytes with PyMySQL 1.2 or later: it calls what that has taken away.
+        self._hex = dialect.driver == "aiomysql"
         self._prepared: dict[int, Prepared] = {}
 
     def __call__(
@@ -52,14 +54,16 @@ class RowInsert:
             for row, place_us in zip(chunk, places_us, strict=False):
                 parameters += (
                     row.id, row.kind.value, lease_us + place_us, token, row.topic, self._text(row.key),
-                    self._text(row.headers_json), row.body, row.body_sha256, row.deliver_at_ms, place_us,
-                    row.order_key, row.order_seq,
+                    self._text(row.headers_json), row.body.hex() if self._hex else row.body, row.body_sha256,
+                    row.deliver_at_ms, place_us, row.order_key, row.order_seq,
                 )  # fmt: skip
             connection.exec_driver_sql(self._statement(len(chunk)).sql, tuple(parameters))
 
     def _text(self, text: str | None) -> str | bytes | None:
         """As bytes, where the statement says that they are UTF-8, whatever character set the connection speaks."""
-        return text.encode() if self._mysql and text is not None else text
+        if text is None or not self._mysql:
+            return text
+        return text.encode().hex() if self._hex else text.encode()
 
     def _statement(self, rows: int) -> Prepared:
         """The multi-row INSERT for so many rows, compiled once: SQLAlchemy would compile multi-row VALUES each time."""
@@ -88,7 +92,7 @@ class RowInsert:
             "topic": bound["topic"],
             "message_key": self._utf8(bound["message_key"]),
             "headers": self._utf8(bound["headers"]),
-            "body": bound["body"],
+            "body": func.unhex(bound["body"]) if self._hex else bound["body"],
             "body_sha256": bound["body_sha256"],
             "deliver_at_ms": bound["deliver_at_ms"],
             "created_at_us": now + bound["place"],
@@ -97,7 +101,10 @@ class RowInsert:
         }
 
     def _utf8(self, value: Any) -> Any:
-        return func.convert(value.op("USING")(literal_column("utf8mb4"))) if self._mysql else value
+        if not self._mysql:
+            return value
+        encoded = func.unhex(value) if self._hex else value
+        return func.convert(encoded.op("USING")(literal_column("utf8mb4")))
 
 
 def _chunks(rows: Sequence[OutboxRow], packet_bytes: int | None) -> list[Sequence[OutboxRow]]:

@@ -132,12 +132,12 @@ class MessageStore:
 
     def claim(self, connection: Connection, ids: Sequence[str], *, token: str, lease_us: int) -> int:
         """Take the lease of those rows that are still due, by one compare-and-set; returns how many are ours now."""
-        return self._by_ids.run(connection, self._claim_statement, ids, token=token, lease_us=lease_us).rowcount
+        return self._by_ids.count(connection, self._claim_statement, ids, token=token, lease_us=lease_us)
 
     def claimed(self, connection: Connection, ids: Sequence[str], *, token: str) -> list[OutboxRow]:
         """The rows among `ids` that this token owns, oldest first."""
-        found = self._by_ids.run(connection, self._claimed_statement, ids, token=token)
-        return [outbox_row(tuple(row), self.table) for row in found]
+        found = self._by_ids.rows(connection, self._claimed_statement, ids, token=token)
+        return [outbox_row(row, self.table) for row in found]
 
     def barriers(self, connection: Connection, runs: Mapping[str, Run]) -> dict[str, Barrier]:
         """What the runs of ordered keys that somebody wants to send must wait for; see OrderStore.barriers."""
@@ -156,7 +156,7 @@ class MessageStore:
         """Delete rows that the broker accepted; returns how many were still ours. `numbers` are the order keys and
         numbers of those ids that have some.
         """
-        removed = self._by_ids.run(connection, self._remove_statement, ids, token=token).rowcount
+        removed = self._by_ids.count(connection, self._remove_statement, ids, token=token)
         if numbers:
             # A row that was not ours any more is somebody else's to send: what is younger waits for that.
             message = self._message
@@ -167,12 +167,12 @@ class MessageStore:
 
     def archive(self, connection: Connection, ids: Sequence[str], *, token: str, outcome: str) -> int:
         """Copy rows that are still ours into the archive, as evidence for reconciliation; remove() is to follow."""
-        return self._by_ids.run(connection, self._archive_statement, ids, token=token, outcome=outcome).rowcount
+        return self._by_ids.count(connection, self._archive_statement, ids, token=token, outcome=outcome)
 
     def reschedule(self, connection: Connection, ids: Sequence[str], *, token: str, delay_us: int, error: str) -> int:
         """Give rows back that could not be sent, due again after `delay_us`; returns how many were still ours."""
         values = {"token": token, "delay_us": delay_us, "error": error[:ERROR_CHARS_MAX]}
-        return self._by_ids.run(connection, self._reschedule_statement, ids, **values).rowcount
+        return self._by_ids.count(connection, self._reschedule_statement, ids, **values)
 
     def release(
         self, connection: Connection, ids: Sequence[str], *, token: str, delay_us: int, error: str | None
@@ -181,12 +181,12 @@ class MessageStore:
         counted; returns how many were still ours. Without `error` the last one stays.
         """
         values = {"token": token, "delay_us": delay_us, "error": None if error is None else error[:ERROR_CHARS_MAX]}
-        return self._by_ids.run(connection, self._release_statement, ids, **values).rowcount
+        return self._by_ids.count(connection, self._release_statement, ids, **values)
 
     def park(self, connection: Connection, ids: Sequence[str], *, token: str, error: str) -> int:
         """Set rows aside with the reason: the broker will never take them as they are, people must look."""
         values = {"token": token, "error": error[:ERROR_CHARS_MAX]}
-        return self._by_ids.run(connection, self._park_statement, ids, **values).rowcount
+        return self._by_ids.count(connection, self._park_statement, ids, **values)
 
     # -- the statements, compiled ahead ------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from outbox.telemetry.hooks import (
     Telemetry,
     Tracing,
     default_telemetry,
+    trace_context,
 )
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "Telemetry",
     "Tracing",
     "default_telemetry",
+    "trace_context",
 ]

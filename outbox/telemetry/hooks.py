@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
@@ -220,6 +220,20 @@ NO_TELEMETRY = Telemetry(tracing=NO_TRACING)
 def default_telemetry() -> Telemetry:
     """What is used where nothing was given: OpenTelemetry's spans where its API is installed, and no metrics."""
     return Telemetry()
+
+
+def trace_context() -> Mapping[str, str]:
+    """The current span's `trace_id` and `span_id`, for logs; empty where there is none, or no OpenTelemetry."""
+    return _installed_context()()
+
+
+@lru_cache(maxsize=1)
+def _installed_context() -> Callable[[], Mapping[str, str]]:
+    try:
+        from outbox.telemetry.tracing import current_ids
+    except ModuleNotFoundError:
+        return dict
+    return current_ids
 
 
 @lru_cache(maxsize=1)

@@ -188,6 +188,14 @@ class OpenTelemetryTracing:
                 raise
 
 
+def current_ids() -> dict[str, str]:
+    """The current span's ids, in hexadecimal; empty outside of any trace."""
+    context = get_current_span().get_span_context()
+    if not context.is_valid:
+        return {}
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+
+
 def _of(
     operation: str, *, topic: str | None, messages: Sequence[Message | Delivery], group: str | None = None
 ) -> dict[str, AttributeValue]:
