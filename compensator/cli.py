@@ -3,179 +3,181 @@
 from __future__ import annotations
 
 import json
-import logging
-import signal
-import threading
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from sqlalchemy import Engine
 
-from compensator.metrics import CompensatorMetrics
-from compensator.retention import Retention, RetentionOptions
-from compensator.scan import PassReport, Scan, ScanOptions
-from compensator.service import CompensatorService, ServiceOptions
-from compensator.status_server import StatusServer
-from messaging import Broker, connect
-from messaging.errors import ConfigurationError, StorageFailed
-from outbox.archive import ArchiveStore
-from outbox.database import background_engine, database_errors, open_engine
-from outbox.inbox import InboxStore
-from outbox.relay import RelayPolicy
-from outbox.store import MessageStore
+from compensator.config import CompensatorConfig, load
+from compensator.once import pass_over
+from compensator.process import serve
+from compensator.progress import watched
+from compensator.reports import PassReport
+from compensator.wiring import Parts, wire
+from messaging import logs
+from messaging.clock import SystemClock
 
 app = typer.Typer(help="Find what was committed and not sent, and send it.", no_args_is_help=True)
 talk = Console(stderr=True)
 
-Url = Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database, e.g. mysql+pymysql://u@h/d.")]
-BrokerUrl = Annotated[str, typer.Option("--broker", envvar="OUTBOX_BROKER__URL", help="Broker, e.g. http://host:7788.")]
-TokenFile = Annotated[
-    Path | None, typer.Option("--token-file", envvar="OUTBOX_BROKER__TOKEN_FILE", help="File with the broker's token.")
+Urls = Annotated[list[str] | None, typer.Option("--url", help="Database, e.g. mysql+pymysql://u@h/d. May be repeated.")]
+Schemas = Annotated[
+    list[str] | None, typer.Option("--schema", help="Schema of outbox tables (MySQL; outbox). May be repeated.")
 ]
-Schema = Annotated[str | None, typer.Option("--schema", help="Schema of the outbox tables (MySQL; default: outbox).")]
-Batch = Annotated[int, typer.Option("--batch", min=1, max=1000, help="Rows claimed and sent at once.")]
+PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="File with the databases' password.")]
+BrokerUrl = Annotated[str | None, typer.Option("--broker", help="Broker, e.g. http://host:7788.")]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with the broker's token.")]
+Config = Annotated[Path | None, typer.Option("--config", envvar="OUTBOX_CONFIG", help="TOML file, e.g. outbox.toml.")]
+Batch = Annotated[int | None, typer.Option("--batch", min=1, max=1000, help="Rows claimed and sent at once (200).")]
 LeaseMs = Annotated[
-    int, typer.Option("--lease-ms", min=1000, help="How long a claim holds before others may take over.")
+    int | None, typer.Option("--lease-ms", min=1000, help="How long a claim holds before others take over (60000).")
 ]
-Archive = Annotated[bool, typer.Option("--archive/--no-archive", help="Keep sent rows as evidence for reconciliation.")]
+RateLimit = Annotated[float | None, typer.Option("--rate-limit", help="Rows a second, of all sources together.")]
+Archive = Annotated[
+    bool | None, typer.Option("--archive/--no-archive", help="Keep sent rows as evidence for reconciliation.")
+]
+IntervalMs = Annotated[
+    int | None, typer.Option("--interval-ms", min=10, help="Until the next look after rows were found (1000).")
+]
+Workers = Annotated[int | None, typer.Option("--workers", help="Sources served at once (4, 12 at most).")]
+Leases = Annotated[
+    bool | None,
+    typer.Option("--leases/--no-leases", help="Share sources among instances by leases (where there are several)."),
+]
+Zone = Annotated[str | None, typer.Option("--zone", help="This instance's zone: it is given that one's sources first.")]
+Host = Annotated[str | None, typer.Option("--host", help="Address of the status page (127.0.0.1).")]
+ArchiveDays = Annotated[
+    float | None, typer.Option("--archive-days", min=0, help="Delete archive rows older than this; never by default.")
+]
+InboxDays = Annotated[
+    float | None, typer.Option("--inbox-days", min=0, help="Delete inbox rows older than this; never by default.")
+]
+Port = Annotated[int | None, typer.Option("--port", help="Port of /metrics and /readyz; none by default.")]
+StopTimeout = Annotated[
+    str | None, typer.Option("--stop-timeout", help="How long what is in hand may take to end (25s).")
+]
+LogFormat = Annotated[str | None, typer.Option("--log-format", help="text or json (text).")]
+LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error (info).")]
 
 
 @app.command()
 def once(
-    url: Url,
-    broker: BrokerUrl,
-    schema: Schema = None,
+    url: Urls = None,
+    broker: BrokerUrl = None,
+    schema: Schemas = None,
+    password_file: PasswordFile = None,
     token_file: TokenFile = None,
-    batch: Batch = 200,
-    lease_ms: LeaseMs = 60_000,
-    archive: Archive = True,
+    config: Config = None,
+    batch: Batch = None,
+    lease_ms: LeaseMs = None,
+    rate_limit: RateLimit = None,
+    archive: Archive = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Make one pass and say what it did. Exit status 1 when the broker was out.
+    """Make one pass and say what it did. Exit status 1 when the broker was out, or a source could not be served.
 
     Example: outbox compensator once --url sqlite:///shop.db --broker http://127.0.0.1:7788
     """
-    wired = _wire(url, broker, schema=schema, token_file=token_file, batch=batch, lease_ms=lease_ms, archive=archive)
+    flags = _flags(url, schema, password_file, broker, token_file)
+    flags["compensator"] |= {
+        "batch_rows": batch, "lease": _ms(lease_ms), "rate_limit": rate_limit, "archive": archive,
+    }  # fmt: skip
+    clock = SystemClock()
+    parts = wire(load(flags, file=config), clock=clock)
     try:
-        report = wired.scan.run()
+        _check(parts)
+        with watched(parts.sources, talk) as told:
+            report, errors = pass_over(parts.sources, options=parts.options.turn, clock=clock, told=told)
     finally:
-        wired.close()
+        parts.close()
+    for error in errors:
+        talk.print(f"a source was left out: {error}", markup=False, highlight=False, soft_wrap=True)
     _print(report, as_json=as_json)
-    raise typer.Exit(1 if report.outage else 0)
+    raise typer.Exit(1 if report.outage or errors else 0)
 
 
 @app.command()
 def run(
-    url: Url,
-    broker: BrokerUrl,
-    schema: Schema = None,
+    url: Urls = None,
+    broker: BrokerUrl = None,
+    schema: Schemas = None,
+    password_file: PasswordFile = None,
     token_file: TokenFile = None,
-    batch: Batch = 200,
-    lease_ms: LeaseMs = 60_000,
-    archive: Archive = True,
-    interval_ms: Annotated[int, typer.Option("--interval-ms", min=10, help="Pause between passes.")] = 1_000,
-    host: Annotated[str, typer.Option("--host", help="Address of the status page.")] = "127.0.0.1",
-    archive_days: Annotated[
-        float | None,
-        typer.Option("--archive-days", min=0, help="Delete archive rows older than this; never by default."),
-    ] = None,
-    inbox_days: Annotated[
-        float | None, typer.Option("--inbox-days", min=0, help="Delete inbox rows older than this; never by default.")
-    ] = None,
-    port: Annotated[int | None, typer.Option("--port", help="Port of /metrics and /readyz; none by default.")] = None,
+    config: Config = None,
+    batch: Batch = None,
+    lease_ms: LeaseMs = None,
+    rate_limit: RateLimit = None,
+    archive: Archive = None,
+    interval_ms: IntervalMs = None,
+    workers: Workers = None,
+    leases: Leases = None,
+    zone: Zone = None,
+    host: Host = None,
+    archive_days: ArchiveDays = None,
+    inbox_days: InboxDays = None,
+    port: Port = None,
+    stop_timeout: StopTimeout = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
 ) -> None:
-    """Make passes until SIGTERM or SIGINT; what is in hand is finished first.
+    """Serve until SIGTERM or SIGINT; what is in hand is finished first. A second signal ends it at once.
+
+    Each option is also OUTBOX_COMPENSATOR__NAME in the environment and a key of [compensator] in the file; flags win.
 
     Example: outbox compensator run --url mysql+pymysql://app@db/shop --broker http://broker:7788 --port 9100
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("apscheduler").setLevel(logging.ERROR)
-    wired = _wire(url, broker, schema=schema, token_file=token_file, batch=batch, lease_ms=lease_ms, archive=archive)
-    metrics = CompensatorMetrics()
-    options = RetentionOptions(archive_days=archive_days, inbox_days=inbox_days)
-    service = CompensatorService(
-        wired.scan,
-        options=ServiceOptions(interval_ms=interval_ms),
-        metrics=metrics,
-        retention=wired.retention(schema=schema, options=options),
-    )
-    status = None if port is None else StatusServer(service, registry=metrics.registry, host=host, port=port)
+    flags = _flags(url, schema, password_file, broker, token_file)
+    flags |= {"log_format": log_format, "log_level": log_level}
+    flags["compensator"] |= {
+        "batch_rows": batch, "lease": _ms(lease_ms), "rate_limit": rate_limit, "archive": archive,
+        "interval": _ms(interval_ms), "workers": workers, "leases": leases, "zone": zone, "host": host, "port": port,
+        "archive_days": archive_days, "inbox_days": inbox_days, "stop_timeout": stop_timeout,
+    }  # fmt: skip
+    chosen, clock = load(flags, file=config), SystemClock()
+    _configure_logs(chosen)
+    parts = wire(chosen, clock=clock)
     try:
-        _serve(service, status, interval_ms=interval_ms)
+        _check(parts)
+        serve(parts, chosen, clock=clock, say=lambda text: talk.print(text, soft_wrap=True, highlight=False))
     finally:
-        wired.close()
+        parts.close()
 
 
-def _serve(service: CompensatorService, status: StatusServer | None, *, interval_ms: int) -> None:
-    """Run until told to stop, then stop in order."""
-    told = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
-    service.start()
-    if status is not None:
-        status.start()
-    page = f", status on port {status.port}" if status else ""
-    talk.print(f"compensator runs, a pass every {interval_ms} ms{page}")
-    told.wait()
-    stopped = service.stop()
-    if status is not None:
-        status.stop()
-    if not stopped:
-        raise StorageFailed("the pass in hand did not end in time; its rows are sent again when their lease ends")
+def _flags(
+    urls: list[str] | None,
+    schemas: list[str] | None,
+    password_file: Path | None,
+    broker: str | None,
+    token_file: Path | None,
+) -> dict[str, Any]:
+    """What is common to both commands, nested as the file is. Databases that flags name stand for those of the file."""
+    one = {"schemas": schemas, "password_file": password_file}
+    sources = [{"url": url, **{name: value for name, value in one.items() if value}} for url in urls or []]
+    return {
+        "database": {} if urls else one,
+        "broker": {"url": broker, "token_file": token_file},
+        "compensator": {"sources": sources},
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class _Wired:
-    """A compensator's parts, put together, to be let go of at the end."""
-
-    engine: Engine
-    background: Engine
-    broker: Broker
-    scan: Scan
-
-    def retention(self, *, schema: str | None, options: RetentionOptions) -> Retention:
-        dialect = self.engine.dialect
-        archive, inbox = ArchiveStore(dialect=dialect, schema=schema), InboxStore(dialect=dialect, schema=schema)
-        return Retention(engine=self.background, archive=archive, inbox=inbox, options=options)
-
-    def close(self) -> None:
-        self.broker.close()
-        self.background.dispose()
-        self.engine.dispose()
+def _ms(value: int | None) -> str | None:
+    return None if value is None else f"{value}ms"
 
 
-def _wire(
-    url: str, broker_url: str, *, schema: str | None, token_file: Path | None, batch: int, lease_ms: int, archive: bool
-) -> _Wired:
-    engine = open_engine(url)
-    background = background_engine(engine)
-    options = {"token": _token(token_file)} if token_file is not None else {}
-    broker = connect(broker_url, **options)
-    store = MessageStore(dialect=engine.dialect, schema=schema)
-    with database_errors(background.url), background.connect() as connection:
-        store.backlog(connection, rows_max=1)  # a wrong URL or missing tables are said now, not in a log
-    scan = Scan(
-        engine=background,
-        store=store,
-        broker=broker,
-        policy=RelayPolicy(keep_archive=archive),
-        options=ScanOptions(batch_rows=batch, lease_ms=lease_ms),
-    )
-    return _Wired(engine, background, broker, scan)
+def _check(parts: Parts) -> None:
+    """Where there is one source, a wrong URL or missing tables are said now, and not in a log."""
+    if len(parts.sources) == 1:
+        parts.sources[0].look()
 
 
-def _token(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the token file {path}: {error.strerror}") from error
+def _configure_logs(config: CompensatorConfig) -> None:
+    logs.configure(format=config.log_format, level=config.log_level, quiet={"apscheduler": "error"})
 
 
 def _print(report: PassReport, *, as_json: bool) -> None:
-    figures = {name: getattr(report, name) for name in ("batches", "claimed", "accepted", "retried", "parked", "stale")}
+    names = ("batches", "claimed", "accepted", "retried", "held", "parked", "stale")
+    figures = {name: getattr(report, name) for name in names}
     if as_json:
         typer.echo(json.dumps({**figures, "outage": str(report.outage) if report.outage else None}))
         return

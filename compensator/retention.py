@@ -1,61 +1,136 @@
-"""Retention: deletes old archive and inbox rows, a small batch at a time. Nothing unsent is ever deleted by age."""
+"""Retention: deletes old archive and inbox rows, and order heads of idle keys, a small batch at a time.
+
+Nothing unsent is ever deleted by age. Every delete names rows by primary key, found by a plain read before.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from sqlalchemy import Connection, Engine
 
+from messaging.clock import Clock, SystemClock
 from outbox.archive import ArchiveStore
-from outbox.database import database_errors
+from outbox.database import database_errors, retry_conflicts
 from outbox.inbox import InboxStore
+from outbox.ordering import OrderStore
+
+T = TypeVar("T")
 
 DAY_US: Final = 24 * 60 * 60 * 1_000_000
 BATCH_ROWS: Final = 200
 BATCHES_PER_ROUND_MAX: Final = 500
+HEAD_SWEEP_EVERY_MS: Final = 60 * 60 * 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionOptions:
-    """How long evidence is kept; None is for ever. An inbox must outlive any redelivery of its messages."""
+    """How long evidence is kept; None is for ever. An inbox must outlive any redelivery of its messages.
+
+    A key of an ordered topic that nothing was published for in `order_head_days` loses its head; its numbers go on from
+    above when it comes back.
+    """
 
     archive_days: float | None = None
     inbox_days: float | None = None
+    order_head_days: float | None = 7.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purged:
+    """How many rows a round deleted; `more`: it ended at its bound, and there is more to delete."""
+
+    archive_rows: int = 0
+    inbox_rows: int = 0
+    order_heads: int = 0
+    more: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.archive_rows or self.inbox_rows or self.order_heads)
 
 
 class Retention:
-    """Purges one database. Many may run beside each other: what one has deleted, another does not find."""
+    """Purges one schema. Many may run beside each other: what one has deleted, another does not find."""
 
-    def __init__(self, *, engine: Engine, archive: ArchiveStore, inbox: InboxStore, options: RetentionOptions) -> None:
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        archive: ArchiveStore,
+        inbox: InboxStore,
+        order: OrderStore,
+        options: RetentionOptions,
+        clock: Clock | None = None,
+    ) -> None:
+        """`engine` should come from outbox.database.background_engine: READ COMMITTED, a pool of its own."""
         self._engine = engine
         self._archive = archive
         self._inbox = inbox
+        self._order = order
         self._options = options
+        self._clock = clock or SystemClock()
+        self._heads_after: str | None = ""
+        self._swept_at_ms = self._clock.monotonic_ms()
 
-    def run(self, *, stopping: threading.Event | None = None) -> tuple[int, int]:
-        """One round; returns how many archive and inbox rows went. Raises DatabaseUnavailable."""
-        return (
-            self._purge(self._archive.purge, self._options.archive_days, stopping),
-            self._purge(self._inbox.purge, self._options.inbox_days, stopping),
-        )
+    def run(self, *, stopping: threading.Event | None = None) -> Purged:
+        """One round. `stopping` ends it after the batch in hand. Raises DatabaseUnavailable, SchemaMissing."""
+        archive_rows, archive_more = self._purge(self._archive.purge, self._options.archive_days, stopping)
+        inbox_rows, inbox_more = self._purge(self._inbox.purge, self._options.inbox_days, stopping)
+        heads, heads_more = self._sweep_heads(stopping)
+        more = archive_more or inbox_more or heads_more
+        return Purged(archive_rows=archive_rows, inbox_rows=inbox_rows, order_heads=heads, more=more)
 
-    def _purge(self, purge: Callable[..., int], days: float | None, stopping: threading.Event | None) -> int:
+    def _purge(
+        self, purge: Callable[..., int], days: float | None, stopping: threading.Event | None
+    ) -> tuple[int, bool]:
+        """How many rows went, and whether there are more."""
         if days is None:
-            return 0
+            return 0, False
         total = 0
         for _ in range(BATCHES_PER_ROUND_MAX):
             if stopping is not None and stopping.is_set():
-                break
-            gone = self._batch(purge, older_than_us=int(days * DAY_US))
+                return total, False
+            gone = self._batch(purge, older_than_us=int(days * DAY_US), limit=BATCH_ROWS)
             total += gone
             if gone < BATCH_ROWS:
-                break
-        return total
+                return total, False
+        return total, True
 
-    def _batch(self, purge: Callable[..., int], *, older_than_us: int) -> int:
-        connection: Connection
-        with database_errors(self._engine.url), self._engine.begin() as connection:
-            return purge(connection, older_than_us=older_than_us, limit=BATCH_ROWS)
+    def _sweep_heads(self, stopping: threading.Event | None) -> tuple[int, bool]:
+        """All heads are looked at once an hour, key by key; a sweep goes on where the last round left it."""
+        days, total = self._options.order_head_days, 0
+        if days is None or not self._sweep_is_due():
+            return 0, False
+        for _ in range(BATCHES_PER_ROUND_MAX):
+            if stopping is not None and stopping.is_set():
+                return total, False
+            gone, self._heads_after = self._batch(
+                self._order.purge_heads, idle_us=int(days * DAY_US), after=self._heads_after or "", limit=BATCH_ROWS
+            )
+            total += gone
+            if self._heads_after is None:
+                return total, False
+        return total, True
+
+    def _sweep_is_due(self) -> bool:
+        if self._heads_after is not None:
+            return True
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._swept_at_ms < HEAD_SWEEP_EVERY_MS:
+            return False
+        self._heads_after, self._swept_at_ms = "", now_ms
+        return True
+
+    def _batch(self, purge: Callable[..., T], **arguments: object) -> T:
+        """One short transaction; again where another one was in its way."""
+
+        def transaction() -> T:
+            connection: Connection
+            with self._engine.begin() as connection:
+                return purge(connection, **arguments)
+
+        with database_errors(self._engine.url):
+            return retry_conflicts(transaction)

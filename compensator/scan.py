@@ -1,101 +1,84 @@
-"""One pass over one message table: claim what is due, deliver it, go on while batches are full.
-
-No schedule, no threads.
-"""
+"""One pass over one message table: batch after batch until nothing is due. No schedule; the steps are batches'."""
 
 from __future__ import annotations
 
-import logging
 import threading
-from dataclasses import dataclass
-from random import Random
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from sqlalchemy import Engine
 
+from compensator.batches import Batches, Claimed, ScanOptions
+from compensator.defects import Sent
+from compensator.pipeline import work_off
+from compensator.reports import PassReport, add
 from messaging.broker import Broker
 from messaging.errors import BrokerError
-from messaging.ids import new_token
-from outbox.database import database_errors
-from outbox.relay import Relay, RelayPolicy
-from outbox.row import OutboxRow
+from outbox.relay import RelayPolicy
 from outbox.store import Backlog, MessageStore
 
-logger = logging.getLogger(__name__)
+__all__ = ["PassReport", "Scan", "ScanOptions"]
 
 BATCHES_PER_PASS_MAX: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanOptions:
-    """How much a pass takes at once, and for how long a claim holds."""
-
-    batch_rows: int = 200
-    lease_ms: int = 60_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassReport:
-    """What one pass came to; `outage` carries the broker's error that ended it early."""
-
-    batches: int = 0
-    claimed: int = 0
-    accepted: int = 0
-    retried: int = 0
-    parked: int = 0
-    stale: int = 0
-    outage: BrokerError | None = None
-
-
 class Scan:
-    """Passes over one source.
-
-    Any number of these may run beside each other: a row belongs to whose claim came first.
-    """
+    """Passes over one table. Any number of these may run beside each other."""
 
     def __init__(
         self, *, engine: Engine, store: MessageStore, broker: Broker, policy: RelayPolicy, options: ScanOptions
     ) -> None:
         """`engine` should come from outbox.database.background_engine: READ COMMITTED, a pool of its own."""
         self._engine = engine
-        self._store = store
-        self._options = options
-        self._relay = Relay(engine=engine, store=store, broker=broker, policy=policy, random=Random())
+        self._table = store.table.name
+        self._batch_rows = options.batch_rows
+        self._batches = Batches(engine=engine, store=store, broker=broker, policy=policy, options=options)
 
     def run(self, *, stopping: threading.Event | None = None) -> PassReport:
-        """One pass, until nothing is due, the broker is out, or `stopping` is set. Raises DatabaseUnavailable."""
-        totals = dict.fromkeys(("batches", "claimed", "accepted", "retried", "parked", "stale"), 0)
-        outage: BrokerError | None = None
-        for _ in range(BATCHES_PER_PASS_MAX):
-            if stopping is not None and stopping.is_set():
-                break
-            found, rows, token = self._claim()
-            if rows:
-                report = self._relay.deliver(rows, token=token)
-                totals["batches"] += 1
-                totals["claimed"] += len(rows)
-                for name in ("accepted", "retried", "parked", "stale"):
-                    totals[name] += getattr(report, name)
-                outage = report.outage
-            # After an outage the rest of the backlog stays as it is: no attempt is burnt on it.
-            if outage is not None or found < self._options.batch_rows:
-                break
-        return PassReport(**totals, outage=outage)
+        """One pass, until nothing is due, the broker is out, or `stopping` is set. Raises DatabaseUnavailable.
+
+        After an outage the rest of the backlog stays as it is: no attempt is burnt on it.
+        """
+        one = _Pass(self._batches, self._table, batch_rows=self._batch_rows, stopping=stopping or threading.Event())
+        work_off(one)
+        return one.total
 
     def backlog(self) -> Backlog:
         """How the table stands. Raises DatabaseUnavailable, SchemaMissing."""
-        with database_errors(self._engine.url), self._engine.connect() as connection:
-            return self._store.backlog(connection)
+        return self._batches.backlog()
 
-    def _claim(self) -> tuple[int, list[OutboxRow], str]:
-        """How many ids were due, the rows that we got of them, and the token that they are ours by."""
-        token = new_token()
-        with database_errors(self._engine.url):
-            with self._engine.begin() as connection:
-                ids = self._store.due_ids(connection, limit=self._options.batch_rows)
-            if not ids:
-                return 0, [], token
-            with self._engine.begin() as connection:
-                self._store.claim(connection, ids, token=token, lease_us=self._options.lease_ms * 1000)
-            with self._engine.begin() as connection:
-                return len(ids), self._store.claimed(connection, ids, token=token), token
+
+class _Pass:
+    """One pass, as work_off() asks for it."""
+
+    def __init__(self, batches: Batches, table: str, *, batch_rows: int, stopping: threading.Event) -> None:
+        self.total = PassReport()
+        self._batches = batches
+        self._tables: Sequence[str] = [table]
+        self._batch_rows = batch_rows
+        self._stopping = stopping
+        self._begun = 0
+
+    def claim(self) -> Claimed | None:
+        while self._tables and not self.stopped() and self._begun < BATCHES_PER_PASS_MAX:
+            self._begun += 1
+            claimed = self._batches.claim(self._tables, rows_max=self._batch_rows)
+            self._tables = claimed.tables_left
+            if claimed.rows:
+                return claimed  # else others were quicker with all of them: there may be more
+        return None
+
+    def send(self, claimed: Claimed, *, accepted: Mapping[str, Collection[str]]) -> Sent:
+        return self._batches.send(claimed, accepted=accepted)
+
+    def settle(self, sent: Sent) -> None:
+        self.total = add(self.total, self._batches.settle(sent))
+
+    def release(self, claimed: Claimed, *, error: BrokerError | None) -> None:
+        self._batches.release(claimed, error=error)
+
+    def more(self) -> bool:
+        return bool(self._tables)
+
+    def stopped(self) -> bool:
+        return self._stopping.is_set()

@@ -1,143 +1,262 @@
-"""The compensator as a service: passes on a schedule, health, an orderly stop. What a pass does is compensator.scan."""
+"""The compensator as a service: workers that take turns of sources, chores beside them, an orderly stop.
+
+What is decided when is compensator.pacing and compensator.breaker; what a turn does is compensator.turn.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
 from typing import Final
 
-from apscheduler.schedulers.background import BackgroundScheduler
-from apscheduler.triggers.interval import IntervalTrigger
-
+from compensator.assignment import AlwaysMine, Assignment
+from compensator.breaker import BreakerState
+from compensator.chores import Chores
+from compensator.gate import Gates
+from compensator.health import Health, Seen, judge
 from compensator.metrics import CompensatorMetrics
-from compensator.retention import Retention
-from compensator.scan import PassReport, Scan
+from compensator.pacing import Failed, Outcome, PacingOptions, TurnQueue
+from compensator.source import Source
+from compensator.turn import TurnOptions, TurnReport, Turns
+from compensator.upkeep import Upkeep, UpkeepOptions
 from messaging.clock import Clock, SystemClock
 from messaging.errors import OutboxError
 
 logger = logging.getLogger(__name__)
 
-STALE_AFTER_INTERVALS: Final = 3
+WAIT_MS_MAX: Final = 5_000
+STALE_AFTER_IDLES: Final = 3
+STALE_AFTER_MS_MIN: Final = 10_000
+STALE_AFTER_BEATS: Final = 15
+STUCK_AFTER_MS: Final = 15 * 60 * 1_000
+"""A turn is bounded by time-outs far below this; a process whose every worker is past it will not recover by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """How often a pass runs. The jitter keeps many compensators from scanning in step."""
+    """How many sources are served at once, how each is paced, and how long a stop may take.
 
-    interval_ms: int = 1_000
-    retention_interval_ms: int = 60_000
-    jitter_ms: int = 200
+    `suspects_max`: how many workers may be with sources that failed last time; by default a quarter of them.
+    """
+
+    workers: int = 4
+    suspects_max: int | None = None
+    pacing: PacingOptions = field(default_factory=PacingOptions)
+    turn: TurnOptions = field(default_factory=TurnOptions)
+    upkeep: UpkeepOptions = field(default_factory=UpkeepOptions)
+    beat_ms: int = 2_000
     stop_timeout_ms: int = 25_000
 
 
 class CompensatorService:
-    """Runs passes until stopped. start() and stop() are idempotent; a failing pass never ends the loop."""
+    """Serves sources until stopped. start() and stop() are idempotent; a failing turn never ends the loop."""
 
     def __init__(
         self,
-        scan: Scan,
+        sources: Sequence[Source],
         *,
+        gates: Gates,
         options: ServiceOptions,
         metrics: CompensatorMetrics,
-        retention: Retention | None = None,
+        assignment: Assignment | None = None,
         clock: Clock | None = None,
+        random: Random | None = None,
     ) -> None:
-        self._scan = scan
-        self._retention = retention
         self._options = options
         self._metrics = metrics
-        self._stopping = threading.Event()
-        self._idle = threading.Event()
-        self._idle.set()
+        self._gates = gates
+        self._assignment = assignment or AlwaysMine()
         self._clock = clock or SystemClock()
-        self._last_success_ms = self._clock.monotonic_ms()
-        self._scheduler: BackgroundScheduler | None = None
+        self._sources = {source.name: source for source in sources}
+        self._turns = {source.name: Turns(source, options=options.turn, clock=self._clock) for source in sources}
+        self._mine: frozenset[str] = frozenset()
+        self._stopping = threading.Event()
+        self._changed = threading.Condition()
+        suspects_max = options.suspects_max or max(1, options.workers // 4)
+        self._queue = TurnQueue(options.pacing, suspects_max=suspects_max, random=random or Random())
+        self._began_ms: dict[str, int] = {}
+        self._last_success_ms = self._last_beat_ms = self._clock.monotonic_ms()
+        self._workers = [
+            threading.Thread(target=self._work, name=f"compensator-{number}", daemon=True)
+            for number in range(options.workers)
+        ]
+        self._started = False
+        self._stopped: bool | None = None
+        self._chores = Chores(clock=self._clock, failed=metrics.chore_failed)
+        self._upkeep = Upkeep(metrics, options=options.upkeep, clock=self._clock, stopping=self._stopping)
+        gates.listen(self._breaker_changed)
+
+    # -- the outside -------------------------------------------------------------------------------------------------
+
+    @property
+    def chores(self) -> Chores:
+        """Where an entry point may add what is to be done beside the turns. Before start()."""
+        return self._chores
 
     def start(self) -> None:
-        """Begin: the first pass at once, then every interval; one at a time, missed ones are not made up for."""
-        if self._scheduler is not None:
+        """Begin: every source that is ours has its first turn at once. Raises UsageError where leases cannot work."""
+        if self._started:
             return
-        self._scheduler = BackgroundScheduler(timezone="UTC")
-        seconds = self._options.interval_ms / 1000
-        self._scheduler.add_job(
-            self._pass,
-            IntervalTrigger(seconds=seconds, jitter=self._options.jitter_ms / 1000, timezone="UTC"),
-            max_instances=1,
-            coalesce=True,
-            misfire_grace_time=None,
+        self._beat()
+        self._started = True
+        self._chores.add("beat", self._beat, every_ms=self._options.beat_ms)
+        self._chores.add(
+            "gauges", lambda: self._upkeep.count(self._well()), every_ms=self._options.upkeep.gauges_check_ms
         )
-        self._scheduler.add_job(self._pass, misfire_grace_time=None)
-        if self._retention is not None:
-            seconds = self._options.retention_interval_ms / 1000
-            trigger = IntervalTrigger(seconds=seconds, jitter=seconds / 10, timezone="UTC")
-            self._scheduler.add_job(self._retain, trigger, max_instances=1, coalesce=True, misfire_grace_time=None)
-        self._scheduler.start()
+        self._chores.add(
+            "retention", lambda: self._upkeep.retain(self._well()), every_ms=self._options.upkeep.retention_ms
+        )
+        self._chores.start()
+        for worker in self._workers:
+            worker.start()
 
     def stop(self) -> bool:
-        """Let the batch in hand end, claim nothing more; True when that was done within the deadline."""
-        self._stopping.set()
-        stopped = self._idle.wait(self._options.stop_timeout_ms / 1000)
-        if self._scheduler is not None:
-            self._scheduler.shutdown(wait=False)
-            self._scheduler = None
-        return stopped
+        """Let the batches in hand end, claim nothing more, give leases up; True when that was done in time."""
+        if self._stopped is None:
+            self._stopped = self._stop()
+        return self._stopped
 
-    def healthy(self) -> bool:
-        """Whether a pass has lately ended without an error of the database's; a broker's outage is not our illness."""
-        allowed_ms = max(STALE_AFTER_INTERVALS * self._options.interval_ms, 10_000)
-        return self._clock.monotonic_ms() - self._last_success_ms < allowed_ms
+    def health(self) -> Health:
+        """How it is: see compensator.health."""
+        now_ms = self._clock.monotonic_ms()
+        with self._changed:
+            failing = sorted(name for name in self._mine if self._queue.failures(name))
+        idle_ms = max(self._options.pacing.idle_ms, self._options.pacing.interval_ms)
+        return judge(
+            Seen(
+                stopping=self._stopping.is_set(),
+                sources=len(self._sources),
+                ours=len(self._mine),
+                failing=failing,
+                breakers=self._gates.states,
+                seconds_since_success=(now_ms - self._last_success_ms) / 1_000,
+                seconds_since_beat=(now_ms - self._last_beat_ms) / 1_000,
+                workers=len(self._workers) if self._started else 0,
+                workers_alive=sum(worker.is_alive() for worker in self._workers),
+                success_within_seconds=max(STALE_AFTER_IDLES * idle_ms, STALE_AFTER_MS_MIN) / 1_000,
+                beat_within_seconds=STALE_AFTER_BEATS * self._options.beat_ms / 1_000,
+            )
+        )
 
-    def seconds_since_success(self) -> float:
-        """How long ago a pass last ended well."""
-        return (self._clock.monotonic_ms() - self._last_success_ms) / 1000
+    def alive(self) -> bool:
+        """Whether the process is worth keeping: not all workers are dead or stuck. Asks no database."""
+        now_ms = self._clock.monotonic_ms()
+        with self._changed:
+            stuck = sum(now_ms - began_ms > STUCK_AFTER_MS for began_ms in self._began_ms.values())
+        return not self._started or sum(worker.is_alive() for worker in self._workers) > stuck
 
-    def _pass(self) -> PassReport | None:
-        if self._stopping.is_set() or not self._idle.is_set():
-            return None
-        self._idle.clear()
-        started_ms = self._clock.monotonic_ms()
+    # -- the workers -------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (name := self._next()) is not None:
+            outcome = self._serve(name)
+            with self._changed:
+                self._began_ms.pop(name, None)
+                self._queue.done(name, outcome, now_ms=self._clock.monotonic_ms())
+                self._changed.notify_all()
+            self._chores.mind_clock()
+
+    def _next(self) -> str | None:
+        """The source whose turn it is; waits for one. None: the service stops."""
+        with self._changed:
+            while not self._stopping.is_set():
+                now_ms = self._clock.monotonic_ms()
+                name = self._queue.take(now_ms=now_ms)
+                if name is not None:
+                    self._began_ms[name] = now_ms
+                    return name
+                wait_ms = self._queue.wait_ms(now_ms=now_ms)
+                self._clock.wait(self._changed, WAIT_MS_MAX if wait_ms is None else min(wait_ms, WAIT_MS_MAX))
+                self._chores.mind_clock()
+        return None
+
+    def _serve(self, name: str) -> Outcome:
+        began_ms = self._clock.monotonic_ms()
         try:
-            report = self._scan.run(stopping=self._stopping)
-            self._metrics.stands(self._scan.backlog())
+            turn = self._turns[name].take(going_on=lambda: name in self._mine and not self._stopping.is_set())
         except OutboxError as error:
-            self._metrics.failed()
-            logger.warning("pass_failed", extra={"error": str(error)})
-            return None
-        except Exception:  # the thread boundary: the next pass must come, whatever this one met
-            self._metrics.failed()
-            logger.exception("pass_failed")
-            return None
-        finally:
-            self._idle.set()
+            self._metrics.failed(name)
+            logger.warning("turn_failed", extra={"source": name, "error": str(error)})
+            return Failed()
+        except Exception:  # the thread boundary: the next turn must come, whatever this one met
+            self._metrics.failed(name)
+            logger.exception("turn_failed", extra={"source": name})
+            return Failed()
         self._last_success_ms = self._clock.monotonic_ms()
-        seconds = (self._last_success_ms - started_ms) / 1000
-        self._metrics.passed(report, seconds=seconds, now_seconds=self._clock.now_ms() / 1000)
-        if report.claimed:
-            _log_pass(report)
-        return report
+        seconds = (self._last_success_ms - began_ms) / 1_000
+        self._metrics.passed(name, turn, seconds=seconds, now_seconds=self._clock.now_ms() / 1_000)
+        if turn.report.claimed:
+            self._upkeep.busy(name)
+            _log_turn(name, turn)
+        return turn.outcome
 
-    def _retain(self) -> None:
-        if self._retention is None or self._stopping.is_set():
-            return
-        try:
-            archived, handled = self._retention.run(stopping=self._stopping)
-        except OutboxError as error:
-            logger.warning("retention_failed", extra={"error": str(error)})
-        except Exception:  # the thread boundary, as in _pass
-            logger.exception("retention_failed")
-        else:
-            if archived or handled:
-                logger.info("retention_done", extra={"archive_rows": archived, "inbox_rows": handled})
+    def _breaker_changed(self, broker: str, state: BreakerState) -> None:
+        """All sources of the broker ask again at once, instead of when they were told to: that costs no query."""
+        self._metrics.breaker(broker, state)
+        with self._changed:
+            concerned = [name for name, source in self._sources.items() if source.broker == broker]
+            self._queue.hasten(concerned, now_ms=self._clock.monotonic_ms())
+            self._changed.notify_all()
+
+    # -- chores ------------------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        mine = self._assignment.beat([source.source_name for source in self._sources.values()])
+        with self._changed:
+            if self._stopping.is_set():
+                return
+            changed = mine != self._mine or not self._started
+            self._mine = mine
+            self._last_beat_ms = self._clock.monotonic_ms()
+            if not mine:
+                self._last_success_ms = self._last_beat_ms  # a stand-by is well as long as it beats
+            self._queue.keep(sorted(mine), now_ms=self._last_beat_ms)
+            self._changed.notify_all()
+        if changed:
+            self._metrics.serves({name: name in mine for name in self._sources})
+
+    def _well(self) -> list[Source]:
+        """Our sources whose database answers."""
+        with self._changed:
+            return [self._sources[name] for name in sorted(self._mine) if not self._queue.failures(name)]
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _stop(self) -> bool:
+        ends_ms = SystemClock().monotonic_ms() + self._options.stop_timeout_ms
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+        ended = [self._ended(worker, ends_ms) for worker in self._workers]
+        ended.append(self._chores.stop(timeout_ms=_left_ms(ends_ms)))
+        self._mine = frozenset()
+        self._assignment.leave()
+        return all(ended)
+
+    def _ended(self, worker: threading.Thread, ends_ms: int) -> bool:
+        if self._started:
+            worker.join(_left_ms(ends_ms) / 1_000)
+        return not worker.is_alive()
 
 
-def _log_pass(report: PassReport) -> None:
+def _left_ms(ends_ms: int) -> int:
+    """Stopping goes by the machine's clock, whatever clock the turns go by."""
+    return max(0, ends_ms - SystemClock().monotonic_ms())
+
+
+def _log_turn(name: str, turn: TurnReport) -> None:
+    report = turn.report
     logger.info(
-        "pass_done",
+        "turn_done",
         extra={
+            "source": name,
             "claimed": report.claimed,
             "accepted": report.accepted,
             "retried": report.retried,
+            "held": report.held,
             "parked": report.parked,
             "outage": str(report.outage) if report.outage else None,
         },

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
@@ -29,14 +30,15 @@ class StatusServer:
                     case "/metrics":
                         self._answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
                     case "/livez":
-                        self._answer(200, "application/json", b'{"status":"ok"}')
+                        self._say({"status": "ok"}) if service.alive() else self._say({"status": "fail"}, 503)
                     case "/readyz" | "/healthz":
-                        well = service.healthy()
-                        age = round(service.seconds_since_success(), 1)
-                        body = {"status": "ok" if well else "fail", "seconds_since_last_successful_pass": age}
-                        self._answer(200 if well else 503, "application/json", json.dumps(body).encode())
+                        health = service.health()
+                        self._say(health.as_json(), 200 if health.well else 503)
                     case _:
-                        self._answer(404, "application/json", b'{"status":"no such page"}')
+                        self._say({"status": "no such page"}, 404)
+
+            def _say(self, body: Mapping[str, Any], status: int = 200) -> None:
+                self._answer(status, "application/json", json.dumps(body).encode())
 
             def _answer(self, status: int, content_type: str, body: bytes) -> None:
                 self.send_response(status)

@@ -34,7 +34,7 @@ from outbox.row import OutboxRow, cancel_row, publish_row
 from outbox.sender import Sender, SenderLimits
 from outbox.store import MessageStore
 from outbox.telemetry import Telemetry, default_telemetry
-from outbox.transactional import P, Propagation, R, Transactional
+from outbox.transactional import P, Propagation, R, Transactional, transactional
 from outbox.unit_of_work import UnitOfWork
 from outbox.unit_writer import UnitWriter
 
@@ -107,6 +107,7 @@ class Outbox:
         self._sender = Sender(relay, limits=senders, telemetry=self._telemetry)
         session_hooks.listen_to_sessions()
         engine_hooks.listen_to_engines()
+        engine_hooks.watch_savepoints(self.engine.dialect)
 
     # -- in a transaction --------------------------------------------------------------------------------------------
 
@@ -167,8 +168,8 @@ class Outbox:
         except ValueError as error:
             raise ConfigurationError(f"propagation is required, requires_new or nested, not {propagation!r}") from error
         if function is not None:
-            return Transactional(self, function, chosen)
-        return lambda decorated: Transactional(self, decorated, chosen)
+            return transactional(self, function, chosen)
+        return lambda decorated: transactional(self, decorated, chosen)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:

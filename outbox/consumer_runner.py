@@ -109,7 +109,8 @@ class ConsumerRunner:
         self._told.put(0)
         deadline = time.monotonic() + timeout_seconds
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread is not threading.current_thread():  # a handler may call it too; then it returns False
+                thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
             logger.warning("consumers_still_at_work")
             return False

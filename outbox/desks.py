@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, select
+from sqlalchemy.engine import URL
 
 from messaging.errors import SchemaMissing
 from outbox.database import background_engine, database_errors, open_engine
@@ -104,7 +105,7 @@ class Desks:
 
 
 @contextmanager
-def open_desks(url: str, *, schema: str | None) -> Iterator[Desks]:
+def open_desks(url: URL, *, schema: str | None) -> Iterator[Desks]:
     """The desks of the schema at a URL. Raises SchemaMissing, DatabaseUnavailable or ConfigurationError."""
     engine = open_engine(url)
     background = background_engine(engine)

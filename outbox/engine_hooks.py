@@ -1,4 +1,4 @@
-"""What happens to a transaction below its Session, by SQLAlchemy's engine events. Not what follows from it.
+"""What happens to a transaction below its Session, as Engine and dialect tell it. Not what follows from it.
 
 The server ends it by itself, or a savepoint of the Connection's own is rolled back: session_hooks and the consumer ask.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import threading
 import weakref
 from typing import Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.engine import Dialect, ExceptionContext
 from sqlalchemy.engine.base import RootTransaction
 from sqlalchemy.exc import DBAPIError
 
@@ -31,21 +31,55 @@ _ENDS_TRANSACTION: Final = frozenset(
 )
 _doomed: WeakKeyDictionary[RootTransaction, BaseException] = WeakKeyDictionary()
 _savepoints: WeakKeyDictionary[Connection, _Savepoints] = WeakKeyDictionary()
+_watched: WeakSet[Dialect] = WeakSet()
 _listening = threading.Lock()
+_BEFORE_ALL: Final = -1
+"""When a savepoint began that is older than our watch: before anything that was published in it."""
 
 
 def listen_to_engines() -> None:
     """Notice, on every Engine of this process, what happens to a transaction below its Session.
 
-    Namely that the server rolls it back by itself, whatever the business code does with the error, and that a
-    savepoint of the Connection's own is rolled back. On every Engine, since a Session may bring one of its own.
+    Namely that the server rolls it back by itself, whatever the business code does with the error. On every Engine,
+    since a Session may bring one of its own.
     """
     with _listening:
         if not event.contains(Engine, "handle_error", _handle_error):
             event.listen(Engine, "handle_error", _handle_error)
-            event.listen(Engine, "savepoint", _savepoint)
-            event.listen(Engine, "rollback_savepoint", _rollback_savepoint)
-            event.listen(Engine, "release_savepoint", _release_savepoint)
+
+
+def watch_savepoints(dialect: Dialect) -> None:
+    """Notice the savepoints of every Connection that speaks by this dialect object, from now on.
+
+    Its methods are wrapped, since SQLAlchemy's savepoint events would make every statement of every Engine in the
+    process run through the event machinery (`Engine._has_events`): 7.5 us each, measured with SQLAlchemy 2.0.
+    """
+    if dialect in _watched:
+        return
+    with _listening:
+        if dialect not in _watched:
+            _wrap_savepoints(dialect)
+            _watched.add(dialect)
+
+
+def _wrap_savepoints(dialect: Dialect) -> None:
+    begin, roll_back, release = dialect.do_savepoint, dialect.do_rollback_to_savepoint, dialect.do_release_savepoint
+
+    def do_savepoint(connection: Connection, name: str) -> None:
+        _began(connection, name)
+        begin(connection, name)
+
+    def do_rollback_to_savepoint(connection: Connection, name: str) -> None:
+        _rolled_back_to(connection, name)
+        roll_back(connection, name)
+
+    def do_release_savepoint(connection: Connection, name: str) -> None:
+        _released(connection, name)
+        release(connection, name)
+
+    dialect.do_savepoint = do_savepoint  # type: ignore[method-assign]
+    dialect.do_rollback_to_savepoint = do_rollback_to_savepoint  # type: ignore[method-assign]
+    dialect.do_release_savepoint = do_release_savepoint  # type: ignore[method-assign]
 
 
 def refuse_if_doomed(connection: Connection) -> None:
@@ -69,10 +103,9 @@ def undone_spans(connection: Connection) -> list[tuple[int, int]]:
 class _Savepoints:
     """The savepoints of one Connection's transaction: when the open ones began, and which spans were rolled back."""
 
-    __slots__ = ("began", "count", "transaction", "undone")
+    __slots__ = ("began", "transaction", "undone")
 
     def __init__(self) -> None:
-        self.count = 0
         self.transaction: weakref.ref[RootTransaction] | None = None
         self.began: dict[str, int] = {}
         self.undone: list[tuple[int, int]] = []
@@ -88,30 +121,19 @@ def _savepoints_of(connection: Connection) -> _Savepoints:
     return found
 
 
-def _savepoint(connection: Connection, _name: None) -> None:
+def _began(connection: Connection, name: str) -> None:
+    _savepoints_of(connection).began[name] = next_moment()
+
+
+def _rolled_back_to(connection: Connection, name: str) -> None:
     found = _savepoints_of(connection)
-    found.count += 1
-    # The event comes before the savepoint has its name: SQLAlchemy numbers them from 1 on each Connection.
-    found.began[f"sa_savepoint_{found.count}"] = next_moment()
+    began = found.began.pop(name, _BEFORE_ALL)
+    # A longer span swallows those inside it, so the list does not outgrow the savepoints that lie side by side.
+    found.undone = [span for span in found.undone if span[0] < began] + [(began, next_moment())]
 
 
-def _rollback_savepoint(connection: Connection, name: str, _context: None) -> None:
-    found = _savepoints_of(connection)
-    began = _take(found, name)
-    if began is not None:
-        # A longer span swallows those inside it, so the list does not outgrow the savepoints that lie side by side.
-        found.undone = [span for span in found.undone if span[0] < began] + [(began, next_moment())]
-
-
-def _release_savepoint(connection: Connection, name: str, _context: None) -> None:
-    _take(_savepoints_of(connection), name)
-
-
-def _take(found: _Savepoints, name: str) -> int | None:
-    """When the savepoint began; the innermost one is meant where the Connection had some before we listened."""
-    if name not in found.began and found.began:
-        name = next(reversed(found.began))
-    return found.began.pop(name, None)
+def _released(connection: Connection, name: str) -> None:
+    _savepoints_of(connection).began.pop(name, None)
 
 
 def _handle_error(context: ExceptionContext) -> None:

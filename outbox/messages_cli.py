@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from messaging.errors import UsageError
+from outbox.database_url import database_url
 from outbox.desk import Action, Wanted
 from outbox.desks import Desks, open_desks
 from outbox.messages_view import print_list, print_message, print_sent
@@ -29,6 +31,10 @@ _UNIT_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_
 
 Url = Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database, e.g. mysql+pymysql://u@h/d.")]
 Schema = Annotated[str | None, typer.Option("--schema", help="Schema of the outbox tables (MySQL; default: outbox).")]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option("--password-file", envvar="OUTBOX_DATABASE__PASSWORD_FILE", help="File with the database's password."),
+]
 State = Annotated[RowState | None, typer.Option("--state", help="Only messages in this state.")]
 Topic = Annotated[str | None, typer.Option("--topic", help="Only messages of this topic.")]
 Key = Annotated[str | None, typer.Option("--key", help="Only messages of this key.")]
@@ -47,6 +53,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=ROWS_MAX, help="With -
 def list_messages(
     url: Url,
     schema: Schema = None,
+    password_file: PasswordFile = None,
     state: State = None,
     topic: Topic = None,
     key: Key = None,
@@ -59,7 +66,7 @@ def list_messages(
     Example: outbox messages list --url sqlite:///shop.db --state parked --older-than 15m
     """
     wanted = Wanted(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
-    with open_desks(url, schema=schema) as desks:
+    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
         found = desks.rows(wanted, limit=limit)
     print_list(found, as_json=as_json)
 
@@ -69,6 +76,7 @@ def show(
     message_id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
     url: Url,
     schema: Schema = None,
+    password_file: PasswordFile = None,
     body: Annotated[
         bool, typer.Option("--body", help="Show its body too, 64 KiB at most, and what its headers say.")
     ] = False,
@@ -78,7 +86,7 @@ def show(
 
     Example: outbox messages show 019a0c5d7b7a7c1e9d0c3f5a6b7c8d9e --url sqlite:///shop.db
     """
-    with open_desks(url, schema=schema) as desks:
+    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
         row = desks.show(message_id, body_bytes_max=BODY_BYTES_MAX if body else 0)
         sent = [] if row else desks.sent(message_id)
     if row is not None:
@@ -92,48 +100,48 @@ def show(
 
 @app.command()
 def retry(
-    url: Url, ids: Ids = None, schema: Schema = None, all_: All = False, state: State = None, topic: Topic = None,
-    key: Key = None, older_than: OlderThan = None, limit: Limit = ROWS_DEFAULT, yes: Yes = False,
-    dry_run: DryRun = False, as_json: AsJson = False,
+    url: Url, ids: Ids = None, schema: Schema = None, password_file: PasswordFile = None, all_: All = False,
+    state: State = None, topic: Topic = None, key: Key = None, older_than: OlderThan = None,
+    limit: Limit = ROWS_DEFAULT, yes: Yes = False, dry_run: DryRun = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Make messages due now; parked ones are taken up again. With --all: parked ones, unless --state says otherwise.
 
     Example: outbox messages retry --url sqlite:///shop.db --all --topic payments --dry-run
     """
     wanted = Wanted(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
-    with open_desks(url, schema=schema) as desks:
+    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
         places = _places(desks, Action.RETRY, wanted, ids=ids, all_=all_, limit=limit)
         _change(desks, Action.RETRY, places, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
 def park(
-    url: Url, ids: Ids = None, schema: Schema = None, all_: All = False, state: State = None, topic: Topic = None,
-    key: Key = None, older_than: OlderThan = None, limit: Limit = ROWS_DEFAULT, yes: Yes = False,
-    dry_run: DryRun = False, as_json: AsJson = False,
+    url: Url, ids: Ids = None, schema: Schema = None, password_file: PasswordFile = None, all_: All = False,
+    state: State = None, topic: Topic = None, key: Key = None, older_than: OlderThan = None,
+    limit: Limit = ROWS_DEFAULT, yes: Yes = False, dry_run: DryRun = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Set messages aside: nothing sends them until `retry`. Those that are just being sent are left alone.
 
     Example: outbox messages park --url sqlite:///shop.db --all --topic payments
     """
     wanted = Wanted(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
-    with open_desks(url, schema=schema) as desks:
+    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
         places = _places(desks, Action.PARK, wanted, ids=ids, all_=all_, limit=limit)
         _change(desks, Action.PARK, places, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
 def discard(
-    url: Url, ids: Ids = None, schema: Schema = None, all_: All = False, state: State = None, topic: Topic = None,
-    key: Key = None, older_than: OlderThan = None, limit: Limit = ROWS_DEFAULT, yes: Yes = False,
-    dry_run: DryRun = False, as_json: AsJson = False,
+    url: Url, ids: Ids = None, schema: Schema = None, password_file: PasswordFile = None, all_: All = False,
+    state: State = None, topic: Topic = None, key: Key = None, older_than: OlderThan = None,
+    limit: Limit = ROWS_DEFAULT, yes: Yes = False, dry_run: DryRun = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Delete parked messages for good. Only parked ones: what might still be sent is not deleted.
 
     Example: outbox messages discard --url sqlite:///shop.db --all --topic payments --older-than 7d
     """
     wanted = Wanted(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
-    with open_desks(url, schema=schema) as desks:
+    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
         places = _places(desks, Action.DISCARD, wanted, ids=ids, all_=all_, limit=limit)
         _change(desks, Action.DISCARD, places, ids=ids, yes=yes, dry_run=dry_run, as_json=as_json)
 

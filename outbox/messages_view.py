@@ -23,7 +23,10 @@ def print_list(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
         for row in rows:
             typer.echo(json.dumps(dict(row)))
         return
-    table = Table("id", "topic", "key", "state", "attempts", "due in s", "last error")
+    table = Table()
+    table.add_column("id", no_wrap=True)  # to be copied, so never cut short
+    for name in ("topic", "key", "state", "attempts", "due in s", "last error"):
+        table.add_column(name, overflow="fold")
     for row in rows:
         cells = (
             row["id"], row["topic"], row["key"] or "", _state(row), str(row["attempts"]),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -16,9 +16,16 @@ from sqlalchemy import Engine
 
 from messaging.backoff import Backoff
 from messaging.broker import Broker
-from messaging.errors import BrokerError, BrokerRefused, BrokerThrottled, InvalidMessage, NotAuthorized
+from messaging.errors import (
+    BrokerError,
+    BrokerRefused,
+    BrokerThrottled,
+    DatabaseUnavailable,
+    InvalidMessage,
+    NotAuthorized,
+)
 from messaging.message import CancelStatus, Message, PublishResult, PublishStatus, check_message_id
-from outbox.database import database_errors, retry_conflicts
+from outbox.database import CONFLICT_RETRIES_MAX, database_errors, retry_conflicts
 from outbox.decision import Accepted, Batch, Decision, Hold, Park, Retry, Settlement
 from outbox.ordering import Barrier
 from outbox.placement import MessageTable
@@ -255,7 +262,7 @@ class Relay:
                 chunk = ones[start : start + SETTLE_ROWS_MAX]
                 settle = partial(self._settle_alike, self._store.at(table), decision, chunk, token=token)
                 with database_errors(self._engine.url):
-                    changed += retry_conflicts(settle)
+                    changed += _until_undisturbed(partial(retry_conflicts, settle))
         if changed < len(settlements):
             logger.warning("settled_after_lease_was_lost", extra={"rows": len(settlements) - changed})
         return changed
@@ -267,10 +274,14 @@ class Relay:
         with self._engine.begin() as connection:
             match decision:
                 case Accepted(outcome):
+                    archived = None
                     if self._policy.keep_archive:
-                        store.archive(connection, ids, token=token, outcome=outcome)
+                        archived = store.archive(connection, ids, token=token, outcome=outcome)
                     numbers = {one.row_id: one.number for one in settlements if one.number is not None}
-                    return store.remove(connection, ids, token=token, numbers=numbers)
+                    removed = store.remove(connection, ids, token=token, numbers=numbers)
+                    if archived not in (None, removed):
+                        raise _TakenOverError
+                    return removed
                 case Retry(delay_ms, error, tried=True):
                     return store.reschedule(connection, ids, token=token, delay_us=delay_ms * 1000, error=error)
                 case Retry(delay_ms, error):
@@ -282,6 +293,25 @@ class Relay:
                     return store.park(connection, ids, token=token, error=error)
                 case _:
                     assert_never(decision)
+
+
+class _TakenOverError(Exception):
+    """A row got another owner between its archive entry and its removal; the transaction is rolled back."""
+
+
+def _until_undisturbed(settle: Callable[[], int]) -> int:
+    """The archive is written from a plain read, which keeps nobody from claiming: done again, it sees the new owner."""
+    for _ in range(CONFLICT_RETRIES_MAX):
+        try:
+            return settle()
+        except _TakenOverError:
+            logger.info("settle_repeated")
+    try:
+        return settle()
+    except _TakenOverError as error:
+        raise DatabaseUnavailable(
+            "rows change hands faster than they can be settled; their leases are too short"
+        ) from error
 
 
 def decide_publish(result: PublishResult) -> Decision:

@@ -8,13 +8,13 @@ reaches the caller of a commit() that has succeeded. Each hook below says which 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session, SessionTransaction
 
-from messaging.errors import NoTransaction
-from outbox.engine_hooks import undone_spans
+from messaging.errors import ConfigurationError, NoTransaction
+from outbox.engine_hooks import undone_spans, watch_savepoints
 from outbox.unit_of_work import TOO_LATE, UnitOfWork
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ def listen_to_sessions() -> None:
         if not event.contains(Session, "before_commit", _before_commit):
             event.listen(Session, "after_begin", _after_begin)
             event.listen(Session, "before_commit", _before_commit)
-            event.listen(Session, "after_commit", _after_commit)
+            # First of all: a listener of the application's that raises would keep those after it from being called.
+            event.listen(Session, "after_commit", _after_commit, insert=True)
             event.listen(Session, "after_rollback", _after_rollback)
             event.listen(Session, "after_soft_rollback", _after_soft_rollback)
             event.listen(Session, "after_transaction_end", _after_transaction_end)
@@ -86,16 +87,26 @@ def _before_commit(session: Session) -> None:
 def _connection_for(session: Session, box: Outbox) -> Connection:
     """The connection that the business writes on: a Session whose classes are bound to an engine of their own may hold
     one to the outbox's database already, and a second one would be a second transaction.
+
+    Raises ConfigurationError where there are several such transactions and none is on the outbox's own engine.
     """
-    if session.bind is None:
-        for connection in session.info.get(_CONNECTIONS_KEY, ()):
-            if box.shares_database(connection):
-                return cast("Connection", connection)
+    opened: list[Connection] = session.info.get(_CONNECTIONS_KEY, []) if session.bind is None else []
+    sharing = [connection for connection in opened if box.shares_database(connection)]
+    # A follower behind the leader's address is the same database by its URL, but not the transaction that is written.
+    own = [connection for connection in sharing if connection.engine.pool is box.engine.pool]
+    if own or len(sharing) == 1:
+        return (own or sharing)[0]
+    if sharing:
+        raise ConfigurationError(
+            f"this session has {len(sharing)} transactions open on the outbox's server, and a message can be in one: "
+            "make the Outbox with the engine that the business writes with"
+        )
     return session.connection(bind_arguments=box.bind_arguments(session))
 
 
 def _after_begin(session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
     """Remember the connections of this root transaction, each once."""
+    watch_savepoints(connection.dialect)
     found: list[Connection] = session.info.setdefault(_CONNECTIONS_KEY, [])
     if not any(one is connection for one in found):
         found.append(connection)

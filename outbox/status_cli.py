@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -16,12 +17,16 @@ from sqlalchemy.engine import Dialect
 from messaging.errors import SchemaMissing
 from outbox import migrating
 from outbox.database import background_engine, database_errors, open_engine
+from outbox.database_url import database_url
 from outbox.schema import message_table_names, schema_for
+from outbox.sharing import Sharing, read_sharing
 from outbox.store import Backlog, MessageStore
 
 app = typer.Typer(help="Say how an outbox stands: what waits, what is parked, how old the oldest is.")
 
 OVERDUE_SECONDS: Final = 60.0
+INSTANCES_SHOWN_MAX: Final = 50
+UNSERVED_SHOWN_MAX: Final = 10
 COUNTED_ROWS_MAX: Final = 100_000
 """Rows of each kind counted in one table; more is shown as `100,000+`."""
 
@@ -32,6 +37,12 @@ def status(
     schema: Annotated[
         str | None, typer.Option("--schema", help="Schema of the tables (MySQL; default: outbox).")
     ] = None,
+    password_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--password-file", envvar="OUTBOX_DATABASE__PASSWORD_FILE", help="File with the database's password."
+        ),
+    ] = None,
     overdue_seconds: Annotated[
         float, typer.Option("--overdue-seconds", help="Older than this is overdue: exit status 1.")
     ] = OVERDUE_SECONDS,
@@ -41,11 +52,12 @@ def status(
 
     Example: outbox status --url mysql+pymysql://app@db/shop
     """
-    engine = open_engine(url)
+    engine = open_engine(database_url(url, password_file=password_file))
     background = background_engine(engine)
     try:
         with database_errors(background.url), background.connect() as connection:
             tables = _backlogs(connection, dialect=engine.dialect, schema=schema)
+            sharing = read_sharing(connection, dialect=engine.dialect, schema=schema)
             revision = migrating.current(connection, schema=schema)
     finally:
         background.dispose()
@@ -55,13 +67,14 @@ def status(
     well = total.oldest_due_age_us <= overdue_seconds * 1_000_000 and not total.parked and revision == newest
     if as_json:
         figures: dict[str, Any] = {**asdict(total), "revision": revision, "newest_revision": newest, "ok": well}
-        typer.echo(json.dumps({**figures, "tables": {name: asdict(one) for name, one in tables.items()}}))
+        figures["tables"] = {name: asdict(one) for name, one in tables.items()}
+        typer.echo(json.dumps({**figures, "compensators": asdict(sharing) if sharing else None}))
     else:
         _print(tables, total)
-        typer.echo(
-            f"tables: {len(tables):,} at revision {revision}"
-            + ("" if revision == newest else "; run: outbox db upgrade")
-        )
+        if sharing is not None:
+            _print_sharing(sharing)
+        hint = "" if revision == newest else "; run: outbox db upgrade"
+        typer.echo(f"tables: {len(tables):,} at revision {revision}{hint}")
     raise typer.Exit(0 if well else 1)
 
 
@@ -97,6 +110,18 @@ def _print(tables: Mapping[str, Backlog], total: Backlog) -> None:
     for column, text in zip(shown.columns, ("all" + (", at least" if is_cut else ""), *_cells(total)), strict=True):
         column.footer = text
     Console().print(shown)
+
+
+def _print_sharing(sharing: Sharing) -> None:
+    """The compensators that share sources by leases here."""
+    shown = Table("compensator", "zone", "lives for", "sources")
+    for one in sharing.instances[:INSTANCES_SHOWN_MAX]:
+        shown.add_row(one.id, one.zone or "", f"{one.age_us / 1_000_000:,.0f} s", f"{one.sources:,}")
+    Console().print(shown)
+    if sharing.unserved:
+        names = ", ".join(sharing.unserved[:UNSERVED_SHOWN_MAX])
+        more = ", ..." if len(sharing.unserved) > UNSERVED_SHOWN_MAX else ""
+        typer.echo(f"sources without a live compensator: {len(sharing.unserved):,} ({names}{more})")
 
 
 def _cells(backlog: Backlog) -> tuple[str, str, str, str]:

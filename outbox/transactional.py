@@ -6,7 +6,7 @@ import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from inspect import Signature, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, assert_never, overload
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -36,8 +36,11 @@ class Propagation(StrEnum):
 class Transactional(Generic[P, R]):
     """A business function that is called without a session and gets one as its first argument (behind `self`).
 
-    A plain function gets a Session; an `async def` gets an AsyncSession and is awaited, as ever.
+    A plain function gets a Session. Its signature is what callers pass, so that web frameworks read it right; it is
+    pickled by its name, as functions are.
     """
+
+    __signature__: Signature
 
     def __init__(self, box: Outbox, function: Callable[Concatenate[Any, P], R], propagation: Propagation) -> None:
         if isgeneratorfunction(function) or isasyncgenfunction(function):
@@ -47,11 +50,14 @@ class Transactional(Generic[P, R]):
         self._box = box
         self._function = function
         self._propagation = propagation
-        self._asynchronous = iscoroutinefunction(function)
         functools.update_wrapper(self, function)
+        self.__signature__ = _without_first(function, 1)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._call((), args, kwargs)
+
+    def __reduce__(self) -> str:
+        return self._function.__qualname__
 
     @overload
     def __get__(self, instance: None, owner: type) -> Transactional[P, R]: ...
@@ -61,23 +67,55 @@ class Transactional(Generic[P, R]):
         """A method keeps `self` first: the session comes second."""
         if instance is None:
             return self
+        return self._bound(instance)
 
+    def _bound(self, instance: object) -> Callable[..., R]:
         @functools.wraps(self._function)
         def bound(*args: object, **kwargs: object) -> R:
             return self._call((instance,), args, kwargs)
 
+        bound.__signature__ = _without_first(self._function, 2)  # type: ignore[attr-defined]
         return bound
 
     def _call(self, before: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]) -> R:
-        if self._asynchronous:
-            return self._awaited(before, args, kwargs)  # type: ignore[return-value]
         with session_for(self._box, self._propagation) as session:
             return self._function(*before, session, *args, **kwargs)  # type: ignore[arg-type]
+
+
+class AsyncTransactional(Transactional[P, R]):
+    """The same of an `async def`: it gets an AsyncSession and is awaited. A class of its own, since frameworks ask
+    whether `__call__` is a coroutine function.
+    """
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # type: ignore[override]
+        return await self._awaited((), args, kwargs)
+
+    def _bound(self, instance: object) -> Callable[..., Any]:
+        @functools.wraps(self._function)
+        async def bound(*args: object, **kwargs: object) -> Any:
+            return await self._awaited((instance,), args, kwargs)
+
+        bound.__signature__ = _without_first(self._function, 2)  # type: ignore[attr-defined]
+        return bound
 
     async def _awaited(self, before: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         function: Callable[..., Any] = self._function
         async with async_session_for(self._box, self._propagation) as session:
             return await function(*before, session, *args, **kwargs)
+
+
+def transactional(
+    box: Outbox, function: Callable[Concatenate[Any, P], R], propagation: Propagation
+) -> Transactional[P, R]:
+    """Decorate a plain function or an `async def`."""
+    kind = AsyncTransactional if iscoroutinefunction(function) else Transactional
+    return kind(box, function, propagation)
+
+
+def _without_first(function: Callable[..., Any], count: int) -> Signature:
+    """What callers pass: the signature without the session, and without the `self` of a bound method."""
+    known = signature(function)
+    return known.replace(parameters=list(known.parameters.values())[count:])
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from broker.http.metrics import Metrics
 from broker.http.problems import Problem, of_decoding
 from broker.http.settings import HttpSettings
 from messaging.clock import Clock
+from messaging.decoding import known
 from messaging.problem import ProblemKind
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
@@ -79,7 +80,7 @@ class Call:
     def read_query(self, shape: type[Shape]) -> Shape:
         """The query. Raises Problem that says which part of it is wrong."""
         try:
-            return msgspec.convert(self.query, shape, strict=False)
+            return msgspec.convert(self.query, known(shape), strict=False)
         except msgspec.ValidationError as error:
             raise of_decoding(error) from error
 

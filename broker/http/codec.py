@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import cache, lru_cache
-from typing import Any, Final, TypeVar
+from functools import lru_cache
+from typing import Final, TypeVar
 
 import msgspec
 
 from broker.http.problems import Problem, of_decoding
+from messaging.decoding import json_decoder, msgpack_decoder
 from messaging.problem import ProblemKind
 from messaging.wire import (
     JSON_TYPE,
@@ -74,7 +75,7 @@ def answer_codec(accept: str | None, *, default: Codec) -> Codec:
 def decode(body: bytes, codec: Codec, shape: type[Shape]) -> Shape:
     """The body as a value of this shape. Raises Problem that says where it is wrong."""
     try:
-        return _decoder(codec, shape).decode(body)  # type: ignore[no-any-return]
+        return _decoder(codec, shape).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise of_decoding(error) from error
 
@@ -84,12 +85,8 @@ def encode(answer: object, codec: Codec) -> bytes:
     return _encode_json(answer) if codec is Codec.JSON else _encode_msgpack(answer)
 
 
-_json_decoder = cache(msgspec.json.Decoder)
-_msgpack_decoder = cache(msgspec.msgpack.Decoder)
-
-
-def _decoder(codec: Codec, shape: Any) -> Any:
-    return _json_decoder(shape) if codec is Codec.JSON else _msgpack_decoder(shape)
+def _decoder(codec: Codec, shape: type[Shape]) -> msgspec.json.Decoder[Shape] | msgspec.msgpack.Decoder[Shape]:
+    return json_decoder(shape) if codec is Codec.JSON else msgpack_decoder(shape)
 
 
 def _weight(parameters: str) -> float:

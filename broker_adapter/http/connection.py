@@ -6,8 +6,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,6 +16,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import NewConnectionError, ProtocolError
 
 from broker_adapter.http.failures import of_answer, of_exception
+from messaging.decoding import json_decoder, msgpack_decoder
 from messaging.errors import BrokerUnavailable, ConfigurationError
 from messaging.wire import (
     JSON_TYPE,
@@ -159,7 +159,7 @@ class Connection:
     def _decode(self, response: requests.Response, answer: type[Shape], *, what: str) -> Shape:
         kind = response.headers.get("content-type", "").partition(";")[0]
         try:
-            return _decoder(kind, answer).decode(response.content)  # type: ignore[no-any-return]
+            return _decoder(kind, answer).decode(response.content)
         except (msgspec.DecodeError, UnicodeDecodeError, LookupError) as error:
             raise BrokerUnavailable(f"{what}: the answer is not one of this protocol ({error})") from error
 
@@ -173,6 +173,9 @@ def _may_repeat(error: http.RequestException, *, repeatable: bool) -> bool:
     return repeatable and isinstance(error, http.ConnectionError) and isinstance(inner, ProtocolError)
 
 
-@cache
-def _decoder(kind: str, answer: Any) -> Any:
-    return {JSON_TYPE: msgspec.json.Decoder, MSGPACK_TYPE: msgspec.msgpack.Decoder}[kind](answer)
+def _decoder(kind: str, answer: type[Shape]) -> msgspec.json.Decoder[Shape] | msgspec.msgpack.Decoder[Shape]:
+    if kind == MSGPACK_TYPE:
+        return msgpack_decoder(answer)
+    if kind == JSON_TYPE:
+        return json_decoder(answer)
+    raise LookupError(f"media type {kind!r}")

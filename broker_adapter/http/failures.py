@@ -8,6 +8,7 @@ import msgspec
 import requests
 from requests import exceptions as http
 
+from messaging.decoding import json_decoder
 from messaging.errors import (
     BrokerError,
     BrokerRefused,
@@ -60,7 +61,7 @@ def of_exception(error: http.RequestException, *, what: str) -> OutboxError:
 def of_answer(response: requests.Response, *, what: str) -> BrokerError:
     """The error that an answer other than 200 stands for: by its problem type, and without one by its status."""
     try:
-        problem = msgspec.json.decode(response.content, type=ProblemAnswer)
+        problem = json_decoder(ProblemAnswer).decode(response.content)
         kind = ProblemKind(problem.type.removeprefix(PROBLEM_PREFIX))
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
         return _of_status(response, f"{what}: the broker answered {response.status_code}")

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from types import TracebackType
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
 from messaging.message import Delivery, Message, PublishResult
 from outbox.row import OutboxRow
+
+P = ParamSpec("P")
 
 logger = logging.getLogger(__name__)
 
@@ -142,17 +144,14 @@ class Telemetry:
     def __init__(self, *, metrics: Metrics | None = None, tracing: Tracing | None = None) -> None:
         self.metrics = metrics if metrics is not None else NO_METRICS
         self.tracing = tracing if tracing is not None else _installed_tracing()
-        self.stamp = self.tracing.stamp
-        self.watch_queue = self.metrics.watch_queue
-        self.dropped = self.metrics.dropped
-        self.counted = self.metrics.counted
-
-    def committed(self, rows: Sequence[OutboxRow]) -> None:
-        """A commit has succeeded. Never raises: its caller must not take a commit for a failure."""
-        try:
-            self.metrics.committed(rows)
-        except Exception:  # the boundary to whatever was given as metrics
-            logger.exception("metrics_failed")
+        self.stamp = self.tracing.stamp  # bare: OpenTelemetry's API does not raise, and publish() has to be cheap
+        self.committed = _harmless(self.metrics.committed)
+        self.watch_queue = _harmless(self.metrics.watch_queue)
+        self.dropped = _harmless(self.metrics.dropped)
+        self.counted = _harmless(self.metrics.counted)
+        self._sent = _harmless(self.metrics.sent)
+        self._received = _harmless(self.metrics.received)
+        self.handled = _harmless(self.metrics.handled)
 
     @contextmanager
     def sending(self, messages: Sequence[Message], *, path: SendPath) -> Iterator[Sending]:
@@ -167,11 +166,11 @@ class Telemetry:
                     sending.error = error
                     raise
         finally:
-            self.metrics.sent(messages, sending, path=path, seconds=time.perf_counter() - started)
+            self._sent(messages, sending, path=path, seconds=time.perf_counter() - started)
 
     def received(self, topic: str, group: str, *, deliveries: Sequence[Delivery], started_at_ns: int) -> None:
         """A pull, begun at this wall time, has brought these."""
-        self.metrics.received(topic, group, deliveries=len(deliveries))
+        self._received(topic, group, deliveries=len(deliveries))
         self.tracing.received(topic, group, deliveries=deliveries, started_at_ns=started_at_ns)
 
     def handling(self, delivery: Delivery, *, group: str) -> AbstractContextManager[Handling]:
@@ -183,6 +182,23 @@ class Telemetry:
     ) -> AbstractContextManager[None]:
         """Around an ack or nack."""
         return self.tracing.settling(settlement, deliveries, group=group)
+
+
+def _harmless(tell: Callable[P, None]) -> Callable[P, None]:
+    """The same, but that an error of whoever is told fails nothing, neither commit nor ack; it is logged once."""
+    if getattr(tell, "__self__", None) is NO_METRICS:
+        return tell
+    failed: list[bool] = []
+
+    def told(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            tell(*args, **kwargs)
+        except Exception:  # the boundary to whatever was given as metrics
+            if not failed:
+                failed.append(True)
+                logger.exception("telemetry_failed")
+
+    return told
 
 
 class _AroundHandler:
@@ -210,7 +226,7 @@ class _AroundHandler:
             self._span.__exit__(kind, error, trace)
         finally:
             seconds = time.perf_counter() - self._started
-            self._telemetry.metrics.handled(self._delivery, self._handling, group=self._group, seconds=seconds)
+            self._telemetry.handled(self._delivery, self._handling, group=self._group, seconds=seconds)
 
 
 NO_TELEMETRY = Telemetry(tracing=NO_TRACING)

@@ -9,10 +9,10 @@ Every set of labels is bounded: from `topics_max` topics on, the rest are counte
 
 from __future__ import annotations
 
-import threading
 from collections import Counter as Tally
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -200,20 +200,21 @@ class _BoundedNames:
 
 
 class _Commits:
-    """When messages were committed, for those whose send is awaited. The oldest are forgotten first."""
+    """When messages were committed, for those whose send is awaited. The oldest are forgotten first.
+
+    Without a lock, which a fork might leave taken: each step is one operation of a dictionary.
+    """
 
     def __init__(self, kept_max: int) -> None:
         self._kept_max = kept_max
-        self._lock = threading.Lock()
         self._at_ms: OrderedDict[str, int] = OrderedDict()
 
     def remember(self, ids: Sequence[str], *, at_ms: int) -> None:
-        with self._lock:
-            for message_id in ids[-self._kept_max :]:
-                if len(self._at_ms) >= self._kept_max:
+        for message_id in ids[-self._kept_max :]:
+            if len(self._at_ms) >= self._kept_max:
+                with suppress(KeyError):  # others have just taken all
                     self._at_ms.popitem(last=False)
-                self._at_ms[message_id] = at_ms
+            self._at_ms[message_id] = at_ms
 
     def forget(self, message_id: str) -> int | None:
-        with self._lock:
-            return self._at_ms.pop(message_id, None)
+        return self._at_ms.pop(message_id, None)

@@ -46,6 +46,7 @@ SYSTEM: Final = "outbox"
 LINKS_MAX: Final = 128
 """Links of one span; the SDK's own default bound. A larger batch names its first ones and its message count."""
 
+ASK_SECONDS: Final = 1.0
 TRACEPARENT: Final = "traceparent"
 _CONTEXT_BYTES_MAX: Final = 600
 """Both headers at their longest: 55 characters, and the 512 that the W3C asks to carry, with their names."""
@@ -69,6 +70,7 @@ class OpenTelemetryTracing:
         self._tracer = get_tracer(TRACER, tracer_provider=provider, schema_url=SCHEMA_URL)
         self._process = Relation(process)
         self._live = provider is not None
+        self._ask_again_at = 0.0
 
     def stamp(self, headers: dict[str, str], *, topic: str, message_id: str) -> None:
         """Make the span `create TOPIC` and put its context into the headers; a traceparent of the user's own wins.
@@ -157,8 +159,11 @@ class OpenTelemetryTracing:
             yield
 
     def _is_live(self) -> bool:
-        """Whether there is a tracer provider; once there is one, there always is."""
-        if not self._live:
+        """Whether there is a tracer provider. Once there is one, there always is; until then it is looked for, as it
+        costs, once a second.
+        """
+        if not self._live and (now := time.monotonic()) >= self._ask_again_at:
+            self._ask_again_at = now + ASK_SECONDS
             self._live = not isinstance(get_tracer_provider(), ProxyTracerProvider)
         return self._live
 

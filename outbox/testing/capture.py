@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from messaging.errors import InvalidMessage, OutboxError
 from outbox.row import OutboxRow
 from outbox.schema import RowKind
+from outbox.session_hooks import UNITS_KEY
 from outbox.testing.published import MESSAGES_MAX, Published
 from outbox.unit_of_work import UnitOfWork
 
@@ -52,9 +53,6 @@ class Capture:
             logger.warning("row_not_captured", extra={"message_id": row.id, "error": str(error)})
 
 
-UNITS_KEY: Final = "outbox.units_of_work"
-"""Where session_hooks keeps a session's units of work, by Outbox."""
-
 _captures: Final[list[Capture]] = []
 _changing = threading.Lock()
 
@@ -87,7 +85,8 @@ def capture_published() -> Iterator[Published]:
 
 
 def _after_commit(session: Session) -> None:
-    if not _captures or session.in_nested_transaction():  # a savepoint's release commits nothing
+    """Of a savepoint's release as well, but rows are written by the commit of the root alone."""
+    if not _captures:
         return
     units: dict[object, UnitOfWork] = session.info.get(UNITS_KEY, {})
     for unit in tuple(units.values()):

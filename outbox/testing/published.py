@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from messaging.errors import InvalidMessage
 from messaging.message import CONTENT_TYPE, Message, encode_body
 
 MESSAGES_MAX: Final = 100_000
+WAIT_SECONDS: Final = 10.0
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -48,7 +50,10 @@ class PublishedMessage:
         content_type = next((value for name, value in self.headers.items() if name.lower() == CONTENT_TYPE), "")
         if not content_type.partition(";")[0].strip().lower().endswith("json"):
             return self.message.body
-        return msgspec.json.decode(self.message.body)
+        try:
+            return msgspec.json.decode(self.message.body)
+        except msgspec.DecodeError:  # whoever published it says so, and is mistaken
+            return self.message.body
 
     @property
     def deliver_at(self) -> datetime | None:
@@ -102,6 +107,7 @@ class Published(Sequence[PublishedMessage]):
         self._messages = list(messages)
         self._canceled: list[str] = []
         self._overflowed = False
+        self._changed = threading.Condition()
 
     def on(self, topic: str) -> Published:
         """Those on a topic, as they stand now."""
@@ -117,6 +123,19 @@ class Published(Sequence[PublishedMessage]):
         wanted = " ".join(["one message", *([] if topic is None else [f"on {topic}"])])
         wanted += "" if key is None else f" with the key {key!r}"
         raise AssertionError(f"{wanted} was expected, {len(found)} were published; all that was published: {self!r}")
+
+    def wait_for(
+        self, topic: str | None = None, *, count: int = 1, timeout_seconds: float = WAIT_SECONDS
+    ) -> list[PublishedMessage]:
+        """So many messages, of a topic or of all, once a thread that the test cannot join has published them."""
+
+        def found() -> list[PublishedMessage]:
+            return [one for one in self._seen() if topic is None or one.topic == topic]
+
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(found()) >= count, timeout_seconds):
+                raise AssertionError(f"{count} were expected on {topic or 'any topic'}; published was: {self!r}")
+            return found()
 
     def bodies(self, topic: str | None = None) -> list[Any]:
         """The bodies, of a topic or of all: decoded where they are JSON, else bytes."""
@@ -163,10 +182,12 @@ class Published(Sequence[PublishedMessage]):
 
     def add(self, message: Message) -> None:
         """Note what a commit published. Never raises: it is called behind a commit."""
-        if len(self._messages) < MESSAGES_MAX:
-            self._messages.append(PublishedMessage(message))
-        else:
-            self._overflowed = True
+        with self._changed:
+            if len(self._messages) < MESSAGES_MAX:
+                self._messages.append(PublishedMessage(message))
+            else:
+                self._overflowed = True
+            self._changed.notify_all()
 
     def add_cancel(self, message_id: str) -> None:
         """Note what a commit canceled."""

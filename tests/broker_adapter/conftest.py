@@ -14,6 +14,7 @@ from broker.http.settings import HttpSettings
 from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.http import HttpBroker
 from messaging import Broker
+from outbox.testing import MemoryBroker
 from tests.broker_adapter.servers import Restartable, ServerProcess, served
 
 
@@ -26,7 +27,9 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
         def broker(kind: str) -> Broker:
             if kind not in made:
                 folder = tmp_path_factory.mktemp(kind)
-                if kind == "embedded":
+                if kind == "memory":
+                    made[kind] = MemoryBroker()
+                elif kind == "embedded":
                     made[kind] = EmbeddedBroker(f"embedded:{folder}")
                 else:
                     url = stack.enter_context(served(folder)).url
@@ -37,7 +40,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
         yield broker
 
 
-@pytest.fixture(params=["embedded", "http-msgpack", "http-json"])
+@pytest.fixture(params=["embedded", "http-msgpack", "http-json", "memory"])
 def broker(request: pytest.FixtureRequest, brokers: Callable[[str], Broker]) -> Broker:
     """Any broker of ours."""
     return brokers(request.param)

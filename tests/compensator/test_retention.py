@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import pytest
 from sqlalchemy import Engine, func, insert, select
 
-from compensator.retention import BATCH_ROWS, DAY_US, Retention, RetentionOptions
+from compensator.retention import BATCH_ROWS, DAY_US, HEAD_SWEEP_EVERY_MS, Retention, RetentionOptions
+from messaging.clock import ManualClock
 from outbox.archive import ArchiveStore
 from outbox.database import background_engine, now_us, open_engine
 from outbox.inbox import InboxStore
 from outbox.migrating import upgrade
-from outbox.schema import OutboxTables, outbox_tables
+from outbox.ordering import OrderStore
+from outbox.schema import OutboxTables, outbox_tables, schema_for
 from tests.fixtures.databases import Database
 
 
@@ -25,6 +27,7 @@ class Evidence:
     engine: Engine
     schema: str | None
     tables: OutboxTables
+    clock: ManualClock
 
     def add(self, count: int, *, age_days: float) -> None:
         at = now_us(self.engine.dialect) - int(age_days * DAY_US)
@@ -35,6 +38,17 @@ class Evidence:
                 connection.execute(insert(self.tables.archive).values(id=name, sent_at_us=at, created_at_us=at, **sent))
                 handled = {"consumer_group": f"g{len(name) % 2}", "topic": "t"}
                 connection.execute(insert(self.tables.inbox).values(message_id=name, handled_at_us=at, **handled))
+
+    def add_heads(self, count: int, *, age_days: float) -> None:
+        seq = now_us(self.engine.dialect) - int(age_days * DAY_US)
+        with self.engine.begin() as connection:
+            for number in range(count):
+                key = f"{age_days:010.3f}-{number}"
+                connection.execute(insert(self.tables.order_head).values(order_key=key, seq=seq))
+
+    def heads(self) -> int:
+        with self.engine.connect() as connection:
+            return connection.scalar(select(func.count()).select_from(self.tables.order_head)) or 0
 
     def counts(self) -> tuple[int, int]:
         with self.engine.connect() as connection:
@@ -48,6 +62,8 @@ class Evidence:
             engine=self.engine,
             archive=ArchiveStore(dialect=dialect, schema=self.schema),
             inbox=InboxStore(dialect=dialect, schema=self.schema),
+            order=OrderStore(dialect=dialect, schema=schema_for(dialect, self.schema)),
+            clock=self.clock,
             options=RetentionOptions(**days),
         )
 
@@ -57,7 +73,7 @@ def evidence(database: Database) -> Iterator[Evidence]:
     upgrade(database.url, schema=database.schema)
     first = open_engine(database.url)
     engine = background_engine(first)
-    yield Evidence(engine, database.schema, outbox_tables(database.schema))
+    yield Evidence(engine, database.schema, outbox_tables(database.schema), ManualClock())
     engine.dispose()
     first.dispose()
 
@@ -68,7 +84,7 @@ def test_only_what_is_older_than_its_age_goes(evidence: Evidence) -> None:
 
     gone = evidence.retention(archive_days=7, inbox_days=30).run()
 
-    assert gone == (BATCH_ROWS + 30, 0)
+    assert (gone.archive_rows, gone.inbox_rows, gone.more) == (BATCH_ROWS + 30, 0, False)
     assert evidence.counts() == (5, BATCH_ROWS + 35)
 
 
@@ -78,7 +94,7 @@ def test_an_inbox_with_several_groups_is_purged_by_age(evidence: Evidence) -> No
 
     gone = evidence.retention(inbox_days=7).run()
 
-    assert gone == (0, 20)
+    assert (gone.archive_rows, gone.inbox_rows) == (0, 20)
     assert evidence.counts() == (25, 5)
 
 
@@ -87,7 +103,7 @@ def test_nothing_goes_unless_an_age_was_given(evidence: Evidence) -> None:
 
     gone = evidence.retention().run()
 
-    assert gone == (0, 0)
+    assert not gone
     assert evidence.counts() == (3, 3)
 
 
@@ -98,5 +114,36 @@ def test_a_service_that_stops_ends_the_round(evidence: Evidence) -> None:
 
     gone = evidence.retention(archive_days=1).run(stopping=stopping)
 
-    assert gone == (0, 0)
+    assert not gone
     assert evidence.counts() == (3, 3)
+
+
+def test_heads_of_keys_that_were_idle_for_days_go_and_the_others_stay(evidence: Evidence) -> None:
+    evidence.add_heads(BATCH_ROWS + 30, age_days=8)
+    evidence.add_heads(5, age_days=6)
+
+    gone = evidence.retention(order_head_days=7).run()
+
+    assert gone.order_heads == BATCH_ROWS + 30
+    assert evidence.heads() == 5
+
+
+def test_heads_are_looked_at_once_an_hour(evidence: Evidence) -> None:
+    retention = evidence.retention(order_head_days=7)
+    retention.run()
+    evidence.add_heads(3, age_days=8)
+
+    early = retention.run()
+    evidence.clock.advance(HEAD_SWEEP_EVERY_MS)
+    late = retention.run()
+
+    assert (early.order_heads, late.order_heads) == (0, 3)
+
+
+def test_no_head_goes_where_none_is_to_go(evidence: Evidence) -> None:
+    evidence.add_heads(3, age_days=10_000)
+
+    gone = evidence.retention(order_head_days=None).run()
+
+    assert not gone
+    assert evidence.heads() == 3

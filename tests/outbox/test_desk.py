@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from sqlalchemy import Connection, text, update
+
 from messaging.message import Message
-from outbox.desk import MessageDesk, Wanted
+from outbox.database import background_engine
+from outbox.desk import Action, MessageDesk, Wanted
 from outbox.row import publish_row
 from outbox.schema import RowState
 from tests.outbox.recording_broker import RecordingBroker
@@ -118,3 +122,35 @@ def test_the_command_parks_lists_retries_and_discards(sqlite_shop: Shop) -> None
     assert (retried.returncode, retried.stdout.strip()) == (1, "retry: 1 of 2")
     assert (refused.returncode, refused.stdout.strip()) == (1, "discard: 0 of 1")
     assert len(sqlite_shop.rows()) == 1
+
+
+@pytest.mark.parametrize("action", Action)
+def test_a_change_locks_the_rows_that_it_names_and_no_producer_waits_for_it(mysql_shop: Shop, action: Action) -> None:
+    rows = [publish_row(Message(id=f"m-{number:04d}", topic="topic", body=b"")) for number in range(1_000)]
+    with mysql_shop.engine.begin() as connection:
+        mysql_shop.store.insert(connection, rows, token="d" * 32, lease_us=-HOUR_US)
+        if action is not Action.PARK:
+            connection.execute(update(mysql_shop.tables.message).values(state=RowState.PARKED))
+    background = background_engine(mysql_shop.engine)
+
+    with background.connect() as connection, background.connect() as producer:
+        named = [row.id for row in rows[100:300]]
+        changed = desk(mysql_shop).change(connection, action, [*named, "m-0150x", "zzzz"])
+        locked = rows_locked(mysql_shop, connection)
+        for name in ("0000", "m-0150y", "zzzz-last"):
+            fresh = publish_row(Message(id=name, topic="topic", body=b""))
+            mysql_shop.store.insert(producer, [fresh], token="e" * 32, lease_us=HOUR_US)
+        producer.rollback()
+        connection.rollback()
+    background.dispose()
+
+    assert changed == 200
+    assert 200 <= locked <= 420  # the row's own lock, and the index's where the row moves in it
+
+
+def rows_locked(shop: Shop, connection: Connection) -> int:
+    """What InnoDB says that this connection's transaction has locked."""
+    thread_id = connection.scalar(text("SELECT CONNECTION_ID()"))
+    asked = text("SELECT trx_rows_locked FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = :id")
+    with shop.engine.connect() as other:
+        return int(other.scalar(asked, {"id": thread_id}) or 0)

@@ -275,3 +275,4 @@ def test_a_mark_that_waits_in_vain_uses_up_no_attempt_and_holds_up_no_other_mess
     assert attempts == {"m-0": 1, "m-1": 1, "m-2": 1}
     assert {nack["counts"] for nack in watched.nacks} == {False}
     assert (runner.figures.handled, runner.figures.failed) == (3, 0)
+    assert runner.figures.handed_back == len(watched.nacks)  # the one that waited, and none of its neighbours

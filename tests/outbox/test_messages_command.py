@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import io
 import json
 import os
 import pty
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import func, select, update
+from sqlalchemy.engine import make_url
 
+from compensator.assignment import SourceName, open_assignment
 from messaging.message import Message
-from outbox import migrating
+from outbox import cli, migrating
 from outbox.database import background_engine
 from outbox.desk import Action, Wanted
 from outbox.desks import BATCH_ROWS, Desks
 from outbox.row import publish_row
 from outbox.schema import RowState, message_table
 from outbox.store import MessageStore
+from tests.fixtures.databases import Database, Server
 from tests.outbox.recording_broker import RecordingBroker
-from tests.outbox.shop import NO_SENDER, Shop
+from tests.outbox.shop import NO_SENDER, Shop, open_shop
 
 ROOT = Path(__file__).parents[2]
 HOUR_US = 3_600_000_000
@@ -53,17 +58,35 @@ def state_of(shop: Shop, table: str | None = None) -> dict[str, str]:
         return {row.id: row.state for row in connection.execute(select(message.c.id, message.c.state))}
 
 
-def outbox(shop: Shop, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command; nobody is at its terminal."""
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command came to."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def outbox(shop: Shop, *arguments: str, columns: int = 200) -> Done:
+    """The command; nobody is at its terminal. In this process: a hundred starts of Python would take a minute."""
     schema = ["--schema", shop.database.schema] if shop.database.schema else []
-    return subprocess.run(
-        [sys.executable, "-m", "outbox", *arguments, "--url", shop.database.url, *schema],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT), "COLUMNS": "200"}, timeout=60, capture_output=True, text=True,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(stdout),
+        contextlib.redirect_stderr(stderr),
+    ):
+        patch.setattr(sys, "stdin", io.StringIO())
+        patch.setenv("COLUMNS", str(columns))
+        try:
+            cli.main([*arguments, "--url", shop.database.url, *schema])
+            status = 0
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+    return Done(status, stdout.getvalue(), stderr.getvalue())
 
 
-def ids_in(done: subprocess.CompletedProcess[str]) -> list[str]:
+def ids_in(done: Done) -> list[str]:
     """The ids of what `list --json` printed."""
     assert done.returncode == 0, done.stderr
     return [json.loads(line)["id"] for line in done.stdout.splitlines()]
@@ -109,6 +132,15 @@ def test_a_list_is_filtered_by_state_topic_key_and_age(sqlite_shop: Shop) -> Non
         "--key|order 7": ["of-key"],
         "--topic|topic|--limit|2": ["parked", "old"],
     }
+
+
+def test_ids_are_shown_whole_on_a_narrow_terminal(sqlite_shop: Shop) -> None:
+    add(sqlite_shop, "0123456789abcdef" * 2, topic="a.topic.with.a.long.name", key="k" * 40, state=RowState.PARKED)
+
+    shown = outbox(sqlite_shop, "messages", "list", columns=80)
+
+    assert "0123456789abcdef" * 2 in shown.stdout
+    assert max(len(line) for line in shown.stdout.splitlines()) <= 80
 
 
 @pytest.mark.parametrize("age", ["15", "m", "-1m", "1.5h", "1w", "9999999999d"])
@@ -234,7 +266,10 @@ def test_many_are_changed_by_primary_key_in_small_transactions(split_shop: Shop,
         assert left == len(ids) - sum(changed)
 
     assert changed == tried == [BATCH_ROWS, BATCH_ROWS, 1]
-    assert split_desks.find(Wanted(), action=Action.RETRY, rows_max=10)["message_0001"] == []
+    add(split_shop, "x", "y", table="message_0000")
+    add(split_shop, "z", table="message_0001")
+    bounded = split_desks.find(Wanted(), action=Action.PARK, rows_max=2)
+    assert {name: ids for name, ids in bounded.items() if ids} == {"message_0000": ["x", "y"]}
 
 
 def test_a_change_of_all_is_bounded_and_says_that_there_may_be_more(sqlite_shop: Shop) -> None:
@@ -389,6 +424,42 @@ def test_status_sums_all_tables_and_names_those_with_something_in_them(split_sho
     assert "revision None; run: outbox db upgrade" in people.stdout
 
 
+def test_status_shows_who_shares_the_sources_and_which_are_nobodys(shop: Shop) -> None:
+    without = json.loads(outbox(shop, "status", "--json").stdout)
+    ours, theirs = [
+        open_assignment(shop.database.url, schema=shop.database.schema, zone=zone) for zone in ("zone-a", None)
+    ]
+    sources = [SourceName(f"source-{number}") for number in range(5)]
+    ours.beat(sources)
+    alone = outbox(shop, "status")
+    theirs.beat(sources)
+    ours.beat(sources)
+    theirs.beat(sources)
+    shared = json.loads(outbox(shop, "status", "--json").stdout)["compensators"]
+    with shop.engine.begin() as connection:
+        mine = shop.tables.instance.c.id == ours.instance
+        connection.execute(update(shop.tables.instance).where(mine).values(alive_until_us=1))
+    dead = outbox(shop, "status")
+    for one in (ours, theirs):
+        one.leave()
+
+    assert without["compensators"] is None
+    assert ours.instance in alone.stdout
+    assert [(one["id"], one["zone"], one["sources"]) for one in shared["instances"]] == [
+        (ours.instance, "zone-a", 3), (theirs.instance, None, 2),
+    ]  # fmt: skip
+    assert (shared["unserved"], ours.instance in dead.stdout) == ([], False)
+    assert re.search(r"sources without a live compensator: 3 \(source-\d, source-\d, source-\d\)", dead.stdout)
+
+
+def test_status_knows_tables_from_before_leases(sqlite_shop: Shop) -> None:
+    sqlite_shop.execute("DROP TABLE outbox_compensator_lease")
+
+    done = outbox(sqlite_shop, "status")
+
+    assert (done.returncode, "outbox db upgrade" in done.stdout) == (1, True)
+
+
 def test_status_says_by_its_exit_status_whether_all_is_well(sqlite_shop: Shop) -> None:
     old = outbox(sqlite_shop, "status")
     with sqlite_shop.engine.begin() as connection:
@@ -413,3 +484,30 @@ def test_without_tables_the_cure_is_named(sqlite_shop: Shop) -> None:
         done = outbox(sqlite_shop, *arguments)
         assert done.returncode == 2
         assert re.fullmatch(r"error: there is no message table .*outbox db upgrade --url URL\n", done.stderr)
+
+
+def test_a_password_is_read_from_its_file_and_never_shown(
+    mariadb: Database, shared_mariadb: Server, tmp_path: Path
+) -> None:
+    user = f"reader_{mariadb.schema}"[:32]
+    shared_mariadb.execute(f"CREATE USER '{user}'@'%' IDENTIFIED BY 'hunter2'", f"GRANT ALL ON *.* TO '{user}'@'%'")
+    (tmp_path / "right").write_text("hunter2\n")
+    (tmp_path / "wrong").write_text("hunter3\n")
+    url = make_url(mariadb.url).set(username=user).render_as_string(hide_password=False)
+    try:
+        with open_shop(mariadb) as shop:
+            other = Shop(replace(mariadb, url=url), shop.engine)
+            found = {
+                name: [
+                    outbox(other, *command, "--password-file", str(tmp_path / name))
+                    for command in (["messages", "list"], ["messages", "retry", "--all", "--yes"], ["status", "--json"])
+                ]
+                for name in ("right", "wrong", "missing")
+            }
+    finally:
+        shared_mariadb.execute(f"DROP USER '{user}'@'%'")
+
+    assert [done.stderr for done in found["right"]] == ["", "", ""]
+    assert all("refused the user" in done.stderr and done.returncode == 2 for done in found["wrong"])
+    assert all("cannot read the password file" in done.stderr for done in found["missing"])
+    assert "hunter" not in str(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -184,15 +184,7 @@ def test_numbers_follow_the_order_of_commits_not_of_publishes(mysql_shop: Shop) 
 
 
 def test_many_writers_failing_sends_and_dying_leases_keep_every_keys_commit_order(shop: Shop, random_seed: int) -> None:
-    random = Random(random_seed)
-    lock = threading.Lock()
-
-    def sometimes_out(_batch: Sequence[Message]) -> None:
-        with lock:
-            if random.random() < 0.3:
-                raise BrokerUnavailable("now and then")
-
-    broker = RecordingBroker(sometimes_out)
+    broker = RecordingBroker(_out_now_and_then(Random(random_seed)))
     sender, compensated = shop.box(broker, ordered={"orders"}), shop.box(broker, ordered={"orders"}, sender=NO_SENDER)
     shop.execute("CREATE TABLE counter (id INTEGER PRIMARY KEY, n INTEGER NOT NULL)")
     shop.execute("INSERT INTO counter VALUES (0, 0), (1, 0), (2, 0)")
@@ -200,27 +192,14 @@ def test_many_writers_failing_sends_and_dying_leases_keep_every_keys_commit_orde
     def write(number: int) -> None:
         mine = Random(random_seed + number)
         for _ in range(20):
-            box, key = mine.choice((sender, compensated)), mine.randrange(3)
-
-            @box.transactional
-            def step(session: object, box: Outbox = box, key: int = key) -> None:
-                session.execute(text("UPDATE counter SET n = n + 1 WHERE id = :id"), {"id": key})  # type: ignore[attr-defined]
-                n = session.scalar(text("SELECT n FROM counter WHERE id = :id"), {"id": key})  # type: ignore[attr-defined]
-                box.publish("orders", str(n), key=str(key))
-
-            step()
+            _count_up(mine.choice((sender, compensated)), mine.randrange(3))
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
-    scan = shop.scan(broker, batch_rows=7)
-    for _ in range(500):
-        if not shop.rows():
-            break
-        make_due(shop)
-        scan.run()
+    _send_what_is_left(shop, broker)
     sender.close()
 
     seen: defaultdict[str | None, list[int]] = defaultdict(list)
@@ -229,6 +208,34 @@ def test_many_writers_failing_sends_and_dying_leases_keep_every_keys_commit_orde
     assert sum(len(numbers) for numbers in seen.values()) == 80
     assert all(numbers == sorted(numbers) for numbers in seen.values()), seen
     assert queued(shop) == 0
+
+
+def _out_now_and_then(random: Random) -> Callable[[Sequence[Message]], None]:
+    lock = threading.Lock()
+
+    def fail(_batch: Sequence[Message]) -> None:
+        with lock:
+            if random.random() < 0.3:
+                raise BrokerUnavailable("now and then")
+
+    return fail
+
+
+def _count_up(box: Outbox, key: int) -> None:
+    """A key's counter, read in the transaction that publishes it: its numbers are in commit order."""
+    with box.begin() as connection:
+        connection.execute(text("UPDATE counter SET n = n + 1 WHERE id = :id"), {"id": key})
+        n = connection.scalar(text("SELECT n FROM counter WHERE id = :id"), {"id": key})
+        box.publish("orders", str(n), key=str(key), session=connection)
+
+
+def _send_what_is_left(shop: Shop, broker: RecordingBroker) -> None:
+    scan = shop.scan(broker, batch_rows=7)
+    for _ in range(500):
+        if not shop.rows():
+            return
+        make_due(shop)
+        scan.run()
 
 
 def test_a_plain_topic_costs_no_statement_more(mysql_shop: Shop) -> None:

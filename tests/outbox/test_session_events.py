@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
 from outbox import NoTransaction
@@ -193,3 +193,14 @@ def test_the_rows_go_where_the_business_writes_when_its_classes_are_bound_to_ano
     assert len(connections) == 1, "two connections are two transactions"
     assert mysql_shop.payments() == [1]
     assert mysql_shop.row_topics() == ["topic"]
+
+
+def test_no_statement_of_the_process_pays_for_our_listening(mysql_shop: Shop, broker: RecordingBroker) -> None:
+    box = mysql_shop.box(broker, sender=NO_SENDER)
+
+    with Session(mysql_shop.engine) as session, session.begin(), session.begin_nested():
+        box.publish("in.savepoint", "", session=session)
+
+    # With it set, SQLAlchemy runs its event machinery for each statement of each engine: 7.5 us of them.
+    assert not Engine._has_events
+    assert not mysql_shop.engine._has_events

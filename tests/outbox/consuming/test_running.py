@@ -389,6 +389,17 @@ def test_stop_in_another_thread_ends_the_run_too(watched: WatchedBroker) -> None
     stopper.join(WAIT_SECONDS)
 
 
+def test_a_handler_may_ask_for_the_stop_of_its_own_runner(watched: WatchedBroker) -> None:
+    said: list[bool] = []
+    made = consumer("orders", group="g")(lambda _one: said.append(runner.stop(timeout_seconds=0)))
+    runner = ConsumerRunner([made], broker=watched)
+    watched.publish([message(1), message(2)])
+
+    assert runner.run_until_signal(timeout_seconds=WAIT_SECONDS)
+
+    assert (said, watched.acked, runner.figures.handed_back) == ([False], 1, 1)
+
+
 def test_signals_are_for_the_main_thread(watched: WatchedBroker) -> None:
     runner = ConsumerRunner([handler_of([])], broker=watched)
     said: list[str] = []

@@ -7,8 +7,18 @@ import sys
 
 import pytest
 
-from outbox.telemetry import NO_METRICS, NO_TELEMETRY, NO_TRACING, SendPath, Settlement, Telemetry, default_telemetry
+from outbox.telemetry import (
+    NO_METRICS,
+    NO_TELEMETRY,
+    NO_TRACING,
+    SendPath,
+    Settlement,
+    Telemetry,
+    default_telemetry,
+    trace_context,
+)
 from outbox.telemetry.tracing import OpenTelemetryTracing
+from tests.outbox.telemetry.spans import Spans, ids
 from tests.outbox.watched_broker import delivery, message
 
 WITHOUT_LIBRARIES = """
@@ -20,19 +30,19 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
-from outbox.telemetry import NO_METRICS, NO_TRACING, default_telemetry
+from outbox.telemetry import NO_METRICS, NO_TRACING, default_telemetry, trace_context
 import outbox
 telemetry = default_telemetry()
 headers = {}
 telemetry.stamp(headers, topic="orders", message_id="m-1")
-print(telemetry.tracing is NO_TRACING, telemetry.metrics is NO_METRICS, headers)
+print(telemetry.tracing is NO_TRACING, telemetry.metrics is NO_METRICS, headers, dict(trace_context()))
 """
 
 
 def test_without_the_libraries_the_null_implementations_are_chosen() -> None:
     ended = subprocess.run([sys.executable, "-c", WITHOUT_LIBRARIES], capture_output=True, text=True, timeout=60)
 
-    assert ended.stdout.strip() == "True True {}", ended.stderr
+    assert ended.stdout.strip() == "True True {} {}", ended.stderr
 
 
 def test_where_opentelemetry_is_installed_it_is_followed_and_chosen_once() -> None:
@@ -78,3 +88,13 @@ def test_an_error_passes_through_and_is_noted() -> None:
         raise KeyError("x")
 
     assert isinstance(sending.error, KeyError)
+
+
+def test_logs_may_name_the_span_that_they_are_written_in(spans: Spans) -> None:
+    outside = trace_context()
+    with spans.tracer.start_as_current_span("POST /orders"):
+        inside = trace_context()
+
+    (business,) = spans.exporter.get_finished_spans()
+    assert outside == {}
+    assert inside == {"trace_id": f"{ids(business)[0]:032x}", "span_id": f"{ids(business)[1]:016x}"}

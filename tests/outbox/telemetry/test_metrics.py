@@ -175,12 +175,31 @@ def test_every_error_has_a_reason_of_few_words(error: Exception, reason: str) ->
     assert reason_of(error) == reason
 
 
-def test_metrics_that_fail_do_not_make_a_commit_look_like_a_failure() -> None:
-    class Broken(OutboxMetrics):
-        def committed(self, rows: Any) -> None:
-            raise RuntimeError("a defect")
+class Broken:
+    """Metrics with a defect in everything they do."""
 
-    Telemetry(metrics=Broken(), tracing=NO_TRACING).committed(rows(message()))
+    def __getattr__(self, name: str) -> Any:
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError(f"a defect in {name}")
+
+        return fail
+
+
+def test_metrics_that_fail_fail_nothing_and_say_so_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    telemetry = Telemetry(metrics=Broken(), tracing=NO_TRACING)
+
+    for _ in range(3):
+        telemetry.committed(rows(message()))
+        telemetry.dropped(1)
+        telemetry.watch_queue(lambda: 1)
+        telemetry.counted("x", "orders", "g")
+        telemetry.received("orders", "g", deliveries=[delivery()], started_at_ns=0)
+        with telemetry.sending([message()], path=SendPath.INLINE):
+            pass
+        with telemetry.handling(delivery(), group="g"):
+            pass
+
+    assert [record.message for record in caplog.records] == ["telemetry_failed"] * 7
 
 
 def test_the_guide_names_every_metric_and_no_other() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry import trace
@@ -16,7 +18,7 @@ from messaging.errors import BrokerUnavailable
 from messaging.limits import HEADERS_MAX
 from messaging.message import Delivery, Message, PublishResult, PublishStatus
 from outbox.telemetry import Handling, Sending, Settlement, Telemetry
-from outbox.telemetry.tracing import LINKS_MAX, SCHEMA_URL, OpenTelemetryTracing, Relation
+from outbox.telemetry.tracing import ASK_SECONDS, LINKS_MAX, SCHEMA_URL, OpenTelemetryTracing, Relation
 from tests.outbox.telemetry.spans import Spans, attributes, context_of, ids, linked
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -84,6 +86,7 @@ def test_a_traceparent_of_the_users_own_wins(spans: Spans, name: str) -> None:
     headers = stamped(OpenTelemetryTracing(provider=spans.provider), {name: TRACEPARENT})
 
     assert headers == {name: TRACEPARENT}
+    assert name != "traceparent" or spans.all("create") == []
 
 
 def test_a_trace_never_makes_a_message_invalid(spans: Spans) -> None:
@@ -112,6 +115,25 @@ def test_without_a_provider_nothing_is_stamped_but_the_callers_own_trace() -> No
 
     assert outside == {}
     assert inside == {"traceparent": TRACEPARENT}
+
+
+def test_a_provider_that_is_set_later_is_found_and_looked_for_once_a_second(
+    spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[OpenTelemetryTracing.__module__]
+    now, asked, provider = [100.0], [], [trace.ProxyTracerProvider()]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module, "get_tracer_provider", lambda: (asked.append(now[0]), provider[0])[1])
+    tracing = OpenTelemetryTracing()
+
+    found = [tracing._is_live() for _ in range(5)]
+    provider[0] = spans.provider  # type: ignore[call-overload]
+    found.append(tracing._is_live())
+    now[0] += ASK_SECONDS
+    found += [tracing._is_live(), tracing._is_live()]
+
+    assert found == [False] * 6 + [True] * 2
+    assert asked == [100.0, 101.0]
 
 
 def test_a_send_is_a_trace_of_its_own_linked_to_each_creation(spans: Spans) -> None:

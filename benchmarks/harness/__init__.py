@@ -1,0 +1,1 @@
+"""What the benchmark programs share: servers, rounds, figures, what they print. Not what is measured."""

@@ -1,0 +1,146 @@
+"""The SQL of the instance and lease tables, all of it. It opens no connection, commits nothing and decides nothing.
+
+Every write names rows by primary key, in sorted order, and compares before it sets. At READ COMMITTED it locks exactly
+the rows that it names, no gap. All times are the database's own.
+
+A lease that is held has no end of its own (`until_us` is END_NEVER): it lasts as long as its holder's row in the
+instance table is renewed, so that holding a thousand sources costs one row a beat, not a thousand. Its holder ends it
+to offer the source to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    case,
+    delete,
+    exists,
+    insert,
+    null,
+    select,
+    update,
+)
+from sqlalchemy.engine import Dialect
+
+from compensator.assignment.decision import Lease
+from outbox.database import MYSQL_DIALECTS, Write, by_primary_key, now_us
+from outbox.schema import outbox_tables, schema_for
+
+END_NEVER: Final = 2**63 - 1
+PURGED_ROWS_MAX: Final = 100
+_NO_ZONE: Final = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceRow:
+    """One row of the instance table; the age is how long ago its time ran out, negative while it lives."""
+
+    id: str
+    zone: str | None
+    dead_for_us: int
+
+
+class LeaseStore:
+    """The statements, for one dialect and schema. Stateless, so safe in any thread."""
+
+    def __init__(self, *, dialect: Dialect, schema: str | None = None) -> None:
+        tables = outbox_tables(schema_for(dialect, schema))
+        self._instance = tables.instance
+        self._lease = tables.lease
+        self._dialect = dialect
+        self._now_us = now_us(dialect)
+        self._or_ignore = "IGNORE" if dialect.name in MYSQL_DIALECTS else "OR IGNORE"
+
+    # -- instances ---------------------------------------------------------------------------------------------------
+
+    def renew(self, connection: Connection, instance: str, *, lease_us: int) -> bool:
+        """Let an instance live on from now; False where it has no row."""
+        own = self._instance.c.id == instance
+        statement = update(self._instance).where(own).values(alive_until_us=self._now_us + lease_us)
+        return self._write(connection, statement) == 1
+
+    def join(self, connection: Connection, instance: str, *, zone: str | None, lease_us: int) -> None:
+        """Write a new instance's row."""
+        values = {"id": instance, "zone": zone or _NO_ZONE}
+        times = {"started_at_us": self._now_us, "alive_until_us": self._now_us + lease_us}
+        connection.execute(insert(self._instance).values(**values, **times))
+
+    def withdraw(self, connection: Connection, instance: str) -> None:
+        """Delete an instance's row: its leases end with it."""
+        self._write(connection, delete(self._instance).where(self._instance.c.id == instance))
+
+    def instances(self, connection: Connection) -> list[InstanceRow]:
+        """All instances, dead ones too. A plain read."""
+        table = self._instance
+        statement = select(table.c.id, table.c.zone, (self._now_us - table.c.alive_until_us).label("dead_for_us"))
+        return [
+            InstanceRow(id=row.id, zone=row.zone or None, dead_for_us=row.dead_for_us)
+            for row in connection.execute(statement)
+        ]
+
+    def purge(self, connection: Connection, instances: Sequence[str], *, older_than_us: int) -> int:
+        """Delete rows of instances that died longer ago than this; returns how many."""
+        table = self._instance
+        old = table.c.alive_until_us < self._now_us - older_than_us
+        return self._write(connection, delete(table).where(table.c.id.in_(sorted(instances)[:PURGED_ROWS_MAX]), old))
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    def leases(self, connection: Connection) -> dict[str, Lease]:
+        """All leases by source. A plain read."""
+        table = self._lease
+        ended = case((table.c.until_us <= self._now_us, 1), else_=0).label("ended")
+        statement = select(table.c.source, table.c.instance, ended)
+        return {row.source: Lease(holder=row.instance, ended=bool(row.ended)) for row in connection.execute(statement)}
+
+    def add(self, connection: Connection, sources: Sequence[str]) -> None:
+        """Write rows for new sources, nobody's yet; those that another has just written stay as they are."""
+        statement = insert(self._lease).prefix_with(self._or_ignore)
+        rows = [{"source": name, "instance": None, "until_us": 0, "epoch": 0} for name in sources]
+        connection.execute(statement, rows)
+
+    def take(self, connection: Connection, sources: Sequence[str], *, instance: str) -> int:
+        """Become the holder of those that are free at this moment; returns how many."""
+        free = (self._lease.c.until_us <= self._now_us) | ~self._holder_lives()
+        values = {"instance": instance, "until_us": END_NEVER, "epoch": self._lease.c.epoch + 1}
+        return self._change(connection, sources, free, values)
+
+    def held(self, connection: Connection, sources: Sequence[str], *, instance: str) -> set[str]:
+        """Those among `sources` that an instance holds. A plain read."""
+        table = self._lease
+        statement = select(table.c.source).where(table.c.source.in_(sources), table.c.instance == instance)
+        return set(connection.scalars(statement))
+
+    def keep(self, connection: Connection, sources: Sequence[str], *, instance: str) -> int:
+        """Take back an offer that nobody took; returns how many are the holder's still."""
+        return self._change(connection, sources, self._lease.c.instance == instance, {"until_us": END_NEVER})
+
+    def offer(self, connection: Connection, sources: Sequence[str], *, instance: str) -> int:
+        """End leases now, so that others may take them; their holder stays it until then."""
+        return self._change(connection, sources, self._lease.c.instance == instance, {"until_us": self._now_us})
+
+    def release(self, connection: Connection, sources: Sequence[str], *, instance: str) -> int:
+        """Give leases up: they are nobody's from now on."""
+        values = {"instance": null(), "until_us": self._now_us}
+        return self._change(connection, sources, self._lease.c.instance == instance, values)
+
+    def _change(
+        self, connection: Connection, sources: Sequence[str], guard: ColumnElement[bool], values: dict[str, Any]
+    ) -> int:
+        return self._write(
+            connection, update(self._lease).where(self._lease.c.source.in_(sources), guard).values(**values)
+        )
+
+    def _write(self, connection: Connection, statement: Write) -> int:
+        # By the primary key even in a table of a few rows: read as a whole, it makes this beat wait for others'.
+        return connection.execute(by_primary_key(statement, self._dialect)).rowcount
+
+    def _holder_lives(self) -> ColumnElement[bool]:
+        # At READ COMMITTED this looks at the instance table without a lock.
+        instance = self._instance
+        return exists().where(instance.c.id == self._lease.c.instance, instance.c.alive_until_us > self._now_us)

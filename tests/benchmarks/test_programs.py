@@ -1,0 +1,113 @@
+"""The benchmark programs run, and print what they promise. Not what they find: at these sizes figures mean nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.harness import rounds
+from tests.fixtures.databases import Server
+
+REPOSITORY = Path(__file__).parent.parent.parent
+RUN_SECONDS_MAX = 240
+
+
+@pytest.mark.slow
+@pytest.mark.mariadb
+def test_publish_cost_compares_ours_with_a_message_written_by_hand(shared_mariadb: Server) -> None:
+    found = _run("publish_cost", shared_mariadb, "--no-peers")
+
+    for workers in ("1", "8"):
+        figures = found["workers"][workers]
+        assert {"bare", "hand_written", "ours", "ours_ten", "ours_async"} <= set(figures["transactions_per_second"])
+        assert figures["to_hand_written"]["hand_written"] == 1.0
+        assert figures["to_hand_written"]["ours"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.mariadb
+def test_commit_to_handler_times_both_brokers_beside_a_straight_publish(shared_mariadb: Server) -> None:
+    found = _run("commit_to_handler", shared_mariadb)
+
+    for kind in ("http", "embedded"):
+        assert 0 < found[kind]["ours"]["p50_ms"] <= found[kind]["ours"]["p99_ms"]
+        assert found[kind]["ours_to_floor"]["p50_ms"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.mariadb
+def test_drain_sends_whole_backlogs_beside_its_floor(shared_mariadb: Server) -> None:
+    found = _run("drain", shared_mariadb, "--no-peers")
+
+    for size in ("400", "800"):
+        assert found["sizes"][size]["rows_per_second"]["ours"]["median"] > 0
+        assert found["sizes"][size]["to_floor"]["ours"] > 0
+    assert found["largest_to_smallest"]["ours"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [pytest.param("mariadb", marks=pytest.mark.mariadb),
+                                  pytest.param("mysql", marks=pytest.mark.mysql)])  # fmt: skip
+def test_a_claim_locks_one_row_a_row_and_takes_as_many_statements_at_each_size(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    found = _run("claim", request.getfixturevalue(f"shared_{kind}"), "--no-peers")
+
+    assert [of["rows"] for of in found["ours"].values()] == [100, 100]
+    assert [of["locks_a_row"] for of in found["ours"].values()] == [1.0, 1.0]
+    assert len({of["statements"] for of in found["ours"].values()}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.mariadb
+def test_recovery_sees_a_killed_producers_rows_sent_after_their_lease(shared_mariadb: Server) -> None:
+    found = _run("recovery", shared_mariadb)
+
+    (figures,) = found["by_lease_ms"].values()
+    assert figures["seconds"]["median"] > 0
+    assert figures["seconds"]["median"] - figures["after_lease_seconds"]["median"] == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.mariadb
+def test_history_compares_its_phases_with_the_fresh_one(shared_mariadb: Server) -> None:
+    found = _run("history", shared_mariadb)
+
+    assert list(found["phases"]) == ["fresh", "archive", "open"]
+    assert found["to_fresh"]["open"]["claim, locks a row"] == 1.0
+
+
+def test_each_contestant_is_first_once_in_as_many_rounds_as_there_are() -> None:
+    orders = [rounds.rotated(["a", "b", "c"], number) for number in range(3)]
+
+    assert sorted(order[0] for order in orders) == ["a", "b", "c"]
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios_and_not_the_ratio_of_medians() -> None:
+    ours, theirs = [1.0, 40.0, 9.0], [2.0, 80.0, 3.0]
+
+    assert rounds.ratio(ours, theirs) == 0.5
+
+
+def test_percentiles_are_taken_from_the_sorted_sample() -> None:
+    values = [float(number) for number in range(100, 0, -1)]
+
+    assert rounds.percentiles(values) == {"p50_ms": 51.0, "p90_ms": 91.0, "p99_ms": 100.0, "max_ms": 100.0}
+
+
+def _run(program: str, server: Server, *options: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", f"benchmarks.{program}", "--quick", "--url", server.url, *options]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=RUN_SECONDS_MAX)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["benchmark"] == program
+    assert found["server"]["innodb_flush_log_at_trx_commit"] == 1
+    assert found["server"]["sync_binlog"] == 1
+    assert found["machine"]["cores"] >= 1
+    return found

@@ -1,0 +1,71 @@
+"""Real processes: what one held is another's soon after a kill -9, and at once after a SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.outbox.shop import Shop
+
+CHILD = Path(__file__).with_name("beating_process.py")
+ROOT = Path(__file__).parents[3]
+SOURCES = ["a", "b", "c", "d"]
+LINES_MAX = 2_000
+SHORT = ("50", "2000")
+LONG = ("50", "600000")
+
+
+@contextmanager
+def process(shop: Shop, timing: tuple[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """One instance as a process."""
+    arguments = [shop.database.url, shop.database.schema or "", ",".join(SOURCES), *timing]
+    with subprocess.Popen(
+        [sys.executable, str(CHILD), *arguments],
+        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+    ) as child:  # fmt: skip
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def until_it_holds(child: subprocess.Popen[str], count: int) -> list[str]:
+    """Read its beats until it holds so many sources."""
+    assert child.stdout is not None
+    for _ in range(LINES_MAX):
+        line = child.stdout.readline()
+        if not line:
+            break
+        held: list[str] = json.loads(line)
+        if len(held) == count:
+            return held
+    pytest.fail(f"it never held {count} sources")
+
+
+def test_what_a_killed_process_held_is_anothers_when_its_lease_is_over(shop: Shop) -> None:
+    with process(shop, SHORT) as one, process(shop, SHORT) as two:
+        shares = [until_it_holds(one, 2), until_it_holds(two, 2)]
+        one.kill()
+        after = until_it_holds(two, 4)
+
+    assert sorted([*shares[0], *shares[1]]) == SOURCES
+    assert after == SOURCES
+
+
+def test_what_a_stopped_process_held_is_anothers_long_before_its_lease_would_end(shop: Shop) -> None:
+    with process(shop, LONG) as one, process(shop, LONG) as two:
+        until_it_holds(one, 2)
+        until_it_holds(two, 2)
+        one.send_signal(signal.SIGTERM)
+        after = until_it_holds(two, 4)
+        status = one.wait(60)
+
+    assert after == SOURCES
+    assert status == 0

@@ -1,0 +1,137 @@
+"""Two compensator services that share sources: one is killed, the other has all of them, and every message arrives."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.http import HttpBroker
+from messaging.message import Message
+from outbox import migrating
+from outbox.database import background_engine, open_engine
+from outbox.row import publish_row
+from outbox.store import MessageStore
+from tests.broker_adapter.servers import ServerProcess
+from tests.fixtures.databases import Server
+
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+WAIT_SECONDS = 60
+SCHEMAS = 4
+HOUR_US = 3_600_000_000
+
+
+class Service:
+    """`outbox compensator run` as a process."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        command = [sys.executable, "-m", "outbox", "compensator", "run", "--leases", "--port", "0", *arguments]
+        self.process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        # The rest of what it says must be read, or it stands still once the pipe is full.
+        said = (re.search(r"status on port (\d+)", line) for line in self.process.stderr)
+        self._port = next(found[1] for found in said if found)
+        self._reader = threading.Thread(target=self.process.stderr.read, daemon=True)
+        self._reader.start()
+
+    def serves(self) -> set[str]:
+        """The sources that are its own now, as Prometheus sees it."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=WAIT_SECONDS) as answer:
+            text = answer.read().decode()
+        return set(re.findall(r'^outbox_compensator_leader\{source="([^"]*)"\} 1\.0$', text, re.MULTILINE))
+
+    def wait_until_it_serves(self, count: int) -> set[str]:
+        """Its sources, once there are so many."""
+        for _ in range(WAIT_SECONDS * 50):
+            if len(found := self.serves()) == count:
+                return found
+            threading.Event().wait(0.02)
+        pytest.fail(f"it serves {self.serves()}")
+
+    def end(self) -> None:
+        """Kill it and let go of its pipe."""
+        self.process.kill()
+        self.process.wait(WAIT_SECONDS)
+        self._reader.join(WAIT_SECONDS)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def schemas(shared_mariadb: Server) -> Iterator[tuple[str, list[str]]]:
+    """A database's URL, and the outbox schemas on its server."""
+    with contextlib.ExitStack() as stack:
+        databases = [stack.enter_context(shared_mariadb.fresh_database()) for _ in range(SCHEMAS)]
+        names = [database.schema or "" for database in databases]
+        for name in names:
+            migrating.upgrade(databases[0].url, schema=name)
+        yield databases[0].url, names
+
+
+def add_due(url: str, schema: str, *ids: str) -> None:
+    """Rows of a dead sender, their leases over."""
+    first = open_engine(url)
+    engine = background_engine(first)
+    store = MessageStore(dialect=engine.dialect, schema=schema)
+    rows = [publish_row(Message(id=one, topic="topic", body=b"")) for one in ids]
+    with engine.begin() as connection:
+        store.insert(connection, rows, token="d" * 32, lease_us=-HOUR_US)
+    engine.dispose()
+    first.dispose()
+
+
+@pytest.mark.mariadb
+@pytest.mark.slow
+def test_the_sources_of_a_killed_service_are_the_others_soon_and_every_message_arrives_once(
+    schemas: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    url, names = schemas
+    server = ServerProcess(tmp_path / "data")
+    server.start()
+    arguments = ["--url", url, *(word for name in names for word in ("--schema", name)), "--broker", server.url]
+    services: list[Service] = []
+    broker = HttpBroker(server.url)
+    try:
+        services += [Service(arguments), Service(arguments)]
+        shares = [service.wait_until_it_serves(SCHEMAS // 2) for service in services]
+        for name in names:
+            add_due(url, name, f"before-{name}")
+        before = receive(broker, SCHEMAS)
+        services[0].process.kill()
+        for name in names:
+            add_due(url, name, f"after-{name}")
+        everything = services[1].wait_until_it_serves(SCHEMAS)
+        after = receive(broker, SCHEMAS)
+        services[1].process.send_signal(signal.SIGTERM)
+        status = services[1].process.wait(WAIT_SECONDS)
+    finally:
+        for service in services:
+            service.end()
+        broker.close()
+        server.kill()
+
+    assert shares[0] | shares[1] == everything
+    assert shares[0].isdisjoint(shares[1])
+    assert sorted(before) == sorted(f"before-{name}" for name in names)
+    assert sorted(after) == sorted(f"after-{name}" for name in names)
+    assert status == 0
+
+
+def receive(broker: HttpBroker, count: int) -> list[str]:
+    """The ids of so many messages."""
+    ids: list[str] = []
+    while len(ids) < count:
+        found = broker.pull("topic", "group", max_messages=100, wait_ms=20_000, invisible_ms=600_000)
+        assert found, f"only {ids} came"
+        broker.ack([delivery.receipt for delivery in found])
+        ids += [delivery.id for delivery in found]
+    return ids

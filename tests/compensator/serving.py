@@ -1,0 +1,252 @@
+"""Services over shops, metrics that a test can wait on, counts of what was asked of a database. Not fixtures."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from sqlalchemy import Engine, event, func, select
+
+from compensator.batches import Batches, ScanOptions
+from compensator.breaker import BreakerOptions, BreakerState
+from compensator.engines import InstanceEngines
+from compensator.gate import Gates
+from compensator.metrics import CompensatorMetrics
+from compensator.pacing import PacingOptions, TurnQueue
+from compensator.rate import RateOptions
+from compensator.retention import Retention
+from compensator.scan import PassReport
+from compensator.service import CompensatorService, ServiceOptions
+from compensator.source import Source, SourceCounts, source_name
+from compensator.turn import TurnOptions, TurnReport, Turns
+from messaging.backoff import Backoff
+from messaging.broker import Broker
+from messaging.clock import Clock, ManualClock, SystemClock
+from messaging.message import Message
+from outbox.relay import RelayPolicy
+from outbox.row import publish_row
+from outbox.schema import message_table, split_message_table_name
+from outbox.store import MessageStore
+from tests.outbox.shop import Shop
+
+HOUR_US = 3_600_000_000
+WAIT_SECONDS = 30
+OFTEN = PacingOptions(interval_ms=20, idle_ms=20, jitter=0, failure=Backoff(initial_ms=20, max_ms=20))
+QUICK_BREAKER = BreakerOptions(
+    backoff=Backoff(initial_ms=20, max_ms=20), probe_rows=2, drain_rows_per_second=10_000, drain_step_ms=10
+)
+
+
+class WatchedMetrics(CompensatorMetrics):
+    """Metrics that a test can wait on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = threading.Condition()
+        self.turns: list[tuple[str, TurnReport]] = []
+        self.failures: Counter[str] = Counter()
+        self.counts: dict[str, SourceCounts] = {}
+        self.breakers: list[BreakerState] = []
+
+    @property
+    def reports(self) -> list[PassReport]:
+        """What the turns came to, those that were held back before a look left out."""
+        return [turn.report for _, turn in self.turns if turn.oldest_due_us is not None]
+
+    @property
+    def accepted(self) -> int:
+        """How many rows brokers took."""
+        return sum(turn.report.accepted for _, turn in self.turns)
+
+    def passed(self, source: str, turn: TurnReport, *, seconds: float, now_seconds: float) -> None:
+        super().passed(source, turn, seconds=seconds, now_seconds=now_seconds)
+        self._tell(lambda: self.turns.append((source, turn)))
+
+    def failed(self, source: str) -> None:
+        super().failed(source)
+        self._tell(lambda: self.failures.update([source]))
+
+    def stands(self, source: str, counts: SourceCounts) -> None:
+        super().stands(source, counts)
+        self._tell(lambda: self.counts.update({source: counts}))
+
+    def breaker(self, broker: str, state: BreakerState) -> None:
+        super().breaker(broker, state)
+        self._tell(lambda: self.breakers.append(state))
+
+    def wait_for(self, condition: Callable[[WatchedMetrics], bool]) -> None:
+        """Wait until what turns came to makes the condition true."""
+        with self._told:
+            assert self._told.wait_for(lambda: condition(self), WAIT_SECONDS)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """What a scrape would show."""
+        return self.registry.get_sample_value(name, labels)
+
+    def _tell(self, note: Callable[[], object]) -> None:
+        with self._told:
+            note()
+            self._told.notify_all()
+
+
+class Asked:
+    """Counts the statements that engines are given."""
+
+    def __init__(self, *engines: Engine) -> None:
+        self.statements: list[str] = []
+        for engine in engines:
+            event.listen(engine, "before_cursor_execute", self._note)
+
+    def _note(self, _conn: object, _cursor: object, statement: str, *_: object) -> None:
+        self.statements.append(statement)
+
+
+def name_of(shop: Shop) -> str:
+    """The name of the source that a shop is."""
+    return source_name(shop.engine.url, shop.tables.metadata.schema).name
+
+
+def source_of(
+    shop: Shop,
+    broker: Broker,
+    *,
+    gates: Gates,
+    clock: Clock | None = None,
+    lease_ms: int = 60_000,
+    broker_name: str = "the broker",
+    limit: RateOptions | None = None,
+    retention: Retention | None = None,
+    engines: InstanceEngines | None = None,
+) -> tuple[Source, InstanceEngines]:
+    """A source over a shop's database, and its engines, which the caller closes."""
+    engines = engines or InstanceEngines(shop.engine.url)
+    schema = shop.tables.metadata.schema
+    batches = Batches(
+        engine=engines.work,
+        store=shop.store,
+        broker=broker,
+        policy=RelayPolicy(outage_delay_ms=60_000),
+        options=ScanOptions(lease_ms=lease_ms),
+    )
+    source = Source(
+        source_name(shop.engine.url, schema),
+        schema=schema,
+        broker=broker_name,
+        work=engines.work,
+        looks=engines.looks,
+        batches=batches,
+        gate=gates.gate(broker_name, limit=limit),
+        clock=clock or SystemClock(),
+        retention=retention,
+    )
+    return source, engines
+
+
+def serving(
+    shops: Sequence[Shop],
+    brokers: Sequence[Broker],
+    *,
+    metrics: CompensatorMetrics,
+    pacing: PacingOptions = OFTEN,
+    breaker: BreakerOptions = QUICK_BREAKER,
+    batch_rows: int = 10,
+    limit: RateOptions | None = None,
+    clock: Clock | None = None,
+    extra: Sequence[Source] = (),
+    **options: Any,
+) -> tuple[CompensatorService, Callable[[], None]]:
+    """A service over these shops, and what closes its connections. Equal brokers share a breaker."""
+    clock = clock or SystemClock()
+    gates = Gates(clock=clock, random=Random(0), breaker=breaker, limit=limit)
+    made = [
+        source_of(shop, broker, gates=gates, clock=clock, broker_name=f"broker {id(broker)}")
+        for shop, broker in zip(shops, brokers, strict=True)
+    ]
+    own = {name: options.pop(name) for name in ("assignment",) if name in options}
+    service = CompensatorService(
+        [*extra, *(source for source, _ in made)],
+        gates=gates,
+        options=ServiceOptions(pacing=pacing, turn=TurnOptions(batch_rows=batch_rows), **options),
+        metrics=metrics,
+        clock=clock,
+        random=Random(0),
+        **own,
+    )
+
+    def close() -> None:
+        for _, engines in made:
+            engines.close()
+
+    return service, close
+
+
+def add_due(shop: Shop, count: int, *, prefix: str = "m", topic: str = "topic", table: str | None = None) -> list[str]:
+    """Rows of a dead sender, their leases over."""
+    rows = [publish_row(Message(id=f"{prefix}-{number:04d}", topic=topic, body=b"x")) for number in range(count)]
+    store = MessageStore(dialect=shop.engine.dialect, schema=shop.database.schema, table=table)
+    with shop.engine.begin() as connection:
+        store.insert(connection, rows, token="d" * 32, lease_us=-HOUR_US)
+    return [row.id for row in rows]
+
+
+def split(shop: Shop, numbers: Sequence[int]) -> list[str]:
+    """Make these of the tables that messages are split over (MySQL and MariaDB); returns their names."""
+    names = [split_message_table_name(number) for number in numbers]
+    with shop.engine.begin() as connection:
+        for name in names:
+            connection.exec_driver_sql(
+                f"CREATE TABLE {shop.database.schema}.{name} LIKE {shop.database.schema}.message"
+            )
+    return names
+
+
+def rows_left(shop: Shop, tables: Sequence[str]) -> int:
+    """How many rows these tables have."""
+    with shop.engine.connect() as connection:
+        counts = [
+            connection.scalar(select(func.count()).select_from(message_table(shop.database.schema, name)))
+            for name in tables
+        ]
+    return sum(count or 0 for count in counts)
+
+
+class Simulation:
+    """The service's loop on a clock that only it moves, in this thread: what happens when is exact."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        clock: ManualClock,
+        *,
+        pacing: PacingOptions | None = None,
+        turn: TurnOptions | None = None,
+    ) -> None:
+        self.clock = clock
+        self.turns: list[tuple[int, str, TurnReport]] = []
+        self._options = turn or TurnOptions()
+        self._queue = TurnQueue(pacing or PacingOptions(), suspects_max=1, random=Random(0))
+        self._turns = {source.name: Turns(source, options=self._options, clock=clock) for source in sources}
+        self._queue.keep(self._turns, now_ms=clock.monotonic_ms())
+
+    def step(self) -> TurnReport:
+        """Wait for the next turn, and take it."""
+        while (name := self._queue.take(now_ms=self.clock.monotonic_ms())) is None:
+            wait_ms = self._queue.wait_ms(now_ms=self.clock.monotonic_ms())
+            assert wait_ms, "nobody has a turn to come"
+            self.clock.advance(wait_ms)
+        turn = self._turns[name].take(going_on=lambda: True)
+        self.turns.append((self.clock.monotonic_ms(), name, turn))
+        self._queue.done(name, turn.outcome, now_ms=self.clock.monotonic_ms())
+        return turn
+
+    def run_until(self, ms: int) -> None:
+        """Take all turns that come before this time or at it, and let it be then."""
+        while (now_ms := self.clock.monotonic_ms()) <= ms:
+            wait_ms = self._queue.wait_ms(now_ms=now_ms)
+            if wait_ms is None or now_ms + wait_ms > ms:
+                self.clock.advance(ms - now_ms)
+                return
+            self.step()

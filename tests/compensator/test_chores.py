@@ -1,0 +1,108 @@
+"""Chores: one at a time, never ended by an error, not stopped by a clock that is stepped back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from compensator.chores import Chores
+from messaging.clock import ManualClock
+from messaging.errors import DatabaseUnavailable
+
+WAIT_SECONDS = 20
+NEVER_AGAIN_MS = 3_600_000
+
+
+class Watched:
+    """Chores, and what failed."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.failed: list[str] = []
+        self.chores = Chores(clock=self.clock, failed=self.failed.append)
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    """Chores that are stopped at the end."""
+    it = Watched()
+    yield it
+    it.chores.stop(timeout_ms=10_000)
+
+
+def counting(times: int, *, then: Callable[[], None] = lambda: None) -> tuple[Callable[[], None], threading.Event]:
+    """A chore, and an event for when it has run so often."""
+    done, count = threading.Event(), iter(range(1, 1_000_000))
+
+    def work() -> None:
+        if next(count) >= times:
+            done.set()
+        then()
+
+    return work, done
+
+
+def test_a_chore_runs_at_once_and_again(watched: Watched) -> None:
+    work, done = counting(3)
+
+    watched.chores.add("it", work, every_ms=20)
+    watched.chores.start()
+
+    assert done.wait(WAIT_SECONDS)
+
+
+@pytest.mark.parametrize("error", [DatabaseUnavailable("down"), RuntimeError("a defect")])
+def test_a_chore_that_fails_is_counted_and_comes_again(watched: Watched, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    work, done = counting(3, then=fail)
+    watched.chores.add("it", work, every_ms=20)
+    watched.chores.start()
+
+    assert done.wait(WAIT_SECONDS)
+    assert watched.chores.stop(timeout_ms=10_000)
+    assert set(watched.failed) == {"it"}
+    assert len(watched.failed) >= 3
+
+
+def test_stop_waits_for_what_runs_and_begins_nothing_more(watched: Watched) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        entered.set()
+        go_on.wait(WAIT_SECONDS)
+
+    watched.chores.add("it", hang, every_ms=20)
+    watched.chores.start()
+    assert entered.wait(WAIT_SECONDS)
+
+    too_soon = watched.chores.stop(timeout_ms=1)
+    go_on.set()
+    ended = watched.chores.stop(timeout_ms=10_000)
+
+    assert (too_soon, ended) == (False, True)
+
+
+def test_a_clock_that_was_stepped_back_keeps_no_chore_waiting(watched: Watched) -> None:
+    first, second = threading.Event(), threading.Event()
+
+    def work() -> None:
+        (second if first.is_set() else first).set()
+
+    watched.chores.add("it", work, every_ms=NEVER_AGAIN_MS)
+    watched.chores.start()
+    assert first.wait(WAIT_SECONDS)
+    [job] = watched.chores._scheduler.get_jobs()
+    job.modify(next_run_time=datetime.now(UTC) + timedelta(hours=2))  # as a step back by an hour leaves it
+
+    watched.chores.mind_clock()
+    without_step = second.wait(0.1)
+    watched.clock.step_wall(-NEVER_AGAIN_MS)
+    watched.chores.mind_clock()
+
+    assert not without_step
+    assert second.wait(WAIT_SECONDS)

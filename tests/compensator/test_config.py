@@ -1,0 +1,270 @@
+"""Configuration: flags, then the environment, then the file; a misspelt name is an error that says what is meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compensator.assignment import AlwaysMine, LeasedAssignment
+from compensator.config import CompensatorConfig, load
+from compensator.durations import parse_duration_ms
+from compensator.wiring import Parts, database_url, wire
+from messaging.clock import SystemClock
+from messaging.errors import ConfigurationError
+
+WHOLE = """
+log_format = "json"
+
+[database]
+url = "mysql+pymysql://app@ignored/shop"
+
+[broker]
+url = "http://broker:7788"
+data = "what the broker's own process reads"
+port = 7788
+
+[console]
+bind = "127.0.0.1:8080"
+
+[compensator]
+interval = "2s"
+idle_interval = "1m"
+batch_rows = 100
+lease = "90s"
+rate_limit = 500
+zone = "a"
+stop_timeout = "10s"
+archive_days = 30
+inbox_days = 90.5
+
+[[compensator.sources]]
+url = "mysql+pymysql://app@db-1/"
+schemas = ["outbox", "outbox_2"]
+zone = "a"
+
+[[compensator.sources]]
+url = "mysql+pymysql://app@db-2:3307/"
+schemas = ["outbox"]
+zone = "b"
+broker = "http://other:7788"
+rate_limit = 50.5
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file with everything in it."""
+    path = tmp_path / "outbox.toml"
+    path.write_text(WHOLE)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DATABASE__URL", "BROKER__URL", "COMPENSATOR__INTERVAL", "CONFIG"):
+        monkeypatch.delenv(f"OUTBOX_{name}", raising=False)
+
+
+def compensator(flags: dict[str, object] | None = None, file: Path | None = None) -> CompensatorConfig:
+    """What these flags of [compensator] and this file come to."""
+    return load({"compensator": flags or {}}, file=file)
+
+
+def test_a_file_says_everything(file: Path) -> None:
+    config = compensator(file=file)
+
+    chosen = config.compensator
+    assert (chosen.interval, chosen.idle_interval, chosen.lease, chosen.stop_timeout) == (2_000, 60_000, 90_000, 10_000)
+    assert (chosen.batch_rows, chosen.rate_limit, chosen.zone) == (100, 500, "a")
+    assert (chosen.archive_days, chosen.inbox_days) == (30, 90.5)
+    assert config.log_format == "json"
+    assert [(source.url, source.schemas, source.zone) for source in config.source_tables()] == [
+        ("mysql+pymysql://app@db-1/", ["outbox", "outbox_2"], "a"),
+        ("mysql+pymysql://app@db-2:3307/", ["outbox"], "b"),
+    ]
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_file = compensator(file=file).compensator.interval
+    monkeypatch.setenv("OUTBOX_COMPENSATOR__INTERVAL", "3s")
+    of_environment = compensator(file=file).compensator
+    of_flag = compensator({"interval": "4s", "zone": None}, file).compensator
+
+    assert (of_file, of_environment.interval, of_flag.interval) == (2_000, 3_000, 4_000)
+    assert (of_environment.batch_rows, of_flag.zone) == (100, "a"), "one setting hid its neighbours"
+
+
+def test_databases_of_flags_stand_for_those_of_the_file(file: Path) -> None:
+    config = compensator({"sources": [{"url": "sqlite:///a.db"}, {"url": "sqlite:///b.db"}]}, file)
+
+    assert [source.url for source in config.source_tables()] == ["sqlite:///a.db", "sqlite:///b.db"]
+
+
+def test_the_environment_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_DATABASE__URL", "sqlite:///shop.db")
+    monkeypatch.setenv("OUTBOX_BROKER__URL", "http://127.0.0.1:7788")
+    monkeypatch.setenv("OUTBOX_BROKER__PORT", "7788")
+    monkeypatch.setenv("OUTBOX_COMPENSATOR__ARCHIVE", "false")
+
+    config = compensator()
+
+    assert [source.url for source in config.source_tables()] == ["sqlite:///shop.db"]
+    assert (config.broker.url, config.compensator.archive) == ("http://127.0.0.1:7788", False)
+
+
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        ("[compensator]\nintervall = '5s'", "'interval' is meant"),
+        ("[compensator]\nbatch_row = 5", "'batch_rows' is meant"),
+        ("[[compensator.sources]]\nurl = 'sqlite:///x'\nscheme = ['a']", "'schemas' is meant"),
+        ("[[compensator.sources]]\nschemas = ['a']", "'compensator.sources.0.url' is needed"),
+        ("[compensater]\ninterval = '5s'", "'compensator' is meant"),
+        ("[compensator]\ninterval = 5", '"5s"'),
+        ("[compensator]\ninterval = 'soon'", '"5s"'),
+        ("[compensator]\nworkers = 13", "less than or equal to 12"),
+        ("compensator = 1", "must be a table"),
+        ("[compensator", "is not TOML"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_cure(tmp_path: Path, toml: str, says: str) -> None:
+    path = tmp_path / "outbox.toml"
+    path.write_text(toml)
+
+    with pytest.raises(ConfigurationError, match=says):
+        compensator(file=path)
+
+
+def test_a_misspelt_name_in_the_environment_is_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_COMPENSATOR__LEESE", "60s")
+
+    with pytest.raises(ConfigurationError, match="'lease' is meant"):
+        compensator()
+
+
+def test_errors_repeat_no_values_since_they_may_be_secrets(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.toml"
+    path.write_text("[[compensator.sources]]\nurl = 'mysql://u:hush@h/d'\nrate_limit = 'hush'")
+
+    with pytest.raises(ConfigurationError) as raised:
+        compensator(file=path)
+
+    assert "hush" not in str(raised.value)
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot read the configuration"):
+        compensator(file=tmp_path / "none.toml")
+
+
+@given(number=st.integers(1, 10_000), unit=st.sampled_from(["ms", "s", "m", "h", "d"]))
+def test_durations_are_a_number_and_a_unit(number: int, unit: str) -> None:
+    units = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+    assert parse_duration_ms(f"{number}{unit}") == number * units[unit]
+    assert parse_duration_ms(f"{number}.5 {unit}") == round((number + 0.5) * units[unit])
+
+
+@pytest.mark.parametrize("text", ["", "5", "s", "-5s", "5s 3s", "1e3s", 5, None, True])
+def test_anything_else_is_no_duration(text: object) -> None:
+    with pytest.raises(ValueError, match="a number and a unit"):
+        parse_duration_ms(text)
+
+
+# -- put together ----------------------------------------------------------------------------------------------------
+
+
+def wired(config: CompensatorConfig) -> Parts:
+    """Put together and closed again: nothing of this does I/O."""
+    parts = wire(config, clock=SystemClock())
+    parts.close()
+    return parts
+
+
+def test_each_schema_of_each_instance_is_a_source_with_its_zone_and_broker(file: Path) -> None:
+    parts = wired(compensator(file=file))
+
+    assert [(one.name, one.source_name.zone, one.broker) for one in parts.sources] == [
+        ("db-1:3306/outbox", "a", "http://broker:7788"),
+        ("db-1:3306/outbox_2", "a", "http://broker:7788"),
+        ("db-2:3307/outbox", "b", "http://other:7788"),
+    ]
+    assert set(parts.gates.states) == {"http://broker:7788", "http://other:7788"}
+
+
+def test_schemas_of_one_instance_share_its_connections(file: Path) -> None:
+    first, second, other = wired(compensator(file=file)).sources
+
+    assert first._work is second._work
+    assert first._looks is second._looks
+    assert first._work is not other._work
+
+
+def test_several_sources_are_shared_by_leases_and_one_is_not_unless_told(file: Path) -> None:
+    several = wired(compensator(file=file))
+    one = {"sources": [{"url": "mysql+pymysql://app@db/shop"}]}
+    alone, told = wired(compensator(one, file)), wired(compensator({**one, "leases": True}, file))
+    told_not = wired(compensator({"leases": False}, file))
+
+    kinds = [type(parts.assignment) for parts in (several, alone, told, told_not)]
+    assert kinds == [LeasedAssignment, AlwaysMine, LeasedAssignment, AlwaysMine]
+
+
+def test_a_source_that_is_named_twice_is_an_error() -> None:
+    config = load(
+        {
+            "broker": {"url": "http://b"},
+            "compensator": {"sources": [{"url": "mysql+pymysql://u@h/a"}, {"url": "mysql+pymysql://u@h/b"}]},
+        },
+        file=None,
+    )
+
+    with pytest.raises(ConfigurationError, match="named twice"):
+        wired(config)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({}, "no database is named"),
+        ({"database": {"url": "sqlite:///x.db"}}, "no broker is named"),
+        ({"database": {"url": "what"}, "broker": {"url": "http://b"}}, "not a database URL"),
+        (
+            {"database": {"url": "sqlite:///x.db"}, "broker": {"url": "http://b", "token_file": "/none"}},
+            "cannot read the token file",
+        ),
+    ],
+)
+def test_what_is_missing_is_said_with_the_cure(flags: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        wired(load(flags, file=None))
+
+
+def test_passwords_come_from_a_file_and_are_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("hush\n")
+
+    url = database_url("mysql+pymysql://app@db/shop", password_file=tmp_path / "password")
+
+    assert url.password == "hush"
+    assert "hush" not in str(url)
+
+
+def test_a_dead_server_costs_a_bounded_time() -> None:
+    config = load({"database": {"url": "mysql+pymysql://u@h/d"}, "broker": {"url": "http://b"}}, file=None)
+
+    [source] = wired(config).sources
+
+    query = source._work.url.query
+    assert {"connect_timeout", "read_timeout", "write_timeout"} <= set(query)
+    assert source._looks.url.query == query
+
+
+def test_an_async_url_is_served_by_the_synchronous_driver() -> None:
+    config = load({"database": {"url": "mysql+asyncmy://u@h/d"}, "broker": {"url": "http://b"}}, file=None)
+
+    [source] = wired(config).sources
+
+    assert source._work.url.drivername == "mysql+pymysql"

@@ -1,0 +1,340 @@
+"""Many sources in one service: none holds up another, what is lost is let go of, what joins later is served."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import make_url
+
+from compensator.assignment import SourceName
+from compensator.batches import Batches, ScanOptions
+from compensator.breaker import BreakerOptions
+from compensator.engines import InstanceEngines
+from compensator.gate import Gates
+from compensator.service import CompensatorService
+from compensator.source import Source, source_name
+from messaging.clock import SystemClock
+from messaging.message import Message
+from outbox.relay import RelayPolicy
+from outbox.store import MessageStore
+from tests.compensator.serving import WAIT_SECONDS, WatchedMetrics, add_due, name_of, serving
+from tests.fixtures.databases import sqlite_database
+from tests.outbox.recording_broker import RecordingBroker
+from tests.outbox.shop import Shop, open_shop
+
+Serve = Callable[..., CompensatorService]
+
+
+@pytest.fixture
+def shops(tmp_path: Path) -> Iterator[list[Shop]]:
+    """Four shops."""
+    with ExitStack() as closing:
+        made = []
+        for number in range(4):
+            (tmp_path / str(number)).mkdir()
+            made.append(closing.enter_context(open_shop(sqlite_database(tmp_path / str(number)))))
+        yield made
+
+
+class SilentServer:
+    """Takes connections and never says a word: a database host that hangs."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.taken = threading.Semaphore(0)
+        self._connections: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._take, daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    def _take(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self._connections.append(self._socket.accept()[0])
+                self.taken.release()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for connection in self._connections:
+            connection.close()
+        self._thread.join(WAIT_SECONDS)
+
+
+@pytest.fixture
+def silent() -> Iterator[SilentServer]:
+    """A server that hangs."""
+    server = SilentServer()
+    yield server
+    server.close()
+
+
+def hanging_source(silent: SilentServer, gates: Gates, number: int) -> tuple[Source, InstanceEngines]:
+    """A source whose database never answers."""
+    url = make_url(f"mysql+pymysql://u@127.0.0.1:{silent.port}/db{number}?connect_timeout=60")
+    engines = InstanceEngines(url)
+    store = MessageStore(dialect=engines.work.dialect, schema=f"outbox{number}")
+    broker = RecordingBroker()
+    batches = Batches(engine=engines.work, store=store, broker=broker, policy=RelayPolicy(), options=ScanOptions())
+    source = Source(
+        source_name(url, f"outbox{number}"),
+        schema=f"outbox{number}",
+        broker="none",
+        work=engines.work,
+        looks=engines.looks,
+        batches=batches,
+        gate=gates.gate("none"),
+        clock=SystemClock(),
+    )
+    return source, engines
+
+
+def test_a_source_whose_database_hangs_holds_up_no_other(
+    shops: list[Shop], broker: RecordingBroker, metrics: WatchedMetrics, silent: SilentServer
+) -> None:
+    gates = Gates(clock=SystemClock(), random=Random(0), breaker=BreakerOptions())
+    dead, engines = hanging_source(silent, gates, 1)
+    service, close = serving(shops, [broker] * 4, metrics=metrics, extra=[dead], workers=2, stop_timeout_ms=1)
+    try:
+        service.start()
+        assert silent.taken.acquire(timeout=WAIT_SECONDS)
+        for number, shop in enumerate(shops):
+            add_due(shop, 100, prefix=str(number))
+
+        broker.wait_for(lambda it: len(it.stored) == 400)
+
+        assert dead.name in service._queue.busy, "the dead one was never tried"
+        assert service.health().well
+        service.stop()
+    finally:
+        silent.close()
+        close()
+        engines.close()
+    for worker in service._workers:
+        worker.join(WAIT_SECONDS)
+
+
+def test_sources_that_cannot_be_reached_are_tried_ever_more_seldom_and_the_others_as_ever(
+    shops: list[Shop], broker: RecordingBroker, metrics: WatchedMetrics
+) -> None:
+    gates = Gates(clock=SystemClock(), random=Random(0), breaker=BreakerOptions())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    url = make_url(f"mysql+pymysql://u@127.0.0.1:{port}/db")
+    engines = InstanceEngines(url)
+    store = MessageStore(dialect=engines.work.dialect, schema="outbox")
+    batches = Batches(engine=engines.work, store=store, broker=broker, policy=RelayPolicy(), options=ScanOptions())
+    dead = Source(
+        source_name(url, "outbox"), schema="outbox", broker="none", work=engines.work, looks=engines.looks,
+        batches=batches, gate=gates.gate("none"), clock=SystemClock(),
+    )  # fmt: skip
+    service, close = serving(shops[:1], [broker], metrics=metrics, extra=[dead], workers=1)
+    try:
+        service.start()
+        metrics.wait_for(lambda it: it.failures[dead.name] >= 3)
+        add_due(shops[0], 50)
+        metrics.wait_for(lambda it: it.accepted == 50)
+        failing = {check.name: check.observed for check in service.health().checks}["sources"]
+
+        assert dead.name in failing
+        assert service.health().well
+        assert service.stop()
+    finally:
+        close()
+        engines.close()
+
+
+class Told:
+    """An assignment that says what a test tells it."""
+
+    def __init__(self, *mine: str) -> None:
+        self.mine = frozenset(mine)
+        self.left = False
+        self.beats = threading.Semaphore(0)
+
+    def beat(self, sources: Sequence[SourceName]) -> frozenset[str]:
+        self.beats.release()
+        return self.mine & {source.name for source in sources}
+
+    def leave(self) -> None:
+        self.left = True
+
+
+def test_only_what_is_assigned_is_served_and_leases_are_given_up_at_the_end(
+    shops: list[Shop], broker: RecordingBroker, serve: Serve, metrics: WatchedMetrics
+) -> None:
+    told = Told(name_of(shops[0]))
+    for number, shop in enumerate(shops[:2]):
+        add_due(shop, 20, prefix=str(number))
+    service = serve(shops[:2], broker, assignment=told, beat_ms=20)
+
+    service.start()
+    broker.wait_for(lambda it: len(it.stored) == 20)
+    leaders = [metrics.value("outbox_compensator_leader", source=name_of(shop)) for shop in shops[:2]]
+    told.mine = frozenset({name_of(shops[1])})
+    broker.wait_for(lambda it: len(it.stored) == 40)
+    stopped = service.stop()
+
+    assert (stopped, told.left) == (True, True)
+    assert leaders == [1, 0]
+    assert {name for name, turn in metrics.turns if turn.report.claimed} == {name_of(shop) for shop in shops[:2]}
+
+
+def test_a_source_that_is_lost_in_its_turn_is_let_go_of_before_the_next_claim(shops: list[Shop], serve: Serve) -> None:
+    told = Told(name_of(shops[0]))
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hang(_batch: Sequence[Message]) -> None:
+        entered.set()
+        go_on.wait(WAIT_SECONDS)
+
+    broker = RecordingBroker(hang)
+    add_due(shops[0], 100)
+    service = serve(shops[:1], broker, assignment=told, beat_ms=20)
+    service.start()
+    assert entered.wait(WAIT_SECONDS)
+
+    told.mine = frozenset()
+    for _ in range(40):  # those of before, and two that were answered after the loss
+        told.beats.acquire(timeout=0)
+    assert told.beats.acquire(timeout=WAIT_SECONDS)
+    assert told.beats.acquire(timeout=WAIT_SECONDS)
+    go_on.set()
+    service.stop()
+
+    assert len(broker.stored) == 10
+    assert len(shops[0].rows()) == 90
+
+
+def test_a_beat_that_fails_changes_nothing_and_the_next_one_comes(
+    shops: list[Shop], broker: RecordingBroker, serve: Serve, metrics: WatchedMetrics
+) -> None:
+    class Failing(Told):
+        def beat(self, sources: Sequence[SourceName]) -> frozenset[str]:
+            mine = super().beat(sources)
+            if self.fails:
+                raise RuntimeError("a defect")
+            return mine
+
+        fails = False
+
+    told = Failing(name_of(shops[0]))
+    service = serve(shops[:1], broker, assignment=told, beat_ms=20)
+    service.start()
+
+    told.fails = True
+    for _ in range(5):
+        assert told.beats.acquire(timeout=WAIT_SECONDS)
+    add_due(shops[0], 10)
+    metrics.wait_for(lambda it: it.accepted == 10)
+
+    assert (metrics.value("outbox_compensator_chore_failures_total", chore="beat") or 0) >= 1
+
+
+def test_a_schema_that_is_made_later_is_served_from_then_on(
+    shops: list[Shop], tmp_path: Path, broker: RecordingBroker, serve: Serve, metrics: WatchedMetrics
+) -> None:
+    late = shops[0]
+    late.execute("ALTER TABLE outbox_message RENAME TO hidden")
+    service = serve(late, broker)
+    service.start()
+    metrics.wait_for(lambda it: it.failures.total() >= 2)
+
+    late.execute("ALTER TABLE hidden RENAME TO outbox_message")
+    add_due(late, 5)
+    metrics.wait_for(lambda it: it.accepted == 5)
+
+    assert service.stop()
+
+
+# -- at every moment of a turn ---------------------------------------------------------------------------------------
+
+
+class AtStatement:
+    """Does something when the n-th statement of a service is about to be sent, and counts them."""
+
+    def __init__(self, number: int, act: Callable[[object], None]) -> None:
+        self.seen = 0
+        self._number = number
+        self._act = act
+
+    def watch(self, engines: Sequence[object]) -> None:
+        for engine in engines:
+            event.listen(engine, "before_cursor_execute", self._before)
+
+    def _before(self, connection: object, *_: object) -> None:
+        self.seen += 1
+        if self.seen == self._number:
+            self._act(connection)
+
+
+def engines_of(service: CompensatorService) -> list[object]:
+    """All engines that a service uses."""
+    return [engine for source in service._sources.values() for engine in (source._work, source._looks)]
+
+
+@pytest.mark.parametrize("number", range(1, 16))
+def test_a_stop_at_any_statement_leaves_no_row_leased_and_loses_none(
+    mysql_shop: Shop, broker: RecordingBroker, serve: Serve, number: int
+) -> None:
+    ids = add_due(mysql_shop, 25)
+    service = serve(mysql_shop, broker, workers=1)
+    reached = threading.Event()
+    at = AtStatement(number, lambda _: (service._stopping.set(), reached.set()))
+    at.watch(engines_of(service))
+
+    service.start()
+    assert reached.wait(WAIT_SECONDS)
+    stopped = service.stop()
+
+    left = mysql_shop.rows()
+    assert stopped
+    assert {row["token"] for row in left} <= {"d" * 32, None}, "a row was claimed and neither sent nor given back"
+    assert {row["attempts"] for row in left} <= {1}, "an attempt was counted for a row that was not sent"
+    assert sorted([*broker.ids, *(row["id"] for row in left)]) == ids
+    assert broker.duplicates == []
+
+
+@pytest.mark.parametrize("number", range(1, 16))
+def test_a_connection_that_is_lost_at_any_statement_loses_nothing_and_parks_nothing(
+    mysql_shop: Shop, broker: RecordingBroker, serve: Serve, metrics: WatchedMetrics, number: int
+) -> None:
+    ids = add_due(mysql_shop, 25)
+    service = serve(mysql_shop, broker, workers=1)
+    reached = threading.Event()
+
+    def lose(connection: object) -> None:
+        kill_connection(mysql_shop, connection)
+        reached.set()
+
+    AtStatement(number, lose).watch(engines_of(service))
+
+    service.start()
+    assert reached.wait(WAIT_SECONDS)
+    metrics.wait_for(lambda it: it.failures.total() >= 1 or it.accepted >= 20)
+    mysql_shop.end_leases()
+    broker.wait_for(lambda it: len(it.stored) == 25)
+    metrics.wait_for(lambda it: bool(it.turns) and not it.turns[-1][1].pending)
+
+    assert service.stop()
+    assert sorted(broker.ids) == ids
+    assert mysql_shop.rows() == []
+
+
+def kill_connection(shop: Shop, connection: object) -> None:
+    """As a server does that fails over: the connection is gone before its next statement."""
+    thread_id = connection.connection.dbapi_connection.thread_id()  # type: ignore[attr-defined]
+    with shop.engine.connect() as other:
+        other.exec_driver_sql(f"KILL {thread_id}")

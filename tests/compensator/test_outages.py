@@ -1,0 +1,222 @@
+"""A broker that is out: nothing is claimed for it, no attempt is burnt, one small batch finds out when it is back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from broker_adapter.http import HttpBroker
+from compensator.breaker import BreakerOptions, BreakerState
+from compensator.gate import Gates
+from compensator.pacing import Held
+from compensator.service import CompensatorService
+from compensator.source import Source
+from compensator.turn import TurnOptions
+from messaging.backoff import Backoff
+from messaging.clock import ManualClock
+from messaging.errors import BrokerThrottled, BrokerUnavailable
+from messaging.message import Message
+from tests.broker_adapter.servers import ServerProcess
+from tests.compensator.serving import Asked, Simulation, WatchedMetrics, add_due, source_of
+from tests.fixtures.databases import sqlite_database
+from tests.outbox.recording_broker import RecordingBroker
+from tests.outbox.shop import Shop, open_shop
+
+EXACT = BreakerOptions(backoff=Backoff(initial_ms=10_000, max_ms=60_000, jitter=0), probe_rows=3)
+PROBE_MS = 10_000
+
+
+class Outage:
+    """A broker that is out while `on`."""
+
+    def __init__(self) -> None:
+        self.on = True
+        self.error: Exception = BrokerUnavailable("down")
+        self.broker = RecordingBroker(self._rule)
+
+    def _rule(self, _batch: Sequence[Message]) -> None:
+        if self.on:
+            raise self.error
+
+
+class Town:
+    """Several shops whose messages go to one broker, on a clock of their own."""
+
+    def __init__(self, folder: Path, closing: ExitStack, *, shops: int) -> None:
+        self.clock = ManualClock()
+        self.outage = Outage()
+        gates = Gates(clock=self.clock, random=Random(0), breaker=EXACT)
+        self.shops = [self._shop(folder / str(number), closing) for number in range(shops)]
+        self.sources = [self._source(shop, gates, closing) for shop in self.shops]
+        self.simulation = Simulation(self.sources, self.clock, turn=TurnOptions(batch_rows=50))
+
+    def _shop(self, folder: Path, closing: ExitStack) -> Shop:
+        folder.mkdir()
+        return closing.enter_context(open_shop(sqlite_database(folder)))
+
+    def _source(self, shop: Shop, gates: Gates, closing: ExitStack) -> Source:
+        source, engines = source_of(shop, self.outage.broker, gates=gates, clock=self.clock)
+        closing.callback(engines.close)
+        return source
+
+    @property
+    def batches(self) -> list[int]:
+        """How many messages each call of the broker had."""
+        return [len(batch) for batch in self.outage.broker.batches]
+
+    def attempts(self) -> list[int]:
+        return [row["attempts"] for shop in self.shops for row in shop.rows()]
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> object:
+    with ExitStack() as closing:
+        yield Town(tmp_path, closing, shops=3)
+
+
+def test_an_outage_costs_one_batch_and_no_attempt_however_long_it_lasts(town: Town) -> None:
+    for shop in town.shops:
+        add_due(shop, 200)
+
+    town.simulation.run_until(PROBE_MS - 1)
+    batches = list(town.batches)
+    attempts = town.attempts()
+
+    assert batches == [50]
+    assert set(attempts) == {1}, "an attempt was burnt for the outage"
+    assert all(isinstance(turn.outcome, Held) for _, _, turn in town.simulation.turns)
+
+
+def test_while_it_is_open_nothing_is_asked_of_any_database(town: Town) -> None:
+    for shop in town.shops:
+        add_due(shop, 200)
+    town.simulation.step()
+    asked = Asked(*{engine for source in town.sources for engine in (source._work, source._looks)})
+
+    town.simulation.run_until(PROBE_MS - 1)
+
+    assert asked.statements == []
+
+
+def test_each_probe_is_one_small_batch_of_one_source(town: Town) -> None:
+    for shop in town.shops:
+        add_due(shop, 200)
+
+    town.simulation.run_until(PROBE_MS * (1 + 2 + 4) + 3)  # the first outage, and two probes that fail
+
+    assert town.batches == [50, 3, 3, 3]
+    assert set(town.attempts()) == {1}
+
+
+def test_when_the_broker_is_back_everything_is_sent_at_the_stated_rate(town: Town) -> None:
+    ids = [f"{number}-{row:04d}" for number in range(3) for row in range(1_000)]
+    for number, shop in enumerate(town.shops):
+        add_due(shop, 1_000, prefix=str(number))
+    town.simulation.run_until(PROBE_MS - 1)
+    town.outage.on = False
+    for shop in town.shops:
+        shop.end_leases()
+
+    stored: dict[int, int] = {}
+    while len(town.outage.broker.stored) < len(ids):
+        town.simulation.step()
+        stored[town.clock.monotonic_ms()] = len(town.outage.broker.stored)
+
+    back_ms = min(stored)
+    first_second = max(count for at_ms, count in stored.items() if at_ms < back_ms + 1_000)
+    assert sorted(town.outage.broker.ids) == ids
+    assert town.outage.broker.duplicates == []
+    assert first_second <= 1_000 + 100 + EXACT.probe_rows
+    assert max(stored) - back_ms <= 3_000
+    assert [shop.rows() for shop in town.shops] == [[], [], []]
+
+
+def test_a_broker_that_asks_for_a_pause_gets_it(town: Town) -> None:
+    town.outage.error = BrokerThrottled("slow down", retry_after_ms=45_000)
+    add_due(town.shops[0], 10)
+
+    town.simulation.run_until(44_999)
+
+    assert town.batches == [10]
+
+
+def test_sources_of_another_broker_are_not_held_up(
+    tmp_path: Path, serve: Callable[..., CompensatorService], metrics: WatchedMetrics
+) -> None:
+    with ExitStack() as closing:
+        out, well = Outage(), RecordingBroker()
+        shops = []
+        for name in ("one", "other"):
+            (tmp_path / name).mkdir()
+            shops.append(closing.enter_context(open_shop(sqlite_database(tmp_path / name))))
+        breaker = BreakerOptions(backoff=Backoff(initial_ms=3_600_000, max_ms=3_600_000))
+        for shop in shops:
+            add_due(shop, 300)
+
+        service = serve(shops, [out.broker, well], breaker=breaker)
+        service.start()
+        well.wait_for(lambda it: len(it.stored) == 300)
+        metrics.wait_for(lambda it: it.breakers == [BreakerState.OPEN])
+        states = service._gates.states.values()
+
+        assert service.stop()
+        assert sorted(states) == [BreakerState.CLOSED, BreakerState.OPEN]
+        assert len(out.broker.batches) == 1
+
+
+def test_all_sources_go_on_together_when_the_probe_of_one_has_been_taken(
+    tmp_path: Path, serve: Callable[..., CompensatorService], metrics: WatchedMetrics
+) -> None:
+    with ExitStack() as closing:
+        outage = Outage()
+        shops = []
+        for number in range(6):
+            (tmp_path / str(number)).mkdir()
+            shops.append(closing.enter_context(open_shop(sqlite_database(tmp_path / str(number)))))
+        for number, shop in enumerate(shops):
+            add_due(shop, 40, prefix=str(number))
+        service = serve(shops, outage.broker)
+        service.start()
+        metrics.wait_for(lambda it: it.breakers.count(BreakerState.OPEN) >= 3)
+
+        outage.on = False
+        for shop in shops:
+            shop.end_leases()
+        outage.broker.wait_for(lambda it: len(it.stored) == 6 * 40)
+        metrics.wait_for(lambda it: it.accepted == 6 * 40)
+
+        assert service.stop()
+        assert outage.broker.duplicates == []
+        assert [shop.rows() for shop in shops] == [[]] * 6
+
+
+def test_a_real_broker_may_be_killed_and_come_back(
+    mysql_shop: Shop, tmp_path: Path, serve: Callable[..., CompensatorService], metrics: WatchedMetrics
+) -> None:
+    server = ServerProcess(tmp_path / "broker-data")
+    server.start()
+    broker = HttpBroker(server.url)
+    try:
+        add_due(mysql_shop, 20, prefix="before")
+        service = serve(mysql_shop, broker)
+        service.start()
+        metrics.wait_for(lambda it: it.accepted == 20)
+
+        server.kill()
+        ids = add_due(mysql_shop, 300, prefix="during")
+        metrics.wait_for(lambda it: it.breakers.count(BreakerState.OPEN) >= 3)
+        parked = [row for row in mysql_shop.rows() if row["state"] != "pending" or row["attempts"] > 2]
+        server.start()
+        mysql_shop.end_leases()
+        metrics.wait_for(lambda it: it.accepted == 20 + len(ids))
+
+        assert service.stop()
+        assert parked == []
+        assert mysql_shop.rows() == []
+    finally:
+        broker.close()
+        server.kill()

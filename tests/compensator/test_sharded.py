@@ -1,0 +1,191 @@
+"""1,024 message tables over 8 schemas, served by two processes of which one is killed. On real servers, all of it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from sqlalchemy.schema import CreateSchema, DropSchema
+
+from broker_adapter.http import HttpBroker
+from messaging.message import Message
+from outbox.row import publish_row
+from outbox.schema import outbox_tables, split_message_table_name
+from outbox.store import MessageStore
+from tests.broker_adapter.servers import ServerProcess
+from tests.outbox.shop import Shop
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+SCHEMAS, TABLES_EACH = 8, 128
+HOUR_US = 3_600_000_000
+WAIT_SECONDS = 60
+
+pytestmark = pytest.mark.slow
+
+
+class Town:
+    """The schemas of one instance, with their tables."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.shop = shop
+        self.schemas = [f"{shop.database.schema}_{number}" for number in range(SCHEMAS)]
+        self.tables = [
+            (self.schemas[number // TABLES_EACH], split_message_table_name(number))
+            for number in range(SCHEMAS * TABLES_EACH)
+        ]
+
+    def make(self) -> None:
+        with self.shop.engine.begin() as connection:
+            for schema in self.schemas:
+                connection.execute(CreateSchema(schema))
+                outbox_tables(schema).metadata.create_all(connection)
+            for schema, table in self.tables:
+                connection.exec_driver_sql(f"CREATE TABLE {schema}.{table} LIKE {schema}.message")
+
+    def drop(self) -> None:
+        with self.shop.engine.begin() as connection:
+            for schema in self.schemas:
+                connection.execute(DropSchema(schema))
+
+    def add_due(self, *, prefix: str, each: int) -> list[str]:
+        """Rows of dead senders in every table."""
+        ids = []
+        with self.shop.engine.begin() as connection:
+            for schema, table in self.tables:
+                names = [f"{prefix}-{schema[-1]}-{table}-{number}" for number in range(each)]
+                rows = [publish_row(Message(id=name, topic="topic", body=b"")) for name in names]
+                store = MessageStore(dialect=self.shop.engine.dialect, schema=schema, table=table)
+                store.insert(connection, rows, token="d" * 32, lease_us=-HOUR_US)
+                ids += names
+        return ids
+
+    def left(self) -> int:
+        """How many rows there are in all tables."""
+        counts = [f"SELECT COUNT(*) AS n FROM {schema}.{table}" for schema, table in self.tables]
+        with self.shop.engine.connect() as connection:
+            return int(connection.exec_driver_sql(f"SELECT SUM(n) FROM ({' UNION ALL '.join(counts)}) c").scalar() or 0)
+
+
+@pytest.fixture
+def town(mysql_shop: Shop) -> Iterator[Town]:
+    """Eight schemas of 128 tables each."""
+    made = Town(mysql_shop)
+    try:
+        made.make()
+        yield made
+    finally:
+        made.drop()
+
+
+class Instance:
+    """`outbox compensator run` as a process, with its log and its status page read."""
+
+    def __init__(self, config: Path) -> None:
+        command = [sys.executable, "-m", "outbox", "compensator", "run", "--config", str(config), "--port", "0"]
+        self.process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        self.port = self._wait_until_it_runs()
+        self._reader = threading.Thread(target=self.process.communicate, daemon=True)
+        self._reader.start()
+
+    def _wait_until_it_runs(self) -> int:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:  # ends when the process does
+            found = re.search(r"compensator runs.* status on port (\d+)", line)
+            if found:
+                return int(found[1])
+        pytest.fail("the process ended before it ran")
+
+    def serves(self) -> set[str]:
+        """The sources that are this instance's, by its metrics."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=WAIT_SECONDS) as answer:
+            page = answer.read().decode()
+        return set(re.findall(r'\noutbox_compensator_leader{source="([^"]+)"} 1\.0', page))
+
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal and wait for the end; the exit status."""
+        self.process.send_signal(number)
+        status = self.process.wait(WAIT_SECONDS)
+        self._reader.join(WAIT_SECONDS)
+        return status
+
+
+def test_what_a_killed_instance_had_is_taken_over_and_everything_is_delivered(town: Town, tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "broker-data")
+    server.start()
+    with ExitStack() as closing:
+        closing.callback(server.kill)
+        broker = HttpBroker(server.url)
+        closing.callback(broker.close)
+        config = write_config(tmp_path, town, server.url)
+        ids = town.add_due(prefix="first", each=2)
+        instances = [Instance(config) for _ in range(2)]
+        for instance in instances:
+            closing.callback(instance.process.kill)
+        got: list[str] = []
+        receive(broker, got, until=len(ids) // 4)
+        wait_for_shares(instances)
+
+        shares = [instance.serves() for instance in instances]
+        killed = instances[0].end(signal.SIGKILL)
+        ids += town.add_due(prefix="second", each=1)
+        receive(broker, got, until=len(ids))
+        survivor = wait_for_all(instances[1])
+        status = instances[1].end(signal.SIGTERM)
+
+        assert killed == -signal.SIGKILL
+        assert shares[0].isdisjoint(shares[1])
+        assert all(len(share) == SCHEMAS // 2 for share in shares)
+        assert len(survivor) == SCHEMAS
+        assert status == 0
+        assert sorted(set(got)) == sorted(ids)
+        assert town.left() == 0
+
+
+def write_config(folder: Path, town: Town, broker_url: str) -> Path:
+    """Short leases, so that a death is made up for within seconds."""
+    path = folder / "outbox.toml"
+    schemas = ", ".join(f'"{schema}"' for schema in town.schemas)
+    url = town.shop.engine.url.render_as_string(hide_password=False)
+    path.write_text(
+        f'[broker]\nurl = "{broker_url}"\n'
+        '[compensator]\ninterval = "200ms"\nlease = "2s"\nworkers = 4\nbatch_rows = 100\n'
+        f'[[compensator.sources]]\nurl = "{url}"\nschemas = [{schemas}]\n'
+    )
+    return path
+
+
+def receive(broker: HttpBroker, got: list[str], *, until: int) -> None:
+    """Take messages until so many different ones have come."""
+    while len(set(got)) < until:
+        found = broker.pull("topic", "group", max_messages=500, wait_ms=30_000, invisible_ms=600_000)
+        assert found, f"only {len(set(got))} came"
+        got += [delivery.id for delivery in found]
+
+
+def wait_for_shares(instances: list[Instance]) -> None:
+    """Until both have their half of the sources."""
+    pause = threading.Event()
+    for _ in range(600):
+        if [len(instance.serves()) for instance in instances] == [SCHEMAS // 2] * 2:
+            return
+        pause.wait(0.05)
+    pytest.fail("the sources were not shared out")
+
+
+def wait_for_all(instance: Instance) -> set[str]:
+    """Until it has taken over what the other one had."""
+    pause = threading.Event()
+    for _ in range(600):
+        if len(instance.serves()) == SCHEMAS:
+            break
+        pause.wait(0.05)
+    return instance.serves()

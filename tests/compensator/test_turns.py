@@ -1,0 +1,259 @@
+"""What a turn takes, and of which tables: batches filled from many of them, no table kept waiting by a full one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+from sqlalchemy import Connection, select
+
+from compensator.pacing import Failed, Held, More, PacingOptions, Quiet
+from compensator.rate import RateOptions
+from compensator.source import TABLES_ASKED_EVERY_MS, Source
+from compensator.turn import TurnOptions, Turns
+from compensator.upkeep import Upkeep, UpkeepOptions
+from messaging.clock import ManualClock
+from messaging.errors import SchemaMissing
+from messaging.message import Message
+from tests.compensator.serving import (
+    Asked,
+    Simulation,
+    WatchedMetrics,
+    add_due,
+    rows_left,
+    split,
+)
+from tests.outbox.recording_broker import RecordingBroker
+from tests.outbox.shop import Shop
+
+Sources = Callable[..., Source]
+TEN_MINUTES_MS = 600_000
+
+
+def test_a_full_batch_goes_on_at_once(
+    sqlite_shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
+) -> None:
+    add_due(sqlite_shop, 250)
+    turn = TurnOptions(batch_rows=10, batches_max=3)
+    simulation = Simulation([sources(sqlite_shop, broker)], clock, turn=turn)
+
+    outcomes = [simulation.step().outcome for _ in range(9)]
+
+    assert outcomes[:8] == [More()] * 8
+    assert isinstance(outcomes[8], Quiet)
+    assert clock.monotonic_ms() == 0, "time passed while there was work"
+    assert len(broker.stored) == 250
+
+
+def test_an_idle_source_costs_less_than_a_fifth_of_a_statement_a_second_with_gauges_and_all(
+    shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock, metrics: WatchedMetrics
+) -> None:
+    source = sources(shop, broker)
+    upkeep = Upkeep(metrics, options=UpkeepOptions(), clock=clock, stopping=threading.Event())
+    simulation = Simulation([source], clock)
+    simulation.run_until(60_000)
+    upkeep.count([source])
+    asked = Asked(*{source._work, source._looks})
+
+    began_ms = clock.monotonic_ms()
+    while clock.monotonic_ms() < began_ms + TEN_MINUTES_MS:
+        simulation.step()
+        upkeep.count([source])
+
+    seconds = (clock.monotonic_ms() - began_ms) / 1_000
+    assert seconds / 10 <= len(asked.statements) <= 0.2 * seconds
+
+
+def test_a_look_at_an_idle_source_is_one_round_trip(
+    mysql_shop: Shop, broker: RecordingBroker, sources: Sources
+) -> None:
+    source = sources(mysql_shop, broker)
+    source.look()
+
+    with mysql_shop.engine.connect() as connection:
+        before = questions(connection)
+        for _ in range(20):
+            assert source.look() == []
+        after = questions(connection)
+
+    assert after - before == 20 + 1  # the last one is the question itself
+
+
+def questions(connection: Connection) -> int:
+    """How many statements all clients have sent to the server; pings are not among them."""
+    [(_, figure)] = connection.exec_driver_sql("SHOW GLOBAL STATUS LIKE 'Questions'")
+    return int(figure)
+
+
+@pytest.mark.slow
+def test_a_thousand_and_twenty_four_idle_tables_cost_one_statement_a_look(
+    mysql_shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
+) -> None:
+    names = split(mysql_shop, range(1_024))
+    source = sources(mysql_shop, broker)
+    simulation = Simulation([source], clock)
+    simulation.step()
+    asked = Asked(source._work, source._looks)
+
+    looks = [simulation.step() for _ in range(5)]
+    idle = len(asked.statements)
+    add_due(mysql_shop, 2, table=names[777])
+    simulation.step()
+
+    assert clock.monotonic_ms() < TABLES_ASKED_EVERY_MS
+    assert idle == len(looks)
+    assert len(broker.stored) == 2
+
+
+def test_a_row_is_sent_as_soon_as_its_lease_ends_though_the_source_was_idle(
+    shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
+) -> None:
+    simulation = Simulation([sources(shop, broker)], clock)
+    simulation.run_until(60_000)
+    store, row = shop.store, add_due(shop, 1)
+    with shop.engine.begin() as connection:  # as if its sender had died just now, three seconds before the lease ends
+        store.claim(connection, row, token="e" * 32, lease_us=3_000_000)
+
+    seen_at_ms = clock.monotonic_ms()
+    seen = simulation.step()
+    assert isinstance(seen.outcome, Quiet)
+    assert seen.outcome.next_due_ms is not None
+    assert 0 < seen.outcome.next_due_ms <= 3_000
+    looked_ms = simulation.turns[-1][0]
+    simulation.step()
+    next_ms = simulation.turns[-1][0]
+
+    assert looked_ms - seen_at_ms <= 6_250
+    assert next_ms - looked_ms <= seen.outcome.next_due_ms + 51
+
+
+def test_a_batch_is_filled_from_many_tables(
+    mysql_shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
+) -> None:
+    names = split(mysql_shop, range(20))
+    for name in names:
+        add_due(mysql_shop, 3, prefix=name, table=name)
+
+    turn = Simulation([sources(mysql_shop, broker)], clock).step()
+
+    assert (turn.report.batches, turn.report.accepted, len(broker.batches)) == (1, 60, 1)
+    assert rows_left(mysql_shop, names) == 0
+    assert mysql_shop.archived() == 60
+
+
+def test_a_table_with_a_long_backlog_keeps_no_other_waiting(
+    mysql_shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
+) -> None:
+    full, other = split(mysql_shop, range(2))
+    add_due(mysql_shop, 500, prefix="full", table=full)
+    late = add_due(mysql_shop, 3, prefix="other", table=other)
+    turn = TurnOptions(batch_rows=50, batches_max=1)
+    simulation = Simulation([sources(mysql_shop, broker)], clock, turn=turn)
+
+    simulation.step()
+    simulation.step()
+
+    assert set(late) <= set(broker.ids)
+    assert len(broker.ids) <= 100
+
+
+def test_tables_that_are_made_meanwhile_are_served_a_minute_later(
+    mysql_shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
+) -> None:
+    simulation = Simulation([sources(mysql_shop, broker)], clock)
+    simulation.step()
+
+    names = split(mysql_shop, [5])
+    add_due(mysql_shop, 2, table=names[0])
+    simulation.run_until(TABLES_ASKED_EVERY_MS + 10_000)
+
+    assert len(broker.stored) == 2
+
+
+def test_a_table_that_went_away_fails_one_look_and_no_more(
+    mysql_shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
+) -> None:
+    [gone] = split(mysql_shop, [3])
+    source = sources(mysql_shop, broker)
+    source.look()
+
+    mysql_shop.execute(f"DROP TABLE {mysql_shop.database.schema}.{gone}")
+    with pytest.raises(SchemaMissing):
+        source.look()
+
+    assert source.look() == []
+
+
+def test_a_rate_limit_is_kept_from_batch_to_batch(
+    sqlite_shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
+) -> None:
+    add_due(sqlite_shop, 500)
+    source = sources(sqlite_shop, broker, limit=RateOptions(rows_per_second=100))
+    simulation = Simulation([source], clock)
+
+    while len(broker.stored) < 500:
+        simulation.step()
+
+    # A second's worth at once, then a hundred a second.
+    assert 4_000 <= clock.monotonic_ms() <= 4_400
+    assert any(isinstance(turn.outcome, Held) for _, _, turn in simulation.turns)
+
+
+def test_no_row_is_claimed_beyond_the_rate(
+    sqlite_shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
+) -> None:
+    add_due(sqlite_shop, 100)
+    source = sources(sqlite_shop, broker, limit=RateOptions(rows_per_second=30))
+
+    turn = Turns(source, options=TurnOptions(batch_rows=50), clock=clock).take(going_on=lambda: True)
+
+    assert turn.report.claimed == 30
+    assert [row["attempts"] for row in sqlite_shop.rows()].count(1) == 70
+
+
+def test_one_row_at_fault_is_put_off_alone_and_the_rest_of_its_batch_is_sent(
+    shop: Shop, sources: Sources, clock: ManualClock
+) -> None:
+    ids = add_due(shop, 40)
+    poison = ids[13]
+
+    def rule(batch: Sequence[Message]) -> None:
+        if any(message.id == poison for message in batch):
+            raise RuntimeError("a defect of an adapter")
+
+    broker = RecordingBroker(rule)
+
+    turn = Simulation([sources(shop, broker)], clock).step()
+
+    [left] = shop.rows()
+    assert (left["id"], left["state"], left["token"]) == (poison, "pending", None)
+    assert "delivery_defect" in left["last_error"]
+    assert (turn.report.accepted, turn.report.retried) == (39, 1)
+    assert 1 <= turn.report.defects <= 7
+
+
+def test_an_adapter_that_fails_for_everything_is_asked_a_bounded_number_of_times_and_ever_more_seldom(
+    sqlite_shop: Shop, sources: Sources, clock: ManualClock
+) -> None:
+    add_due(sqlite_shop, 400)
+
+    def rule(_batch: Sequence[Message]) -> None:
+        raise RuntimeError("a defect of an adapter")
+
+    broker = RecordingBroker(rule)
+    simulation = Simulation([sources(sqlite_shop, broker)], clock, turn=TurnOptions(batch_rows=200, batches_max=1))
+
+    first, second = simulation.step(), simulation.step()
+
+    assert (first.outcome, second.outcome) == (Failed(), Failed())
+    assert len(broker.batches) <= 2 * 32 + 2 * 200
+    assert clock.monotonic_ms() > 0
+    with sqlite_shop.engine.connect() as connection:
+        message = sqlite_shop.tables.message
+        assert set(connection.scalars(select(message.c.state))) == {"pending"}
+        assert set(connection.scalars(select(message.c.token))) == {None}
+
+
+def test_pacing_by_default_is_a_second_and_five() -> None:
+    assert (PacingOptions().interval_ms, PacingOptions().idle_ms) == (1_000, 5_000)

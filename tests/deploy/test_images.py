@@ -1,0 +1,39 @@
+"""The images: what the manifests run is what the Dockerfile builds, of files and extras that are there."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+from tests.deploy.manifests import ROOT, containers
+
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+STAGES = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM|\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL))
+
+
+def test_every_image_of_the_manifests_is_built_and_runs_as_the_user_that_they_name() -> None:
+    images = {one.container["image"]: one for one in containers()}
+
+    assert STAGES.keys() == {"build", *images}
+    for name, one in images.items():
+        security = one.pod["spec"]["securityContext"]
+        assert f"USER {security['runAsUser']}:{security['runAsGroup']}\n" in STAGES[name]
+        assert 'ENTRYPOINT ["outbox"]\n' in STAGES[name]
+
+
+def test_the_wheel_is_built_of_all_its_packages() -> None:
+    copied = {
+        source for line in re.findall(r"^COPY (.*)$", STAGES["build"], re.MULTILINE) for source in line.split()[:-1]
+    }
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"], "pyproject.toml", PROJECT["project"]["readme"]}
+
+    assert needed | set(PROJECT["project"]["license-files"]) == copied
+    assert all((ROOT / source).exists() for source in copied)
+
+
+def test_extras_that_are_installed_exist() -> None:
+    extras = {extra for listed in re.findall(r"whl\)\[([^]]*)\]", DOCKERFILE) for extra in listed.split(",")}
+
+    assert {"compensator", "broker", "spark"} <= extras <= PROJECT["project"]["optional-dependencies"].keys()

@@ -1,0 +1,322 @@
+"""Several processes: gunicorn's prefork, Celery's, multiprocessing's fork and spawn, and how a process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.context import BaseContext
+from pathlib import Path
+
+import pytest
+import requests
+from sqlalchemy import insert
+
+from outbox import Outbox
+from tests.frameworks.reached import Reached
+from tests.outbox.shop import BUSY_LIMITS, Payment, Shop
+
+ROOT = Path(__file__).parents[2]
+TOPIC = "payment.completed"
+WAIT_SECONDS = 60
+PAYMENTS_MAX = 500
+
+# The parent has a sender, a queue and connections when its children are made.
+USED_BEFORE_THE_FORK = """
+@app.after_request
+def say_who(response):
+    response.headers["Process"] = str(os.getpid())
+    return response
+
+assert app.test_client().post('/payments/0').status_code == 201
+"""
+
+
+def body(order_id: int) -> str:
+    return f'{{"order_id":{order_id}}}'
+
+
+def environment(shop: Shop, broker_url: str, **more: str) -> dict[str, str]:
+    """What the guide's programs read, and the way to our tables."""
+    known = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
+    named = {"DATABASE_URL": shop.database.url, "OUTBOX_BROKER": broker_url, "PYTHONPATH": str(ROOT)}
+    return known | named | {"OUTBOX_SCHEMA": shop.database.schema or "outbox"} | more
+
+
+class Program:
+    """A running program whose words are kept, so that a test can wait for some of them."""
+
+    def __init__(self, command: list[str], *, folder: Path, env: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._said: list[str] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._changed:
+                self._said.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._said.append("")
+            self._changed.notify_all()
+
+    @property
+    def said(self) -> str:
+        """All its words so far."""
+        with self._changed:
+            return "".join(self._said)
+
+    def wait_for(self, find: Callable[[str], str | None]) -> str:
+        """What is found in its words, once it is there."""
+        with self._changed:
+            self._changed.wait_for(lambda: find("".join(self._said)) or "" in self._said, WAIT_SECONDS)
+        found = find(self.said)
+        if found is None:
+            raise TimeoutError(f"the program never said it: {self.said}")
+        return found
+
+    def end(self) -> int:
+        """Ask it to end, as an operator would; its status."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(WAIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
+        finally:
+            self._reader.join(WAIT_SECONDS)
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def running(command: list[str], *, folder: Path, env: dict[str, str]) -> Iterator[Program]:
+    """A program for the length of a block; it must end well when it is asked to."""
+    program = Program(command, folder=folder, env=env)
+    try:
+        yield program
+    finally:
+        status = program.end()
+    assert status == 0, program.said
+
+
+@pytest.mark.slow
+def test_gunicorn_forks_after_the_outbox_was_used_and_each_worker_sends_its_own(
+    shop: Shop, broker_url: str, reached: Reached, guide_files: Path
+) -> None:
+    reached.from_now_on(TOPIC)
+    with (guide_files / "wsgi.py").open("a") as wsgi:
+        wsgi.write(USED_BEFORE_THE_FORK)
+    command = [sys.executable, "-m", "gunicorn", "--bind", "127.0.0.1:0", "wsgi:app"]
+    paid: list[int] = [0]
+    pids: set[str] = set()
+
+    with running(command, folder=guide_files, env=environment(shop, broker_url)) as gunicorn:
+        url = gunicorn.wait_for(listening_at)
+        while len(paid) < 30 or (len(pids) < 2 and len(paid) < PAYMENTS_MAX):
+            answer = requests.post(f"{url}/payments/{len(paid)}", timeout=WAIT_SECONDS)
+            assert answer.status_code == 201
+            pids.add(answer.headers["Process"])
+            declined = requests.post(f"{url}/payments/{1000 + len(paid)}?declined=yes", timeout=WAIT_SECONDS)
+            assert declined.status_code == 402
+            paid.append(len(paid))
+
+    assert len(pids) == 2
+    assert sorted(reached.bodies(TOPIC)) == sorted(body(number) for number in paid)
+    assert shop.payments() == paid
+    assert "Traceback" not in gunicorn.said
+
+
+def listening_at(said: str) -> str | None:
+    """Where gunicorn listens, once its two workers run."""
+    if said.count("Booting worker with pid") < 2:
+        return None
+    return said.partition("Listening at: ")[2].split()[0]
+
+
+@pytest.mark.slow
+def test_celerys_prefork_workers_send_what_tasks_commit(
+    shop: Shop, broker_url: str, reached: Reached, guide_files: Path
+) -> None:
+    reached.from_now_on(TOPIC)
+    queue = guide_files / "queue"
+    queue.mkdir()
+    (guide_files / "celeryconfig.py").write_text(
+        f"broker_transport_options = {{'data_folder_in': {str(queue)!r}, 'data_folder_out': {str(queue)!r}}}\n"
+    )
+    # Used in the worker's parent, before it forks.
+    with (guide_files / "celery_app.py").open("a") as app:
+        app.write("app.config_from_object('celeryconfig')\nimport sys\nif 'worker' in sys.argv: charge(0, False)\n")
+    env = environment(shop, broker_url, CELERY_BROKER_URL="filesystem://")
+    worker = [sys.executable, "-m", "celery", "-A", "celery_app", "worker", "--concurrency=2", "--pool=prefork"]
+    worker += ["--loglevel=info", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+
+    subprocess.run(
+        [sys.executable, "-c", "from celery_app import pay\nfor n in range(1, 11): pay.delay(n, declined=n % 5 == 0)"],
+        cwd=guide_files, env=env, check=True, timeout=WAIT_SECONDS,
+    )  # fmt: skip
+    with running(worker, folder=guide_files, env=env) as celery:
+        celery.wait_for(lambda said: "done" if said.count("succeeded in") + said.count("declined')") >= 10 else None)
+
+    paid = [number for number in range(11) if number % 5 or number == 0]
+    assert sorted(reached.bodies(TOPIC)) == sorted(body(number) for number in paid)
+    assert shop.payments() == paid
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_worker_processes_send_their_own_commits_and_the_parent_its_own(
+    shop: Shop, broker_url: str, reached: Reached, topic: str, method: str
+) -> None:
+    context = multiprocessing.get_context(method)
+    box = shop.box(broker_url)
+    pay(box, topic, 0)
+
+    workers = [start(context, shop, box, broker_url, topic, first) for first in (10, 20)]
+    pay(box, topic, 1)
+    for worker in workers:
+        worker.join(WAIT_SECONDS)
+
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert box.close()
+    expected = [0, 1, 10, 11, 12, 13, 14, 20, 21, 22, 23, 24]
+    assert sorted(reached.bodies(topic), key=int) == [str(number) for number in expected]
+    assert shop.payments() == expected
+    assert shop.rows() == []
+
+
+def start(
+    context: BaseContext, shop: Shop, box: Outbox, broker_url: str, topic: str, first: int
+) -> multiprocessing.Process:
+    """A worker that pays five times: forked, with the parent's Outbox; spawned, with one of its own."""
+    target: Callable[..., None]
+    if context.get_start_method() == "fork":
+        target, arguments = work_forked, (shop, box, topic, first)
+    else:
+        target, arguments = work_spawned, (shop.database.url, shop.database.schema, broker_url, topic, first)
+    process: multiprocessing.Process = context.Process(target=target, args=arguments)  # type: ignore[attr-defined]
+    process.start()
+    return process
+
+
+def work_forked(shop: Shop, box: Outbox, topic: str, first: int) -> None:
+    shop.engine.dispose(close=False)
+    work(box, topic, first)
+
+
+def work_spawned(url: str, schema: str | None, broker_url: str, topic: str, first: int) -> None:
+    work(Outbox(url, broker=broker_url, schema=schema, sender=BUSY_LIMITS), topic, first)
+
+
+def work(box: Outbox, topic: str, first: int) -> None:
+    for number in range(first, first + 5):
+        pay(box, topic, number)
+    if not box.close():
+        raise RuntimeError("the sender was not done")
+
+
+def pay(box: Outbox, topic: str, number: int) -> None:
+    @box.transactional
+    def charge(session: object) -> None:
+        session.execute(insert(Payment).values(id=number, note=""))  # type: ignore[attr-defined]
+        box.publish(topic, str(number))
+
+    charge()
+
+
+ENDS = """
+import sys
+from sqlalchemy.orm import Session
+from outbox import Outbox, SenderLimits
+from tests.outbox.shop import Payment
+url, schema, broker, topic, how = sys.argv[1:]
+limits = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000, close_timeout_ms=300 if how == "mute" else 30_000)
+box = Outbox(url, broker=broker, schema=schema or None, sender=limits)
+for number in range(20):
+    with Session(box.engine) as session, session.begin():
+        session.add(Payment(id=number))
+        box.publish(topic, str(number), session=session)
+if how == "close":
+    assert box.close()
+if how == "raise":
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("close", 0), ("exit", 0), ("raise", 3)])
+def test_a_process_sends_what_is_queued_as_it_ends(
+    shop: Shop, broker_url: str, reached: Reached, topic: str, how: str, status: int
+) -> None:
+    done = end_a_process(shop, broker_url, topic, how)
+
+    assert (done.returncode, done.stderr) == (status, "")
+    assert reached.bodies(topic) == [str(number) for number in range(20)]
+    assert shop.rows() == []
+
+
+def test_a_process_whose_broker_is_mute_ends_at_its_deadline_and_leaves_the_rows(
+    shop: Shop, reached: Reached, topic: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        done = end_a_process(shop, f"http://127.0.0.1:{mute.getsockname()[1]}", topic, "mute")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(shop.rows()) == 20
+    assert shop.payments() == list(range(20))
+    shop.end_leases()
+    assert shop.scan(reached.broker).run().accepted == 20
+    assert sorted(reached.bodies(topic), key=int) == [str(number) for number in range(20)]
+
+
+HOOKED_BEFORE = """
+import sys
+from sqlalchemy import create_engine, event
+from sqlalchemy.orm import Session
+
+def raises(session):
+    raise LookupError
+
+event.listen(Session, "after_commit", raises)  # before anything of ours listens
+from outbox import Outbox
+url, schema, broker, topic, how = sys.argv[1:]
+box = Outbox(url, broker=broker, schema=schema or None)
+with Session(box.engine) as session:
+    session.begin()
+    box.publish(topic, "1", session=session)
+    try:
+        session.commit()
+    except LookupError:
+        sys.exit(0 if box.close() else 2)
+"""
+
+
+def test_a_hook_set_before_the_first_outbox_that_raises_keeps_nothing_from_the_broker(
+    shop: Shop, broker_url: str, reached: Reached, topic: str
+) -> None:
+    done = end_a_process(shop, broker_url, topic, "close", program=HOOKED_BEFORE)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert reached.bodies(topic) == ["1"]
+    assert shop.rows() == []
+
+
+def end_a_process(
+    shop: Shop, broker_url: str, topic: str, how: str, *, program: str = ENDS
+) -> subprocess.CompletedProcess[str]:
+    """Twenty payments in a process of their own, to its end."""
+    arguments = [shop.database.url, shop.database.schema or "", broker_url, topic, how]
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT, env=environment(shop, broker_url), capture_output=True, text=True, timeout=WAIT_SECONDS,
+    )  # fmt: skip

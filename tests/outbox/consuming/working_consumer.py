@@ -1,0 +1,37 @@
+"""One of several consumer processes that share a group on a broker server. Run by path; not imported.
+
+`python working_consumer.py URL SCHEMA BROKER_URL INVISIBLE_MS`. It says each message that its handler has done, before
+the commit, and refuses every seventh at the first attempt.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+from messaging.message import Delivery
+from outbox import consumer, run_consumers
+from tests.outbox.shop import Payment
+
+url, schema, broker_url, invisible_ms = sys.argv[1:5]
+engine = create_engine(url, pool_pre_ping=True)
+
+
+@consumer(
+    "orders", group="payments", inbox=engine, schema=schema or None,
+    workers=2, prefetch=10, invisible_ms=int(invisible_ms),
+)  # fmt: skip
+def pay(session: Session, one: Delivery) -> None:
+    """Pay, once: a second payment would break the primary key, a second increment would show."""
+    number = int(one.body)
+    if one.attempt == 1 and number % 7 == 0:
+        raise RuntimeError("not at the first attempt")
+    session.add(Payment(id=number))
+    session.flush()
+    session.execute(text("UPDATE payment SET note = note + 1 WHERE id = -1"))
+    print(number, flush=True)
+
+
+sys.exit(0 if run_consumers([pay], broker=broker_url).run_until_signal() else 1)
