@@ -105,6 +105,9 @@ class Outbox:
             random=random or Random(), telemetry=self._telemetry,
         )  # fmt: skip
         self._sender = Sender(relay, limits=senders, telemetry=self._telemetry)
+        self._listen()
+
+    def _listen(self) -> None:
         session_hooks.listen_to_sessions()
         engine_hooks.listen_to_engines()
         engine_hooks.watch_savepoints(self.engine.dialect)
