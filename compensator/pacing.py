@@ -102,10 +102,14 @@ def _idle_ms(idle_turns: int, options: PacingOptions, random: Random) -> int:
 
 @dataclass(slots=True)
 class _Place:
-    """A source in the queue; `entry` is its newest entry in the heap, None while a worker has it."""
+    """A source in the queue; `entry` is its newest entry in the heap, None while a worker has it.
+
+    `hastened`: what its turn in hand says of when to come again is out of date.
+    """
 
     pace: Pace
     entry: int | None
+    hastened: bool = False
 
 
 class TurnQueue:
@@ -171,13 +175,18 @@ class TurnQueue:
         if place is None:
             return
         place.pace, delay_ms = decide(place.pace, outcome, options=self._options, random=self._random)
-        self._enter(source, now_ms + delay_ms)
+        hastened, place.hastened = place.hastened, False
+        self._enter(source, now_ms if hastened else now_ms + delay_ms)
 
     def hasten(self, sources: Iterable[str], *, now_ms: int) -> None:
-        """Let these have their turn now, whatever they wait for."""
+        """Let these have their turn now, whatever they wait for; those that have one, another one right behind it."""
         for source in sources:
             place = self._places.get(source)
-            if place is not None and place.entry is not None:
+            if place is None:
+                continue
+            if place.entry is None:
+                place.hastened = True
+            else:
                 self._enter(source, now_ms)
 
     def wait_ms(self, *, now_ms: int) -> int | None:

@@ -31,15 +31,17 @@ PROBE_MS = 10_000
 
 
 class Outage:
-    """A broker that is out while `on`."""
+    """A broker that is out while `on`, or for so many calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, calls: int | None = None) -> None:
         self.on = True
+        self._calls_left = calls
         self.error: Exception = BrokerUnavailable("down")
         self.broker = RecordingBroker(self._rule)
 
     def _rule(self, _batch: Sequence[Message]) -> None:
-        if self.on:
+        if self.on and self._calls_left != 0:
+            self._calls_left = None if self._calls_left is None else self._calls_left - 1
             raise self.error
 
 
@@ -172,7 +174,7 @@ def test_all_sources_go_on_together_when_the_probe_of_one_has_been_taken(
     tmp_path: Path, serve: Callable[..., CompensatorService], metrics: WatchedMetrics
 ) -> None:
     with ExitStack() as closing:
-        outage = Outage()
+        outage = Outage(calls=3)
         shops = []
         for number in range(6):
             (tmp_path / str(number)).mkdir()
@@ -181,11 +183,11 @@ def test_all_sources_go_on_together_when_the_probe_of_one_has_been_taken(
             add_due(shop, 40, prefix=str(number))
         service = serve(shops, outage.broker)
         service.start()
-        metrics.wait_for(lambda it: it.breakers.count(BreakerState.OPEN) >= 3)
+        # A turn is told of once its rows are put off: from then on nothing puts them off again.
+        metrics.wait_for(lambda it: sum(turn.report.outage is not None for _, turn in it.turns) == 3)
 
-        outage.on = False
         for shop in shops:
-            shop.end_leases()
+            shop.end_delays()
         outage.broker.wait_for(lambda it: len(it.stored) == 6 * 40)
         metrics.wait_for(lambda it: it.accepted == 6 * 40)
 
@@ -211,7 +213,7 @@ def test_a_real_broker_may_be_killed_and_come_back(
         metrics.wait_for(lambda it: it.breakers.count(BreakerState.OPEN) >= 3)
         parked = [row for row in mysql_shop.rows() if row["state"] != "pending" or row["attempts"] > 2]
         server.start()
-        mysql_shop.end_leases()
+        mysql_shop.end_delays()
         metrics.wait_for(lambda it: it.accepted == 20 + len(ids))
 
         assert service.stop()

@@ -211,6 +211,19 @@ def test_who_waits_may_be_told_to_come_now() -> None:
     assert (it.take(), it.take()) == ("b", None)
 
 
+def test_a_source_whose_turn_is_in_hand_when_it_is_hastened_has_another_one_right_behind_it() -> None:
+    it = Turns(suspects_max=2)
+    it.keep("a")
+    assert it.take() == "a"
+
+    it.queue.hasten(["a"], now_ms=it.now_ms)
+    it.done("a", Held(60_000))
+
+    assert it.take() == "a", "it was told to wait before the broker came back"
+    it.done("a", Held(60_000))
+    assert it.take() is None
+
+
 class QueueMachine(RuleBasedStateMachine):
     """Any order of joining, leaving, turns and time: never twice at once, never forgotten, never without bound."""
 
