@@ -113,6 +113,7 @@ class _Builder:
             gate=self.gates.gate(shown, limit=_limit(table.rate_limit)),
             clock=self._clock,
             retention=self._retention(engines, schema),
+            look_ahead_ms=service_options(self._config).pacing.look_ahead_ms,
         )
 
     def _batches(self, engines: InstanceEngines, schema: str | None, broker: Broker) -> Batches:
