@@ -30,6 +30,7 @@ from outbox.relay import RelayPolicy
 from outbox.row import publish_row
 from outbox.schema import message_table, split_message_table_name
 from outbox.store import MessageStore
+from outbox.telemetry import NO_TELEMETRY, Telemetry
 from tests.outbox.shop import Shop
 
 SECOND_US = 1_000_000
@@ -121,6 +122,7 @@ def source_of(
     limit: RateOptions | None = None,
     retention: Retention | None = None,
     engines: InstanceEngines | None = None,
+    telemetry: Telemetry = NO_TELEMETRY,
 ) -> tuple[Source, InstanceEngines]:
     """A source over a shop's database, and its engines, which the caller closes."""
     engines = engines or InstanceEngines(shop.engine.url)
@@ -131,6 +133,7 @@ def source_of(
         broker=broker,
         policy=RelayPolicy(outage_delay_ms=60_000),
         options=ScanOptions(lease_ms=lease_ms),
+        telemetry=telemetry,
     )
     source = Source(
         source_name(shop.engine.url, schema),
