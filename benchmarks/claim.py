@@ -126,7 +126,7 @@ def _claim(connection: Connection, store: MessageStore) -> tuple[list[str], dict
     """As the compensator does it, and the milliseconds of its parts."""
     token, clock = new_token(), [time.perf_counter()]
     with connection.begin():
-        ids = [row.id for row in store.due_rows(connection, limit=BATCH)]
+        ids = [row.id for row in store.due_rows(connection, limit=BATCH).rows]
     clock.append(time.perf_counter())
     with connection.begin() as transaction:
         taken = store.claim(connection, ids, token=token, lease_us=LEASE_US)

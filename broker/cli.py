@@ -42,7 +42,7 @@ def serve(
     ready_file: Annotated[Path | None, typer.Option(help="Write the URL here once the broker can serve.")] = None,
     shutdown_timeout_ms: Annotated[int | None, typer.Option(help="Time to finish requests on SIGTERM (25000).")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error (info).")] = None,
-    log_format: Annotated[LogFormat | None, typer.Option(help="json or text (json).")] = None,
+    log_format: Annotated[LogFormat | None, typer.Option(help="json or text (json, on a terminal text).")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a table [broker].")] = None,
 ) -> None:
     """Serve one data folder over HTTP until SIGTERM or SIGINT.

@@ -47,7 +47,7 @@ class BrokerConfig(BaseSettings):
     publishes_bytes_max: int = Field(default=HttpSettings().publishes_bytes_max, ge=1)
     waiting_pulls_max: int = Field(default=HttpSettings().waiting_pulls_max, ge=1)
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
-    log_format: LogFormat = LogFormat.JSON
+    log_format: LogFormat | None = None
 
     @property
     def engine_options(self) -> EngineOptions:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -23,7 +23,7 @@ from outbox.database import database_errors, retry_conflicts
 from outbox.placement import MessageTable
 from outbox.relay import Relay, RelayPolicy
 from outbox.row import OutboxRow
-from outbox.store import Backlog, MessageStore
+from outbox.store import Backlog, DueRows, MessageStore
 from outbox.telemetry.hooks import NO_TELEMETRY, SendPath, Telemetry
 
 
@@ -35,14 +35,22 @@ class ScanOptions:
     lease_ms: int = 60_000
 
 
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A message table, and the due time from which on there may be rows to claim: nothing is left before it."""
+
+    table: str
+    from_us: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """Rows that are ours by this token; the table that was claimed from last, and the tables that may have more."""
+    """Rows that are ours by this token; the table that was claimed from last, and where there may be more."""
 
     rows: Sequence[OutboxRow]
     token: str
     last_table: str
-    tables_left: Sequence[str]
+    walks_left: Sequence[Walk]
 
     @property
     def topics(self) -> Counter[str]:
@@ -86,26 +94,27 @@ class Batches:
         )
         self._relay = CarefulRelay(relay, engine=engine, store=store, policy=policy, random=random)
 
-    def claim(self, tables: Sequence[str], *, rows_max: int) -> Claimed:
-        """Claim up to `rows_max` due rows of these tables, the first table's first; fewer where bodies are large.
+    def claim(self, walks: Sequence[Walk], *, rows_max: int) -> Claimed:
+        """Claim up to `rows_max` due rows along these walks, the first table's first; fewer where bodies are large.
 
         Raises DatabaseUnavailable, SchemaMissing. What was claimed by then comes back when its lease ends.
         """
         token = new_token()
-        left, table = deque(tables), ""
+        left, table = deque(walks), ""
         rows: list[OutboxRow] = []
         # One connection, back in its pool before anything is sent: none is held across the network.
         with database_errors(self._engine.url), self._engine.connect() as connection:
             while left and (asked := self._bytes.rows(rows, rows_max=rows_max)):
-                table = left[0]
-                found, claimed = self._claim(connection, table, token=token, limit=asked)
+                walk = left.popleft()
+                table = walk.table
+                found, claimed = self._claim(connection, walk, token=token, limit=asked)
                 rows += claimed
-                if found < asked:
-                    left.popleft()  # it has no more
-        if left and left[0] == table:
+                if len(found.rows) == asked:  # else it has no more
+                    left.appendleft(replace(walk, from_us=found.last_due_us))
+        if left and left[0].table == table:
             left.rotate(-1)  # it may have more; the other tables come first
         self._bytes.learn(rows)
-        return Claimed(rows=rows, token=token, last_table=table, tables_left=tuple(left))
+        return Claimed(rows=rows, token=token, last_table=table, walks_left=tuple(left))
 
     def send(self, claimed: Claimed, *, accepted: Mapping[str, Collection[str]]) -> Sent:
         """Send claimed rows; `accepted` as in Relay.send. Nothing is written down yet but for rows that failed in an
@@ -127,15 +136,19 @@ class Batches:
         with database_errors(self._engine.url), self._engine.connect() as connection:
             return self._store.backlog(connection)
 
-    def _claim(self, connection: Connection, table: str, *, token: str, limit: int) -> tuple[int, Sequence[OutboxRow]]:
-        """How many rows were due in a table, and those of them that are ours now.
+    def _claim(
+        self, connection: Connection, walk: Walk, *, token: str, limit: int
+    ) -> tuple[DueRows, Sequence[OutboxRow]]:
+        """The rows that were due on a walk, and those of them that are ours now.
 
         They are read whole before they are ours: where all could be claimed, as mostly, that saves reading them again.
         """
-        store = self._store.at(MessageTable(self._store.table.schema, table))
+        store = self._store.at(MessageTable(self._store.table.schema, walk.table))
         with connection.begin():
-            due = store.due_rows(connection, limit=limit)
-        return len(due), retry_conflicts(partial(self._take, connection, store, due, token=token)) if due else []
+            due = store.due_rows(connection, limit=limit, from_us=walk.from_us)
+        if not due.rows:
+            return due, []
+        return due, retry_conflicts(partial(self._take, connection, store, due.rows, token=token))
 
     def _take(
         self, connection: Connection, store: MessageStore, due: Sequence[OutboxRow], *, token: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from compensator.reports import PassReport
 from compensator.wiring import Parts, wire
 from messaging import logs
 from messaging.clock import SystemClock
+from outbox.telemetry import trace_context
 
 app = typer.Typer(help="Find what was committed and not sent, and send it.", no_args_is_help=True)
 talk = Console(stderr=True)
@@ -57,7 +59,7 @@ Port = Annotated[int | None, typer.Option("--port", help="Port of /metrics and /
 StopTimeout = Annotated[
     str | None, typer.Option("--stop-timeout", help="How long what is in hand may take to end (25s).")
 ]
-LogFormat = Annotated[str | None, typer.Option("--log-format", help="text or json (text).")]
+LogFormat = Annotated[str | None, typer.Option("--log-format", help="text or json (json, on a terminal text).")]
 LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error (info).")]
 
 
@@ -172,7 +174,8 @@ def _check(parts: Parts) -> None:
 
 
 def _configure_logs(config: CompensatorConfig) -> None:
-    logs.configure(format=config.log_format, level=config.log_level, quiet={"apscheduler": "error"})
+    chosen = config.log_format or logs.fitting_format(sys.stderr)
+    logs.configure(format=chosen, level=config.log_level, context=trace_context, quiet={"apscheduler": "error"})
 
 
 def _print(report: PassReport, *, as_json: bool) -> None:

@@ -97,7 +97,7 @@ class CompensatorConfig(BaseSettings):
     database: DatabaseTable = DatabaseTable()
     broker: BrokerTable = BrokerTable()
     compensator: CompensatorTable = CompensatorTable()
-    log_format: Literal["text", "json"] = "text"
+    log_format: Literal["text", "json"] | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def source_tables(self) -> list[SourceTable]:

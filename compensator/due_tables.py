@@ -1,23 +1,27 @@
 """Which of a schema's message tables have due rows, asked by one statement for all of them. It claims nothing.
 
-A look reads one index entry a table: the pending row that falls due first. So it costs the same however long the
-backlog is, it says which table waits longest, and it says until when there is nothing to do: a row's due time is
-written when the row is, one lease or one backoff ahead, long before it comes.
+A look reads one row a table: the pending one that falls due first, from a given due time on (low_water.py says which,
+and why) and up to some time ahead. So it costs the same however long the backlog is, it says which table waits longest,
+and it says until when there is nothing to do: a row's due time is written when the row is, one lease or one backoff
+ahead, long before it comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
+    ColumnClause,
     Connection,
     FromClause,
+    Integer,
     Select,
     String,
+    bindparam,
     column,
     func,
     literal,
@@ -29,20 +33,41 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 
 from outbox.database import now_us
-from outbox.schema import RowState
+from outbox.prepared import Hinted, prepare
+from outbox.schema import RowState, along_due_index
 
 MYSQL_TABLES_A_STATEMENT: Final = 2_048
 SQLITE_TABLES_A_STATEMENT: Final = 400
 """SQLite takes 500 SELECTs in a compound at most."""
 COUNTED_TABLES_A_STATEMENT: Final = 256
+_PENDING: Final = literal_column(f"'{RowState.PENDING.value}'", String())
+_NO_TABLE: Final = -1
+_EVERYWHERE: Final[Mapping[str, int]] = {}
+_EVER_US: Final = 10**17
+"""Three thousand years."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableDue:
-    """A message table with pending rows, and in how long the first of them falls due (negative: since when it is)."""
+    """A message table with pending rows: when the first of them falls due, and in how long (negative: since when it
+    is).
+    """
 
     table: str
+    due_at_us: int
     due_in_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look saw: the database's clock, and the tables that have pending rows, the longest due first.
+
+    `whole`: it looked at all rows, whenever they fall due.
+    """
+
+    now_us: int
+    due: Sequence[TableDue]
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +91,25 @@ class DueTables:
         self._dialect = dialect
         self._schema = schema
         self._tables_max = SQLITE_TABLES_A_STATEMENT if dialect.name == "sqlite" else MYSQL_TABLES_A_STATEMENT
-        self._looks = self._statements(partial(_first_due, now=now_us(dialect)), self._tables_max)
+        self._looks = self._look_statements()
         self._counts: list[str] = []
         self._counted_up_to = 0
 
-    def look(self, connection: Connection) -> list[TableDue]:
-        """The tables that have pending rows, the one that waits longest first. One statement, no lock."""
-        found = [
-            TableDue(self.tables[number], int(due_in_us))
-            for statement in self._looks
-            for number, due_in_us in connection.exec_driver_sql(statement)
-        ]
-        return sorted(found, key=lambda one: (one.due_in_us, one.table))
+    def look(self, connection: Connection, *, from_us: Mapping[str, int] = _EVERYWHERE, ahead_us: int = 0) -> Look:
+        """The tables that have pending rows that fall due at `from_us` or later, where that is given for a table, and
+        so long from now at the latest; without `from_us`, all rows are looked at. One statement, no lock.
+        """
+        values: dict[str, object] = {
+            _parameter(number): from_us.get(name, 0) for number, name in enumerate(self.tables)
+        }
+        values["ahead_us"] = ahead_us if from_us else _EVER_US
+        clocks, due = list[int](), list[TableDue]()
+        for statement in self._looks:
+            found = {int(number): int(us) for number, us, _ in map(tuple[Any, ...], statement.run(connection, values))}
+            clocks.append(clock := found.pop(_NO_TABLE))
+            due += [TableDue(self.tables[number], us, us - clock) for number, us in found.items()]
+        due.sort(key=lambda one: (one.due_in_us, one.table))
+        return Look(min(clocks, default=0), due, whole=not from_us)
 
     def count(self, connection: Connection, *, rows_max: int) -> list[TableCounts]:
         """The tables' rows by state, each counted up to `rows_max`: never a walk over millions."""
@@ -93,30 +125,65 @@ class DueTables:
 
     def _statements(self, build: Callable[[int, FromClause], Select[Any]], tables_max: int) -> list[str]:
         """One SELECT a table, so many of them in a statement, as text without parameters."""
+        return [
+            str(union_all(*parts).compile(dialect=self._dialect, compile_kwargs={"literal_binds": True}))
+            for parts in self._parts(build, tables_max)
+        ]
+
+    def _look_statements(self) -> list[Hinted]:
+        """As above, with a parameter for each table; one more SELECT says what time it is."""
+        now = now_us(self._dialect)
+        clock: Any = select(literal_column(str(_NO_TABLE)).label("n"), now.label("due"), literal_column("0").label("t"))
+        hinted, plain = (
+            [
+                prepare(self._dialect, union_all(*parts, self._part(_NO_TABLE, clock)))
+                for parts in self._parts(partial(build, now=now), self._tables_max - 1)
+            ]
+            for build in (self._first_due_hinted, _first_due)
+        )
+        return [Hinted(one, other) for one, other in zip(hinted, plain, strict=True)]
+
+    def _first_due_hinted(self, number: int, message: FromClause, *, now: Any) -> Select[Any]:
+        first = _first_due(number, message, now=now)
+        return along_due_index(first, message, table=self.tables[number], dialect=self._dialect)
+
+    def _parts(self, build: Callable[[int, FromClause], Select[Any]], tables_max: int) -> list[list[Any]]:
         messages = [(number, _message(self._schema, name)) for number, name in enumerate(self.tables)]
         parts = [self._part(number, build(number, message)) for number, message in messages]
-        return [self._text(parts[first : first + tables_max]) for first in range(0, len(parts), tables_max)]
-
-    def _text(self, parts: Sequence[Any]) -> str:
-        return str(union_all(*parts).compile(dialect=self._dialect, compile_kwargs={"literal_binds": True}))
+        return [parts[first : first + tables_max] for first in range(0, len(parts), tables_max)]
 
     def _part(self, number: int, one: Select[Any]) -> Any:
         # MySQL would write each sub-query of FROM into a table of its own; SQLite takes no brackets with a LIMIT.
-        return select(one.subquery(f"t{number}")) if self._dialect.name == "sqlite" else one.self_group()
+        return select(one.subquery(f"t{number + 1}")) if self._dialect.name == "sqlite" else one.self_group()
 
 
 def _message(schema: str | None, name: str) -> FromClause:
     """A message table with no more columns than are asked for here: to define all of them a thousand times is slow."""
-    return table(name, column("state", String()), column("due_at_us", BigInteger()), schema=schema).alias("m")
+    columns: tuple[ColumnClause[Any], ...] = (
+        column("state", String()),
+        column("due_at_us", BigInteger()),
+        column("id"),
+        column("attempts", Integer()),
+    )
+    return table(name, *columns, schema=schema).alias("m")
+
+
+def _parameter(number: int) -> str:
+    return f"from_{number}"
 
 
 def _first_due(number: int, message: FromClause, *, now: Any) -> Select[Any]:
-    """One row at most: the table's number, and in how long its first pending row falls due."""
+    """One row at most: the table's number, and when its first pending row falls due.
+
+    The attempts are nobody's business. But the index does not have them, and only for a statement that it cannot answer
+    alone do the servers check the range's upper end at entries of deleted rows too, by the pushed index condition.
+    """
+    from_us, ahead_us = bindparam(_parameter(number), type_=BigInteger()), bindparam("ahead_us", type_=BigInteger())
     return (
-        select(literal_column(str(number)).label("n"), (message.c.due_at_us - now).label("due_in_us"))
-        .where(message.c.state == RowState.PENDING)
-        .order_by(message.c.due_at_us)
-        .limit(1)
+        select(literal_column(str(number)).label("n"), message.c.due_at_us.label("due"), message.c.attempts.label("t"))
+        .where(message.c.state == _PENDING, message.c.due_at_us.between(from_us, now + ahead_us))
+        .order_by(message.c.state, message.c.due_at_us, message.c.id)
+        .limit(literal_column("1"))
     )
 
 

@@ -44,6 +44,10 @@ class CompensatorMetrics:
             "compensator_last_success_timestamp_seconds", "When a turn last ended without an error.", "source"
         )
         self._leader = self._gauge("compensator_leader", "1 where this instance serves the source.", "source")
+        self._sources = self._gauge("compensator_sources", "Sources that this instance serves.")
+        self._failed_beats = self._gauge(
+            "compensator_assignment_failed_beats", "How many beats in a row the lease database has not answered."
+        )
         self._breaker = self._gauge("compensator_breaker_open", "1 while nothing is claimed for the broker.", "broker")
         self._pending = self._gauge("pending_messages", "Rows that wait, counted up to a bound.", "source")
         self._parked = self._gauge("parked_messages", "Rows set aside for people.", "source")
@@ -96,6 +100,13 @@ class CompensatorMetrics:
     def chore_failed(self, chore: str) -> None:
         """A beat, a gauge or a round of retention ended by an error."""
         self._chores.labels(chore).inc()
+
+    def beat(self, *, failed: int, sources: int) -> None:
+        """A beat ended; `failed`: how many in a row found no answer. What was ours stays ours then."""
+        self._sources.set(sources)
+        self._failed_beats.set(failed)
+        if failed:
+            self.chore_failed("beat")
 
     def serves(self, sources: Mapping[str, bool]) -> None:
         """Which sources are this instance's now; the others' series go away, but for their 0 of leadership."""

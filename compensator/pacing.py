@@ -18,6 +18,7 @@ from typing import Final, assert_never
 from messaging.backoff import Backoff
 
 SOON_JITTER_MS: Final = 50
+LOOK_LATE_MS: Final = 2_000
 _STALE_FACTOR: Final = 8
 """How many items the heap may hold for each source before those that are stale are cleared away."""
 
@@ -59,6 +60,11 @@ class PacingOptions:
     growth: float = 1.5
     jitter: float = 0.25
     failure: Backoff = field(default_factory=lambda: Backoff(initial_ms=1_000, max_ms=60_000, jitter=0.5))
+
+    @property
+    def look_ahead_ms(self) -> int:
+        """How far ahead a look must see the next due time: to the next look, and what a turn and its queue take."""
+        return int(max(self.interval_ms, self.idle_ms) * (1 + self.jitter)) + LOOK_LATE_MS
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def serve(parts: Parts, config: CompensatorConfig, *, clock: Clock, say: Callabl
     Raises StorageFailed where what was in hand did not end in time, ConfigurationError for a port that is taken.
     """
     told = _signals()
-    metrics, notifier = CompensatorMetrics(), Notifier(os.environ)
+    metrics, notifier = parts.metrics, Notifier(os.environ)
     service = CompensatorService(
         parts.sources,
         gates=parts.gates,

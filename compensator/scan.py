@@ -8,7 +8,7 @@ from typing import Final
 
 from sqlalchemy import Engine
 
-from compensator.batches import Batches, Claimed, ScanOptions
+from compensator.batches import Batches, Claimed, ScanOptions, Walk
 from compensator.defects import Sent
 from compensator.pipeline import work_off
 from compensator.reports import PassReport, add
@@ -54,16 +54,16 @@ class _Pass:
     def __init__(self, batches: Batches, table: str, *, batch_rows: int, stopping: threading.Event) -> None:
         self.total = PassReport()
         self._batches = batches
-        self._tables: Sequence[str] = [table]
+        self._walks: Sequence[Walk] = [Walk(table)]
         self._batch_rows = batch_rows
         self._stopping = stopping
         self._begun = 0
 
     def claim(self) -> Claimed | None:
-        while self._tables and not self.stopped() and self._begun < BATCHES_PER_PASS_MAX:
+        while self._walks and not self.stopped() and self._begun < BATCHES_PER_PASS_MAX:
             self._begun += 1
-            claimed = self._batches.claim(self._tables, rows_max=self._batch_rows)
-            self._tables = claimed.tables_left
+            claimed = self._batches.claim(self._walks, rows_max=self._batch_rows)
+            self._walks = claimed.walks_left
             if claimed.rows:
                 return claimed  # else others were quicker with all of them: there may be more
         return None
@@ -78,7 +78,7 @@ class _Pass:
         self._batches.release(claimed, error=error)
 
     def more(self) -> bool:
-        return bool(self._tables)
+        return bool(self._walks)
 
     def stopped(self) -> bool:
         return self._stopping.is_set()

@@ -205,16 +205,19 @@ class CompensatorService:
 
     def _beat(self) -> None:
         mine = self._assignment.beat([source.source_name for source in self._sources.values()])
+        failed, now_ms = self._assignment.failed_beats, self._clock.monotonic_ms()
         with self._changed:
             if self._stopping.is_set():
                 return
             changed = mine != self._mine or not self._started
             self._mine = mine
-            self._last_beat_ms = self._clock.monotonic_ms()
-            if not mine:
-                self._last_success_ms = self._last_beat_ms  # a stand-by is well as long as it beats
-            self._queue.keep(sorted(mine), now_ms=self._last_beat_ms)
+            if not failed:  # else it keeps what it has, but it has not been heard
+                self._last_beat_ms = now_ms
+            if not failed and not mine:
+                self._last_success_ms = now_ms  # a stand-by is well as long as it beats
+            self._queue.keep(sorted(mine), now_ms=now_ms)
             self._changed.notify_all()
+        self._metrics.beat(failed=failed, sources=len(mine))
         if changed:
             self._metrics.serves({name: name in mine for name in self._sources})
 

@@ -6,16 +6,18 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 
 from compensator.assignment import SourceName
 from compensator.batches import Batches
-from compensator.due_tables import DueTables, TableDue
+from compensator.due_tables import DueTables, Look
 from compensator.gate import Gate
+from compensator.low_water import LowWater, Walked
+from compensator.pacing import PacingOptions
 from compensator.retention import Retention
 from messaging.clock import Clock
-from messaging.errors import SchemaMissing
+from messaging.errors import OutboxError, SchemaMissing
 from outbox.database import MYSQL_DIALECTS, database_errors
 from outbox.schema import message_table_names
 
@@ -49,8 +51,11 @@ class Source:
         gate: Gate,
         clock: Clock,
         retention: Retention | None = None,
+        look_ahead_ms: int = PacingOptions().look_ahead_ms,
     ) -> None:
-        """`schema`: as it applies on the dialect. `broker`: its name, for people. `looks` is made by looking_engine."""
+        """`schema`: as it applies on the dialect. `broker`: its name, for people. `looks` is made by looking_engine.
+        `look_ahead_ms`: the next look is no later than that.
+        """
         self.name = name.name
         self.source_name = name
         self.broker = broker
@@ -61,17 +66,23 @@ class Source:
         self._work = work
         self._looks = looks
         self._clock = clock
+        self._look_ahead_ms = look_ahead_ms
         self._tables: DueTables | None = None
         self._asked_at_ms = 0
+        self._low_water = LowWater()
 
-    def look(self) -> list[TableDue]:
-        """Its tables that have pending rows, the longest due first. Raises DatabaseUnavailable, SchemaMissing."""
+    def look(self) -> Look:
+        """Its tables that have pending rows which fall due before the next look, the longest due first; of a whole walk
+        all that have pending rows. Raises DatabaseUnavailable, SchemaMissing.
+        """
         tables = self._known_tables()
         try:
             with database_errors(self._looks.url), self._looks.connect() as connection:
-                return tables.look(connection)
-        except SchemaMissing:
-            self._tables = None  # a table went away: ask again at the next look
+                return self._look(connection, tables)
+        except OutboxError as error:
+            self._low_water = LowWater()  # after a fail-over the rows may be others
+            if isinstance(error, SchemaMissing):
+                self._tables = None  # a table went away: ask again at the next look
             raise
 
     def counts(self) -> SourceCounts:
@@ -80,6 +91,21 @@ class Source:
         with database_errors(self._looks.url), self._looks.connect() as connection:
             found = tables.count(connection, rows_max=COUNTED_ROWS_MAX)
         return SourceCounts(pending=sum(one.pending for one in found), parked=sum(one.parked for one in found))
+
+    def _look(self, connection: Connection, tables: DueTables) -> Look:
+        """From the marks on, or a whole walk; that at once where the database's clock has stepped back below a mark."""
+        began_ms = self._clock.monotonic_ms()
+        from_us = self._low_water.begin(now_ms=began_ms)
+        look = tables.look(connection, from_us=from_us, ahead_us=self._look_ahead_ms * 1_000)
+        if from_us and self._low_water.hides(look.now_us):
+            logger.warning("database_clock_stepped_back", extra={"source": self.name})
+            self._low_water = LowWater()
+            look = tables.look(connection)
+        ended_ms = self._clock.monotonic_ms()
+        first_due_us = {one.table: one.due_at_us for one in look.due}
+        walked = Walked(now_us=look.now_us, first_due_us=first_due_us, took_ms=ended_ms - began_ms, ended_ms=ended_ms)
+        self._low_water = self._low_water.after(walked, tables=tables.tables, whole=look.whole)
+        return look
 
     def _known_tables(self) -> DueTables:
         """Its message tables, asked again every minute: splits that are made meanwhile are found."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from compensator.batches import Claimed
+from compensator.batches import Claimed, Walk
 from compensator.breaker import Permit
 from compensator.defects import Sent
 from compensator.due_tables import TableDue
@@ -32,7 +32,9 @@ class TurnOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnReport:
-    """What a turn came to. `oldest_due_us`: for how long the longest due row was due; None: nobody looked."""
+    """What a turn came to. `oldest_due_us`: for how long the longest due row was due; None: nobody looked.
+    `pending`: False where a whole look found no pending row at all.
+    """
 
     outcome: Outcome
     report: PassReport = field(default_factory=PassReport)
@@ -55,9 +57,10 @@ class Turns:
         held_ms = self.source.gate.wait_ms(self._options.batch_rows)
         if held_ms:
             return TurnReport(outcome=Held(held_ms))
-        found = self.source.look()
-        tables = _due(found, after=self._last_table)
-        work = _TurnWork(self.source, tables, options=self._options, clock=self._clock, going_on=going_on)
+        look = self.source.look()
+        found = look.due
+        walks = _due(found, after=self._last_table)
+        work = _TurnWork(self.source, walks, options=self._options, clock=self._clock, going_on=going_on)
         try:
             work_off(work)
         finally:
@@ -67,7 +70,7 @@ class Turns:
             report=work.total,
             topics=work.topics,
             oldest_due_us=max(0, -found[0].due_in_us) if found else 0,
-            pending=bool(found),
+            pending=bool(found) or not look.whole,
         )
 
 
@@ -77,7 +80,7 @@ class _TurnWork:
     def __init__(
         self,
         source: Source,
-        tables: Sequence[str],
+        walks: Sequence[Walk],
         *,
         options: TurnOptions,
         clock: Clock,
@@ -87,7 +90,7 @@ class _TurnWork:
         self.topics: Counter[str] = Counter()
         self.last_table = ""
         self._source = source
-        self._tables = tables
+        self._walks = walks
         self._options = options
         self._clock = clock
         self._going_on = going_on
@@ -103,7 +106,7 @@ class _TurnWork:
             return Held(max(1, self._source.gate.wait_ms(self._options.batch_rows)))
         if report.defects and not report.accepted:
             return Failed()  # an adapter that is broken for everything is no reason to spin
-        if self._tables:
+        if self._walks:
             return More()
         return Quiet(found=report.claimed > 0, next_due_ms=next_due_ms)
 
@@ -139,7 +142,7 @@ class _TurnWork:
 
     def more(self) -> bool:
         in_time = not self._begun or self._clock.monotonic_ms() < self._ends_ms
-        return bool(self._tables) and self._begun < self._options.batches_max and in_time
+        return bool(self._walks) and self._begun < self._options.batches_max and in_time
 
     def stopped(self) -> bool:
         return not self._going_on()
@@ -147,11 +150,11 @@ class _TurnWork:
     def _claim(self, permit: Permit) -> Claimed:
         self._begun += 1
         try:
-            claimed = self._source.batches.claim(self._tables, rows_max=permit.rows)
+            claimed = self._source.batches.claim(self._walks, rows_max=permit.rows)
         except BaseException:
             self._source.gate.settle(permit, None)
             raise
-        self._tables, self.last_table = claimed.tables_left, claimed.last_table
+        self._walks, self.last_table = claimed.walks_left, claimed.last_table
         if claimed.rows:
             self._permits[claimed.token] = permit
         else:
@@ -159,10 +162,14 @@ class _TurnWork:
         return claimed
 
 
-def _due(found: Sequence[TableDue], *, after: str) -> list[str]:
-    """The tables that are due, beginning behind the one that was served last."""
-    names = sorted(one.table for one in found if one.due_in_us <= 0)
-    return [name for name in names if name > after] + [name for name in names if name <= after]
+def _due(found: Sequence[TableDue], *, after: str) -> list[Walk]:
+    """The tables that are due, each from its first due row on, beginning behind the one that was served last."""
+    walks = [Walk(one.table, one.due_at_us) for one in sorted(found, key=_table) if one.due_in_us <= 0]
+    return [walk for walk in walks if walk.table > after] + [walk for walk in walks if walk.table <= after]
+
+
+def _table(one: TableDue) -> str:
+    return one.table
 
 
 def _next_due_ms(found: Sequence[TableDue]) -> int | None:

@@ -18,6 +18,7 @@ from compensator.breaker import BreakerOptions
 from compensator.config import CompensatorConfig, SourceTable
 from compensator.engines import InstanceEngines
 from compensator.gate import Gates
+from compensator.metrics import CompensatorMetrics
 from compensator.pacing import PacingOptions
 from compensator.rate import RateOptions
 from compensator.retention import Retention, RetentionOptions
@@ -33,16 +34,19 @@ from outbox.ordering import OrderStore
 from outbox.relay import RelayPolicy
 from outbox.schema import schema_for
 from outbox.store import MessageStore
+from outbox.telemetry import Telemetry
+from outbox.telemetry.metrics import OutboxMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """A compensator's sources, what they share, and what is to be let go of at the end."""
+    """A compensator's sources, what they share, where they count, and what is to be let go of at the end."""
 
     sources: Sequence[Source]
     gates: Gates
     assignment: Assignment
     options: ServiceOptions
+    metrics: CompensatorMetrics
     closing: ExitStack
 
     def close(self) -> None:
@@ -61,6 +65,7 @@ def wire(config: CompensatorConfig, *, clock: Clock) -> Parts:
             gates=builder.gates,
             assignment=_assignment(config, several=len(sources) > 1),
             options=service_options(config),
+            metrics=builder.metrics,
             closing=closing.pop_all(),
         )
 
@@ -85,6 +90,8 @@ class _Builder:
         self._closing = closing
         self._engines: dict[URL, InstanceEngines] = {}
         self._brokers: dict[tuple[str, Path | None], Broker] = {}
+        self.metrics = CompensatorMetrics()
+        self._telemetry = Telemetry(metrics=OutboxMetrics(registry=self.metrics.registry, clock=clock))
         chosen = config.compensator
         breaker = BreakerOptions(probe_rows=chosen.probe_rows, drain_rows_per_second=chosen.drain_rate)
         self.gates = Gates(clock=clock, random=Random(), breaker=breaker, limit=_limit(chosen.rate_limit))
@@ -113,6 +120,7 @@ class _Builder:
             gate=self.gates.gate(shown, limit=_limit(table.rate_limit)),
             clock=self._clock,
             retention=self._retention(engines, schema),
+            look_ahead_ms=service_options(self._config).pacing.look_ahead_ms,
         )
 
     def _batches(self, engines: InstanceEngines, schema: str | None, broker: Broker) -> Batches:
@@ -123,6 +131,7 @@ class _Builder:
             broker=broker,
             policy=RelayPolicy(keep_archive=chosen.archive),
             options=ScanOptions(batch_rows=chosen.batch_rows, lease_ms=chosen.lease),
+            telemetry=self._telemetry,
         )
 
     def _retention(self, engines: InstanceEngines, schema: str | None) -> Retention:

@@ -48,6 +48,11 @@ class LogFormat(StrEnum):
     TEXT = "text"
 
 
+def fitting_format(stream: TextIO) -> LogFormat:
+    """What fits a stream where nobody chose: text on a terminal, where people read; JSON elsewhere."""
+    return LogFormat.TEXT if stream.isatty() else LogFormat.JSON
+
+
 def configure(
     *,
     format: LogFormat | str = LogFormat.JSON,  # noqa: A002 - the option's name

@@ -49,6 +49,7 @@ BACKGROUND_LOCK_WAIT_SECONDS: Final = 5
 an operator's must be over by the next try."""
 DEADLOCK: Final = 1213
 LOCK_WAIT_TIMEOUT: Final = 1205
+NO_SUCH_INDEX: Final = 1176
 RECORD_CHANGED: Final = 1020  # MariaDB with innodb_snapshot_isolation, the default from 11.6.2 on
 ROLLED_BACK_AT_COMMIT: Final = 3101  # group replication: another member changed the row first
 CONFLICTS: Final = frozenset({DEADLOCK, LOCK_WAIT_TIMEOUT, RECORD_CHANGED, ROLLED_BACK_AT_COMMIT})

@@ -12,7 +12,10 @@ from typing import Any, Final, cast
 
 from sqlalchemy import BindParameter, Connection, CursorResult, String, bindparam
 from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import ClauseElement
+
+from outbox.database import NO_SUCH_INDEX, error_code
 
 _SIZES: Final = (1, 10, 50, 200, 1_000)
 """Lists are filled up to one of these lengths with their last id, so that few statements are compiled."""
@@ -42,6 +45,25 @@ def prepare(dialect: Dialect, statement: ClauseElement) -> Prepared:
     compiled = cast("Any", statement.compile(dialect=positional))
     constants = {name: value for name, value in compiled.params.items() if value is not None}
     return Prepared(str(compiled), tuple(compiled.positiontup or ()), constants)
+
+
+@dataclass(frozen=True, slots=True)
+class Hinted:
+    """A statement that names the index to use, and the same without: an index that was made by hand may have another
+    name, and then the server chooses.
+    """
+
+    hinted: Prepared
+    plain: Prepared
+
+    def run(self, connection: Connection, values: Mapping[str, object]) -> CursorResult[Any]:
+        """Run it on the connection; results are as the driver gives them."""
+        try:
+            return self.hinted.run(connection, values)
+        except DBAPIError as error:
+            if error_code(error) != NO_SUCH_INDEX:
+                raise
+            return self.plain.run(connection, values)
 
 
 Build = Callable[[list[BindParameter[str]]], ClauseElement]

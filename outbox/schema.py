@@ -19,10 +19,12 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Connection,
+    FromClause,
     Index,
     Integer,
     LargeBinary,
     MetaData,
+    Select,
     String,
     Table,
     Text,
@@ -149,6 +151,17 @@ def split_message_table_name(number: int) -> str:
     return f"message_{number:04d}"
 
 
+def along_due_index(statement: Select[Any], message: FromClause, *, table: str, dialect: Dialect) -> Select[Any]:
+    """A statement that MySQL and MariaDB are told to walk the index (state, due_at_us, id) of a message table for."""
+    if dialect.name == "sqlite":
+        return statement
+    return statement.with_hint(message, f"FORCE INDEX ({_due_index_name(table)})", dialect.name)
+
+
+def _due_index_name(table: str) -> str:
+    return f"ix_{table}_state_due"
+
+
 def message_table_names(connection: Connection, schema: str | None) -> list[str]:
     """The message tables that a schema has: the plain one, and those that it is split into. Sorted."""
     plain = plain_message_table_name(schema)
@@ -181,8 +194,8 @@ def _message_table(metadata: MetaData, name: str) -> Table:
         Column("last_error", _TEXT, nullable=True),
         Column("order_key", _WORD, nullable=True),
         Column("order_seq", BigInteger, nullable=True),
-        # The claim walks this index in its own order, so that LIMIT stops the walk: see MessageStore.due_ids.
-        Index(f"ix_{name}_state_due", "state", "due_at_us", "id"),
+        # The claim walks this index in its own order, so that LIMIT stops the walk: see MessageStore.due_rows.
+        Index(_due_index_name(name), "state", "due_at_us", "id"),
         **_MYSQL_OPTIONS,
     )
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 from weakref import WeakSet, ref
 
 from messaging.errors import ConfigurationError, OutboxError
@@ -33,6 +34,7 @@ IDLE_WAIT_MS: Final = 5_000
 _senders: WeakSet[Sender] = WeakSet()
 _watching = threading.Lock()
 _hooks_set: list[bool] = []
+_finalized_pids: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +148,7 @@ class Sender:
             return self._queued_rows == 0 and (thread is None or not thread.is_alive())
 
     def _start(self) -> bool:
+        _drain_with_multiprocessing()
         self._thread = threading.Thread(target=self._run, name="outbox-sender", daemon=True)
         try:
             self._thread.start()
@@ -306,6 +309,18 @@ def _after_fork_in_child() -> None:
     """The parent's thread and queue are the parent's: the child starts with none, and sends nothing of the parent's."""
     for sender in list(_senders):
         sender.reset_after_fork()
+
+
+def _drain_with_multiprocessing() -> None:
+    """Workers of multiprocessing leave without atexit's hooks, but they run its finalizers, which a child starts with
+    none of. So this is asked for by the first commit of each of them.
+    """
+    loaded: tuple[Any, Any] = sys.modules.get("multiprocessing"), sys.modules.get("multiprocessing.util")
+    processes, finalizers = loaded
+    if None in loaded or processes.parent_process() is None or os.getpid() in _finalized_pids:
+        return
+    _finalized_pids.add(os.getpid())
+    finalizers.Finalize(None, _at_exit, exitpriority=10)
 
 
 def _at_exit() -> None:

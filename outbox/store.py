@@ -35,13 +35,14 @@ from sqlalchemy.sql import ClauseElement
 from outbox.database import Write, by_primary_key, now_us
 from outbox.ordering import Barrier, OrderStore, Run
 from outbox.placement import MessageTable
-from outbox.prepared import PreparedByIds, prepare
+from outbox.prepared import Hinted, PreparedByIds, prepare
 from outbox.row import OutboxRow
 from outbox.row_insert import RowInsert
 from outbox.schema import (
     OutboxTables,
     RowKind,
     RowState,
+    along_due_index,
     message_table,
     outbox_tables,
     plain_message_table_name,
@@ -72,6 +73,14 @@ class Backlog:
     oldest_due_age_us: int
 
 
+@dataclass(frozen=True, slots=True)
+class DueRows:
+    """Rows that are due, the longest due first, and the due time of the last of them: where to go on."""
+
+    rows: Sequence[OutboxRow]
+    last_due_us: int
+
+
 class MessageStore:
     """The statements on one set of outbox tables, for one dialect. Stateless, so safe in any thread."""
 
@@ -87,8 +96,8 @@ class MessageStore:
         self._now_us = now_us(dialect)
         self._insert = RowInsert(dialect, self.table)
         self._by_ids = PreparedByIds(dialect)
-        self._due = prepare(dialect, self._due_statement("id"))
-        self._due_whole = prepare(dialect, self._due_statement(*_ROW_COLUMNS))
+        self._due = self._prepared_due("id")
+        self._due_whole = self._prepared_due(*_ROW_COLUMNS, "due_at_us")
 
     def at(self, table: MessageTable | None) -> MessageStore:
         """The store of another message table on the same database; of this one for None."""
@@ -120,15 +129,18 @@ class MessageStore:
 
     # -- claiming ----------------------------------------------------------------------------------------------------
 
-    def due_ids(self, connection: Connection, *, limit: int) -> list[str]:
-        """Ids of rows whose due time has come, the longest due first. A plain read: it locks nothing."""
-        return [row[0] for row in self._due.run(connection, {"limit": limit})]
+    def due_ids(self, connection: Connection, *, limit: int, from_us: int = 0) -> list[str]:
+        """Ids of rows whose due time has come, the longest due first. A plain read: it locks nothing.
 
-    def due_rows(self, connection: Connection, *, limit: int) -> list[OutboxRow]:
+        The walk begins at the due time `from_us`: from the front it steps over every entry that InnoDB has not purged.
+        """
+        return [row[0] for row in self._due.run(connection, {"limit": limit, "from_us": from_us})]
+
+    def due_rows(self, connection: Connection, *, limit: int, from_us: int = 0) -> DueRows:
         """The same rows whole, as they are once claimed: the attempt is counted. They are nobody's yet."""
-        return [
-            outbox_row(tuple(row), self.table, begun=1) for row in self._due_whole.run(connection, {"limit": limit})
-        ]
+        found = [tuple(row) for row in self._due_whole.run(connection, {"limit": limit, "from_us": from_us})]
+        rows = [outbox_row(row[:-1], self.table, begun=1) for row in found]
+        return DueRows(rows, found[-1][-1] if found else from_us)
 
     def claim(self, connection: Connection, ids: Sequence[str], *, token: str, lease_us: int) -> int:
         """Take the lease of those rows that are still due, by one compare-and-set; returns how many are ours now."""
@@ -190,14 +202,22 @@ class MessageStore:
 
     # -- the statements, compiled ahead ------------------------------------------------------------------------------
 
-    def _due_statement(self, *columns: str) -> ClauseElement:
+    def _prepared_due(self, *columns: str) -> Hinted:
+        """Along the index (state, due_at_us, id) from a due time up to now, so that LIMIT stops the walk.
+
+        MySQL and MariaDB are told to: left alone they sort the whole of a table that has few rows, or walk the index
+        from its front, and step over all that is not purged yet.
+        """
         message = self._message
-        return (
+        from_us, limit = bindparam("from_us", type_=BigInteger()), bindparam("limit", type_=BigInteger())
+        plain = (
             select(*(message.c[name] for name in columns))
-            .where(message.c.state == _PENDING, message.c.due_at_us <= self._now_us)
+            .where(message.c.state == _PENDING, message.c.due_at_us.between(from_us, self._now_us))
             .order_by(message.c.state, message.c.due_at_us, message.c.id)
-            .limit(bindparam("limit", type_=BigInteger()))
+            .limit(limit)
         )
+        hinted = along_due_index(plain, message, table=self.table.name, dialect=self._dialect)
+        return Hinted(prepare(self._dialect, hinted), prepare(self._dialect, plain))
 
     def _claim_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
         message = self._message

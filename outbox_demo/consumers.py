@@ -5,9 +5,7 @@ python -m outbox_demo.consumers PLAN.json ticketing|notification
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,11 +64,7 @@ def main(arguments: Sequence[str]) -> None:
     engine = open_engine(plan.url)
     consumers = {TICKETING: ticketing, NOTIFICATION: notification}[arguments[1]](plan, engine)
     broker = connect(plan.broker_url, timeout_ms=5_000)
-    told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())
-    runner = run_consumers(consumers, broker=broker)
-    told.wait()
-    runner.stop()
+    run_consumers(consumers, broker=broker).run_until_signal()
     broker.close()
     engine.dispose()
 

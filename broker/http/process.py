@@ -23,7 +23,8 @@ _ENGINE_CLOSE_MS: Final = 10_000
 
 def run(config: BrokerConfig) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigurationError or StorageFailed where it cannot begin."""
-    logs.configure(format=config.log_format, level=config.log_level, quiet={"uvicorn": "warning"})
+    chosen = config.log_format or logs.fitting_format(sys.stderr)
+    logs.configure(format=chosen, level=config.log_level, quiet={"uvicorn": "warning"})
     access, tls = config.access(), config.tls
     bound = bind(config.host, config.port)
     try:

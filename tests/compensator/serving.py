@@ -30,8 +30,10 @@ from outbox.relay import RelayPolicy
 from outbox.row import publish_row
 from outbox.schema import message_table, split_message_table_name
 from outbox.store import MessageStore
+from outbox.telemetry import NO_TELEMETRY, Telemetry
 from tests.outbox.shop import Shop
 
+SECOND_US = 1_000_000
 HOUR_US = 3_600_000_000
 WAIT_SECONDS = 30
 OFTEN = PacingOptions(interval_ms=20, idle_ms=20, jitter=0, failure=Backoff(initial_ms=20, max_ms=20))
@@ -120,6 +122,7 @@ def source_of(
     limit: RateOptions | None = None,
     retention: Retention | None = None,
     engines: InstanceEngines | None = None,
+    telemetry: Telemetry = NO_TELEMETRY,
 ) -> tuple[Source, InstanceEngines]:
     """A source over a shop's database, and its engines, which the caller closes."""
     engines = engines or InstanceEngines(shop.engine.url)
@@ -130,6 +133,7 @@ def source_of(
         broker=broker,
         policy=RelayPolicy(outage_delay_ms=60_000),
         options=ScanOptions(lease_ms=lease_ms),
+        telemetry=telemetry,
     )
     source = Source(
         source_name(shop.engine.url, schema),
@@ -183,22 +187,32 @@ def serving(
     return service, close
 
 
-def add_due(shop: Shop, count: int, *, prefix: str = "m", topic: str = "topic", table: str | None = None) -> list[str]:
-    """Rows of a dead sender, their leases over."""
+def add_due(
+    shop: Shop,
+    count: int,
+    *,
+    prefix: str = "m",
+    topic: str = "topic",
+    table: str | None = None,
+    due_for_us: int = SECOND_US,
+) -> list[str]:
+    """Rows of a dead sender, their leases over for a second."""
     rows = [publish_row(Message(id=f"{prefix}-{number:04d}", topic=topic, body=b"x")) for number in range(count)]
     store = MessageStore(dialect=shop.engine.dialect, schema=shop.database.schema, table=table)
     with shop.engine.begin() as connection:
-        store.insert(connection, rows, token="d" * 32, lease_us=-HOUR_US)
+        store.insert(connection, rows, token="d" * 32, lease_us=-due_for_us)
     return [row.id for row in rows]
 
 
 def split(shop: Shop, numbers: Sequence[int]) -> list[str]:
     """Make these of the tables that messages are split over (MySQL and MariaDB); returns their names."""
     names = [split_message_table_name(number) for number in numbers]
+    plain, schema = shop.store.table, shop.database.schema
     with shop.engine.begin() as connection:
         for name in names:
+            connection.exec_driver_sql(f"CREATE TABLE {schema}.{name} LIKE {schema}.{plain.name}")
             connection.exec_driver_sql(
-                f"CREATE TABLE {shop.database.schema}.{name} LIKE {shop.database.schema}.message"
+                f"ALTER TABLE {schema}.{name} RENAME INDEX ix_{plain.name}_state_due TO ix_{name}_state_due"
             )
     return names
 

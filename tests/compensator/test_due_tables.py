@@ -34,11 +34,11 @@ def test_a_table_without_pending_rows_is_not_named(shop: Shop) -> None:
     tables = due_tables(shop, [shop.store.table.name])
 
     with shop.engine.connect() as connection:
-        before = tables.look(connection)
+        before = tables.look(connection).due
         connection.rollback()
         with connection.begin():
             shop.store.park(connection, [row_id], token="d" * 32, error="refused")
-        parked = tables.look(connection)
+        parked = tables.look(connection).due
 
     assert [one.table for one in before] == [shop.store.table.name]
     assert before[0].due_in_us < 0
@@ -49,7 +49,7 @@ def test_a_look_sees_in_how_long_the_next_row_falls_due(shop: Shop) -> None:
     add_row(shop, None, due_in_us=20 * SECOND_US)
 
     with shop.engine.connect() as connection:
-        [found] = due_tables(shop, [shop.store.table.name]).look(connection)
+        [found] = due_tables(shop, [shop.store.table.name]).look(connection).due
 
     assert 0 < found.due_in_us <= 20 * SECOND_US
 
@@ -60,7 +60,7 @@ def test_the_table_that_waits_longest_comes_first(mysql_shop: Shop) -> None:
         add_row(mysql_shop, name, due_in_us=due_in_us)
 
     with mysql_shop.engine.connect() as connection:
-        found = due_tables(mysql_shop, [*names, "message"]).look(connection)
+        found = due_tables(mysql_shop, [*names, "message"]).look(connection).due
 
     assert [one.table for one in found] == [names[2], names[0], names[1]]
 
@@ -72,7 +72,7 @@ def test_many_tables_are_one_statement(mysql_shop: Shop) -> None:
 
     asked = Asked(mysql_shop.engine)
     with mysql_shop.engine.connect() as connection:
-        found = tables.look(connection)
+        found = tables.look(connection).due
 
     assert [one.table for one in found] == [names[37]]
     assert len(asked.statements) == 1

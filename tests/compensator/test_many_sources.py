@@ -21,7 +21,7 @@ from compensator.engines import InstanceEngines
 from compensator.gate import Gates
 from compensator.service import CompensatorService
 from compensator.source import Source, source_name
-from messaging.clock import SystemClock
+from messaging.clock import ManualClock, SystemClock
 from messaging.message import Message
 from outbox.relay import RelayPolicy
 from outbox.store import MessageStore
@@ -163,6 +163,7 @@ class Told:
         self.mine = frozenset(mine)
         self.left = False
         self.beats = threading.Semaphore(0)
+        self.failed_beats = 0
 
     def beat(self, sources: Sequence[SourceName]) -> frozenset[str]:
         self.beats.release()
@@ -241,6 +242,28 @@ def test_a_beat_that_fails_changes_nothing_and_the_next_one_comes(
     metrics.wait_for(lambda it: it.accepted == 10)
 
     assert (metrics.value("outbox_compensator_chore_failures_total", chore="beat") or 0) >= 1
+
+
+def test_beats_that_find_no_answer_keep_what_it_has_and_are_told_to_health_and_metrics(
+    shops: list[Shop], broker: RecordingBroker, serve: Serve, metrics: WatchedMetrics, clock: ManualClock
+) -> None:
+    told = Told(name_of(shops[0]))
+    service = serve(shops[:2], broker, assignment=told, clock=clock, beat_ms=2_000)
+
+    def after(seconds: int, *, failed: int) -> tuple[str, float | None, float | None]:
+        clock.advance(seconds * 1_000)
+        told.failed_beats = failed
+        service._beat()
+        [status] = [check.status for check in service.health().checks if check.name == "assignment"]
+        gauges = (f"outbox_compensator_{name}" for name in ("sources", "assignment_failed_beats"))
+        ours, beats = (metrics.value(name) for name in gauges)
+        return status, ours, beats
+
+    assert after(0, failed=0) == ("ok", 1, 0)
+    assert after(20, failed=10) == ("ok", 1, 10)
+    assert after(20, failed=20) == ("fail", 1, 20)
+    assert metrics.value("outbox_compensator_chore_failures_total", chore="beat") == 2
+    assert after(2, failed=0) == ("ok", 1, 0)
 
 
 def test_a_schema_that_is_made_later_is_served_from_then_on(

@@ -74,7 +74,7 @@ def test_a_look_at_an_idle_source_is_one_round_trip(
     with mysql_shop.engine.connect() as connection:
         before = questions(connection)
         for _ in range(20):
-            assert source.look() == []
+            assert source.look().due == []
         after = questions(connection)
 
     assert after - before == 20 + 1  # the last one is the question itself
@@ -182,7 +182,7 @@ def test_a_table_that_went_away_fails_one_look_and_no_more(
     with pytest.raises(SchemaMissing):
         source.look()
 
-    assert source.look() == []
+    assert source.look().due == []
 
 
 def test_a_rate_limit_is_kept_from_batch_to_batch(

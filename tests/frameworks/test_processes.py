@@ -18,14 +18,17 @@ import pytest
 import requests
 from sqlalchemy import insert
 
-from outbox import Outbox
+from outbox import Outbox, SenderLimits
 from tests.frameworks.reached import Reached
-from tests.outbox.shop import BUSY_LIMITS, Payment, Shop
+from tests.outbox.shop import Payment, Shop
 
 ROOT = Path(__file__).parents[2]
 TOPIC = "payment.completed"
 WAIT_SECONDS = 60
 PAYMENTS_MAX = 500
+GATHERING = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000, gather_ms=3_000)
+"""The sender's first batch is sent at once, and what comes after it is in the queue when a worker ends."""
+LEFT: list[Outbox] = []
 
 # The parent has a sender, a queue and connections when its children are made.
 USED_BEFORE_THE_FORK = """
@@ -196,34 +199,71 @@ def test_worker_processes_send_their_own_commits_and_the_parent_its_own(
     assert shop.rows() == []
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_process_that_ends_without_close_sends_what_is_queued(
+    shop: Shop, broker_url: str, reached: Reached, topic: str, method: str
+) -> None:
+    context = multiprocessing.get_context(method)
+    box = shop.box(broker_url, sender=GATHERING)
+    pay(box, topic, 0)
+
+    worker = start(context, shop, box, broker_url, topic, 10, ends=leave)
+    worker.join(WAIT_SECONDS)
+    assert box.close()
+
+    assert worker.exitcode == 0
+    assert sorted(reached.bodies(topic), key=int) == ["0", "10", "11", "12", "13", "14"]
+    assert shop.rows() == []
+
+
 def start(
-    context: BaseContext, shop: Shop, box: Outbox, broker_url: str, topic: str, first: int
+    context: BaseContext,
+    shop: Shop,
+    box: Outbox,
+    broker_url: str,
+    topic: str,
+    first: int,
+    *,
+    ends: Callable[[Outbox], None] | None = None,
 ) -> multiprocessing.Process:
     """A worker that pays five times: forked, with the parent's Outbox; spawned, with one of its own."""
     target: Callable[..., None]
+    ends = ends or close
     if context.get_start_method() == "fork":
-        target, arguments = work_forked, (shop, box, topic, first)
+        target, arguments = work_forked, (shop, box, topic, first, ends)
     else:
-        target, arguments = work_spawned, (shop.database.url, shop.database.schema, broker_url, topic, first)
+        target, arguments = work_spawned, (shop.database.url, shop.database.schema, broker_url, topic, first, ends)
     process: multiprocessing.Process = context.Process(target=target, args=arguments)  # type: ignore[attr-defined]
     process.start()
     return process
 
 
-def work_forked(shop: Shop, box: Outbox, topic: str, first: int) -> None:
+def work_forked(shop: Shop, box: Outbox, topic: str, first: int, ends: Callable[[Outbox], None]) -> None:
     shop.engine.dispose(close=False)
-    work(box, topic, first)
+    work(box, topic, first, ends=ends)
 
 
-def work_spawned(url: str, schema: str | None, broker_url: str, topic: str, first: int) -> None:
-    work(Outbox(url, broker=broker_url, schema=schema, sender=BUSY_LIMITS), topic, first)
+def work_spawned(
+    url: str, schema: str | None, broker_url: str, topic: str, first: int, ends: Callable[[Outbox], None]
+) -> None:
+    work(Outbox(url, broker=broker_url, schema=schema, sender=GATHERING), topic, first, ends=ends)
 
 
-def work(box: Outbox, topic: str, first: int) -> None:
+def work(box: Outbox, topic: str, first: int, *, ends: Callable[[Outbox], None]) -> None:
     for number in range(first, first + 5):
         pay(box, topic, number)
+    ends(box)
+
+
+def close(box: Outbox) -> None:
+    """What the guide says."""
     if not box.close():
         raise RuntimeError("the sender was not done")
+
+
+def leave(box: Outbox) -> None:
+    """What happens: somebody keeps the Outbox, and nobody closes it."""
+    LEFT.append(box)
 
 
 def pay(box: Outbox, topic: str, number: int) -> None:
@@ -288,7 +328,7 @@ def raises(session):
     raise LookupError
 
 event.listen(Session, "after_commit", raises)  # before anything of ours listens
-from outbox import Outbox
+from outbox import Outbox, SenderLimits
 url, schema, broker, topic, how = sys.argv[1:]
 box = Outbox(url, broker=broker, schema=schema or None)
 with Session(box.engine) as session:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import pty
 import sys
 from collections.abc import Iterator
 from decimal import Decimal
@@ -15,7 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging.errors import ConfigurationError
-from messaging.logs import FIELD_CHARS_MAX, FIELD_ITEMS_MAX, LogFormat, configure, formatter, mask_secrets
+from messaging.logs import (
+    FIELD_CHARS_MAX,
+    FIELD_ITEMS_MAX,
+    LogFormat,
+    configure,
+    fitting_format,
+    formatter,
+    mask_secrets,
+)
 
 logger = logging.getLogger("outbox.test")
 
@@ -225,3 +235,11 @@ def test_a_long_text_costs_time_in_proportion(part: str) -> None:
     text = "x://" + part * (2_000_000 // len(part))  # minutes and more, were it quadratic
 
     assert len(mask_secrets(text)) <= len(text)
+
+
+def test_where_nobody_chose_a_terminal_gets_text_and_a_file_json() -> None:
+    reader, writer = pty.openpty()
+
+    with os.fdopen(reader, "rb", buffering=0), os.fdopen(writer, "w") as terminal:
+        assert fitting_format(terminal) is LogFormat.TEXT
+    assert fitting_format(io.StringIO()) is LogFormat.JSON
