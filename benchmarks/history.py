@@ -4,8 +4,9 @@
 
 Three phases on one server: `fresh`; `archive`, with so many rows in it; `open`, where on top of that somebody has kept
 a transaction open for so long, while producers went on publishing (InnoDB can purge nothing that they deleted: see
-`history_list`). In each phase what publish_cost, claim and drain measure, in short; `to_fresh` compares phases, by each
-figure's own floor where there is one, since the machine may have become slower meanwhile.
+`history_list`; claims begin where a look found the first due row, as the compensator's do). In each phase what
+publish_cost, claim and drain measure, in short; `to_fresh` compares phases, by each figure's own floor where there is
+one, since the machine may have become slower meanwhile.
 """
 
 from __future__ import annotations
