@@ -13,7 +13,7 @@ from typing import Final, Generic
 
 from broker.filter.compiling import Headers
 from broker.filter.partial import Split, split
-from broker.filter.plan import Key, Plan, plan_of
+from broker.filter.plan import Answer, Key, Plan, plan_of
 from broker.filter.syntax import FALSE, Node
 from messaging.errors import FilterError
 
@@ -75,7 +75,8 @@ class FilterIndex(Generic[Key]):
         self._others_stale = False
         self._plans: dict[str | None, tuple[Plan[Key], frozenset[Key]]] = {}
         self._others_plan: Plan[Key] = Plan()
-        self._answers: dict[str | None, tuple[Key, ...] | None] = {}
+        self._answers: dict[str | None, Answer[Key]] = {}
+        self._others_answer: Answer[Key] = ()
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -121,13 +122,11 @@ class FilterIndex(Generic[Key]):
         """
         if self._stale or self._others_stale:
             self._refresh()
-        name, answers, anything = self._header, self._answers, self._others_plan
-        default = anything.constant if anything.is_constant else None
+        name, answers, default = self._header, self._answers, self._others_answer
         found: list[Sequence[Key]] = []
         for headers in batch:
-            value = headers.get(name)
-            answer = answers.get(value, default)
-            found.append(self._collect(headers, value) if answer is None else answer)
+            answer = answers.get(headers.get(name), default)
+            found.append(answer if isinstance(answer, tuple) else answer(headers))
         return found
 
     def figures(self) -> IndexFigures:
@@ -138,18 +137,6 @@ class FilterIndex(Generic[Key]):
             values=len(self._buckets),
             unindexed=len(self._others.left),
         )
-
-    def _collect(self, headers: Headers, value: str | None) -> list[Key]:
-        found: list[Key] = []
-        self._others_plan.collect(headers, found)
-        known = self._plans.get(value)
-        if known is None:
-            return found
-        plan, excluded = known
-        if excluded:
-            found = [key for key in found if key not in excluded]
-        plan.collect(headers, found)
-        return found
 
     def _file(self, entry: _Entry[Key]) -> None:
         other = entry.split.other
@@ -177,28 +164,36 @@ class FilterIndex(Generic[Key]):
     def _refresh(self) -> None:
         if self._others_stale:
             self._others_plan = self._others.plan()
+            self._others_answer = self._others_plan.answer()
         for value in self._stale:
             bucket = self._buckets.get(value)
             if bucket is None:
                 self._plans.pop(value, None)
+                self._answers.pop(value, None)
             else:
                 self._plans[value] = (bucket.plan(), frozenset(_keys(bucket.excluded)))
-        for value in self._plans if self._others_stale else self._stale:
+        for value in self._plans if self._others_stale else self._stale & self._plans.keys():
             self._answers[value] = self._answer(value)
-        for value in self._answers.keys() - self._plans.keys():
-            del self._answers[value]
         self._stale.clear()
         self._others_stale = False
 
-    def _answer(self, value: str | None) -> tuple[Key, ...] | None:
-        """What every message with this value matches; None where that depends on its other headers."""
-        if value not in self._plans:
-            return None
-        plan, excluded = self._plans[value]
-        others = self._others_plan
-        if not (plan.is_constant and others.is_constant):
-            return None
-        return plan.constant + tuple(key for key in others.constant if key not in excluded)
+    def _answer(self, value: str | None) -> Answer[Key]:
+        """The plan of a value and that of all values, less those who exclude this one, as one answer."""
+        (plan, excluded), others = self._plans[value], self._others_plan
+        if others.is_constant and not others.constant:
+            return plan.answer()
+        if plan.is_constant and others.is_constant:
+            return plan.constant + tuple(key for key in others.constant if key not in excluded)
+
+        def answer(headers: Headers) -> list[Key]:
+            found: list[Key] = []
+            others.collect(headers, found)
+            if excluded:
+                found = [key for key in found if key not in excluded]
+            plan.collect(headers, found)
+            return found
+
+        return answer
 
 
 def _keys(entries: Iterable[_Entry[Key]]) -> Iterator[Key]:

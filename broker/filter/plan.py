@@ -1,17 +1,19 @@
 """A plan: how to find, among many filters, those that a message's headers satisfy. Built at once, never changed.
 
 What is TRUE for all comes first. Filters that ask for one text of some header stand behind a hash look-up of that
-header, with what is left of them, and so on for a few levels. All others are called one by one, equal ones once.
+header, with what is left of them, and so on for a few levels. Filters that hold a header against a number stand in
+order of the number (see `ladder`). All others are called one by one, equal ones once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from broker.filter.compiling import Headers, Predicate, compile_condition
+from broker.filter.ladder import Ladder, ladders_of
 from broker.filter.syntax import TRUE, And, Compare, In, Node, Operator, all_of
 
 LEVELS_MAX: Final = 3
@@ -22,6 +24,7 @@ SWITCH_VALUES_MAX: Final = 16
 
 Key = TypeVar("Key", bound=Hashable)
 Members: TypeAlias = Mapping[Node, Iterable[Key]]
+Answer: TypeAlias = tuple[Key, ...] | Callable[[Headers], Sequence[Key]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,29 @@ class Plan(Generic[Key]):
     constant: tuple[Key, ...] = ()
     called: tuple[tuple[Predicate, tuple[Key, ...]], ...] = ()
     switches: tuple[tuple[str, dict[str, Plan[Key]]], ...] = ()
+    ladders: tuple[Ladder[Key], ...] = ()
 
     @property
     def is_constant(self) -> bool:
         """Whether every message gets the same answer."""
-        return not self.called and not self.switches
+        return not (self.called or self.switches or self.ladders)
+
+    def answer(self) -> Answer[Key]:
+        """What to ask for each message: the keys themselves where they are constant, else a function of its headers."""
+        if self.is_constant:
+            return self.constant
+        if not (self.constant or self.ladders):  # the shapes that most values have, without building a list
+            if len(self.called) == 1 and not self.switches:
+                predicate, keys = self.called[0]
+                return lambda headers: keys if predicate(headers) else ()
+            if len(self.switches) == 1 and not self.called:
+                return _switched(*self.switches[0])
+        return self._found
+
+    def _found(self, headers: Headers) -> list[Key]:
+        found: list[Key] = []
+        self.collect(headers, found)
+        return found
 
     def collect(self, headers: Headers, found: list[Key]) -> None:
         """Append all that match."""
@@ -48,6 +69,8 @@ class Plan(Generic[Key]):
             plan = None if value is None else plans.get(value)
             if plan is not None:
                 plan.collect(headers, found)
+        for ladder in self.ladders:
+            ladder.collect(headers, found)
 
 
 def plan_of(members: Members[Key], *, levels: int = LEVELS_MAX) -> Plan[Key]:
@@ -63,8 +86,22 @@ def plan_of(members: Members[Key], *, levels: int = LEVELS_MAX) -> Plan[Key]:
             for value in _texts(guard):
                 behind.setdefault(value, {}).setdefault(rest, []).extend(keys)
         switches.append((name, {value: plan_of(those, levels=levels - 1) for value, those in behind.items()}))
+    ladders = ladders_of(left)
+    for ladder in ladders:
+        for node in ladder.nodes:
+            del left[node]
     called = tuple((compile_condition(node), keys) for node, keys in left.items())
-    return Plan(constant, called, tuple(switches))
+    return Plan(constant, called, tuple(switches), ladders)
+
+
+def _switched(name: str, plans: Mapping[str, Plan[Key]]) -> Callable[[Headers], Sequence[Key]]:
+    answers: dict[str | None, Answer[Key]] = {value: plan.answer() for value, plan in plans.items()}
+
+    def answer(headers: Headers) -> Sequence[Key]:
+        found = answers.get(headers.get(name), ())
+        return found if isinstance(found, tuple) else found(headers)
+
+    return answer
 
 
 def _busiest(nodes: Iterable[Node]) -> str | None:

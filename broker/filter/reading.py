@@ -22,7 +22,7 @@ def number_of(text: str) -> float | None:
     """
     if len(text) > NUMBER_CHARS_MAX:
         return None
-    if _INTEGER(text):
+    if (text.isdecimal() and text.isascii()) or _INTEGER(text):
         return int(text)
     if _DECIMAL(text):
         number = float(text)
