@@ -60,8 +60,9 @@ class IndexFigures:
 class FilterIndex(Generic[Key]):
     """Subscriptions by key, each with a filter. Not safe for threads: its owner's lock holds for it as well.
 
-    Memory: a tree for each different filter, a reference for each value that it names, and the plans: README-sized
-    filters take about 3 KiB a subscription. Plans are made anew, after a change, by the first match that follows.
+    Memory: a tree for each different filter, what is left of it for each value that it names, and the plans: about
+    2 KiB a subscription that names one type and one or two things more. Nothing is kept of what messages bring. Plans
+    are made anew, after a change, by the first match that follows.
     """
 
     def __init__(self, header: str = INDEX_HEADER, *, subscriptions_max: int = SUBSCRIPTIONS_MAX) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Generic, TypeAlias, TypeVar
@@ -29,18 +29,21 @@ _BELOW: Final[dict[Operator, Cut]] = {Operator.LT: bisect_right, Operator.LE: bi
 
 @dataclass(frozen=True, slots=True)
 class Rungs(Generic[Key]):
-    """Filters with one operator: their bounds in order, all their keys, and where each bound's keys begin."""
+    """Filters with one operator: their bounds in order, all their keys, and where each bound's keys begin.
 
-    operator: Operator
+    Those that hold for a number are before the cut (`holds_before`), or from it on.
+    """
+
+    cut: Cut
+    holds_before: bool
     bounds: list[float]
     starts: list[int]
     keys: tuple[Key, ...]
 
     def found(self, number: float) -> tuple[Key, ...]:
         """The keys of the filters that hold for a number."""
-        if self.operator in _ABOVE:
-            return self.keys[: self.starts[_ABOVE[self.operator](self.bounds, number)]]
-        return self.keys[self.starts[_BELOW[self.operator](self.bounds, number)] :]
+        place = self.starts[self.cut(self.bounds, number)]
+        return self.keys[:place] if self.holds_before else self.keys[place:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,16 @@ class Ladder(Generic[Key]):
         if number is not None:
             for rungs in self.rungs:
                 found += rungs.found(number)
+
+    def found(self, headers: Headers) -> Sequence[Key]:
+        """All that match."""
+        if len(self.rungs) == 1:
+            text = headers.get(self.name)
+            number = None if text is None else number_of(text)
+            return () if number is None else self.rungs[0].found(number)
+        found: list[Key] = []
+        self.collect(headers, found)
+        return found
 
 
 def ladders_of(members: Mapping[Node, tuple[Key, ...]]) -> tuple[Ladder[Key], ...]:
@@ -77,7 +90,8 @@ def _rungs(operator: Operator, nodes: list[Compare], members: Mapping[Node, tupl
     ordered = sorted((node for node in nodes if node.operator is operator), key=_bound)
     starts = [0, *accumulate(len(members[node]) for node in ordered)]
     keys = tuple(key for node in ordered for key in members[node])
-    return Rungs(operator, [_bound(node) for node in ordered], starts, keys)
+    cut = _ABOVE[operator] if operator in _ABOVE else _BELOW[operator]
+    return Rungs(cut, operator in _ABOVE, [_bound(node) for node in ordered], starts, keys)
 
 
 def _operators(nodes: list[Compare]) -> list[Operator]:

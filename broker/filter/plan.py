@@ -45,13 +45,17 @@ class Plan(Generic[Key]):
         """What to ask for each message: the keys themselves where they are constant, else a function of its headers."""
         if self.is_constant:
             return self.constant
-        if not (self.constant or self.ladders):  # the shapes that most values have, without building a list
-            if len(self.called) == 1 and not self.switches:
-                predicate, keys = self.called[0]
+        if self.constant:
+            return self._found
+        match self.called, self.switches, self.ladders:  # the shapes that most values have: no list is built
+            case (((predicate, keys),), (), ()):
                 return lambda headers: keys if predicate(headers) else ()
-            if len(self.switches) == 1 and not self.called:
-                return _switched(*self.switches[0])
-        return self._found
+            case ((), ((name, plans),), ()):
+                return _switched(name, plans)
+            case ((), (), (ladder,)):
+                return ladder.found
+            case _:
+                return self._found
 
     def _found(self, headers: Headers) -> list[Key]:
         found: list[Key] = []
