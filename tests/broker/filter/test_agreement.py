@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -69,7 +70,48 @@ def test_a_rendered_filter_is_read_back_as_the_same_tree(node: Node) -> None:
     assert parse(render(node)) == node
 
 
-@given(st.text("ab", max_size=8), generated.patterns.filter(lambda pattern: "!" not in pattern))
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["type = region", "type <> region", "type > region", "type IN ('a', 'b') AND type = region", "type = type"],
+        [f"n {operator} {bound}" for operator in ("<", "<=", ">", ">=") for bound in (1, 2, 2.5, 3)],
+        [f"type = 'a' AND n {operator} {bound}" for operator in ("<", ">=") for bound in (1, 2, 3)],
+        [f"n > {bound} AND region = '{region}' AND flag IS NULL" for bound in (1, 2) for region in ("a", "b", "c")],
+        [f"region IN ('{region}', 2)" for region in "abcde"],
+        [f"region IN ('{one}', '{two}') AND n = 2" for one in "abc" for two in "def"],
+        [f"n = {bound}" for bound in ("1", "TRUE", "'1'", "1.0", "'TRUE'")],
+        [f"NOT n {operator} 2" for operator in ("<", "<=", ">", ">=", "=", "<>")],
+        ["type <> 'a'", "type <> 'b'", "NOT type IN ('a', 'b')", "NOT type = 'c' AND n > 1", "type IS NULL", "TRUE"],
+        ["type = 'a' OR n = 2", "type = 'b' OR type IS NULL", "type IN ('a', 2)", "type LIKE 'a%' AND type <> 'ab'"],
+    ],
+)
+def test_the_index_is_right_at_every_edge(texts: list[str]) -> None:
+    nodes = [parse(text) for text in texts]
+    index: FilterIndex[int] = FilterIndex()
+    for key, node in enumerate(nodes):
+        index.add(key, node)
+    values = [None, "a", "b", "ab", "c", "1", "2", "2.0", "true"]
+    numbers = [None, "0", "1", "1.0", "2", "2.5", "3", "4", "true", "x"]
+    batch = [
+        {name: value for name, value in {"type": kind, "region": region, "n": number}.items() if value is not None}
+        for kind in values for region in values for number in numbers
+    ]  # fmt: skip
+
+    found = index.match_batch(batch)
+
+    assert any(found)
+    for headers, keys in zip(batch, found, strict=True):
+        assert sorted(keys) == [key for key, node in enumerate(nodes) if naive.value_of(node, headers) is True]
+
+
+@given(st.text("ab", max_size=8), st.text("ab%_", max_size=6))
+@example("a", "%a%a%")
+@example("aa", "%a%a%")
+@example("a", "a%a")
+@example("ab", "ab%b")
+@example("ab", "a_%b")
+@example("\n", "_")
+@example("a\nb", "%_b")
 def test_like_fits_what_its_definition_says(text: str, pattern: str) -> None:
     test = Like(Header("type"), pattern, None)
 

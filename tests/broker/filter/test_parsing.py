@@ -197,6 +197,12 @@ def test_a_header_with_more_digits_than_are_read_is_no_number() -> None:
     assert not condition({"n": "9" * 32_000})
 
 
+@pytest.mark.parametrize("text", ["1e999", "-1e999", "nan", "Infinity", "0x10", "1_0", " 1", "1 ", "٣", "", ".", "1e"])
+def test_what_programs_do_not_agree_to_be_a_number_is_none(text: str) -> None:
+    for condition in ("n > 0", "n <= 0", "NOT n > 0", "n IN (1, 2)", "n NOT IN (1, 2)", "n BETWEEN 0 AND 1"):
+        assert not compile_condition(parse(condition))({"n": text})
+
+
 def test_integers_are_exact_beyond_what_a_double_holds() -> None:
     condition = compile_condition(parse("id = 9007199254740993"))
 
