@@ -215,30 +215,41 @@ class Consuming(Timing):
                 self._bury(topic.index.name, group, deaths, at_ms=now_ms)
                 continue
             sequences += self._fresh(topic, group, count_max=count_max - len(sequences))
-            records = self._read(topic, group, sequences, now_ms=now_ms)
+            records = self._read(topic, group, sequences, now_ms=now_ms, count_max=count_max)
             if records or not sequences:
                 return records
+            if group.accepts is not None:
+                self._wake(topic.index.name, group.name)  # to look on, once others have had the lock
+                return []
         return []
 
     def _fresh(self, topic: Topic, group: Group, *, count_max: int) -> list[int]:
+        if group.accepts is not None and count_max:
+            count_max = max(count_max, self._options.filter_scan_max)
         end = topic.index.visible_end(group.position, count_max=count_max, durable_end=self._messages.durable_end)
         return list(range(group.position, end))
 
     def _read(
-        self, topic: Topic, group: Group, sequences: Iterable[int], *, now_ms: int
+        self, topic: Topic, group: Group, sequences: Iterable[int], *, now_ms: int, count_max: int
     ) -> list[tuple[int, journal.MessageRecord]]:
         """The records, up to the first that is not to be handed out; such ones at the head are put aside.
 
-        Putting aside moves the group's position in the action log, so never before what precedes has been written.
+        What the filter does not take is passed over: at the head by moving the position, behind a record by that
+        record's hand-out or, if it is the last, by the next pull. Putting aside moves the group's position in the
+        action log, so never before what precedes has been written.
         """
         records: list[tuple[int, journal.MessageRecord]] = []
         read_bytes = 0
         for sequence in sequences:
-            if read_bytes > self._options.pull_bytes_max:
+            if read_bytes > self._options.pull_bytes_max or len(records) == count_max:
                 break
             offset = topic.index.offset(sequence)
             record = None if offset == HOLE else self._record_at(offset)
-            if record is not None and (record.deliver_at_ms or 0) <= now_ms:
+            if record is not None and not _is_wanted(group, sequence, record):
+                read_bytes += len(record.body)
+                if not records:
+                    group.skip(sequence)
+            elif record is not None and (record.deliver_at_ms or 0) <= now_ms:
                 records.append((sequence, record))
                 read_bytes += len(record.body)
             elif records:
@@ -303,6 +314,11 @@ def _by_group(receipts: Sequence[str]) -> dict[tuple[str, str], list[tuple[int, 
 def _check_within(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise InvalidMessage(f"{name} must be from {low:,} to {high:,}, not {value:,}")
+
+
+def _is_wanted(group: Group, sequence: int, record: journal.MessageRecord) -> bool:
+    """Whether the group's filter takes a message; what was handed out before is the group's, whatever its filter."""
+    return group.accepts is None or sequence in group.unsettled or group.accepts(record.headers)
 
 
 def _holds(group: Group, receipt: Receipt) -> bool:

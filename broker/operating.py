@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from broker.consume.group import Group
 from broker.consume.topic import HOLE
 from broker.consuming import DAMAGED
+from broker.filter import parse
 from broker.timing import Timing
 from messaging import journal
 from messaging.errors import InvalidMessage, NotSupported
@@ -17,11 +18,14 @@ class Operating(Timing):
     """The operator's half of the engine. An unknown topic or group is a KeyError."""
 
     def declare_group(self, topic: str, group: str, config: GroupConfig) -> None:
-        """Make a group, or change its settings; a group that is there keeps its position."""
+        """Make a group, or change its settings; a group that is there keeps its position.
+
+        Raises FilterError where its filter cannot be read.
+        """
         check_topic(topic)
         check_group(group)
         if config.filter is not None:
-            raise NotSupported("this broker does not filter yet; declare the group without a filter")
+            parse(config.filter)  # refused before anything is written
         if config.ordered:
             raise NotSupported("this broker does not order by key yet; declare the group without ordered")
         with self._lock:

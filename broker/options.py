@@ -17,7 +17,10 @@ class Durability(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Bounds and choices of one engine. `durability` OS survives kill -9 but not a power cut."""
+    """Bounds and choices of one engine. `durability` OS survives kill -9 but not a power cut.
+
+    `filter_scan_max` is how many messages a pull looks through for one that its group's filter takes.
+    """
 
     durability: Durability = Durability.FSYNC
     segment_bytes: int = 256 * 1024 * 1024
@@ -27,11 +30,18 @@ class EngineOptions:
     cancel_tombstones_max: int = 100_000
     fire_batch_max: int = 1_000
     pull_bytes_max: int = 32 * 1024 * 1024
+    filter_scan_max: int = 2_000
     clock_slice_ms: int = 1_000
 
     def __post_init__(self) -> None:
         if self.segment_bytes < 4096:
             raise ConfigurationError("segment_bytes must be at least 4096")
-        for name in ("topics_max", "groups_per_topic_max", "dedup_messages_max", "cancel_tombstones_max"):
+        for name in (
+            "topics_max",
+            "groups_per_topic_max",
+            "dedup_messages_max",
+            "cancel_tombstones_max",
+            "filter_scan_max",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1")

@@ -12,6 +12,7 @@ from broker.consume.group import Death, Group, Requeue
 from broker.consume.topic import TopicIndex
 from broker.dedup import RecentIds
 from broker.delay.schedule import MemorySchedule, Schedule, Scheduled
+from broker.filter import compile_condition, parse
 from broker.options import EngineOptions
 from messaging import journal
 from messaging.message import GroupConfig
@@ -88,6 +89,7 @@ class BrokerState:
             groups[name].config = config
         else:
             groups[name] = Group(name=name, config=config, position=position)
+        groups[name].accepts = None if config.filter is None else compile_condition(parse(config.filter))
         return groups[name]
 
     def _replay_fired(self, action: journal.Fired) -> None:

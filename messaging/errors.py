@@ -3,6 +3,7 @@
 OutboxError
 ├── UsageError                       the caller must change something; trying again cannot help
 │   ├── InvalidMessage               a topic, key, header, body, id or time that breaks a named bound
+│   ├── FilterError                  a group's filter that cannot be read: carries the position
 │   ├── NoTransaction                publish() or cancel() where no transaction is open
 │   ├── ConfigurationError           a URL, option or engine that cannot work
 │   └── SchemaMissing                the message tables are not there: `outbox db upgrade`
@@ -34,6 +35,14 @@ class UsageError(OutboxError):
 
 class InvalidMessage(UsageError, ValueError):
     """A part of a message breaks a named bound; nothing was stored."""
+
+
+class FilterError(UsageError, ValueError):
+    """A group's filter cannot be read, or is larger than allowed; `position` counts characters from 1."""
+
+    def __init__(self, message: str, *, position: int | None = None) -> None:
+        super().__init__(message if position is None else f"{message} (at character {position})")
+        self.position = position
 
 
 class NoTransaction(UsageError):

@@ -12,7 +12,10 @@ PROBLEM_PREFIX: Final = "urn:outbox-mq:problem:"
 
 
 class ProblemAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """RFC 9457: `type` is stable, `detail` is for people; `where` is a path into the request, `bound` a named limit."""
+    """RFC 9457: `type` is stable, `detail` is for people; `where` is a path into the request, `bound` a named limit.
+
+    `position` counts the characters of the text at `where` from 1.
+    """
 
     type: str
     title: str
@@ -22,6 +25,7 @@ class ProblemAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bound: str | None = None
     limit: int | None = None
     retry_after_ms: int | None = None
+    position: int | None = None
 
 
 class ProblemKind(StrEnum):
@@ -31,6 +35,7 @@ class ProblemKind(StrEnum):
     WRONG_SHAPE = "wrong-shape"
     INVALID_MESSAGE = "invalid-message"
     INVALID_NAME = "invalid-name"
+    INVALID_FILTER = "invalid-filter"
     BODY_TOO_LARGE = "body-too-large"
     MESSAGE_TOO_LARGE = "message-too-large"
     BATCH_TOO_LARGE = "batch-too-large"

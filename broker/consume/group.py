@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from broker.filter import Predicate
 from messaging.backoff import Backoff
 from messaging.message import AckStatus, GroupConfig
 
@@ -74,6 +75,8 @@ class Group:
     def __init__(self, *, name: str, config: GroupConfig, position: int) -> None:
         self.name = name
         self.config = config
+        self.accepts: Predicate | None = None
+        """What the group's filter takes, by the headers; None: everything. Asked of fresh messages only."""
         self.position = position
         self.paused = False
         self.life = 0
@@ -137,7 +140,7 @@ class Group:
         self._move(sequence, entry, visible_at_ms)
 
     def skip(self, sequence: int) -> None:
-        """Pass over a fresh sequence that has nothing to deliver."""
+        """Pass over a fresh sequence that has nothing to deliver, or nothing that the filter takes."""
         self.position = max(self.position, sequence + 1)
 
     def next_visible_ms(self) -> int | None:

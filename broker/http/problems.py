@@ -16,6 +16,7 @@ TITLES: Final[dict[ProblemKind, tuple[int, str]]] = {
     ProblemKind.WRONG_SHAPE: (422, "The request does not have the shape that this route asks for"),
     ProblemKind.INVALID_MESSAGE: (422, "A value is out of its bounds"),
     ProblemKind.INVALID_NAME: (422, "A topic or consumer group has a name that is not allowed"),
+    ProblemKind.INVALID_FILTER: (422, "The group's filter cannot be read"),
     ProblemKind.BODY_TOO_LARGE: (413, "The request is larger than allowed"),
     ProblemKind.MESSAGE_TOO_LARGE: (413, "A message is larger than allowed"),
     ProblemKind.BATCH_TOO_LARGE: (422, "The batch has more entries than allowed"),
@@ -40,6 +41,7 @@ TITLES: Final[dict[ProblemKind, tuple[int, str]]] = {
 
 _OF_ERRORS: Final[tuple[tuple[type[errors.OutboxError], ProblemKind], ...]] = (
     (errors.InvalidMessage, ProblemKind.INVALID_MESSAGE),
+    (errors.FilterError, ProblemKind.INVALID_FILTER),
     (errors.UsageError, ProblemKind.REFUSED),
     (errors.NotSupported, ProblemKind.NOT_SUPPORTED),
     (errors.NotAuthorized, ProblemKind.FORBIDDEN),
@@ -65,6 +67,7 @@ class Problem(Exception):
         where: str | None = None,
         bound: tuple[str, int] | None = None,
         retry_after_ms: int | None = None,
+        position: int | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
@@ -82,6 +85,7 @@ class Problem(Exception):
             bound=bound[0] if bound else None,
             limit=bound[1] if bound else None,
             retry_after_ms=retry_after_ms,
+            position=position,
         )
 
     def response(self) -> Response:
@@ -96,6 +100,8 @@ def of_error(error: errors.OutboxError, *, storage_retry_after_ms: int) -> Probl
     retry_after_ms = storage_retry_after_ms if kind is ProblemKind.STORAGE_FAILED else None
     if isinstance(error, errors.BrokerThrottled):
         retry_after_ms = error.retry_after_ms
+    if isinstance(error, errors.FilterError):
+        return Problem(kind, str(error), where="$.filter", position=error.position)
     return Problem(kind, str(error), retry_after_ms=retry_after_ms)
 
 

@@ -95,6 +95,7 @@ def of_kind(kind: ProblemKind) -> type[BrokerError]:
             | ProblemKind.WRONG_SHAPE
             | ProblemKind.INVALID_MESSAGE
             | ProblemKind.INVALID_NAME
+            | ProblemKind.INVALID_FILTER
             | ProblemKind.BODY_TOO_LARGE
             | ProblemKind.MESSAGE_TOO_LARGE
             | ProblemKind.BATCH_TOO_LARGE

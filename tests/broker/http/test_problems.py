@@ -140,11 +140,16 @@ def test_a_wrong_query_is_a_problem(client: Client, shared_url: str, query: str)
     assert (response.status_code, kind_of(response)) == (422, "wrong-shape")
 
 
-def test_filters_are_refused_with_a_clear_text(client: Client, shared_url: str, topic: str) -> None:
-    response = client("PUT", shared_url + GROUP.replace("TOPIC", topic), json={"filter": "type = 'a'"})
+def test_a_filter_that_cannot_be_read_is_refused_with_its_place_and_cure(
+    client: Client, shared_url: str, topic: str
+) -> None:
+    response = client("PUT", shared_url + GROUP.replace("TOPIC", topic), json={"filter": "type == 'a'"})
 
-    assert (response.status_code, kind_of(response)) == (422, "not-supported")
-    assert "filter" in response.json()["detail"]
+    assert (response.status_code, kind_of(response)) == (422, "invalid-filter")
+    answer = response.json()
+    assert (answer["where"], answer["position"]) == ("$.filter", 7)
+    assert "write = for equal" in answer["detail"]
+    assert client("GET", shared_url + GROUP.replace("TOPIC", topic)).status_code == 404
 
 
 def test_a_body_over_the_bound_is_refused_by_its_length_alone(

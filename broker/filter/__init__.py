@@ -1,0 +1,12 @@
+"""Filters: which messages a group wants, said in RocketMQ's SQL92 subset over headers. Pure; knows no log and no HTTP.
+
+`parse` reads an expression, `compile_condition` makes it callable, `FilterIndex` asks thousands of them at once.
+"""
+
+from broker.filter.compiling import Predicate, compile_condition
+from broker.filter.index import FilterIndex
+from broker.filter.parsing import parse
+from broker.filter.rendering import render
+from messaging.errors import FilterError
+
+__all__ = ["FilterError", "FilterIndex", "Predicate", "compile_condition", "parse", "render"]
