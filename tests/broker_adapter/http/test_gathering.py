@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.http.gathering import CALL_MESSAGES_MAX, Gathering
+from broker_adapter.http.gathering import CALL_MESSAGES_MAX, Gathering, _Call, _Lanes, _leave
 from messaging import Message
 from messaging.errors import BrokerThrottled, BrokerUnavailable, OutboxError
 from messaging.limits import BATCH_MESSAGES_MAX
@@ -143,10 +143,23 @@ def test_a_call_that_has_waited_for_too_long_is_never_sent(wire: Wire) -> None:
         with pytest.raises(BrokerUnavailable, match="not sent"):
             gathering.publish("t", [Message(id="b", topic="t", body=b"")])
 
-        wire.go_on.release()
+        wire.go_on.release(2)
         assert len(first.result(DEADLINE_S)) == 1
-    assert wire.requests == [["a"]]
-    assert gathering.waiting("t") == 0
+    gathering.publish("t", [Message(id="c", topic="t", body=b"")])
+    assert wire.requests == [["a"], ["c"]], "nobody is asked to send who has gone"
+
+
+def test_one_who_goes_when_it_was_to_send_for_others_leaves_that_to_the_next() -> None:
+    leader, other, behind = (_Call([Message(id=one, topic="t", body=b"")]) for one in "abc")
+    leader.leads = [leader, other]
+    lanes = _Lanes(waiting={"t": [behind]})
+
+    left = _leave(lanes, "t", leader)
+
+    assert left
+    assert other.leads == [other, behind]
+    assert other.woken.is_set()
+    assert not behind.woken.is_set()
 
 
 def test_topics_do_not_wait_for_each_other(wire: Wire, publish: Any) -> None:
