@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final, TypeVar
+
+import msgspec
 
 from broker_adapter.http.admin import HttpAdmin
 from broker_adapter.http.connection import Connection, Options, WireCodec
@@ -42,6 +45,14 @@ _MESSAGE_OVERHEAD_BYTES: Final = 256
 Entry = TypeVar("Entry")
 Status = TypeVar("Status")
 Key = TypeVar("Key")
+
+
+class _Deliveries(msgspec.Struct, frozen=True):
+    """wire.PackedPullAnswer, read into what callers get: in MessagePack a body is always `bin`, so nothing is left to
+    decode, and a message costs a quarter of what two objects for each would.
+    """
+
+    deliveries: list[Delivery]
 
 
 class HttpBroker:
@@ -120,8 +131,7 @@ class HttpBroker:
         )
         path = f"{_group_path(topic, group)}/pull"
         if self._connection.packed:
-            packed = self._connection.send("POST", path, wire.PackedPullAnswer, body=request, wait_ms=request.wait_ms)
-            return [wire_messages.delivery_of(one) for one in packed.deliveries]
+            return self._connection.send("POST", path, _Deliveries, body=request, wait_ms=request.wait_ms).deliveries
         answer = self._connection.send("POST", path, wire.PullAnswer, body=request, wait_ms=request.wait_ms)
         return [wire_messages.delivery_of(one) for one in answer.deliveries]
 
@@ -233,8 +243,13 @@ def _receipt_path(receipt: str) -> str | None:
     """Where a receipt is settled: it begins with its topic and group. None for a text that is none of the broker's."""
     topic, _, rest = receipt.partition("/")
     group, slash, _ = rest.partition("/")
+    return _known_path(topic, group) if slash else None
+
+
+@lru_cache(maxsize=1024)
+def _known_path(topic: str, group: str) -> str | None:
     try:
-        return _group_path(topic, group) if slash else None
+        return _group_path(topic, group)
     except InvalidMessage:
         return None
 
