@@ -19,6 +19,7 @@ import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -153,6 +154,7 @@ def load_tokens(path: Path) -> tuple[tuple[bytes, Principal], ...]:
     )
 
 
+@lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
     """Whether a name or an address stands for this machine alone."""
     if host.lower() == "localhost":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -23,6 +23,7 @@ from broker.http import codec, deliveries, health
 from broker.http.access import Access, authorize
 from broker.http.call import Call, Services
 from broker.http.codec import Codec
+from broker.http.direct import DIRECT, BrokerApp, Endpoint
 from broker.http.gate import Gate
 from broker.http.long_poll import LongPolls, Taken
 from broker.http.metrics import Metrics
@@ -42,7 +43,6 @@ from messaging.wire import (
 logger = logging.getLogger(__name__)
 
 _HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(
@@ -50,11 +50,14 @@ def create_app(
 ) -> FastAPI:
     """The HTTP face of an open engine, which stays its caller's to close. `app.state.services` are its parts."""
     services = _services(engine, settings or HttpSettings(), access=access or Access(), clock=clock or SystemClock())
-    app = FastAPI(title="Outbox MQ broker", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = BrokerApp(title="Outbox MQ broker", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.services = services
     for path in {route.path: None for route in ROUTES}:
         by_method = {route.method: route for route in ROUTES if route.path == path}
-        app.add_route(path, _endpoint(services, path, by_method), methods=list(by_method))
+        endpoint = _endpoint(services, path, by_method)
+        app.add_route(path, endpoint, methods=list(by_method))
+        if (last := path.rpartition("/")[2]) in DIRECT:
+            app.direct[last] = endpoint
     _add_operations(app, services)
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_middleware(RawPath)

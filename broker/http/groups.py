@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from broker.http.access import Role
 from broker.http.call import Call
@@ -32,6 +33,8 @@ from messaging.wire import (
     TopicsAnswer,
 )
 from messaging.wire_messages import text_body
+
+_CURSOR: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 def topics(call: Call) -> TopicsAnswer:
@@ -86,6 +89,8 @@ def resume(call: Call) -> NoAnswer:
 def dead(call: Call) -> DeadAnswer | PackedDeadAnswer:
     """One page of dead letters; what they carry is for those who may consume or administer the topic."""
     query = call.read_query(PageQuery)
+    if query.after is not None and not _CURSOR.fullmatch(query.after):
+        raise Problem(ProblemKind.INVALID_MESSAGE, "after must be the `next` of an earlier page", where="query.after")
     with _not_found():
         letters, after = call.engine.dead(call.topic, call.group, limit=query.limit, after=query.after)
     if call.is_packed:

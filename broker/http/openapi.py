@@ -10,18 +10,42 @@ from typing import Any, Final
 import msgspec
 
 from broker.http.problems import TITLES
-from broker.http.routes import Route, Work
+from broker.http.routes import GROUP, Route, Work
 from messaging import problem, wire
 from messaging.problem import PROBLEM_TYPE, ProblemKind
 from messaging.wire import (
     JSON_TYPE,
     MSGPACK_TYPE,
+    Encoding,
 )
 
 _REFS: Final = "#/components/schemas/{name}"
 _NAME: Final = {"type": "string", "pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}$"}
 _MESSAGE_ID: Final = {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,64}$"}
+_BASE64: Final = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _PATH_PARTS: Final = {"topic": _NAME, "group": _NAME, "id": _MESSAGE_ID}
+# What the shapes' types do not say, since the server checks it by hand, with a text of its own.
+_QUERY_PARTS: Final = {
+    ("/v1/scheduled", "topic"): _NAME,
+    (GROUP + "/dead", "after"): {"type": "string", "pattern": "^[0-9]{1,18}$"},
+}
+
+
+def _given(**properties: dict[str, Any]) -> dict[str, Any]:
+    """Each of these fields is there, and of this schema."""
+    return {"required": list(properties), "properties": properties}
+
+
+_RULES: Final[dict[str, dict[str, Any]]] = {
+    "SeekRequest": {"oneOf": [_given(to_ms={"type": "integer"}), _given(to_offset={"type": "integer"})]},
+    "RedriveRequest": {"oneOf": [_given(ids={"type": "array"}), _given(all={"const": True})]},
+    "PublishedMessage": {
+        "not": _given(deliver_at_ms={"type": "integer"}, delay_ms={"type": "integer"}),
+        "allOf": [{"properties": {"encoding": {"enum": [Encoding.UTF8, Encoding.BASE64, None]}}}],
+        "if": _given(encoding={"const": Encoding.BASE64}),
+        "then": {"properties": {"body": {"pattern": _BASE64}}},
+    },
+}
 _ALWAYS: Final = (
     ProblemKind.WRONG_SHAPE,
     ProblemKind.INVALID_NAME,
@@ -49,6 +73,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     shapes = {shape for route in routes for shape in (route.body, route.answer) if shape is not None}
     shapes |= {problem.ProblemAnswer, wire.HealthAnswer}
     _, components = msgspec.json.schema_components(sorted(shapes, key=lambda shape: shape.__name__), ref_template=_REFS)
+    for name, rule in _RULES.items():
+        components[name] |= rule
     paths: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for route in routes:
         paths[route.path][route.method.lower()] = _operation(route)
@@ -95,7 +121,10 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
         return []
     schema = msgspec.json.schema(route.query)
     properties = schema["$defs"][route.query.__name__]["properties"]
-    return [{"name": name, "in": "query", "required": False, "schema": part} for name, part in properties.items()]
+    return [
+        {"name": name, "in": "query", "required": False, "schema": _QUERY_PARTS.get((route.path, name), part)}
+        for name, part in properties.items()
+    ]
 
 
 def _problems(route: Route) -> dict[str, Any]:

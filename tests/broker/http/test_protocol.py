@@ -170,6 +170,19 @@ def test_dead_letters_are_listed_and_redriven(client: Client, shared_url: str, t
     assert client("GET", f"{group}/dead").json() == {"dead": [], "next": None}
 
 
+@pytest.mark.parametrize("after", ["x", "\u00b2", "-1", "1" * 19, "\u0661"])
+def test_a_cursor_of_dead_letters_that_is_none_is_refused(
+    client: Client, shared_url: str, topic: str, after: str
+) -> None:
+    group = f"{shared_url}/v1/topics/{topic}/groups/g"
+    client("PUT", group, json={})
+
+    response = client("GET", f"{group}/dead", params={"after": after})
+
+    assert response.status_code == 422, response.text
+    assert response.json()["where"] == "query.after"
+
+
 def test_probes_answer_without_a_word_about_the_inside(client: Client, shared_url: str) -> None:
     assert client("GET", f"{shared_url}/livez").json()["status"] == "ok"
     assert client("GET", f"{shared_url}/readyz").json()["status"] == "ok"
