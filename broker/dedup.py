@@ -5,13 +5,16 @@ Bounded.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 
 class RecentIds:
     """The newest `count_max` ids, in order of arrival."""
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
-        self._ids: dict[str, None] = {}
+        # A plain dict steps over all that was deleted at its front to find its first key.
+        self._ids: OrderedDict[str, None] = OrderedDict()
 
     def __contains__(self, message_id: str) -> bool:
         return message_id in self._ids
@@ -23,4 +26,4 @@ class RecentIds:
         """Remember an id; the oldest one is forgotten when there is no more room."""
         self._ids[message_id] = None
         if len(self._ids) > self._count_max:
-            del self._ids[next(iter(self._ids))]
+            self._ids.popitem(last=False)
