@@ -13,56 +13,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from messaging.errors import ConfigurationError
 from spark_reconcile.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.errors import NotComparable
+from spark_reconcile.planning import Plan, Read, waves
 from spark_reconcile.settings import Settings
-from spark_reconcile.sources.database import Place, reading
 from spark_reconcile.sources.segments import Segment, reach_ms, survey
-from spark_reconcile.sources.statements import (
-    LEG_SCHEMA,
-    Leg,
-    Statement,
-    business_statement,
-    inbox_statement,
-    outbox_statements,
-    schema_of,
-)
+from spark_reconcile.sources.statements import ARCHIVE_COLUMNS, LEG_SCHEMA, Leg, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SNAPSHOT_ROWS_MAX: Final = 500_000
-"""Up to so many rows a database is read in one consistent snapshot; above, in parallel ranges, table after table."""
-SMALL_BROKER_BYTES: Final = 128 * 1024 * 1024
 NEVER_MS: Final = 1 << 53
 """A source that holds nothing reaches back to no time at all."""
 DAY_MS: Final = 24 * 60 * 60 * 1000
 PURGE_MARGIN_MS: Final = 60 * 60 * 1000
 JOBS_AT_ONCE_MAX: Final = 3
 _DAMAGE: Final = "!"
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Statements of one database that are read together."""
-
-    url: str
-    statements: tuple[Statement, ...]
-    snapshot: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What will be read, checked against the sources; reads are done in order, the broker in between."""
-
-    inboxes: tuple[Read, ...]
-    rest: tuple[Read, ...]
-    broker_bytes: int
-
-    @property
-    def small(self) -> bool:
-        """Whether starting up will take longer than working."""
-        return self.broker_bytes <= SMALL_BROKER_BYTES and all(read.snapshot for read in (*self.inboxes, *self.rest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,37 +71,11 @@ class Evidence:
             frame.unpersist()
 
 
-def check_sources(settings: Settings) -> Plan:
-    """Look at every source before any work.
-
-    Raises ConfigurationError, SchemaMissing, DatabaseUnavailable or NotComparable, each with the cure.
-    """
-    inboxes = []
-    for inbox in settings.inboxes:
-        place = Place.of(inbox.url or settings.database_url)
-        with reading(place) as reader:
-            statement = inbox_statement(reader, inbox, schema=schema_of(settings, inbox, place))
-        inboxes.append((inbox.url or settings.database_url, statement))
-    main = Place.of(settings.database_url)
-    with reading(main) as reader:
-        rest = [
-            (settings.database_url, one) for one in outbox_statements(reader, schema=main.schema_of(settings.schema))
-        ]
-    for number, rule in enumerate(settings.rules):
-        with reading(Place.of(rule.url or settings.database_url)) as reader:
-            rest.append((rule.url or settings.database_url, business_statement(reader, rule, number)))
-    segments = [one for log in ("messages", "actions") for one in survey(settings.broker_data, log)]
-    return Plan(
-        inboxes=tuple(_together(inboxes)),
-        rest=tuple(_together(rest)),
-        broker_bytes=sum(one.size_bytes for one in segments),
-    )
-
-
 def read_all(
-    session: SparkSession, settings: Settings, plan: Plan, *, now_ms: int, say: Callable[[str], None]
-) -> Evidence:
-    """Read every leg. Raises NotComparable for a damaged broker log."""
+    session: SparkSession, settings: Settings, plan: Plan, *, now_ms: int, say: Callable[[str], None],
+    span: Span | None = None,
+) -> Evidence:  # fmt: skip
+    """Read every leg, of Parquet archives the times in `span`. Raises NotComparable for a damaged broker log."""
     counts: list[LegCount] = []
     say("reading the inboxes")
     effects = _read_sql(session, plan.inboxes, counts)
@@ -146,12 +87,13 @@ def read_all(
         lambda: _read_log(session, "actions", surveyed["actions"], counts),
         lambda: _read_sql(session, plan.rest, counts),
     )
+    moved = _read_archives(session, settings, counts, span)
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
     return Evidence(
         inboxes=_united(session, effects),
         messages=messages,
         actions=actions,
-        rows=_united(session, tables),
+        rows=_united(session, [*tables, *moved]),
         tables=(*effects, *tables),
         groups=_groups(settings, actions, counts, now_ms=now_ms),
         counts=counts,
@@ -168,36 +110,57 @@ def in_parallel(*jobs: Callable[[], Any]) -> list[Any]:
         return [started.result() for started in [pool.submit(job) for job in jobs]]
 
 
-def _together(found: Sequence[tuple[str, Statement]]) -> list[Read]:
-    """Statements of one database in one snapshot where they are small; else one read each, in order."""
-    by_url: dict[str, list[Statement]] = {}
-    for url, statement in found:
-        by_url.setdefault(url, []).append(statement)
-    reads = []
-    for url, statements in by_url.items():
-        if sum(one.rows_about for one in statements) <= SNAPSHOT_ROWS_MAX:
-            reads.append(Read(url, tuple(statements), snapshot=True))
-        else:
-            reads += [Read(url, (one,), snapshot=False) for one in statements]
-    return reads
-
-
 def _read_sql(session: SparkSession, reads: Sequence[Read], counts: list[LegCount]) -> list[DataFrame]:
+    """Wave after wave; the databases of a wave are read at the same time, each by a worker of its own.
+
+    Each frame is kept by itself: Spark melts a union of unions into one, and would not know a kept one again.
+    """
     frames = []
-    for one in reads:
-        frame = (
-            session.read.format("outbox_sql")
-            .option("url", one.url)
-            .option("statements", msgspec.json.encode(one.statements).decode())
-            .option("snapshot", str(one.snapshot).lower())
-            .load()
-            .persist()
-        )
+    for wave in waves(reads):
+        kept = [_sql_frame(session, one).persist() for one in wave]
         counts += _counted(
-            frame, leg="leg", topic="coalesce(topic, '')", note="coalesce(consumer_group, note, '')", time="at_ms"
-        )
+            _united(session, kept),
+            leg="leg", topic="coalesce(topic, '')", note="coalesce(consumer_group, note, '')", time="at_ms",
+        )  # fmt: skip
+        frames += kept
+    return frames
+
+
+def _sql_frame(session: SparkSession, one: Read) -> DataFrame:
+    return (
+        session.read.format("outbox_sql")
+        .option("url", one.url)
+        .option("statements", msgspec.json.encode(one.statements).decode())
+        .option("snapshot", str(one.snapshot).lower())
+        .load()
+    )
+
+
+def _read_archives(
+    session: SparkSession, settings: Settings, counts: list[LegCount], span: Span | None
+) -> list[DataFrame]:
+    """Archive rows that were moved to Parquet, in the shape of all legs; Spark keeps no copy of what is a file."""
+    frames = []
+    for folder in settings.archives:
+        frame = archive_frame(session.read.parquet(str(folder)), place=str(folder))
+        if span is not None:
+            frame = frame.where(f"created_ms >= {span.since_ms}L and created_ms < {span.until_ms}L")
+        counts += _counted(frame, leg="leg", topic="topic", note="coalesce(note, '')", time="at_ms")
         frames.append(frame)
     return frames
+
+
+def archive_frame(found: DataFrame, *, place: str) -> DataFrame:
+    """Parquet rows with the archive's columns, as legs' rows. Raises ConfigurationError for a missing column."""
+    missing = sorted(ARCHIVE_COLUMNS - set(found.columns))
+    if missing:
+        told = "it needs the columns of the archive table"
+        raise ConfigurationError(f"the archive {place} has no column {missing[0]}; {told}")
+    return found.where("kind = 'publish'").selectExpr(
+        f"'{Leg.ARCHIVE}' as leg", "id", "topic", "message_key", "cast(null as string) as consumer_group",
+        "body_sha256", "deliver_at_ms", "created_at_us div 1000 as created_ms", "sent_at_us div 1000 as at_ms",
+        "cast(attempts as bigint) as attempts", "outcome as note",
+    )  # fmt: skip
 
 
 def _united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:

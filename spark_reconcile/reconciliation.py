@@ -25,7 +25,8 @@ from spark_reconcile.figures import (
 )
 from spark_reconcile.judging import Judged, bounds_of, judge
 from spark_reconcile.output import Staging, staging
-from spark_reconcile.reading import Evidence, Plan, check_sources, in_parallel, read_all
+from spark_reconcile.planning import Plan, check_sources
+from spark_reconcile.reading import Evidence, in_parallel, read_all
 from spark_reconcile.report.page import write_report
 from spark_reconcile.session import register_sources, spark_session
 from spark_reconcile.settings import Settings

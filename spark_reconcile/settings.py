@@ -17,6 +17,8 @@ CLOCK_SKEW_SECONDS_DEFAULT: Final = 1.0
 TIME_UNITS: Final = ("us", "ms", "s")
 RULES_MAX: Final = 100
 INBOXES_MAX: Final = 100
+OUTBOXES_MAX: Final = 1_000
+ARCHIVES_MAX: Final = 1_000
 
 Value = str | int | float | bool
 
@@ -63,8 +65,8 @@ class BusinessRule:
     whose key is the text of `key_column`.
 
     `time_column` and `deliver_at_column` are UTC datetimes, or integers since the Unix epoch in `time_unit`.
-    `url`: the database of the table; None: that of the outbox. `complete_since_ms`: the table holds every row since
-    then; None: since ever.
+    `urls`: the databases that have the table, one or many shards; none: every database that has an outbox.
+    `complete_since_ms`: the table holds every row since then; None: since ever.
     """
 
     name: str
@@ -75,7 +77,7 @@ class BusinessRule:
     where: Sequence[Condition] = ()
     time_unit: str = "us"
     deliver_at_column: str | None = None
-    url: str | None = field(default=None, repr=False)
+    urls: Sequence[str] = field(default=(), repr=False)
     complete_since_ms: int | None = None
 
     def __post_init__(self) -> None:
@@ -84,6 +86,17 @@ class BusinessRule:
             raise ConfigurationError("every rule needs a name")
         if self.time_unit not in TIME_UNITS:
             raise ConfigurationError(f"rule {self.name}: time_unit is one of {', '.join(TIME_UNITS)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxSource:
+    """One outbox: a schema on an instance. Its message tables, split or not, are found there.
+
+    SQLite has no schemas and ignores `schema`.
+    """
+
+    url: str = field(repr=False)
+    schema: str = "outbox"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +140,8 @@ class Grace:
 class Settings:
     """One reconciliation: the sources, the rules, the bounds, and where the results go.
 
-    `schema` is the outbox tables' schema (MySQL, MariaDB; SQLite has none and ignores it).
+    `schema` is the outbox tables' schema (MySQL, MariaDB; SQLite has none and ignores it). `outboxes`: more of them, on
+    any number of instances. `archives`: folders of Parquet files into which archive rows were moved, same columns.
     `complete_since_ms`: the archive holds everything sent since then; `archive_days`, `inbox_days`: so many days, as
     the compensator's retention has it. Where neither is told: since the oldest row.
     """
@@ -136,6 +150,8 @@ class Settings:
     broker_data: Path
     output: Path
     schema: str = "outbox"
+    outboxes: Sequence[OutboxSource] = ()
+    archives: Sequence[Path] = ()
     complete_since_ms: int | None = None
     archive_days: float | None = None
     inbox_days: float | None = None
@@ -146,7 +162,20 @@ class Settings:
     def __post_init__(self) -> None:
         if len(self.rules) > RULES_MAX or len(self.inboxes) > INBOXES_MAX:
             raise ConfigurationError(f"at most {RULES_MAX} rules and {INBOXES_MAX} inboxes are allowed")
+        if len(self.outboxes) >= OUTBOXES_MAX or len(self.archives) > ARCHIVES_MAX:
+            raise ConfigurationError(f"at most {OUTBOXES_MAX} outboxes and {ARCHIVES_MAX} archives are allowed")
+        if len({(one.url, one.schema) for one in self.all_outboxes}) <= len(self.outboxes):
+            raise ConfigurationError("two outboxes have the same url and schema; name each once")
         names = [rule.name for rule in self.rules]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigurationError(f"two rules have the name {twice[0]!r}; give each its own")
+
+    @property
+    def all_outboxes(self) -> list[OutboxSource]:
+        """Every outbox that is reconciled."""
+        return [OutboxSource(url=self.database_url, schema=self.schema), *self.outboxes]
+
+    def urls_of(self, rule: BusinessRule) -> list[str]:
+        """The databases that have a rule's table."""
+        return list(rule.urls) or list(dict.fromkeys(one.url for one in self.all_outboxes))

@@ -128,6 +128,17 @@ class Reader:
             )
         return {str(name): str(kind).lower() for name, kind in found}
 
+    def tables(self, *, schema: str | None) -> list[str]:
+        """The tables of a schema, sorted."""
+        if self.place.backend is Backend.SQLITE:
+            found = self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")
+        else:
+            found = self.rows(
+                "SELECT table_name FROM information_schema.tables WHERE table_schema = ?",
+                (schema or self.place.database,),
+            )
+        return sorted(str(name) for (name,) in found)
+
     def rows_about(self, table: str, *, schema: str | None) -> int:
         """About how many rows a table has; cheap, and a guess on MySQL."""
         if self.place.backend is Backend.SQLITE:

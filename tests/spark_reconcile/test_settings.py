@@ -82,7 +82,7 @@ def test_a_full_file_is_read_to_the_last_key(tmp_path: Path) -> None:
     ]
     assert (first.deliver_at_column, first.complete_since_ms) == ("remind_at", 1_793_487_600_000)
     assert [one.operator for one in second.where] == [Operator.MORE, Operator.IS_NULL]
-    assert (second.time_unit, second.url) == ("ms", "sqlite:///other.db")
+    assert (second.time_unit, second.urls) == ("ms", ("sqlite:///other.db",))
     assert (settings.inboxes[0].topics, settings.inboxes[0].complete_since_ms) == (("order.paid",), 5)
     assert settings.grace.late_after_seconds == 7.5
     assert "secret" not in repr(settings)

@@ -178,12 +178,7 @@ class World:
 
     def write(self, database: Database, folder: Path, *, records_a_segment: int = 1000) -> Settings:
         """Write everything; returns the settings that reconcile it."""
-        engine = create_engine(database.url)
-        try:
-            with engine.begin() as connection:
-                self._write_tables(connection, database)
-        finally:
-            engine.dispose()
+        self.write_tables(database)
         write_log(folder / "broker" / "messages", journal.SegmentKind.MESSAGES, self.stored, records_a_segment)
         actions = sorted(self.actions, key=lambda action: action.at_ms)
         write_log(folder / "broker" / "actions", journal.SegmentKind.ACTIONS, actions, records_a_segment)
@@ -206,6 +201,15 @@ class World:
             inboxes=[InboxSource(group=TICKETS)],
             grace=GRACE,
         )  # fmt: skip
+
+    def write_tables(self, database: Database) -> None:
+        """The rows of every table, in place of what is there."""
+        engine = create_engine(database.url)
+        try:
+            with engine.begin() as connection:
+                self._write_tables(connection, database)
+        finally:
+            engine.dispose()
 
     def _write_tables(self, connection: Connection, database: Database) -> None:
         if database.schema:
