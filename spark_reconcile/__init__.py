@@ -4,6 +4,7 @@ PySpark is imported only when run() is called.
 """
 
 from spark_reconcile.errors import NotComparable
+from spark_reconcile.incremental import run_windows
 from spark_reconcile.reconciliation import run
 from spark_reconcile.settings import BusinessRule, Condition, Grace, InboxSource, Operator, OutboxSource, Settings
 from spark_reconcile.summary import Summary
@@ -23,4 +24,5 @@ __all__ = [
     "State",
     "Summary",
     "run",
+    "run_windows",
 ]

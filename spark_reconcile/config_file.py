@@ -29,11 +29,13 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
     "rules": frozenset(
         {
             "name", "table", "where", "key_column", "time_column", "time_unit", "topic", "deliver_at_column", "url",
-            "complete_since",
+            "complete_since", "body",
         }
     ),
     "inboxes": frozenset({"group", "url", "schema", "topics", "complete_since"}),
-    "grace": frozenset({"seconds", "late_after_seconds", "clock_skew_seconds"}),
+    "grace": frozenset(
+        {"seconds", "late_after_seconds", "clock_skew_seconds", "slack_seconds", "confirm_after_seconds"}
+    ),
     "output": frozenset({"folder"}),
     "where": frozenset({"column", "op", "value"}),
 }  # fmt: skip
@@ -93,10 +95,18 @@ def _rule(table: Mapping[str, Any]) -> BusinessRule:
         topic=_text(table, "topic", "rules"),
         where=_conditions(table.get("where", {})),
         time_unit=_text(table, "time_unit", "rules") if "time_unit" in table else "us",
+        body=_body(table),
         urls=_listed(table, "url", "rules"),
         deliver_at_column=_text(table, "deliver_at_column", "rules") if "deliver_at_column" in table else None,
         complete_since_ms=_time_ms(table, "rules"),
     )
+
+
+def _body(table: Mapping[str, Any]) -> dict[str, str]:
+    found = table.get("body", {})
+    if not isinstance(found, dict) or not all(isinstance(column, str) for column in found.values()):
+        raise ConfigurationError('[rules]: body is a table of fields and columns, e.g. body = {order_id = "id"}')
+    return found
 
 
 def _outboxes(table: Mapping[str, Any]) -> list[OutboxSource]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
 from messaging.errors import ConfigurationError
 from spark_reconcile.settings import Settings
-from spark_reconcile.sources.database import Place, reading
+from spark_reconcile.sources.database import Place, Reader, reading
 from spark_reconcile.sources.segments import survey
 from spark_reconcile.sources.statements import (
     Leg,
@@ -42,6 +42,8 @@ class Plan:
     inboxes: tuple[Read, ...]
     rest: tuple[Read, ...]
     broker_bytes: int
+    oldest_ms: Mapping[tuple[Leg, str], int] = field(default_factory=dict)
+    """Of a run that reads a span: the oldest row of the archive and of each group's inbox, read or not."""
 
     @property
     def small(self) -> bool:
@@ -57,17 +59,22 @@ def check_sources(settings: Settings, *, span: Span | None = None) -> Plan:
     for folder in settings.archives:
         if not folder.is_dir():
             raise ConfigurationError(f"[archive]: there is no folder {folder}; name the one that holds Parquet files")
+    oldest: dict[tuple[Leg, str], int] = {}
     inboxes = []
     for inbox in settings.inboxes:
         place = Place.of(inbox.url or settings.database_url)
         with reading(place) as reader:
             statement = inbox_statement(reader, inbox, schema=schema_of(settings, inbox, place), span=span)
+            if span is not None:
+                _note_oldest(reader, statement, inbox.group, oldest)
         inboxes.append((inbox.url or settings.database_url, statement))
+    rest = _rest(settings, span, oldest)
     segments = [one for log in ("messages", "actions") for one in survey(settings.broker_data, log)]
     return Plan(
         inboxes=tuple(_together(inboxes)),
-        rest=tuple(_together(_rest(settings, span))),
+        rest=tuple(_together(rest)),
         broker_bytes=sum(one.size_bytes for one in segments),
+        oldest_ms=oldest,
     )
 
 
@@ -77,19 +84,30 @@ def waves(reads: Sequence[Read]) -> list[list[Read]]:
     return [list(wave) for _, wave in groupby(ordered, key=_wave)]
 
 
-def _rest(settings: Settings, span: Span | None) -> list[tuple[str, Statement]]:
+def _rest(settings: Settings, span: Span | None, oldest: dict[tuple[Leg, str], int]) -> list[tuple[str, Statement]]:
     """The outboxes' statements, then the business's."""
     found = []
     for outbox in settings.all_outboxes:
         place = Place.of(outbox.url)
         with reading(place) as reader:
-            schema = place.schema_of(outbox.schema)
-            found += [(outbox.url, one) for one in outbox_statements(reader, schema=schema, span=span)]
+            statements = outbox_statements(reader, schema=place.schema_of(outbox.schema), span=span)
+            if span is not None:
+                _note_oldest(reader, statements[-1], "", oldest)
+            found += [(outbox.url, one) for one in statements]
     for number, rule in enumerate(settings.rules):
         for url in settings.urls_of(rule):
             with reading(Place.of(url)) as reader:
                 found.append((url, business_statement(reader, rule, number, span=span)))
     return found
+
+
+def _note_oldest(reader: Reader, one: Statement, note: str, oldest: dict[tuple[Leg, str], int]) -> None:
+    """A span hides how far a source reaches: asked for by itself, of an index's first entry."""
+    conditions = one.where[:1]  # the kind or the group; the others are the span
+    sql = f"SELECT MIN({one.range_by}) FROM {one.table} WHERE {conditions[0]}"  # noqa: S608 - checked names
+    ((found,),) = reader.rows(sql, one.parameters[:1])
+    if found is not None:
+        oldest[one.leg, note] = min(int(found) // 1000, oldest.get((one.leg, note), int(found) // 1000))
 
 
 def _together(found: Sequence[tuple[str, Statement]]) -> list[Read]:

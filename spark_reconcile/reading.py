@@ -59,6 +59,8 @@ class Evidence:
     broker_reach_ms: int
     actions_reach_ms: int
     business_reaches: Mapping[str, int] = field(default_factory=dict)
+    surveyed: Mapping[str, list[Segment]] = field(default_factory=dict)
+    """The broker's logs as they stood when they were read."""
 
     @property
     def known_topics(self) -> list[str]:
@@ -83,24 +85,25 @@ def read_all(
     surveyed = {log: survey(settings.broker_data, log) for log in ("messages", "actions")}
     # What the broker holds is settled by the survey: the tables may be read while its logs are.
     messages, actions, tables = in_parallel(
-        lambda: _read_log(session, "messages", surveyed["messages"], counts),
-        lambda: _read_log(session, "actions", surveyed["actions"], counts),
+        lambda: read_log(session, "messages", surveyed["messages"], counts),
+        lambda: read_log(session, "actions", surveyed["actions"], counts),
         lambda: _read_sql(session, plan.rest, counts),
     )
     moved = _read_archives(session, settings, counts, span)
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
     return Evidence(
-        inboxes=_united(session, effects),
+        inboxes=united(session, effects),
         messages=messages,
         actions=actions,
-        rows=_united(session, [*tables, *moved]),
+        rows=united(session, [*tables, *moved]),
         tables=(*effects, *tables),
-        groups=_groups(settings, actions, counts, now_ms=now_ms),
+        groups=_groups(settings, actions, counts, plan.oldest_ms, now_ms=now_ms),
         counts=counts,
-        archive_reach_ms=_archive_reach(settings, counts, now_ms=now_ms),
+        archive_reach_ms=_archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
         broker_reach_ms=_log_reach(surveyed["messages"], skew_ms=skew_ms),
         actions_reach_ms=_log_reach(surveyed["actions"], skew_ms=skew_ms),
         business_reaches=_business_reaches(settings),
+        surveyed=surveyed,
     )
 
 
@@ -117,16 +120,17 @@ def _read_sql(session: SparkSession, reads: Sequence[Read], counts: list[LegCoun
     """
     frames = []
     for wave in waves(reads):
-        kept = [_sql_frame(session, one).persist() for one in wave]
+        kept = [sql_frame(session, one).persist() for one in wave]
         counts += _counted(
-            _united(session, kept),
+            united(session, kept),
             leg="leg", topic="coalesce(topic, '')", note="coalesce(consumer_group, note, '')", time="at_ms",
         )  # fmt: skip
         frames += kept
     return frames
 
 
-def _sql_frame(session: SparkSession, one: Read) -> DataFrame:
+def sql_frame(session: SparkSession, one: Read) -> DataFrame:
+    """The rows of a read; nothing is read yet."""
     return (
         session.read.format("outbox_sql")
         .option("url", one.url)
@@ -163,13 +167,15 @@ def archive_frame(found: DataFrame, *, place: str) -> DataFrame:
     )  # fmt: skip
 
 
-def _united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
+def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
+    """Frames of legs as one."""
     if not frames:
         return session.createDataFrame([], LEG_SCHEMA)
     return reduce(lambda left, right: left.unionByName(right), frames)
 
 
-def _read_log(session: SparkSession, log: str, segments: list[Segment], counts: list[LegCount]) -> DataFrame:
+def read_log(session: SparkSession, log: str, segments: list[Segment], counts: list[LegCount]) -> DataFrame:
+    """A log's records, kept by Spark, and counted. Raises NotComparable where it is damaged."""
     frame = (
         session.read.format("outbox_broker_log")
         .option("log", log)
@@ -204,7 +210,10 @@ def _counted(frame: DataFrame, *, leg: str, topic: str, note: str, time: str) ->
     return [LegCount(**row.asDict()) for row in grouped.collect()]
 
 
-def _groups(settings: Settings, actions: DataFrame, counts: list[LegCount], *, now_ms: int) -> list[GroupFacts]:
+def _groups(
+    settings: Settings, actions: DataFrame, counts: list[LegCount], oldest_ms: Mapping[tuple[Leg, str], int], *,
+    now_ms: int,
+) -> list[GroupFacts]:  # fmt: skip
     events: list[tuple[Any, ...]] = [
         tuple(row)
         for row in actions.where("kind in ('declared', 'sought', 'paused', 'resumed')")
@@ -217,7 +226,7 @@ def _groups(settings: Settings, actions: DataFrame, counts: list[LegCount], *, n
         told_ms = inbox.complete_since_ms
         reach = _kept_since(settings.inbox_days, now_ms=now_ms) if told_ms is None else told_ms
         if reach is None:
-            reach = _oldest(mine, settings)
+            reach = _oldest(mine, settings, oldest_ms.get((Leg.INBOX, inbox.group)))
         for topic in inbox.topics or ("",):
             # Two inboxes may serve one group: what either cannot see is not known.
             inboxes[topic, inbox.group] = max(reach, inboxes.get((topic, inbox.group), 0))
@@ -232,11 +241,15 @@ def _business_reaches(settings: Settings) -> dict[str, int]:
     return reaches
 
 
-def _archive_reach(settings: Settings, counts: Sequence[LegCount], *, now_ms: int) -> int:
+def _archive_reach(
+    settings: Settings, counts: Sequence[LegCount], oldest_ms: Mapping[tuple[Leg, str], int], *, now_ms: int
+) -> int:
     """Since when the archive is complete: as told, as long as it is kept, or since its oldest row."""
     told_ms = settings.complete_since_ms
     reach = _kept_since(settings.archive_days, now_ms=now_ms) if told_ms is None else told_ms
-    return _oldest([one for one in counts if one.leg == Leg.ARCHIVE], settings) if reach is None else reach
+    if reach is not None:
+        return reach
+    return _oldest([one for one in counts if one.leg == Leg.ARCHIVE], settings, oldest_ms.get((Leg.ARCHIVE, "")))
 
 
 def _kept_since(days: float | None, *, now_ms: int) -> int | None:
@@ -244,10 +257,11 @@ def _kept_since(days: float | None, *, now_ms: int) -> int | None:
     return None if days is None else int(now_ms - days * DAY_MS) + PURGE_MARGIN_MS
 
 
-def _oldest(counts: Sequence[LegCount], settings: Settings) -> int:
-    """The oldest row's time, the clocks' difference added; of nothing, never."""
+def _oldest(counts: Sequence[LegCount], settings: Settings, known_ms: int | None) -> int:
+    """The oldest row's time, the clocks' difference added; of nothing, never. `known_ms`: of rows that are not read."""
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
-    return min((one.first_ms + skew_ms for one in counts), default=NEVER_MS)
+    found = [one.first_ms for one in counts] + ([] if known_ms is None else [known_ms])
+    return min(found) + skew_ms if found else NEVER_MS
 
 
 def _log_reach(segments: list[Segment], *, skew_ms: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +14,8 @@ from messaging.message import check_group, check_topic
 GRACE_SECONDS_DEFAULT: Final = 60.0
 LATE_AFTER_SECONDS_DEFAULT: Final = 60.0
 CLOCK_SKEW_SECONDS_DEFAULT: Final = 1.0
+SLACK_SECONDS_DEFAULT: Final = 3600.0
+CONFIRM_AFTER_SECONDS_DEFAULT: Final = 5.0
 TIME_UNITS: Final = ("us", "ms", "s")
 RULES_MAX: Final = 100
 INBOXES_MAX: Final = 100
@@ -65,7 +67,8 @@ class BusinessRule:
     whose key is the text of `key_column`.
 
     `time_column` and `deliver_at_column` are UTC datetimes, or integers since the Unix epoch in `time_unit`.
-    `urls`: the databases that have the table, one or many shards; none: every database that has an outbox.
+    `body`: how the message's JSON body is made of the row, a field to a column, in their order: so that a lost message
+    can be made again. `urls`: the databases that have the table, one or many shards; none: every one with an outbox.
     `complete_since_ms`: the table holds every row since then; None: since ever.
     """
 
@@ -77,6 +80,7 @@ class BusinessRule:
     where: Sequence[Condition] = ()
     time_unit: str = "us"
     deliver_at_column: str | None = None
+    body: Mapping[str, str] = field(default_factory=dict)
     urls: Sequence[str] = field(default=(), repr=False)
     complete_since_ms: int | None = None
 
@@ -124,16 +128,24 @@ class Grace:
     """How long things may take before they are judged.
 
     `seconds`: a step that is newer is pending. `late_after_seconds`: the bound on a hand-out after it fell due.
-    `clock_skew_seconds`: how far the databases' clocks and the broker's may be apart.
+    `clock_skew_seconds`: how far the databases' clocks and the broker's may be apart. `slack_seconds`: so much more is
+    read before and after the windows that are judged, as ids and rows are stamped by different clocks.
+    `confirm_after_seconds`: findings are looked at again after this time before they are called findings.
     """
 
     seconds: float = GRACE_SECONDS_DEFAULT
     late_after_seconds: float = LATE_AFTER_SECONDS_DEFAULT
     clock_skew_seconds: float = CLOCK_SKEW_SECONDS_DEFAULT
+    slack_seconds: float = SLACK_SECONDS_DEFAULT
+    confirm_after_seconds: float = CONFIRM_AFTER_SECONDS_DEFAULT
 
     def __post_init__(self) -> None:
-        if min(self.seconds, self.late_after_seconds, self.clock_skew_seconds) < 0:
-            raise ConfigurationError("[grace]: seconds, late_after_seconds and clock_skew_seconds must not be negative")
+        times = (
+            self.seconds, self.late_after_seconds, self.clock_skew_seconds, self.slack_seconds,
+            self.confirm_after_seconds,
+        )  # fmt: skip
+        if min(times) < 0:
+            raise ConfigurationError("[grace]: its seconds must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

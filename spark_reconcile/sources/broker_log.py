@@ -105,7 +105,8 @@ def frames_of(segment: Segment) -> Iterator[journal.Frame]:
     end = header.first_offset
     for frame in journal.read_frames(memoryview(data)[journal.HEADER_BYTES :], first_offset=header.first_offset):
         end = frame.end
-        yield frame
+        if end - header.first_offset + journal.HEADER_BYTES > segment.known_bytes:
+            yield frame
     missing = segment.size_bytes - journal.HEADER_BYTES - (end - header.first_offset)
     if missing and not segment.last:
         raise journal.SegmentDamaged(f"its last {missing} bytes are no whole record, and it is not the last segment")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
@@ -27,7 +27,7 @@ NUMBERS: Final = frozenset({"deliver_at_ms", "created_ms", "at_ms", "attempts"})
 LEG_SCHEMA: Final = ", ".join(f"{name} {'bigint' if name in NUMBERS else 'string'}" for name in COLUMNS)
 _INTEGERS: Final = ("int", "bigint", "mediumint", "smallint", "tinyint", "integer")
 _TIMES: Final = ("datetime", "timestamp", "date")
-_SPLIT_NAME: Final = re.compile(r"message_[0-9]{4}")
+SPLIT_NAME: Final = re.compile(r"message_[0-9]{4}")
 _NEEDED: Final[Mapping[str, frozenset[str]]] = {
     "message": frozenset({"id", "kind", "state", "due_at_us", "attempts", "topic", "message_key", "body_sha256",
                           "deliver_at_ms", "created_at_us"}),
@@ -100,7 +100,7 @@ def outbox_statements(reader: Reader, *, schema: str | None, span: Span | None =
 
     What is not sent yet is read whatever its age; it is little, or it is the finding.
     """
-    names = ["message", *(name for name in reader.tables(schema=schema) if _SPLIT_NAME.fullmatch(name))]
+    names = ["message", *(name for name in reader.tables(schema=schema) if SPLIT_NAME.fullmatch(name))]
     live = [_message_statement(reader, Leg.OUTBOX, name, at="due_at_us", note="state", schema=schema) for name in names]
     archive = _message_statement(reader, Leg.ARCHIVE, "archive", at="sent_at_us", note="outcome", schema=schema)
     return [*live, archive if span is None else _within(archive, "created_at_us", span)]
@@ -167,6 +167,25 @@ def _between(
 
 def _datetime(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+
+def narrowed(one: Statement, *, ids: Sequence[str], keys: Sequence[str]) -> Statement | None:
+    """Of these messages, and of these keys, alone; None where nothing of it is asked for."""
+    wanted = {
+        Leg.INBOX: [("id", ids)],
+        Leg.OUTBOX: [("id", ids), ("message_key", keys)],
+        Leg.ARCHIVE: [("id", ids), ("message_key", keys)],
+        Leg.BUSINESS: [("message_key", keys)],
+    }[one.leg]
+    asked = [(one.columns[name], values) for name, values in wanted if values]
+    if not asked:
+        return None
+    either = " OR ".join(f"{column} IN ({', '.join('?' * len(values))})" for column, values in asked)
+    return msgspec.structs.replace(
+        one,
+        where=[*one.where, f"({either})"],
+        parameters=[*one.parameters, *(value for _, values in asked for value in values)],
+    )
 
 
 def schema_of(settings: Settings, inbox: InboxSource, place: Place) -> str | None:

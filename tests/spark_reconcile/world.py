@@ -17,7 +17,8 @@ from outbox.schema import outbox_tables
 from spark_reconcile import BusinessRule, Condition, Grace, InboxSource, Settings
 from tests.fixtures.databases import Database
 
-NOW_MS = 1_800_000_000_000
+NOW_MS = 1_800_001_800_000
+"""Half past an hour: what is an hour old lies in an hour that is over."""
 SECOND_MS = 1_000
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
