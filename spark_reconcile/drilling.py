@@ -37,18 +37,21 @@ def drilled(legs: Legs, *, buckets: DataFrame, keys: DataFrame, covered: list[st
         ),
         _key_marked(business, keys, period("created_ms")).where("unclean_key").selectExpr("topic", "message_key"),
     ]
-    wanted = reduce(_union, asked).where("coalesce(message_key, '') != ''").distinct().localCheckpoint()
-    chosen = [_keyed(frame, wanted).where("looked or wanted is not null") for frame in stored]
-    ids = reduce(_union, (frame.select("id") for frame in chosen)).distinct().localCheckpoint()
+    wanted = _sent_along(reduce(_union, asked).where("coalesce(message_key, '') != ''").distinct())
+    chosen = [
+        _keyed(frame, wanted).where("looked or wanted is not null").select(*leg.columns).localCheckpoint()
+        for frame, leg in zip(stored, (legs.rows, legs.messages), strict=True)
+    ]
+    ids = _sent_along(reduce(_union, (frame.select("id") for frame in chosen)).distinct())
     rows = _union(
-        chosen[0].select(*legs.rows.columns),
+        chosen[0],
         _keyed(_key_marked(business, keys, period("created_ms")), wanted)
         .where("wanted is not null or (unclean_key and coalesce(message_key, '') = '')")
         .select(*legs.rows.columns),
     )
     return Legs(
         rows=rows.localCheckpoint(),
-        messages=chosen[1].select(*legs.messages.columns).localCheckpoint(),
+        messages=chosen[1],
         actions=_by_id(legs.actions, buckets, ids).localCheckpoint(),
         inboxes=_by_id(legs.inboxes, buckets, ids).localCheckpoint(),
     )
@@ -74,8 +77,7 @@ def _key_marked(frame: DataFrame, keys: DataFrame, period_: str) -> DataFrame:
 
 
 def _keyed(frame: DataFrame, wanted: DataFrame) -> DataFrame:
-    marked = wanted.selectExpr("topic", "message_key", "true as wanted")
-    return frame.join(marked, ["topic", "message_key"], "left")
+    return frame.join(wanted.selectExpr("topic", "message_key", "true as wanted"), ["topic", "message_key"], "left")
 
 
 def _by_id(frame: DataFrame, buckets: DataFrame, ids: DataFrame) -> DataFrame:
@@ -83,6 +85,14 @@ def _by_id(frame: DataFrame, buckets: DataFrame, ids: DataFrame) -> DataFrame:
     marked = _marked(frame, buckets).join(ids.selectExpr("id", "true as chosen"), "id", "left")
     # A cancel names no topic.
     return marked.where("looked or chosen is not null or (id is not null and topic is null)").select(*frame.columns)
+
+
+def _sent_along(frame: DataFrame) -> DataFrame:
+    """A set that was worked out; small, it goes to every worker, so that the legs need not be shuffled."""
+    from pyspark.sql.functions import broadcast
+
+    known = frame.localCheckpoint()
+    return broadcast(known) if known.count() <= BROADCAST_ROWS_MAX else known
 
 
 def _union(one: DataFrame, other: DataFrame) -> DataFrame:

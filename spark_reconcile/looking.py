@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Pause = Callable[[float], None]
+LookAgain = Callable[["SparkSession", Settings, Plan, Evidence, Suspects], Evidence]
 _FINDING = f"severity = '{Severity.FINDING}'"
 
 
@@ -35,6 +36,7 @@ class Job:
     full: bool
     say: Callable[[str], None]
     pause: Pause
+    again: LookAgain = look_again
 
     @property
     def covered(self) -> list[str]:
@@ -79,7 +81,7 @@ def look(job: Job, legs: Legs, batch: Sequence[int]) -> Looked:
 
 def _second(job: Job, suspects: Suspects, batch: Sequence[int], *, first: tuple[DataFrame, DataFrame]) -> Looked:
     """The first look's verdicts, with the suspects' replaced by those of the second."""
-    evidence = look_again(job.session, job.settings, job.plan, job.evidence, suspects)
+    evidence = job.again(job.session, job.settings, job.plan, job.evidence, suspects)
     again, table, business = _tables(job, evidence, batch)
     table, business = table.localCheckpoint(), business.localCheckpoint()
     again.release()

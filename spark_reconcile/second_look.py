@@ -65,7 +65,8 @@ def look_again(session: SparkSession, settings: Settings, plan: Plan, first: Evi
     inboxes = _tables(session, plan.inboxes, suspects)
     logs = {}
     for log, before in (("messages", first.messages), ("actions", first.actions)):
-        appended = grown(first.surveyed[log], survey(settings.broker_data, log))
+        known = first.surveyed.get(log)
+        appended = [] if known is None else grown(known, survey(settings.broker_data, log))
         parts = [before, read_log(session, log, appended, counts)] if appended else [before]
         logs[log] = reduce(_union, parts)
     messages = logs["messages"].where("damage is null")

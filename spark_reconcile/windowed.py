@@ -123,7 +123,9 @@ def _judge_batch(
     everything = job.full or _share(compared.buckets, batch) > UNCLEAN_SHARE_MAX
     legs = legs_of(job.evidence)
     chosen = legs if everything else drilled(legs, buckets=unclean, keys=keys, covered=job.covered)
+    job.say("giving verdicts")
     looked = look(job, chosen, batch)
+    job.say("writing tables")
     _write(looked, batch, store=store)
     if not everything:
         business = _business_in_bulk(compared, batch)

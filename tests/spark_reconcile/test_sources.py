@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, StringStartsWith
+from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan, StringStartsWith
 from sqlalchemy import create_engine, text
 
 from messaging import journal
 from messaging.errors import ConfigurationError, DatabaseUnavailable, SchemaMissing
 from spark_reconcile import Condition, NotComparable, Operator, Settings, run
 from spark_reconcile.planning import check_sources
-from spark_reconcile.sources.broker_log import BrokerLogSource
+from spark_reconcile.sources.broker_log import BrokerLogSource, PushingLogReader, SegmentPart
 from spark_reconcile.sources.database import Place, reading
+from spark_reconcile.sources.frames import ACTION_SCHEMA, action_rows
 from spark_reconcile.sources.segments import survey
 from spark_reconcile.sources.sql import Part, PushingSqlReader, SqlReader
 from spark_reconcile.sources.statements import Leg, Statement, business_statement
@@ -118,6 +119,39 @@ def test_a_log_whose_beginning_was_dropped_reaches_back_to_its_first_segment(
         ("delivery", "message_out_of_reach", "tickets", 5),
         ("message", "broker_out_of_reach", "", 5),
     ]
+
+
+def test_segments_outside_the_times_asked_for_are_not_opened_and_other_rows_are_not_made(tmp_path: Path) -> None:
+    world = _world(10)
+    actions = sorted(world.actions, key=lambda action: action.at_ms)
+    paths = write_log(tmp_path / "actions", journal.SegmentKind.ACTIONS, actions, 5)
+    segments = [
+        msgspec.structs.replace(one, created_at_ms=number * 10 * HOUR_MS)
+        for number, one in enumerate(survey(tmp_path, "actions"))
+    ]
+    reader = PushingLogReader(segments, rows_of=action_rows, columns=_columns(ACTION_SCHEMA))
+    since, until = GreaterThanOrEqual(("at_ms",), 32 * HOUR_MS), LessThan(("at_ms",), 38 * HOUR_MS)
+
+    left = list(reader.pushFilters([EqualTo(("kind",), "acked"), In(("id",), ("good-1", "good-2")), since, until]))
+    parts = [part for part in reader.partitions() if isinstance(part, SegmentPart)]
+
+    assert left == [since, until], "Spark looks at the rows' times itself"
+    assert [part.number for part in parts] == [3]
+    everything = PushingLogReader(segments, rows_of=action_rows, columns=_columns(ACTION_SCHEMA))
+    assert list(everything.pushFilters([EqualTo(("kind",), "acked"), In(("id",), ("good-1", "good-2"))])) == []
+    assert len(everything.partitions()) == len(paths)
+    rows = [row for part in everything.partitions() for batch in everything.read(part) for row in batch.to_pylist()]
+    assert {(row["kind"], row["id"]) for row in rows} == {("acked", "good-1"), ("acked", "good-2")}
+    assert len(rows) == 4
+
+
+@pytest.mark.spark
+def test_spark_pushes_into_the_log_where_it_is_asked_to(written: Settings, spark: SparkSession) -> None:
+    segments = msgspec.json.encode(survey(written.broker_data, "actions")).decode()
+    options = {"log": "actions", "segments": segments, "pushdown": "true"}
+    frame = spark.read.format("outbox_broker_log").options(**options).load()
+
+    assert frame.where(f"kind = 'acked' and consumer_group = 'mail' and at_ms < {NOW_MS}").count() == 10
 
 
 def test_every_kind_of_action_becomes_rows(tmp_path: Path) -> None:
@@ -342,6 +376,10 @@ def _business_rows(database: Database, table: str, *, where: list[Condition] | N
 
 def _log_rows(settings: Settings, log: str, *, segments: list[Any] | None = None) -> list[dict[str, Any]]:
     return _read_log(log, segments or survey(settings.broker_data, log))
+
+
+def _columns(schema: str) -> list[str]:
+    return [column.split()[0] for column in schema.split(", ")]
 
 
 def _read_log(log: str, segments: list[Any]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from messaging import journal
 from messaging.errors import ConfigurationError
 from spark_reconcile import Settings, Summary, run, run_windows
 from spark_reconcile.sources.segments import survey
-from spark_reconcile.window_store import WindowStore
+from spark_reconcile.window_store import Window, WindowStore
 from spark_reconcile.windows import closed_windows
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import plant_all
@@ -114,7 +114,7 @@ def test_a_suspect_that_a_second_look_clears_is_no_finding(
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_run_killed_at_any_write_and_started_again_gives_the_same_tables(
+def test_a_run_that_is_killed_and_started_again_gives_the_same_tables(
     spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
     world = _world(6)
@@ -126,7 +126,7 @@ def test_a_run_killed_at_any_write_and_started_again_gives_the_same_tables(
     run_windows(undisturbed, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=_no_wait, checkpoint=writes.append)
     wanted = _rows_of_windows(undisturbed)
 
-    for number in (0, 1, 2, len(writes) - 4, len(writes) - 3, len(writes) - 2, len(writes) - 1):
+    for number in (writes.index("write business_verdicts"), writes.index("show index")):
         killed = replace(settings, output=tmp_path / f"killed-{number}")
         with pytest.raises(Killed):
             run_windows(
@@ -135,6 +135,38 @@ def test_a_run_killed_at_any_write_and_started_again_gives_the_same_tables(
         _run(killed, spark)
         assert _rows_of_windows(killed) == wanted, writes[number]
         assert _versions(killed) == _versions(undisturbed)
+
+
+def test_a_store_killed_at_any_write_shows_the_old_windows_or_the_new_ones_whole(tmp_path: Path) -> None:
+    writes: list[str] = []
+    _show(tmp_path / "counted", "old", checkpoint=writes.append)
+    assert len(writes) == 6
+
+    for number in range(len(writes)):
+        output = tmp_path / str(number)
+        _show(output, "old")
+        with pytest.raises(Killed):
+            _show(output, "new", checkpoint=_kill_at(number))
+        shown = _shown(output)
+        assert shown in ({1: "old", 2: "old"}, {1: "new", 2: "new"}), writes[number]
+        assert (shown[1] == "new") == (writes[number] == "sweep")
+
+        _show(output, "new")
+        assert _shown(output) == {1: "new", 2: "new"}
+        store = WindowStore(output)
+        store.staging()
+        kept = sorted(str(path.relative_to(output)) for path in output.rglob("*.txt"))
+        assert kept == ["windows/1/v-new/rows.txt", "windows/2/v-new/rows.txt"], "nothing else is left"
+
+
+def test_an_index_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "windows.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="move it away to begin anew"):
+        WindowStore(tmp_path)
+
+    (tmp_path / "windows.json").write_text('{"format": 99, "windows": {}}')
+    with pytest.raises(ConfigurationError, match="another version"):
+        WindowStore(tmp_path)
 
 
 def test_hours_are_whole_and_closed_ones_only() -> None:
@@ -161,6 +193,24 @@ def test_an_output_folder_has_one_writer(sqlite: Database, tmp_path: Path) -> No
 
     with _only_run(settings.output), pytest.raises(ConfigurationError, match="another run writes"):
         run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS)
+
+
+def _show(output: Path, text: str, *, checkpoint: Any = lambda _: None) -> None:
+    """Two windows, each with one file that says which they are."""
+    output.mkdir(exist_ok=True)
+    store = WindowStore(output, checkpoint=checkpoint)
+    stage = store.staging()
+    checkpoint("write")
+    for start in (1, 2):
+        (stage / str(start)).mkdir()
+        (stage / str(start) / "rows.txt").write_text(text)
+    window = Window(fingerprint=text, version=f"v-{text}", judged_at_ms=0, open=False, result={})
+    store.publish({1: window, 2: window})
+
+
+def _shown(output: Path) -> dict[int, str]:
+    store = WindowStore(output)
+    return {start: (store.folder(start) / "rows.txt").read_text() for start in store.windows}
 
 
 class Killed(BaseException):
