@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 LINES_MAX = 2_000
+RUN_SECONDS_MAX = 280
+DEFAULTS = "spark.sql.shuffle.partitions 2\nspark.sql.adaptive.enabled false\nspark.executor.memory 600m\n"
 CONNECT = ("spark-submit", "--master", "local[2]", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer")
 # The session of the other tests lives in this process, and Spark keeps one a process: so a process of its own.
 PROGRAM = """
@@ -79,7 +81,7 @@ def test_spark_connect(sqlite: Database, tmp_path: Path) -> None:
     pytest.importorskip("grpc_status", reason="Spark Connect needs the extra spark-connect")
     config = _written(sqlite, tmp_path)
     options = (
-        "--conf", "spark.connect.grpc.binding.port=0", "--conf", "spark.sql.shuffle.partitions=4",
+        "--conf", "spark.connect.grpc.binding.port=0", "--conf", "spark.sql.shuffle.partitions=2",
         "--conf", "spark.ui.enabled=false",
     )  # fmt: skip
     with _started(*CONNECT[1:], *options, program=CONNECT[0], until="Spark Connect server started at: ") as told:
@@ -97,14 +99,16 @@ def _written(database: Database, folder: Path) -> Path:
     world.write(database, folder, records_a_segment=40)
     config = folder / "reconcile.toml"
     config.write_text(CONFIG.format(url=database.url))
+    (folder / "spark-defaults.conf").write_text(DEFAULTS)
     return config
 
 
 def _run(config: Path, master: str) -> str:
     arguments = [str(config), master, str(NOW_MS), str(NOW_MS - 5 * HOUR_MS)]
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=280, env=_environment()
-    )
+        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=RUN_SECONDS_MAX,
+        env={**_environment(), "SPARK_CONF_DIR": str(config.parent)},
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3_000:]
     return ended.stdout.strip().splitlines()[-1]
 
