@@ -13,7 +13,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.delivery_evidence import GroupFacts
-from spark_reconcile.slots import KEY_SLOT, hour, period, period_of_message, slot, slot_start
+from spark_reconcile.slots import KEY_SLOT, NO_SLOT, hour, period, period_of_message, slot, slot_start
 from spark_reconcile.sources.statements import Leg
 
 if TYPE_CHECKING:
@@ -78,41 +78,14 @@ def clean_buckets(
     session: SparkSession, buckets: DataFrame, groups: Sequence[GroupFacts], *, late_ms: int
 ) -> DataFrame:
     """Each (topic, slot) once: its window, whether it is `clean`, and how many messages it then has."""
-    from pyspark.sql.functions import broadcast, expr
+    from pyspark.sql.functions import broadcast
 
-    stored = buckets.where("leg in ('outbox', 'archive', 'messages')").groupBy("topic", "slot").agg(
-        *(_of(leg, name) for leg in ("archive", "messages") for name in ("n", "low", "high")),
-        *(_of("messages", name) for name in ("id_low", "id_high")),
-        *(_of("archive", name) for name in ("resent", "repeated")),
-        expr("sum(odd)").alias("odd"),
-        expr("min(if(leg = 'messages', first_ms, null))").alias("stored_first_ms"),
-    )  # fmt: skip
-    known = session.createDataFrame(
-        [(one.topic, one.consumer_group, one.has_inbox) for one in groups],
-        "topic string, consumer_group string, has_inbox bigint",
-    )
-    expected = stored.join(broadcast(known), "topic").selectExpr(
-        "topic", "slot", "consumer_group", "has_inbox", "messages_n as n", "id_low", "id_high", "stored_first_ms"
-    )
-    taken = (
-        buckets.where("leg not in ('outbox', 'archive', 'messages', 'canceled')")
-        .groupBy("topic", "slot", "consumer_group")
-        .agg(
-            *(_of(leg, name) for leg in (*_STEPS, "inbox") for name in ("n", "id_low", "id_high")),
-            expr("sum(odd)").alias("odd"),
-            expr("max(if(leg = 'delivered', last_ms, 0L))").alias("delivered_last_ms"),
-        )
-    )
-    per_group = (
-        expected.join(taken, ["topic", "slot", "consumer_group"], "full")
-        .selectExpr("topic", "slot", f"if({_group_agrees(late_ms)}, 0, 1) as wrong")
-        .groupBy("topic", "slot")
-        .agg(expr("sum(wrong)").alias("wrong"))
-    )
+    stored = _stored(buckets)
+    per_group = _disagreeing_groups(session, buckets, stored, groups, late_ms=late_ms)
     canceled = buckets.where("leg = 'canceled'").selectExpr("slot", "1 as canceled").distinct()
     agrees = (
         "archive_n = messages_n and archive_low = messages_low and archive_high = messages_high and odd = 0"
-        " and coalesce(wrong, 0) = 0 and canceled is null and slot != ''"
+        f" and coalesce(wrong, 0) = 0 and canceled is null and slot != '{NO_SLOT}'"
     )
     return (
         stored.join(per_group, ["topic", "slot"], "full")
@@ -139,6 +112,49 @@ def clean_keys(keys: DataFrame) -> DataFrame:
     )
     agrees = " and ".join(f"business_{name} = messages_{name}" for name in ("n", "low", "high"))
     return sides.selectExpr("topic", "period", "key_slot", f"({agrees} and odd = 0) as clean")
+
+
+def _stored(buckets: DataFrame) -> DataFrame:
+    """What the outbox, the archive and the broker say of each bucket, side by side."""
+    from pyspark.sql.functions import expr
+
+    return buckets.where("leg in ('outbox', 'archive', 'messages')").groupBy("topic", "slot").agg(
+        *(_of(leg, name) for leg in ("archive", "messages") for name in ("n", "low", "high")),
+        *(_of("messages", name) for name in ("id_low", "id_high")),
+        *(_of("archive", name) for name in ("resent", "repeated")),
+        expr("sum(odd)").alias("odd"),
+        expr("min(if(leg = 'messages', first_ms, null))").alias("stored_first_ms"),
+    )  # fmt: skip
+
+
+def _disagreeing_groups(
+    session: SparkSession, buckets: DataFrame, stored: DataFrame, groups: Sequence[GroupFacts], *, late_ms: int
+) -> DataFrame:
+    """How many groups of each bucket do not agree with what the broker stored; strangers' groups never do."""
+    from pyspark.sql.functions import broadcast, expr
+
+    known = session.createDataFrame(
+        [(one.topic, one.consumer_group, one.has_inbox) for one in groups],
+        "topic string, consumer_group string, has_inbox bigint",
+    )
+    expected = stored.join(broadcast(known), "topic").selectExpr(
+        "topic", "slot", "consumer_group", "has_inbox", "messages_n as n", "id_low", "id_high", "stored_first_ms"
+    )
+    taken = (
+        buckets.where("leg not in ('outbox', 'archive', 'messages', 'canceled')")
+        .groupBy("topic", "slot", "consumer_group")
+        .agg(
+            *(_of(leg, name) for leg in (*_STEPS, "inbox") for name in ("n", "id_low", "id_high")),
+            expr("sum(odd)").alias("odd"),
+            expr("max(if(leg = 'delivered', last_ms, 0L))").alias("delivered_last_ms"),
+        )
+    )
+    return (
+        expected.join(taken, ["topic", "slot", "consumer_group"], "full")
+        .selectExpr("topic", "slot", f"if({_group_agrees(late_ms)}, 0, 1) as wrong")
+        .groupBy("topic", "slot")
+        .agg(expr("sum(wrong)").alias("wrong"))
+    )
 
 
 def _stored_legs(legs: Legs, tolerance: Tolerance) -> list[DataFrame]:

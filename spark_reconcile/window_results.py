@@ -24,6 +24,8 @@ BULK_RULES: Final[Mapping[Scope, str]] = {
     Scope.BUSINESS: "announced",
 }
 """The verdict of what stands in a clean bucket."""
+_PUBLISHED: Final = frozenset({"stored", "not_in_broker", "not_sent", "parked", "body_differs"})
+"""Rules that only a message gets which an outbox or an archive has held."""
 _TOTALS: Final = (
     "broker", "resent", "repeated", "if(deliveries > 0, 1L, 0L)", "greatest(deliveries - 1, 0L)",
     "if(acks > 0, 1L, 0L)", "turned_away",
@@ -75,6 +77,16 @@ def books_of(results: Iterable[Mapping[str, Any]]) -> list[Book]:
             place = (Scope(scope), topic, of, rule)
             counts[place] = counts.get(place, 0) + count
     return [book(*place, count=count) for place, count in sorted(counts.items())]
+
+
+def published_topics(results: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The topics of messages that an outbox or its archive had in these windows."""
+    return {
+        str(topic)
+        for result in results
+        for scope, topic, _, rule, _ in result["books"]
+        if scope == Scope.MESSAGE and rule in _PUBLISHED
+    }
 
 
 def totals_of(results: Iterable[Mapping[str, Any]]) -> Totals:

@@ -14,6 +14,8 @@ from messaging import journal
 from messaging.errors import ConfigurationError
 from spark_reconcile import Settings, Summary, run, run_windows
 from spark_reconcile.sources.segments import survey
+from spark_reconcile.verdict import Scope
+from spark_reconcile.window_results import Tally, published_topics
 from spark_reconcile.window_store import Window, WindowStore
 from spark_reconcile.windows import closed_windows
 from tests.fixtures.databases import Database
@@ -157,6 +159,16 @@ def test_a_store_killed_at_any_write_shows_the_old_windows_or_the_new_ones_whole
         store.staging()
         kept = sorted(str(path.relative_to(output)) for path in output.rglob("*.txt"))
         assert kept == ["windows/1/v-new/rows.txt", "windows/2/v-new/rows.txt"], "nothing else is left"
+
+
+def test_topics_of_earlier_windows_are_known_unless_nobody_here_published_to_them() -> None:
+    tallies = [Tally(), Tally()]
+    tallies[0].add((Scope.MESSAGE, "order.paid", "", "stored"), 2)
+    tallies[0].add((Scope.DELIVERY, "mail.sent", "mail", "done"), 2)
+    tallies[1].add((Scope.MESSAGE, "weather", "", "foreign_topic"), 1)
+    tallies[1].add((Scope.MESSAGE, "newsletter", "", "not_in_broker"), 1)
+
+    assert published_topics(tally.as_result() for tally in tallies) == {"order.paid", "newsletter"}
 
 
 def test_an_index_that_cannot_be_read_is_named(tmp_path: Path) -> None:
