@@ -77,7 +77,10 @@ def digests(legs: Legs, *, covered: Sequence[str], tolerance: Tolerance) -> Dige
 def clean_buckets(
     session: SparkSession, buckets: DataFrame, groups: Sequence[GroupFacts], *, late_ms: int
 ) -> DataFrame:
-    """Each (topic, slot) once: its window, whether it is `clean`, and how many messages it then has."""
+    """Each (topic, slot) once: its window, whether it is `clean`, and how many messages it then has.
+
+    `astray`: an id in it names a time far from its row's, so its window may be another; it is never clean.
+    """
     from pyspark.sql.functions import broadcast
 
     stored = _stored(buckets)
@@ -93,7 +96,7 @@ def clean_buckets(
         .selectExpr(
             "topic", "slot", f"coalesce({agrees}, false) as clean", "coalesce(messages_n, 0L) as n",
             "coalesce(resent, 0L) as resent", "coalesce(repeated, 0L) as repeated",
-            f"{hour(slot_start('slot'))} as window_ms",
+            f"{hour(slot_start('slot'))} as window_ms", "coalesce(astray, 0L) > 0 as astray",
         )
     )  # fmt: skip
 
@@ -123,6 +126,7 @@ def _stored(buckets: DataFrame) -> DataFrame:
         *(_of("messages", name) for name in ("id_low", "id_high")),
         *(_of("archive", name) for name in ("resent", "repeated")),
         expr("sum(odd)").alias("odd"),
+        expr("sum(astray)").alias("astray"),
         expr("min(if(leg = 'messages', first_ms, null))").alias("stored_first_ms"),
     )  # fmt: skip
 
@@ -162,12 +166,14 @@ def _stored_legs(legs: Legs, tolerance: Tolerance) -> list[DataFrame]:
     late = "deliver_at_ms is not null"
     astray = f"abs({slot_start('slot')} - created_ms) > {tolerance.slack_ms}L"
     archive, messages = legs.rows.where(f"leg = '{Leg.ARCHIVE}'"), legs.messages
+    outbox = legs.rows.where(f"leg = '{Leg.OUTBOX}'")
     odd = f"if({late}, 1, 0)"
     return [
-        _digest(legs.rows.where(f"leg = '{Leg.OUTBOX}'"), leg="leg", time="created_ms", odd="1", whole=True),
+        _digest(outbox, leg="leg", time="created_ms", odd="1", whole=True, astray=astray),
         _digest(archive, leg="leg", time="created_ms", odd=odd, whole=True, astray=astray,
                 resent="if(attempts > 1, 1, 0)", repeated="if(note = 'duplicate', 1, 0)"),
-        _digest(messages, leg="'messages'", time="stored_ms", odd=f"if({late} or sequence is null, 1, 0)", whole=True),
+        _digest(messages, leg="'messages'", time="stored_ms", odd=f"if({late} or sequence is null, 1, 0)", whole=True,
+                astray=astray),
     ]  # fmt: skip
 
 
@@ -193,9 +199,10 @@ def _digest(
         *([expr("min(created_ms)").alias("c0"), expr("max(created_ms)").alias("c1")] if astray else []),
     )
     if astray is None:
-        return grouped
+        return grouped.withColumn("astray", expr("0L"))
     far = " or ".join(astray.replace("created_ms", bound) for bound in ("c0", "c1"))
-    return grouped.withColumn("odd", expr(f"odd + if(slot != '' and ({far}), 1, 0)")).drop("c0", "c1")
+    marked = grouped.withColumn("astray", expr(f"if(slot != '{NO_SLOT}' and coalesce({far}, false), 1L, 0L)"))
+    return marked.withColumn("odd", expr("odd + astray")).drop("c0", "c1")
 
 
 def _message_keys(legs: Legs, covered: Sequence[str]) -> DataFrame:

@@ -114,7 +114,7 @@ def _judge_batch(
     job: Job, batch: Sequence[int], compared: Compared, prints: Mapping[int, str], *, store: WindowStore
 ) -> None:
     tallies = {start: Tally() for start in batch}
-    unclean = compared.buckets.where(f"not clean and {_within('window_ms', batch)}")
+    unclean = compared.buckets.where(f"not clean and (astray or {_within('window_ms', batch)})")
     starts = "conv(period, 16, 10) * 1048576"
     keys = compared.keys.where(
         f"not clean and ({_within(hour(f'cast({starts} as bigint)'), batch)}"

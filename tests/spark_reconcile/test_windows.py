@@ -20,7 +20,7 @@ from spark_reconcile.window_store import Window, WindowStore
 from spark_reconcile.windows import closed_windows
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import plant_all
-from tests.spark_reconcile.timed_ids import with_timed_ids
+from tests.spark_reconcile.timed_ids import timed_id, with_timed_ids
 from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, TICKETS, World
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ def test_windows_give_the_verdicts_of_a_whole_run(
     plant_all(world)
     if timed:
         with_timed_ids(world)
+        # A producer's clock was wrong by a day: the message belongs to the hour of its row, and is lost there.
+        astray = timed_id("astray", NOW_MS - 30 * HOUR_MS)
+        world.sent(astray, key=str(world.order(age_ms=2 * HOUR_MS)), age_ms=2 * HOUR_MS)
     settings = world.write(sqlite, tmp_path, records_a_segment=40)
 
     whole = run(replace(settings, output=tmp_path / "whole"), session=spark, now_ms=NOW_MS)
@@ -49,6 +52,8 @@ def test_windows_give_the_verdicts_of_a_whole_run(
     assert _rows_of_windows(settings) == _rows_of_run(whole)
     assert _books(summary) == _books_of_tables(whole)
     assert summary.unexplained == 0
+    if timed:
+        assert ("message", astray, None, "not_in_broker", "lost") in _rows_of_windows(settings)
     assert summary.windows is not None
     if timed:
         looked_at = summary.windows.looked_at
