@@ -78,7 +78,6 @@ def test_a_standalone_cluster_of_a_master_and_two_workers(sqlite: Database, tmp_
 
 
 def test_spark_connect(sqlite: Database, tmp_path: Path) -> None:
-    pytest.importorskip("grpc_status", reason="Spark Connect needs the extra spark-connect")
     config = _written(sqlite, tmp_path)
     options = (
         "--conf", "spark.connect.grpc.binding.port=0", "--conf", "spark.sql.shuffle.partitions=2",
