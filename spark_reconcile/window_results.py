@@ -209,7 +209,8 @@ def rows_in_clean_keys(rows: DataFrame, keys: DataFrame, rules: Sequence[Busines
     from pyspark.sql.functions import broadcast
 
     clean = keys.where("clean").select("topic", "period", "key_slot")
-    names = " ".join(f"when {number} then '{sql_text(rule.name)}'" for number, rule in enumerate(rules))
+    arms = [f"when {number} then '{sql_text(rule.name)}'" for number, rule in enumerate(rules)]
+    names = " ".join(arms or ["when -1 then ''"])
     parts = rows.where(f"leg = '{Leg.BUSINESS}'").selectExpr(
         "topic", f"{period('created_ms')} as period", f"{KEY_SLOT} as key_slot",
         f"{hour('created_ms')} as window_ms", f"case cast(note as int) {names} end as business_rule", "1L as rows",
