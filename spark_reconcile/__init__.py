@@ -4,8 +4,9 @@ PySpark is imported only when run() is called.
 """
 
 from spark_reconcile.errors import NotComparable
+from spark_reconcile.incremental import run_windows
 from spark_reconcile.reconciliation import run
-from spark_reconcile.settings import BusinessRule, Condition, Grace, InboxSource, Operator, Settings
+from spark_reconcile.settings import BusinessRule, Condition, Grace, InboxSource, Operator, OutboxSource, Settings
 from spark_reconcile.summary import Summary
 from spark_reconcile.verdict import Scope, Severity, State
 
@@ -16,10 +17,12 @@ __all__ = [
     "InboxSource",
     "NotComparable",
     "Operator",
+    "OutboxSource",
     "Scope",
     "Settings",
     "Severity",
     "State",
     "Summary",
     "run",
+    "run_windows",
 ]

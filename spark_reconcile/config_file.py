@@ -10,20 +10,32 @@ from pathlib import Path
 from typing import Any, Final
 
 from messaging.errors import ConfigurationError, InvalidMessage
-from spark_reconcile.settings import BusinessRule, Condition, Grace, InboxSource, Operator, Settings
+from spark_reconcile.settings import (
+    BusinessRule,
+    Condition,
+    Grace,
+    InboxSource,
+    Operator,
+    OutboxSource,
+    Settings,
+)
 
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
-    "": frozenset({"database", "broker", "rules", "inboxes", "grace", "output"}),
+    "": frozenset({"database", "outboxes", "archive", "broker", "rules", "inboxes", "grace", "output"}),
     "database": frozenset({"url", "schema", "complete_since", "archive_days", "inbox_days"}),
+    "outboxes": frozenset({"url", "schema"}),
+    "archive": frozenset({"parquet"}),
     "broker": frozenset({"data"}),
     "rules": frozenset(
         {
             "name", "table", "where", "key_column", "time_column", "time_unit", "topic", "deliver_at_column", "url",
-            "complete_since",
+            "complete_since", "body",
         }
     ),
     "inboxes": frozenset({"group", "url", "schema", "topics", "complete_since"}),
-    "grace": frozenset({"seconds", "late_after_seconds", "clock_skew_seconds"}),
+    "grace": frozenset(
+        {"seconds", "late_after_seconds", "clock_skew_seconds", "slack_seconds", "confirm_after_seconds"}
+    ),
     "output": frozenset({"folder"}),
     "where": frozenset({"column", "op", "value"}),
 }  # fmt: skip
@@ -39,9 +51,9 @@ def read_config(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
     _check_keys(found, "")
-    for name in ("database", "broker", "grace", "output"):
+    for name in ("database", "archive", "broker", "grace", "output"):
         _check_keys(_table(found, name), name)
-    for name in ("rules", "inboxes"):
+    for name in ("outboxes", "rules", "inboxes"):
         for one in _tables(found, name):
             _check_keys(one, name)
     return found
@@ -54,6 +66,8 @@ def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Set
         return Settings(
             database_url=_text(database, "url", "database"),
             schema=_text(database, "schema", "database") if "schema" in database else "outbox",
+            outboxes=tuple(one for table in _tables(config, "outboxes") for one in _outboxes(table)),
+            archives=tuple(_path(one, folder) for one in _listed(_table(config, "archive"), "parquet", "archive")),
             complete_since_ms=_time_ms(database, "database"),
             archive_days=_number(database, "archive_days", "database"),
             inbox_days=_number(database, "inbox_days", "database"),
@@ -81,10 +95,24 @@ def _rule(table: Mapping[str, Any]) -> BusinessRule:
         topic=_text(table, "topic", "rules"),
         where=_conditions(table.get("where", {})),
         time_unit=_text(table, "time_unit", "rules") if "time_unit" in table else "us",
-        url=_text(table, "url", "rules") if "url" in table else None,
+        body=_body(table),
+        urls=_listed(table, "url", "rules"),
         deliver_at_column=_text(table, "deliver_at_column", "rules") if "deliver_at_column" in table else None,
         complete_since_ms=_time_ms(table, "rules"),
     )
+
+
+def _body(table: Mapping[str, Any]) -> dict[str, str]:
+    found = table.get("body", {})
+    if not isinstance(found, dict) or not all(isinstance(column, str) for column in found.values()):
+        raise ConfigurationError('[rules]: body is a table of fields and columns, e.g. body = {order_id = "id"}')
+    return found
+
+
+def _outboxes(table: Mapping[str, Any]) -> list[OutboxSource]:
+    """One url with one schema, or with a list of them."""
+    schemas = _listed(table, "schema", "outboxes") or ("outbox",)
+    return [OutboxSource(url=_text(table, "url", "outboxes"), schema=schema) for schema in schemas]
 
 
 def _inbox(table: Mapping[str, Any]) -> InboxSource:
@@ -167,6 +195,15 @@ def _text(table: Mapping[str, Any], key: str, place: str) -> str:
     if not isinstance(found, str) or not found:
         raise ConfigurationError(f"[{place}] needs {key}, a text" if found is None else f"[{place}]: {key} is a text")
     return found
+
+
+def _listed(table: Mapping[str, Any], key: str, place: str) -> tuple[str, ...]:
+    """A text, or a list of texts."""
+    found = table.get(key, [])
+    texts = [found] if isinstance(found, str) else found
+    if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
+        raise ConfigurationError(f"[{place}]: {key} is a text, or a list of texts")
+    return tuple(texts)
 
 
 def _number(table: Mapping[str, Any], key: str, place: str) -> float | None:

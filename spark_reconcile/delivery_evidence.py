@@ -25,7 +25,7 @@ _KINDS: Final = {
 }
 _EXPECTED: Final = (
     "stored", "deliver_at_ms", "message_ready_ms", "stored_ms", "sequence", "canceled", "floor", "since_ms", "seeks",
-    "last_seek_ms", "last_seek_position", "paused", "has_inbox", "inbox_reach_ms",
+    "last_seek_ms", "last_seek_position", "paused", "has_inbox", "inbox_reach_ms", "published_ms",
 )  # fmt: skip
 _COUNTED: Final = ("deliveries", "acks", "nacks", "redrives", "effects")
 _GROUP_SCHEMA: Final = (
@@ -88,7 +88,9 @@ def delivery_evidence(
     from pyspark.sql.functions import broadcast
 
     known = session.createDataFrame([_values(one) for one in groups], _GROUP_SCHEMA)
-    stored = messages.where("broker > 0").withColumnsRenamed({"broker": "stored", "ready_ms": "message_ready_ms"})
+    stored = messages.where("broker > 0").withColumnsRenamed(
+        {"broker": "stored", "ready_ms": "message_ready_ms", "created_ms": "published_ms"}
+    )
     expected = stored.join(broadcast(known), "topic")
     united = (
         _leg(expected, **{name: name for name in _EXPECTED})
@@ -158,7 +160,7 @@ def _after_seeks(grouped: DataFrame) -> DataFrame:
     return grouped.selectExpr(
         "id", "topic", "consumer_group", *_COUNTED, "stored", "deliver_at_ms", "stored_ms", "sequence", "canceled",
         "floor", "seeks", "paused", "has_inbox", "inbox_reach_ms", "first_delivered_ms", "last_delivered_ms",
-        "first_ack_ms", "effect_ms", "last_ms",
+        "first_ack_ms", "effect_ms", "last_ms", "published_ms",
         f"if({reset}, {LastKind.NOTHING:d}L, last_kind) as last_kind",
         f"if({reset}, 0L, visible_ms) as visible_ms",
         f"greatest(message_ready_ms, since_ms, if({reset}, last_seek_ms, 0L)) as ready_ms",

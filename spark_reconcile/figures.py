@@ -24,7 +24,11 @@ _WIDTHS_MS: Final = (
     200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000, HOUR_MS, 3 * HOUR_MS,
     6 * HOUR_MS, 12 * HOUR_MS, 24 * HOUR_MS, 7 * 24 * HOUR_MS, 14 * 24 * HOUR_MS,
 )  # fmt: skip
-_TROUBLE: Final = f"severity in ('{Severity.ATTENTION}', '{Severity.FINDING}')"
+TROUBLE: Final = f"severity in ('{Severity.ATTENTION}', '{Severity.FINDING}')"
+_TURNED_AWAY: Final = (
+    "if(effects > 0 and last_delivered_ms > effect_ms, greatest(deliveries - nacks - effects, 0L), 0L)"
+)
+"""Hand-outs after the effect that no failure explains: the inbox turned them away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +80,21 @@ def verdicts(judged: Judged) -> DataFrame:
         "cast(null as string) as consumer_group", "created_ms", "sent_ms", "0L as first_delivered_ms",
         "0L as acked_ms", "0L as handled_ms", "outbox", "archive", "broker", "canceled", "business", "0L as deliveries",
         "0L as acks", "0L as effects", "if(created_ms > 0, created_ms, stored_ms) as at_ms",
+        "created_ms as published_ms", "resent", "repeated", "0L as turned_away",
     )  # fmt: skip
     deliveries = judged.deliveries.selectExpr(
         f"'{Scope.DELIVERY}' as scope", "id as message_id", *shared, "cast(null as string) as message_key",
         "consumer_group", "0L as created_ms", "0L as sent_ms", "first_delivered_ms", "first_ack_ms as acked_ms",
         "effect_ms as handled_ms", "0L as outbox", "0L as archive", "stored as broker", "canceled", "0L as business",
         "deliveries", "acks", "effects", "if(ready_ms > 0, ready_ms, greatest(last_ms, effect_ms)) as at_ms",
+        "published_ms", "0L as resent", "0L as repeated", f"{_TURNED_AWAY} as turned_away",
     )  # fmt: skip
     return messages.unionByName(deliveries)
 
 
 def business_verdicts(judged: Judged, settings: Settings) -> DataFrame:
     """The table of verdicts on business rows, as it is written: one row a rule and key."""
-    names = [f"when {number} then '{_sql_text(rule.name)}'" for number, rule in enumerate(settings.rules)]
+    names = [f"when {number} then '{sql_text(rule.name)}'" for number, rule in enumerate(settings.rules)]
     name = f"case rule_number {' '.join(names)} end" if names else "''"
     return judged.business.selectExpr(
         f"{name} as business_rule", "topic", "message_key", "rows", "messages", "time_ms as at_ms", "state", "rule",
@@ -116,7 +122,7 @@ def books_and_trouble(
 ) -> tuple[list[Book], dict[State, dict[int, int]]]:
     """The books, and where in time the trouble of messages and deliveries lies."""
     since = f"(at_ms - {axis.start_ms}L) div {axis.width_ms}L"
-    bucket = f"if({_TROUBLE}, greatest(least({since}, {axis.buckets - 1}L), 0L), -1L)"
+    bucket = f"if({TROUBLE}, greatest(least({since}, {axis.buckets - 1}L), 0L), -1L)"
     lines = table.selectExpr(
         "scope", "topic", "coalesce(consumer_group, '') as of", "rule", f"{bucket} as bucket", "1L as n"
     )
@@ -134,7 +140,7 @@ def books_and_trouble(
         if found_in >= 0:
             cells = trouble.setdefault(_state(scope, row["rule"]), {})
             cells[found_in] = cells.get(found_in, 0) + count
-    return [_book(*place, count=count) for place, count in sorted(totals.items())], trouble
+    return [book(*place, count=count) for place, count in sorted(totals.items())], trouble
 
 
 def flow_events(judged: Judged, axis: Axis) -> dict[str, dict[int, int]]:
@@ -172,11 +178,7 @@ def totals_and_latencies(judged: Judged) -> tuple[Totals, list[Latency]]:
         _expression("count_if(deliveries > 0)", "delivered"),
         _expression("sum(greatest(deliveries - 1, 0L))", "redelivered"),
         _expression("count_if(acks > 0)", "acknowledged"),
-        # Hand-outs after the effect that no failure explains: the inbox turned them away.
-        _expression(
-            "sum(if(effects > 0 and last_delivered_ms > effect_ms, greatest(deliveries - nacks - effects, 0L), 0L))",
-            "turned_away",
-        ),
+        _expression(f"sum({_TURNED_AWAY})", "turned_away"),
         _percentiles("first_delivered_ms - ready_ms", "deliveries > 0 and ready_ms > 0", "first"),
         _percentiles("first_ack_ms - first_delivered_ms", "deliveries > 0 and acks > 0", "acked"),
     ).collect()  # fmt: skip
@@ -204,11 +206,11 @@ def totals_and_latencies(judged: Judged) -> tuple[Totals, list[Latency]]:
 
 def examples(table: DataFrame, business: DataFrame) -> list[Example]:
     """The first few rows of every rule that asks for a look or for action, findings first."""
-    rows = table.where(_TROUBLE).selectExpr(
+    rows = table.where(TROUBLE).selectExpr(
         "scope", "rule", "message_id as id", "topic", "coalesce(consumer_group, '') as of",
         "coalesce(message_key, '') as key", "at_ms",
     ).unionByName(
-        business.where(_TROUBLE).selectExpr(
+        business.where(TROUBLE).selectExpr(
             f"'{Scope.BUSINESS}' as scope", "rule", "'' as id", "topic", "business_rule as of",
             "coalesce(message_key, '') as key", "at_ms",
         )
@@ -217,13 +219,13 @@ def examples(table: DataFrame, business: DataFrame) -> list[Example]:
     found = []
     for row in ranked.where(f"place <= {EXAMPLES_A_RULE}").drop("place").collect():
         scope = Scope(row["scope"])
-        state, severity, echo = _verdict(scope, row["rule"])
+        state, severity, echo = verdict_of(scope, row["rule"])
         if not echo:
             found.append(Example(**{**row.asDict(), "scope": scope}, state=state, severity=severity))
-    return sorted(found, key=_loudest_first)
+    return sorted(found, key=loudest_first)
 
 
-def _loudest_first(one: Example) -> tuple[bool, int, str, int, str, str]:
+def loudest_first(one: Example) -> tuple[bool, int, str, int, str, str]:
     return one.severity is not Severity.FINDING, list(State).index(one.state), one.rule, one.at_ms, one.id, one.of
 
 
@@ -272,7 +274,7 @@ def _source(leg: str, note: str, evidence: Evidence, settings: Settings) -> tupl
             return ("broker", "action log"), evidence.actions_reach_ms
 
 
-def _verdict(scope: Scope, name: str) -> tuple[State, Severity, bool]:
+def verdict_of(scope: Scope, name: str) -> tuple[State, Severity, bool]:
     for rule in RULES[scope]:
         if rule.name == name:
             return rule.state, rule.severity, rule.echo
@@ -280,11 +282,11 @@ def _verdict(scope: Scope, name: str) -> tuple[State, Severity, bool]:
 
 
 def _state(scope: Scope, name: str) -> State:
-    return _verdict(scope, name)[0]
+    return verdict_of(scope, name)[0]
 
 
-def _book(scope: Scope, topic: str, of: str, rule: str, *, count: int) -> Book:
-    state, severity, echo = _verdict(scope, rule)
+def book(scope: Scope, topic: str, of: str, rule: str, *, count: int) -> Book:
+    state, severity, echo = verdict_of(scope, rule)
     return Book(scope=scope, topic=topic, of=of, state=state, severity=severity, rule=rule, count=count, echo=echo)
 
 
@@ -310,6 +312,6 @@ def _expression(text: str, name: str) -> Column:
     return expr(text).alias(name)
 
 
-def _sql_text(text: str) -> str:
+def sql_text(text: str) -> str:
     """Text inside a Spark SQL literal."""
     return text.replace("\\", "\\\\").replace("'", "\\'")

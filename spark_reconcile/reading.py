@@ -13,56 +13,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from messaging.errors import ConfigurationError
 from spark_reconcile.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.errors import NotComparable
+from spark_reconcile.planning import Plan, Read, waves
 from spark_reconcile.settings import Settings
-from spark_reconcile.sources.database import Place, reading
 from spark_reconcile.sources.segments import Segment, reach_ms, survey
-from spark_reconcile.sources.statements import (
-    LEG_SCHEMA,
-    Leg,
-    Statement,
-    business_statement,
-    inbox_statement,
-    outbox_statements,
-    schema_of,
-)
+from spark_reconcile.sources.statements import ARCHIVE_COLUMNS, LEG_SCHEMA, Leg, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SNAPSHOT_ROWS_MAX: Final = 500_000
-"""Up to so many rows a database is read in one consistent snapshot; above, in parallel ranges, table after table."""
-SMALL_BROKER_BYTES: Final = 128 * 1024 * 1024
 NEVER_MS: Final = 1 << 53
 """A source that holds nothing reaches back to no time at all."""
 DAY_MS: Final = 24 * 60 * 60 * 1000
 PURGE_MARGIN_MS: Final = 60 * 60 * 1000
 JOBS_AT_ONCE_MAX: Final = 3
 _DAMAGE: Final = "!"
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Statements of one database that are read together."""
-
-    url: str
-    statements: tuple[Statement, ...]
-    snapshot: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What will be read, checked against the sources; reads are done in order, the broker in between."""
-
-    inboxes: tuple[Read, ...]
-    rest: tuple[Read, ...]
-    broker_bytes: int
-
-    @property
-    def small(self) -> bool:
-        """Whether starting up will take longer than working."""
-        return self.broker_bytes <= SMALL_BROKER_BYTES and all(read.snapshot for read in (*self.inboxes, *self.rest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +59,8 @@ class Evidence:
     broker_reach_ms: int
     actions_reach_ms: int
     business_reaches: Mapping[str, int] = field(default_factory=dict)
+    surveyed: Mapping[str, list[Segment]] = field(default_factory=dict)
+    """The broker's logs as they stood when they were read."""
 
     @property
     def known_topics(self) -> list[str]:
@@ -104,37 +73,11 @@ class Evidence:
             frame.unpersist()
 
 
-def check_sources(settings: Settings) -> Plan:
-    """Look at every source before any work.
-
-    Raises ConfigurationError, SchemaMissing, DatabaseUnavailable or NotComparable, each with the cure.
-    """
-    inboxes = []
-    for inbox in settings.inboxes:
-        place = Place.of(inbox.url or settings.database_url)
-        with reading(place) as reader:
-            statement = inbox_statement(reader, inbox, schema=schema_of(settings, inbox, place))
-        inboxes.append((inbox.url or settings.database_url, statement))
-    main = Place.of(settings.database_url)
-    with reading(main) as reader:
-        rest = [
-            (settings.database_url, one) for one in outbox_statements(reader, schema=main.schema_of(settings.schema))
-        ]
-    for number, rule in enumerate(settings.rules):
-        with reading(Place.of(rule.url or settings.database_url)) as reader:
-            rest.append((rule.url or settings.database_url, business_statement(reader, rule, number)))
-    segments = [one for log in ("messages", "actions") for one in survey(settings.broker_data, log)]
-    return Plan(
-        inboxes=tuple(_together(inboxes)),
-        rest=tuple(_together(rest)),
-        broker_bytes=sum(one.size_bytes for one in segments),
-    )
-
-
 def read_all(
-    session: SparkSession, settings: Settings, plan: Plan, *, now_ms: int, say: Callable[[str], None]
-) -> Evidence:
-    """Read every leg. Raises NotComparable for a damaged broker log."""
+    session: SparkSession, settings: Settings, plan: Plan, *, now_ms: int, say: Callable[[str], None],
+    span: Span | None = None,
+) -> Evidence:  # fmt: skip
+    """Read every leg, of Parquet archives the times in `span`. Raises NotComparable for a damaged broker log."""
     counts: list[LegCount] = []
     say("reading the inboxes")
     effects = _read_sql(session, plan.inboxes, counts)
@@ -142,23 +85,25 @@ def read_all(
     surveyed = {log: survey(settings.broker_data, log) for log in ("messages", "actions")}
     # What the broker holds is settled by the survey: the tables may be read while its logs are.
     messages, actions, tables = in_parallel(
-        lambda: _read_log(session, "messages", surveyed["messages"], counts),
-        lambda: _read_log(session, "actions", surveyed["actions"], counts),
+        lambda: read_log(session, "messages", surveyed["messages"], counts),
+        lambda: read_log(session, "actions", surveyed["actions"], counts),
         lambda: _read_sql(session, plan.rest, counts),
     )
+    moved = _read_archives(session, settings, counts, span)
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
     return Evidence(
-        inboxes=_united(session, effects),
+        inboxes=united(session, effects),
         messages=messages,
         actions=actions,
-        rows=_united(session, tables),
+        rows=united(session, [*tables, *moved]),
         tables=(*effects, *tables),
-        groups=_groups(settings, actions, counts, now_ms=now_ms),
+        groups=_groups(settings, actions, counts, plan.oldest_ms, now_ms=now_ms),
         counts=counts,
-        archive_reach_ms=_archive_reach(settings, counts, now_ms=now_ms),
+        archive_reach_ms=_archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
         broker_reach_ms=_log_reach(surveyed["messages"], skew_ms=skew_ms),
         actions_reach_ms=_log_reach(surveyed["actions"], skew_ms=skew_ms),
         business_reaches=_business_reaches(settings),
+        surveyed=surveyed,
     )
 
 
@@ -168,45 +113,69 @@ def in_parallel(*jobs: Callable[[], Any]) -> list[Any]:
         return [started.result() for started in [pool.submit(job) for job in jobs]]
 
 
-def _together(found: Sequence[tuple[str, Statement]]) -> list[Read]:
-    """Statements of one database in one snapshot where they are small; else one read each, in order."""
-    by_url: dict[str, list[Statement]] = {}
-    for url, statement in found:
-        by_url.setdefault(url, []).append(statement)
-    reads = []
-    for url, statements in by_url.items():
-        if sum(one.rows_about for one in statements) <= SNAPSHOT_ROWS_MAX:
-            reads.append(Read(url, tuple(statements), snapshot=True))
-        else:
-            reads += [Read(url, (one,), snapshot=False) for one in statements]
-    return reads
-
-
 def _read_sql(session: SparkSession, reads: Sequence[Read], counts: list[LegCount]) -> list[DataFrame]:
+    """Wave after wave; the databases of a wave are read at the same time, each by a worker of its own.
+
+    Each frame is kept by itself: Spark melts a union of unions into one, and would not know a kept one again.
+    """
     frames = []
-    for one in reads:
-        frame = (
-            session.read.format("outbox_sql")
-            .option("url", one.url)
-            .option("statements", msgspec.json.encode(one.statements).decode())
-            .option("snapshot", str(one.snapshot).lower())
-            .load()
-            .persist()
-        )
+    for wave in waves(reads):
+        kept = [sql_frame(session, one).persist() for one in wave]
         counts += _counted(
-            frame, leg="leg", topic="coalesce(topic, '')", note="coalesce(consumer_group, note, '')", time="at_ms"
-        )
+            united(session, kept),
+            leg="leg", topic="coalesce(topic, '')", note="coalesce(consumer_group, note, '')", time="at_ms",
+        )  # fmt: skip
+        frames += kept
+    return frames
+
+
+def sql_frame(session: SparkSession, one: Read) -> DataFrame:
+    """The rows of a read; nothing is read yet."""
+    return (
+        session.read.format("outbox_sql")
+        .option("url", one.url)
+        .option("statements", msgspec.json.encode(one.statements).decode())
+        .option("snapshot", str(one.snapshot).lower())
+        .load()
+    )
+
+
+def _read_archives(
+    session: SparkSession, settings: Settings, counts: list[LegCount], span: Span | None
+) -> list[DataFrame]:
+    """Archive rows that were moved to Parquet, in the shape of all legs; Spark keeps no copy of what is a file."""
+    frames = []
+    for folder in settings.archives:
+        frame = archive_frame(session.read.parquet(str(folder)), place=str(folder))
+        if span is not None:
+            frame = frame.where(f"created_ms >= {span.since_ms}L and created_ms < {span.until_ms}L")
+        counts += _counted(frame, leg="leg", topic="topic", note="coalesce(note, '')", time="at_ms")
         frames.append(frame)
     return frames
 
 
-def _united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
+def archive_frame(found: DataFrame, *, place: str) -> DataFrame:
+    """Parquet rows with the archive's columns, as legs' rows. Raises ConfigurationError for a missing column."""
+    missing = sorted(ARCHIVE_COLUMNS - set(found.columns))
+    if missing:
+        told = "it needs the columns of the archive table"
+        raise ConfigurationError(f"the archive {place} has no column {missing[0]}; {told}")
+    return found.where("kind = 'publish'").selectExpr(
+        f"'{Leg.ARCHIVE}' as leg", "id", "topic", "message_key", "cast(null as string) as consumer_group",
+        "body_sha256", "deliver_at_ms", "created_at_us div 1000 as created_ms", "sent_at_us div 1000 as at_ms",
+        "cast(attempts as bigint) as attempts", "outcome as note",
+    )  # fmt: skip
+
+
+def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
+    """Frames of legs as one."""
     if not frames:
         return session.createDataFrame([], LEG_SCHEMA)
     return reduce(lambda left, right: left.unionByName(right), frames)
 
 
-def _read_log(session: SparkSession, log: str, segments: list[Segment], counts: list[LegCount]) -> DataFrame:
+def read_log(session: SparkSession, log: str, segments: list[Segment], counts: list[LegCount]) -> DataFrame:
+    """A log's records, kept by Spark, and counted. Raises NotComparable where it is damaged."""
     frame = (
         session.read.format("outbox_broker_log")
         .option("log", log)
@@ -241,7 +210,10 @@ def _counted(frame: DataFrame, *, leg: str, topic: str, note: str, time: str) ->
     return [LegCount(**row.asDict()) for row in grouped.collect()]
 
 
-def _groups(settings: Settings, actions: DataFrame, counts: list[LegCount], *, now_ms: int) -> list[GroupFacts]:
+def _groups(
+    settings: Settings, actions: DataFrame, counts: list[LegCount], oldest_ms: Mapping[tuple[Leg, str], int], *,
+    now_ms: int,
+) -> list[GroupFacts]:  # fmt: skip
     events: list[tuple[Any, ...]] = [
         tuple(row)
         for row in actions.where("kind in ('declared', 'sought', 'paused', 'resumed')")
@@ -254,7 +226,7 @@ def _groups(settings: Settings, actions: DataFrame, counts: list[LegCount], *, n
         told_ms = inbox.complete_since_ms
         reach = _kept_since(settings.inbox_days, now_ms=now_ms) if told_ms is None else told_ms
         if reach is None:
-            reach = _oldest(mine, settings)
+            reach = _oldest(mine, settings, oldest_ms.get((Leg.INBOX, inbox.group)))
         for topic in inbox.topics or ("",):
             # Two inboxes may serve one group: what either cannot see is not known.
             inboxes[topic, inbox.group] = max(reach, inboxes.get((topic, inbox.group), 0))
@@ -269,11 +241,15 @@ def _business_reaches(settings: Settings) -> dict[str, int]:
     return reaches
 
 
-def _archive_reach(settings: Settings, counts: Sequence[LegCount], *, now_ms: int) -> int:
+def _archive_reach(
+    settings: Settings, counts: Sequence[LegCount], oldest_ms: Mapping[tuple[Leg, str], int], *, now_ms: int
+) -> int:
     """Since when the archive is complete: as told, as long as it is kept, or since its oldest row."""
     told_ms = settings.complete_since_ms
     reach = _kept_since(settings.archive_days, now_ms=now_ms) if told_ms is None else told_ms
-    return _oldest([one for one in counts if one.leg == Leg.ARCHIVE], settings) if reach is None else reach
+    if reach is not None:
+        return reach
+    return _oldest([one for one in counts if one.leg == Leg.ARCHIVE], settings, oldest_ms.get((Leg.ARCHIVE, "")))
 
 
 def _kept_since(days: float | None, *, now_ms: int) -> int | None:
@@ -281,10 +257,11 @@ def _kept_since(days: float | None, *, now_ms: int) -> int | None:
     return None if days is None else int(now_ms - days * DAY_MS) + PURGE_MARGIN_MS
 
 
-def _oldest(counts: Sequence[LegCount], settings: Settings) -> int:
-    """The oldest row's time, the clocks' difference added; of nothing, never."""
+def _oldest(counts: Sequence[LegCount], settings: Settings, known_ms: int | None) -> int:
+    """The oldest row's time, the clocks' difference added; of nothing, never. `known_ms`: of rows that are not read."""
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
-    return min((one.first_ms + skew_ms for one in counts), default=NEVER_MS)
+    found = [one.first_ms for one in counts] + ([] if known_ms is None else [known_ms])
+    return min(found) + skew_ms if found else NEVER_MS
 
 
 def _log_reach(segments: list[Segment], *, skew_ms: int) -> int:

@@ -25,7 +25,8 @@ from spark_reconcile.figures import (
 )
 from spark_reconcile.judging import Judged, bounds_of, judge
 from spark_reconcile.output import Staging, staging
-from spark_reconcile.reading import Evidence, Plan, check_sources, in_parallel, read_all
+from spark_reconcile.planning import Plan, check_sources
+from spark_reconcile.reading import Evidence, in_parallel, read_all
 from spark_reconcile.report.page import write_report
 from spark_reconcile.session import register_sources, spark_session
 from spark_reconcile.settings import Settings
@@ -58,15 +59,15 @@ def run(
     plan = check_sources(settings)
     with staging(settings.output, now_ms=judged_at_ms) as stage:
         say("starting Spark")
-        watch = _Watch()
-        with _session(session, master, stage, plan=plan) as spark:
+        watch = Watch()
+        with open_session(session, master, stage, plan=plan) as spark:
             watch.lap("start")
-            with _worker_errors():
+            with worker_errors():
                 return _reconcile(spark, settings, plan, stage=stage, now_ms=judged_at_ms, watch=watch, say=say)
 
 
 def _reconcile(
-    spark: SparkSession, settings: Settings, plan: Plan, *, stage: Staging, now_ms: int, watch: _Watch, say: Say
+    spark: SparkSession, settings: Settings, plan: Plan, *, stage: Staging, now_ms: int, watch: Watch, say: Say
 ) -> Summary:
     evidence = read_all(spark, settings, plan, now_ms=now_ms, say=say)
     watch.lap("read")
@@ -118,9 +119,10 @@ def _count(
     return summary, Flow(axis=axis, events=events, trouble=trouble)
 
 
-def _session(
+def open_session(
     session: SparkSession | None, master: str | None, stage: Staging, *, plan: Plan
 ) -> AbstractContextManager[SparkSession]:
+    """The session that was passed in, or one of this run's own."""
     if session is None:
         return spark_session(master, log=stage.folder / "spark.log", small=plan.small)
     register_sources(session)
@@ -128,7 +130,7 @@ def _session(
 
 
 @contextmanager
-def _worker_errors() -> Iterator[None]:
+def worker_errors() -> Iterator[None]:
     """What fails in one of Spark's workers comes wrapped in two stack traces: say the one line that matters."""
     from pyspark.errors import PySparkException
 
@@ -140,7 +142,7 @@ def _worker_errors() -> Iterator[None]:
         raise NotComparable(f"a source failed while it was read, so nothing is judged: {what}") from error
 
 
-class _Watch:
+class Watch:
     """How long each step took."""
 
     def __init__(self) -> None:

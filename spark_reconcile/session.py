@@ -21,6 +21,8 @@ _EVERYWHERE: Final = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Without it a source that takes filters raises rather than reads.
     "spark.sql.python.filterPushdown.enabled": "true",
+    # Verdict tables are long expressions over few columns: inferring filters from them eats the driver's memory.
+    "spark.sql.constraintPropagation.enabled": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",

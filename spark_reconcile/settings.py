@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -14,9 +14,13 @@ from messaging.message import check_group, check_topic
 GRACE_SECONDS_DEFAULT: Final = 60.0
 LATE_AFTER_SECONDS_DEFAULT: Final = 60.0
 CLOCK_SKEW_SECONDS_DEFAULT: Final = 1.0
+SLACK_SECONDS_DEFAULT: Final = 3600.0
+CONFIRM_AFTER_SECONDS_DEFAULT: Final = 5.0
 TIME_UNITS: Final = ("us", "ms", "s")
 RULES_MAX: Final = 100
 INBOXES_MAX: Final = 100
+OUTBOXES_MAX: Final = 1_000
+ARCHIVES_MAX: Final = 1_000
 
 Value = str | int | float | bool
 
@@ -63,8 +67,9 @@ class BusinessRule:
     whose key is the text of `key_column`.
 
     `time_column` and `deliver_at_column` are UTC datetimes, or integers since the Unix epoch in `time_unit`.
-    `url`: the database of the table; None: that of the outbox. `complete_since_ms`: the table holds every row since
-    then; None: since ever.
+    `body`: how the message's JSON body is made of the row, a field to a column, in their order: so that a lost message
+    can be made again. `urls`: the databases that have the table, one or many shards; none: every one with an outbox.
+    `complete_since_ms`: the table holds every row since then; None: since ever.
     """
 
     name: str
@@ -75,7 +80,8 @@ class BusinessRule:
     where: Sequence[Condition] = ()
     time_unit: str = "us"
     deliver_at_column: str | None = None
-    url: str | None = field(default=None, repr=False)
+    body: Mapping[str, str] = field(default_factory=dict)
+    urls: Sequence[str] = field(default=(), repr=False)
     complete_since_ms: int | None = None
 
     def __post_init__(self) -> None:
@@ -84,6 +90,17 @@ class BusinessRule:
             raise ConfigurationError("every rule needs a name")
         if self.time_unit not in TIME_UNITS:
             raise ConfigurationError(f"rule {self.name}: time_unit is one of {', '.join(TIME_UNITS)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxSource:
+    """One outbox: a schema on an instance. Its message tables, split or not, are found there.
+
+    SQLite has no schemas and ignores `schema`.
+    """
+
+    url: str = field(repr=False)
+    schema: str = "outbox"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,23 +128,32 @@ class Grace:
     """How long things may take before they are judged.
 
     `seconds`: a step that is newer is pending. `late_after_seconds`: the bound on a hand-out after it fell due.
-    `clock_skew_seconds`: how far the databases' clocks and the broker's may be apart.
+    `clock_skew_seconds`: how far the databases' clocks and the broker's may be apart. `slack_seconds`: so much more is
+    read before and after the windows that are judged, as ids and rows are stamped by different clocks.
+    `confirm_after_seconds`: findings are looked at again after this time before they are called findings.
     """
 
     seconds: float = GRACE_SECONDS_DEFAULT
     late_after_seconds: float = LATE_AFTER_SECONDS_DEFAULT
     clock_skew_seconds: float = CLOCK_SKEW_SECONDS_DEFAULT
+    slack_seconds: float = SLACK_SECONDS_DEFAULT
+    confirm_after_seconds: float = CONFIRM_AFTER_SECONDS_DEFAULT
 
     def __post_init__(self) -> None:
-        if min(self.seconds, self.late_after_seconds, self.clock_skew_seconds) < 0:
-            raise ConfigurationError("[grace]: seconds, late_after_seconds and clock_skew_seconds must not be negative")
+        times = (
+            self.seconds, self.late_after_seconds, self.clock_skew_seconds, self.slack_seconds,
+            self.confirm_after_seconds,
+        )  # fmt: skip
+        if min(times) < 0:
+            raise ConfigurationError("[grace]: its seconds must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """One reconciliation: the sources, the rules, the bounds, and where the results go.
 
-    `schema` is the outbox tables' schema (MySQL, MariaDB; SQLite has none and ignores it).
+    `schema` is the outbox tables' schema (MySQL, MariaDB; SQLite has none and ignores it). `outboxes`: more of them, on
+    any number of instances. `archives`: folders of Parquet files into which archive rows were moved, same columns.
     `complete_since_ms`: the archive holds everything sent since then; `archive_days`, `inbox_days`: so many days, as
     the compensator's retention has it. Where neither is told: since the oldest row.
     """
@@ -136,6 +162,8 @@ class Settings:
     broker_data: Path
     output: Path
     schema: str = "outbox"
+    outboxes: Sequence[OutboxSource] = ()
+    archives: Sequence[Path] = ()
     complete_since_ms: int | None = None
     archive_days: float | None = None
     inbox_days: float | None = None
@@ -146,7 +174,20 @@ class Settings:
     def __post_init__(self) -> None:
         if len(self.rules) > RULES_MAX or len(self.inboxes) > INBOXES_MAX:
             raise ConfigurationError(f"at most {RULES_MAX} rules and {INBOXES_MAX} inboxes are allowed")
+        if len(self.outboxes) >= OUTBOXES_MAX or len(self.archives) > ARCHIVES_MAX:
+            raise ConfigurationError(f"at most {OUTBOXES_MAX} outboxes and {ARCHIVES_MAX} archives are allowed")
+        if len({(one.url, one.schema) for one in self.all_outboxes}) <= len(self.outboxes):
+            raise ConfigurationError("two outboxes have the same url and schema; name each once")
         names = [rule.name for rule in self.rules]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigurationError(f"two rules have the name {twice[0]!r}; give each its own")
+
+    @property
+    def all_outboxes(self) -> list[OutboxSource]:
+        """Every outbox that is reconciled."""
+        return [OutboxSource(url=self.database_url, schema=self.schema), *self.outboxes]
+
+    def urls_of(self, rule: BusinessRule) -> list[str]:
+        """The databases that have a rule's table."""
+        return list(rule.urls) or list(dict.fromkeys(one.url for one in self.all_outboxes))

@@ -65,6 +65,25 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WindowCounts:
+    """Of a run by windows: the hours it is about, and how they fared.
+
+    judged: new, changed or still moving, so judged by this run; the rest stood as they were. open: something in them is
+    still moving, so the next run judges them again. not_closed: too new, left out. looked_at: verdicts given row by row
+    rather than in bulk. resolved: suspects that the second look cleared.
+    """
+
+    since_ms: int
+    until_ms: int
+    windows: int
+    judged: int
+    open: int
+    not_closed: int
+    looked_at: int
+    resolved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """Everything that a run found out.
 
@@ -90,6 +109,7 @@ class Summary:
     examples: Sequence[Example] = ()
     inputs: Sequence[Input] = ()
     folder: str = ""
+    windows: WindowCounts | None = None
     took_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def count(self, state: State, *, scope: Scope | None = None) -> int:

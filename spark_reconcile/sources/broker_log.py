@@ -6,34 +6,39 @@ else is a row of its own (`damage`), so that the run can name it and refuse. No 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from itertools import pairwise
+from typing import Final
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
 from pyspark.sql.types import StructType
 
 from messaging import journal
+from spark_reconcile.sources.frames import ACTION_SCHEMA, MESSAGE_SCHEMA, Row, action_rows, frames_of, message_rows
 from spark_reconcile.sources.segments import Segment
 
 BATCH_ROWS: Final = 16_384
 """A batch ends with the frame that reaches so many rows."""
 
-MESSAGE_SCHEMA: Final = (
-    "id string, topic string, message_key string, sequence bigint, body_sha256 string, created_ms bigint, "
-    "stored_ms bigint, deliver_at_ms bigint, damage string"
-)
-ACTION_SCHEMA: Final = (
-    "kind string, topic string, consumer_group string, id string, sequence bigint, position bigint, at_ms bigint, "
-    "visible_at_ms bigint, attempt bigint, reason string, damage string"
-)
 _TEXTS: Final = frozenset({"id", "topic", "message_key", "body_sha256", "damage", "kind", "consumer_group", "reason"})
-
-Row = tuple[Any, ...]
+_TIMES: Final = frozenset({"stored_ms", "at_ms"})
+_STEP_BACK_MS: Final = 3_600_000
+"""So far the broker's clock may step back, and a segment still holds what its neighbours' headers say."""
+_Bound = GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual
 
 
 @dataclass
@@ -44,7 +49,11 @@ class SegmentPart(InputPartition):
 
 
 class BrokerLogSource(DataSource):
-    """Options: log ("messages" or "actions"), segments (JSON of the survey)."""
+    """Options: log ("messages" or "actions"), segments (JSON of the survey), pushdown ("true" or "false").
+
+    With pushdown, segments that hold none of the times asked for are not opened, and rows of other kinds, topics,
+    groups and ids are not made. As with outbox_sql it is for frames that a query scans once.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -58,8 +67,9 @@ class BrokerLogSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - ours alone
         """Reads the surveyed segments."""
         segments = msgspec.json.decode(self.options["segments"].encode(), type=list[Segment])
-        return LogReader(segments, rows_of=message_rows if self.options["log"] == "messages" else action_rows,
-                         columns=[column.split()[0] for column in self.schema().split(", ")])  # fmt: skip
+        reader = PushingLogReader if self.options.get("pushdown") == "true" else LogReader
+        return reader(segments, rows_of=message_rows if self.options["log"] == "messages" else action_rows,
+                      columns=[column.split()[0] for column in self.schema().split(", ")])  # fmt: skip
 
 
 class LogReader(DataSourceReader):
@@ -85,7 +95,7 @@ class LogReader(DataSourceReader):
         batch: list[Row] = []
         try:
             for frame in frames_of(segment):
-                batch.extend(self._rows_of(frame))
+                batch.extend(self._wanted(self._rows_of(frame)))
                 if len(batch) >= BATCH_ROWS:
                     yield _arrow(batch, arrow)
                     batch = []
@@ -94,67 +104,55 @@ class LogReader(DataSourceReader):
         if batch:
             yield _arrow(batch, arrow)
 
-
-def frames_of(segment: Segment) -> Iterator[journal.Frame]:
-    """The frames of a segment up to its surveyed size. Raises SegmentDamaged, also for what a torn tail cannot be."""
-    with Path(segment.path).open("rb") as file:
-        data = file.read(segment.size_bytes)
-    if segment.last and len(data) < journal.HEADER_BYTES:
-        return  # a segment that was just being made
-    header = journal.SegmentHeader.decode(data[: journal.HEADER_BYTES])
-    end = header.first_offset
-    for frame in journal.read_frames(memoryview(data)[journal.HEADER_BYTES :], first_offset=header.first_offset):
-        end = frame.end
-        yield frame
-    missing = segment.size_bytes - journal.HEADER_BYTES - (end - header.first_offset)
-    if missing and not segment.last:
-        raise journal.SegmentDamaged(f"its last {missing} bytes are no whole record, and it is not the last segment")
+    def _wanted(self, rows: Iterator[Row]) -> Iterable[Row]:
+        return rows
 
 
-def message_rows(frame: journal.Frame) -> Iterator[Row]:
-    """A stored message as a row of MESSAGE_SCHEMA."""
-    one = journal.decode_message(frame.payload)
-    yield (
-        one.id, one.topic, one.key, one.sequence, hashlib.sha256(one.body).hexdigest(), one.created_at_ms,
-        one.stored_at_ms, one.deliver_at_ms, None,
-    )  # fmt: skip
+class PushingLogReader(LogReader):
+    """Leaves out what Spark would: segments by time, rows by equality."""
 
+    def __init__(
+        self, segments: list[Segment], *, rows_of: Callable[[journal.Frame], Iterator[Row]], columns: list[str]
+    ) -> None:
+        super().__init__(segments, rows_of=rows_of, columns=columns)
+        self._among: dict[int, frozenset[object]] = {}
+        self._low_ms, self._high_ms = 0, 1 << 62
 
-def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm an action, no logic
-    """An action as rows of ACTION_SCHEMA: one for each message of it, or one where it concerns a whole group."""
-    at = frame.offset
-    match journal.decode_action(frame.payload):
-        case journal.Delivered(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, entries=delivered):
-            for sequence, id_, _, attempt in delivered:
-                yield "delivered", topic, group, id_, sequence, at, at_ms, visible, attempt, None, None
-        case journal.Acked(topic=topic, group=group, at_ms=at_ms, entries=entries):
-            for sequence, id_ in entries:
-                yield "acked", topic, group, id_, sequence, at, at_ms, None, None, None, None
-        case journal.Fired(topic=topic, at_ms=at_ms, entries=entries):
-            for sequence, id_ in entries:
-                yield "fired", topic, None, id_, sequence, at, at_ms, None, None, None, None
-        case journal.Canceled(at_ms=at_ms, ids=ids):
-            for id_ in ids:
-                yield "canceled", None, None, id_, None, at, at_ms, None, None, None, None
-        case journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=requeued, reason=reason):
-            for sequence, id_, visible, used in requeued:
-                yield "requeued", topic, group, id_, sequence, at, at_ms, visible, used, reason, None
-        case journal.Extended(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, entries=entries):
-            for sequence, id_ in entries:
-                yield "extended", topic, group, id_, sequence, at, at_ms, visible, None, None, None
-        case journal.Died(topic=topic, group=group, at_ms=at_ms, entries=died, reason=reason):
-            for sequence, id_, attempts in died:
-                yield "died", topic, group, id_, sequence, at, at_ms, None, attempts, reason, None
-        case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries):
-            for sequence, id_ in entries:
-                yield "redriven", topic, group, id_, sequence, at, at_ms, at_ms, None, None, None
-        case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position):
-            yield "declared", topic, group, None, position, at, at_ms, None, None, None, None
-        case journal.Sought(topic=topic, group=group, at_ms=at_ms, position=position):
-            yield "sought", topic, group, None, position, at, at_ms, None, None, None, None
-        case journal.Paused(topic=topic, group=group, at_ms=at_ms, paused=paused):
-            kind = "paused" if paused else "resumed"
-            yield kind, topic, group, None, None, at, at_ms, None, None, None, None
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
+        """Take equality of texts whole; bounds of time choose segments, and go back to Spark for the rows."""
+        for one in filters:
+            if not self._take(one):
+                yield one
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """A partition a segment that may hold something of the times asked for; damage elsewhere is not seen."""
+        # A segment ends where the next begins; the last one has no end yet.
+        ends = [*(following.created_at_ms for _, following in pairwise(self._segments)), 1 << 62]
+        return [
+            SegmentPart(number)
+            for number, (segment, end_ms) in enumerate(zip(self._segments, ends, strict=True))
+            if end_ms + _STEP_BACK_MS >= self._low_ms and segment.created_at_ms - _STEP_BACK_MS <= self._high_ms
+        ]
+
+    def _take(self, one: Filter) -> bool:
+        """Whether nothing of this filter is left for Spark."""
+        name = one.attribute[0] if isinstance(one, EqualTo | In | _Bound) and len(one.attribute) == 1 else ""
+        if isinstance(one, EqualTo | In) and name in _TEXTS - {"damage"} and name in self._columns:
+            values = frozenset(one.value if isinstance(one, In) else (one.value,))
+            place = self._columns.index(name)
+            self._among[place] = self._among.get(place, values) & values
+            return True
+        if isinstance(one, _Bound) and name in _TIMES and isinstance(one.value, int):
+            if isinstance(one, GreaterThan | GreaterThanOrEqual):
+                self._low_ms = max(self._low_ms, one.value)
+            else:
+                self._high_ms = min(self._high_ms, one.value)
+        return False
+
+    def _wanted(self, rows: Iterator[Row]) -> Iterable[Row]:
+        for row in rows:
+            if all(row[place] in values for place, values in self._among.items()):
+                yield row
 
 
 def _arrow(batch: list[Row], arrow: pa.Schema) -> pa.RecordBatch:

@@ -1,4 +1,4 @@
-"""Reading a database by DB-API: connections by URL, checked names, errors in our words. Reads only; knows no Spark."""
+"""Reading a database by DB-API: connections by URL, checked names, errors in our words. Knows no Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
-from pymysql.cursors import SSCursor
+from pymysql.cursors import Cursor, SSCursor
 
 from messaging.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
 
@@ -128,6 +128,17 @@ class Reader:
             )
         return {str(name): str(kind).lower() for name, kind in found}
 
+    def tables(self, *, schema: str | None) -> list[str]:
+        """The tables of a schema, sorted."""
+        if self.place.backend is Backend.SQLITE:
+            found = self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")
+        else:
+            found = self.rows(
+                "SELECT table_name FROM information_schema.tables WHERE table_schema = ?",
+                (schema or self.place.database,),
+            )
+        return sorted(str(name) for (name,) in found)
+
     def rows_about(self, table: str, *, schema: str | None) -> int:
         """About how many rows a table has; cheap, and a guess on MySQL."""
         if self.place.backend is Backend.SQLITE:
@@ -148,6 +159,24 @@ def reading(place: Place) -> Iterator[Reader]:
         connection = _open(place)
     with closing(connection):
         yield Reader(place, connection)
+
+
+@contextmanager
+def writing(place: Place) -> Iterator[Any]:
+    """A DB-API connection in a transaction, committed at the end; of repairs alone. Raises as reading() does."""
+    with translated(place):
+        if place.backend is Backend.SQLITE:
+            uri = f"{Path(place.database).resolve().as_uri()}?mode=rw"
+            connection: Any = sqlite3.connect(uri, uri=True, timeout=CONNECT_SECONDS, isolation_level=None)
+        else:
+            connection = _open(place, autocommit=False, cursorclass=Cursor)
+        with closing(connection), closing(connection.cursor()) as cursor:
+            if place.backend is Backend.SQLITE:
+                cursor.execute("BEGIN IMMEDIATE")
+            else:
+                cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            yield cursor
+            connection.commit()
 
 
 @contextmanager
@@ -172,7 +201,14 @@ def quoted(place: Place, *names: str | None) -> str:
     return ".".join(f"{mark}{checked(name)}{mark}" for name in names if name is not None)
 
 
-def _open(place: Place) -> Any:
+def now_us(place: Place) -> str:
+    """The database's own UTC clock, in microseconds since the epoch, in SQL."""
+    if place.backend is Backend.SQLITE:
+        return "(CAST((julianday('now') - 2440587.5) * 86400000.0 AS INTEGER) * 1000)"
+    return "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+
+
+def _open(place: Place, *, autocommit: bool = True, cursorclass: type[Cursor] = SSCursor) -> Any:
     if place.backend is Backend.SQLITE:
         uri = f"{Path(place.database).resolve().as_uri()}?mode=ro"
         return sqlite3.connect(uri, uri=True, timeout=CONNECT_SECONDS, isolation_level=None)
@@ -186,8 +222,8 @@ def _open(place: Place) -> Any:
         charset="utf8mb4",
         connect_timeout=CONNECT_SECONDS,
         read_timeout=READ_SECONDS,
-        cursorclass=SSCursor,
-        autocommit=True,
+        cursorclass=cursorclass,
+        autocommit=autocommit,
         # TIMESTAMP columns are read in the session's time zone.
         init_command="SET SESSION time_zone = '+00:00'",
         **options,

@@ -20,6 +20,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     created_at_ms: int
     size_bytes: int
     last: bool
+    known_bytes: int = 0
+    """Records that end within so many bytes were read before, and are left out."""
 
 
 def survey(folder: Path, log: str) -> list[Segment]:
@@ -41,6 +43,16 @@ def survey(folder: Path, log: str) -> list[Segment]:
                 f"the broker's log has a hole between {one.path} and {following.path}; restore the missing segment"
             )
     return found
+
+
+def grown(before: list[Segment], now: list[Segment]) -> list[Segment]:
+    """What was appended between two surveys."""
+    known = {one.path: one.size_bytes for one in before}
+    return [
+        msgspec.structs.replace(one, known_bytes=known.get(one.path, 0))
+        for one in now
+        if one.size_bytes > known.get(one.path, 0)
+    ]
 
 
 def reach_ms(segments: list[Segment]) -> int:

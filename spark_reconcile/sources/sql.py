@@ -67,7 +67,11 @@ class Query:
 
 
 class SqlSource(DataSource):
-    """Options: url, statements (JSON), snapshot ("true" or "false"). The schema is LEG_SCHEMA."""
+    """Options: url, statements (JSON), snapshot and pushdown ("true" or "false"). The schema is LEG_SCHEMA.
+
+    pushdown is off unless asked for: Spark 4.3 keeps what a Python source was told of filters with the relation, not
+    with the scan, so where one query scans one frame twice, the last filter pushed decides for both.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -81,7 +85,8 @@ class SqlSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - ours alone
         """Plans and reads."""
         statements = msgspec.json.decode(self.options["statements"].encode(), type=list[Statement])
-        return SqlReader(Place.of(self.options["url"]), statements, snapshot=self.options["snapshot"] == "true")
+        reader = PushingSqlReader if self.options.get("pushdown") == "true" else SqlReader
+        return reader(Place.of(self.options["url"]), statements, snapshot=self.options["snapshot"] == "true")
 
 
 class SqlReader(DataSourceReader):
@@ -92,15 +97,6 @@ class SqlReader(DataSourceReader):
         self._statements = statements
         self._snapshot = snapshot
         self._pushed: list[Pushed] = []
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
-        """Let the database evaluate comparisons with a column; what it cannot goes back to Spark."""
-        for one in filters:
-            pushed = _pushed(one)
-            if pushed is not None:
-                self._pushed.append(pushed)
-            if pushed is None or isinstance(pushed.value, str):
-                yield one  # the database's collation may take more for equal than Spark does
 
     def partitions(self) -> Sequence[InputPartition]:
         """One part for the snapshot, or ranges of each statement."""
@@ -164,6 +160,19 @@ class SqlReader(DataSourceReader):
             pushed.column in one.columns or (pushed.sign == "=" and constants.get(pushed.column) == pushed.value)
             for pushed in self._pushed
         )
+
+
+class PushingSqlReader(SqlReader):
+    """Lets the database evaluate what Spark compares. For frames that are scanned once in a query, see SqlSource."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
+        """Let the database evaluate comparisons with a column; what it cannot goes back to Spark."""
+        for one in filters:
+            pushed = _pushed(one)
+            if pushed is not None:
+                self._pushed.append(pushed)
+            if pushed is None or isinstance(pushed.value, str):
+                yield one  # the database's collation may take more for equal than Spark does
 
 
 def _pushed(one: Filter) -> Pushed | None:

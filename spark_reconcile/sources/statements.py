@@ -7,7 +7,9 @@ note). `at_ms` is the sent, due or handled time; `note` the row's state, outcome
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
@@ -25,6 +27,7 @@ NUMBERS: Final = frozenset({"deliver_at_ms", "created_ms", "at_ms", "attempts"})
 LEG_SCHEMA: Final = ", ".join(f"{name} {'bigint' if name in NUMBERS else 'string'}" for name in COLUMNS)
 _INTEGERS: Final = ("int", "bigint", "mediumint", "smallint", "tinyint", "integer")
 _TIMES: Final = ("datetime", "timestamp", "date")
+SPLIT_NAME: Final = re.compile(r"message_[0-9]{4}")
 _NEEDED: Final[Mapping[str, frozenset[str]]] = {
     "message": frozenset({"id", "kind", "state", "due_at_us", "attempts", "topic", "message_key", "body_sha256",
                           "deliver_at_ms", "created_at_us"}),
@@ -32,6 +35,8 @@ _NEEDED: Final[Mapping[str, frozenset[str]]] = {
                           "sent_at_us", "attempts", "outcome"}),
     "inbox": frozenset({"consumer_group", "message_id", "topic", "handled_at_us"}),
 }  # fmt: skip
+ARCHIVE_COLUMNS: Final = _NEEDED["archive"]
+"""What a row of the archive has, in its table and in Parquet."""
 
 
 class Leg(StrEnum):
@@ -41,6 +46,13 @@ class Leg(StrEnum):
     OUTBOX = "outbox"
     ARCHIVE = "archive"
     BUSINESS = "business"
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """Which times are read: from `since_ms` on, up to before `until_ms`."""
+
+    since_ms: int
+    until_ms: int
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,14 +68,18 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     rows_about: int = 0
 
 
-def inbox_statement(reader: Reader, inbox: InboxSource, *, schema: str | None) -> Statement:
-    """The effects of one group. Raises SchemaMissing where there is no inbox table."""
+def inbox_statement(reader: Reader, inbox: InboxSource, *, schema: str | None, span: Span | None = None) -> Statement:
+    """The effects of one group, however late they came. Raises SchemaMissing where there is no inbox table."""
     table = _outbox_table(reader, "inbox", schema=schema)
     name = quoted(reader.place, "consumer_group")
-    where, parameters = [f"{name} = ?"], [inbox.group]
+    where: list[str] = [f"{name} = ?"]
+    parameters: list[str | int | float | bool] = [inbox.group]
     if inbox.topics:
         where.append(f"{quoted(reader.place, 'topic')} IN ({', '.join('?' * len(inbox.topics))})")
         parameters += inbox.topics
+    if span is not None:
+        where.append("handled_at_us >= ?")
+        parameters.append(span.since_ms * 1000)
     return Statement(
         leg=Leg.INBOX,
         table=table,
@@ -73,21 +89,24 @@ def inbox_statement(reader: Reader, inbox: InboxSource, *, schema: str | None) -
         },
         constants={},
         where=where,
-        parameters=[*parameters],
+        parameters=parameters,
         range_by="handled_at_us",
         rows_about=reader.rows_about(reader.place.outbox_table("inbox"), schema=schema),
     )  # fmt: skip
 
 
-def outbox_statements(reader: Reader, *, schema: str | None) -> list[Statement]:
-    """The live message table, then the archive: a row moves from the first to the second."""
-    return [
-        _message_statement(reader, Leg.OUTBOX, "message", at="due_at_us", note="state", schema=schema),
-        _message_statement(reader, Leg.ARCHIVE, "archive", at="sent_at_us", note="outcome", schema=schema),
-    ]
+def outbox_statements(reader: Reader, *, schema: str | None, span: Span | None = None) -> list[Statement]:
+    """The live message tables, then the archive: a row moves from the first to the second.
+
+    What is not sent yet is read whatever its age; it is little, or it is the finding.
+    """
+    names = ["message", *(name for name in reader.tables(schema=schema) if SPLIT_NAME.fullmatch(name))]
+    live = [_message_statement(reader, Leg.OUTBOX, name, at="due_at_us", note="state", schema=schema) for name in names]
+    archive = _message_statement(reader, Leg.ARCHIVE, "archive", at="sent_at_us", note="outcome", schema=schema)
+    return [*live, archive if span is None else _within(archive, "created_at_us", span)]
 
 
-def business_statement(reader: Reader, rule: BusinessRule, number: int) -> Statement:
+def business_statement(reader: Reader, rule: BusinessRule, number: int, *, span: Span | None = None) -> Statement:
     """The rows that one rule asks about. Raises ConfigurationError naming the table or column that is not there."""
     place = reader.place
     schema, _, table = rule.table.rpartition(".")
@@ -104,6 +123,8 @@ def business_statement(reader: Reader, rule: BusinessRule, number: int) -> State
     parameters: list[str | int | float | bool] = []
     where = [_condition(place, one, parameters) for one in rule.where]
     whole = columns[rule.key_column].startswith(_INTEGERS)
+    if span is not None:
+        _between(place, rule, columns, where, parameters, span=span)
     return Statement(
         leg=Leg.BUSINESS,
         table=quoted(place, schema or None, table),
@@ -116,6 +137,57 @@ def business_statement(reader: Reader, rule: BusinessRule, number: int) -> State
     )
 
 
+def _within(one: Statement, column: str, span: Span) -> Statement:
+    """The rows whose time, in microseconds, lies in the span."""
+    return msgspec.structs.replace(
+        one,
+        where=[*one.where, f"{column} >= ?", f"{column} < ?"],
+        parameters=[*one.parameters, span.since_ms * 1000, span.until_ms * 1000],
+    )
+
+
+def _between(
+    place: Place, rule: BusinessRule, columns: Mapping[str, str], where: list[str],
+    parameters: list[str | int | float | bool], *, span: Span,
+) -> None:  # fmt: skip
+    """Conditions on the bare time column, so that an index on it serves; SQLite's texts are computed with."""
+    column, kind = quoted(place, rule.time_column), columns[rule.time_column]
+    bounds: list[str | int] = [span.since_ms, span.until_ms]
+    if kind.startswith(_INTEGERS):
+        bounds = [bound * 1000 if rule.time_unit == "us" else bound for bound in (span.since_ms, span.until_ms)]
+        if rule.time_unit == "s":
+            bounds = [span.since_ms // 1000, -(-span.until_ms // 1000)]
+    elif place.backend is Backend.SQLITE:
+        column = _time(place, rule, rule.time_column, columns)
+    else:
+        bounds = [_datetime(bound) for bound in (span.since_ms, span.until_ms)]
+    where += [f"{column} >= ?", f"{column} < ?"]
+    parameters += bounds
+
+
+def _datetime(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+
+def narrowed(one: Statement, *, ids: Sequence[str], keys: Sequence[str]) -> Statement | None:
+    """Of these messages, and of these keys, alone; None where nothing of it is asked for."""
+    wanted = {
+        Leg.INBOX: [("id", ids)],
+        Leg.OUTBOX: [("id", ids), ("message_key", keys)],
+        Leg.ARCHIVE: [("id", ids), ("message_key", keys)],
+        Leg.BUSINESS: [("message_key", keys)],
+    }[one.leg]
+    asked = [(one.columns[name], values) for name, values in wanted if values]
+    if not asked:
+        return None
+    either = " OR ".join(f"{column} IN ({', '.join('?' * len(values))})" for column, values in asked)
+    return msgspec.structs.replace(
+        one,
+        where=[*one.where, f"({either})"],
+        parameters=[*one.parameters, *(value for _, values in asked for value in values)],
+    )
+
+
 def schema_of(settings: Settings, inbox: InboxSource, place: Place) -> str | None:
     """The schema of a group's inbox."""
     return place.schema_of(inbox.schema or settings.schema)
@@ -125,7 +197,7 @@ def _message_statement(reader: Reader, leg: Leg, name: str, *, at: str, note: st
     place = reader.place
     return Statement(
         leg=leg,
-        table=_outbox_table(reader, name, schema=schema),
+        table=_outbox_table(reader, name, schema=schema, like="archive" if leg is Leg.ARCHIVE else "message"),
         columns={
             "id": "id", "topic": "topic", "message_key": "message_key", "body_sha256": "body_sha256",
             "deliver_at_ms": "deliver_at_ms", "created_ms": _milli(place, "created_at_us"), "at_ms": _milli(place, at),
@@ -139,13 +211,14 @@ def _message_statement(reader: Reader, leg: Leg, name: str, *, at: str, note: st
     )  # fmt: skip
 
 
-def _outbox_table(reader: Reader, name: str, *, schema: str | None) -> str:
+def _outbox_table(reader: Reader, name: str, *, schema: str | None, like: str | None = None) -> str:
     """The quoted name of one of the outbox's tables. Raises SchemaMissing where it or a column of it is not there."""
     place = reader.place
     table = place.outbox_table(name)
-    missing = _NEEDED[name] - set(reader.columns(table, schema=schema))
+    needed = _NEEDED[like or name]
+    missing = needed - set(reader.columns(table, schema=schema))
     if missing:
-        what = f"column {min(missing)} of" if len(missing) < len(_NEEDED[name]) else "table"
+        what = f"column {min(missing)} of" if len(missing) < len(needed) else "table"
         raise SchemaMissing(
             f"there is no {what} {schema + '.' if schema else ''}{table} in {place}; run: outbox db upgrade --url URL"
             + (f" --schema {schema}" if schema else "")

@@ -22,5 +22,5 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # The workers are processes of their own: they look for our packages and for these tests where pytest did.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    with spark_session("local[2]", log=tmp_path_factory.mktemp("spark") / "spark.log") as session:
+    with spark_session("local[2]", log=tmp_path_factory.mktemp("spark") / "spark.log", small=True) as session:
         yield session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -82,7 +83,7 @@ def test_a_full_file_is_read_to_the_last_key(tmp_path: Path) -> None:
     ]
     assert (first.deliver_at_column, first.complete_since_ms) == ("remind_at", 1_793_487_600_000)
     assert [one.operator for one in second.where] == [Operator.MORE, Operator.IS_NULL]
-    assert (second.time_unit, second.url) == ("ms", "sqlite:///other.db")
+    assert (second.time_unit, second.urls) == ("ms", ("sqlite:///other.db",))
     assert (settings.inboxes[0].topics, settings.inboxes[0].complete_since_ms) == (("order.paid",), 5)
     assert settings.grace.late_after_seconds == 7.5
     assert "secret" not in repr(settings)
@@ -226,6 +227,38 @@ def test_the_command_prints_json_and_says_nothing_of_spark(sqlite: Database, tmp
     assert "WARN" not in ended.stderr
     assert "Traceback" not in ended.stderr
     assert (tmp_path / "reconciliation" / summary["run_id"] / "report.html").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_command_judges_by_the_hour_and_repairs_what_is_unsent(sqlite: Database, tmp_path: Path) -> None:
+    world = World()
+    world.groups()
+    for _ in range(3):
+        world.settled(age_ms=2 * HOUR_MS)
+    world.unsent("stuck", key=None, age_ms=2 * HOUR_MS)
+    world.outbox[-1]["token"] = None
+    world.write(sqlite, tmp_path)
+    config = tmp_path / "reconcile.toml"
+    config.write_text(
+        f'[database]\nurl = "{sqlite.url}"\n[broker]\ndata = "broker"\n[grace]\nconfirm_after_seconds = 0\n'
+    )
+    common = ["reconcile", "run", "--config", str(config), "--now-ms", str(NOW_MS)]
+
+    misused = _outbox(*common, "--repair")
+    ended = _outbox(*common, "--since", "5h", "--repair", "--yes", "--json", timeout=280)
+
+    assert misused.returncode == 2
+    assert "go with --since" in misused.stderr
+    assert ended.returncode == 1, ended.stderr
+    assert "repaired 1 of 1" in ended.stderr
+    assert json.loads(ended.stdout)["sentence"] == "Not balanced: 1 unsent."
+    metrics = (tmp_path / "reconciliation" / "recon.prom").read_text()
+    assert 'recon_findings{state="unsent",severity="finding"} 1\n' in metrics
+    with sqlite3.connect(tmp_path / "business.db") as connection:
+        ((due_us,),) = connection.execute("SELECT due_at_us FROM outbox_message")
+    connection.close()
+    assert due_us < (NOW_MS - 2 * HOUR_MS) * 1000
 
 
 def _settings(folder: Path, text: str) -> Settings:

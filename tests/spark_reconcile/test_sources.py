@@ -10,23 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, StringStartsWith
+from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan, StringStartsWith
 from sqlalchemy import create_engine, text
 
 from messaging import journal
 from messaging.errors import ConfigurationError, DatabaseUnavailable, SchemaMissing
 from spark_reconcile import Condition, NotComparable, Operator, Settings, run
-from spark_reconcile.reading import check_sources
-from spark_reconcile.sources.broker_log import BrokerLogSource
+from spark_reconcile.planning import check_sources
+from spark_reconcile.sources.broker_log import BrokerLogSource, PushingLogReader, SegmentPart
 from spark_reconcile.sources.database import Place, reading
+from spark_reconcile.sources.frames import ACTION_SCHEMA, action_rows
 from spark_reconcile.sources.segments import survey
-from spark_reconcile.sources.sql import Part, SqlReader
+from spark_reconcile.sources.sql import Part, PushingSqlReader, SqlReader
 from spark_reconcile.sources.statements import Leg, Statement, business_statement
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, PAID, World, write_log
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @pytest.fixture
@@ -120,6 +121,39 @@ def test_a_log_whose_beginning_was_dropped_reaches_back_to_its_first_segment(
     ]
 
 
+def test_segments_outside_the_times_asked_for_are_not_opened_and_other_rows_are_not_made(tmp_path: Path) -> None:
+    world = _world(10)
+    actions = sorted(world.actions, key=lambda action: action.at_ms)
+    paths = write_log(tmp_path / "actions", journal.SegmentKind.ACTIONS, actions, 5)
+    segments = [
+        msgspec.structs.replace(one, created_at_ms=number * 10 * HOUR_MS)
+        for number, one in enumerate(survey(tmp_path, "actions"))
+    ]
+    reader = PushingLogReader(segments, rows_of=action_rows, columns=_columns(ACTION_SCHEMA))
+    since, until = GreaterThanOrEqual(("at_ms",), 32 * HOUR_MS), LessThan(("at_ms",), 38 * HOUR_MS)
+
+    left = list(reader.pushFilters([EqualTo(("kind",), "acked"), In(("id",), ("good-1", "good-2")), since, until]))
+    parts = [part for part in reader.partitions() if isinstance(part, SegmentPart)]
+
+    assert left == [since, until], "Spark looks at the rows' times itself"
+    assert [part.number for part in parts] == [3]
+    everything = PushingLogReader(segments, rows_of=action_rows, columns=_columns(ACTION_SCHEMA))
+    assert list(everything.pushFilters([EqualTo(("kind",), "acked"), In(("id",), ("good-1", "good-2"))])) == []
+    assert len(everything.partitions()) == len(paths)
+    rows = [row for part in everything.partitions() for batch in everything.read(part) for row in batch.to_pylist()]
+    assert {(row["kind"], row["id"]) for row in rows} == {("acked", "good-1"), ("acked", "good-2")}
+    assert len(rows) == 4
+
+
+@pytest.mark.spark
+def test_spark_pushes_into_the_log_where_it_is_asked_to(written: Settings, spark: SparkSession) -> None:
+    segments = msgspec.json.encode(survey(written.broker_data, "actions")).decode()
+    options = {"log": "actions", "segments": segments, "pushdown": "true"}
+    frame = spark.read.format("outbox_broker_log").options(**options).load()
+
+    assert frame.where(f"kind = 'acked' and consumer_group = 'mail' and at_ms < {NOW_MS}").count() == 10
+
+
 def test_every_kind_of_action_becomes_rows(tmp_path: Path) -> None:
     common: dict[str, Any] = {"topic": "t", "group": "g", "at_ms": 7}
     actions = [
@@ -182,7 +216,7 @@ def test_comparisons_are_evaluated_by_the_database(written: Settings) -> None:
         EqualTo(("leg",), "archive"),
         StringStartsWith(("id",), "x"),
     )
-    reader = SqlReader(Place.of(written.database_url), list(plan.rest[0].statements), snapshot=True)
+    reader = PushingSqlReader(Place.of(written.database_url), list(plan.rest[0].statements), snapshot=True)
 
     left = list(reader.pushFilters([late, leg, pattern]))
     rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
@@ -193,24 +227,26 @@ def test_comparisons_are_evaluated_by_the_database(written: Settings) -> None:
 
 
 @pytest.mark.spark
-def test_spark_pushes_its_comparisons_down(written: Settings, spark: SparkSession) -> None:
-    plan = check_sources(written)
-    frame = (
-        spark.read.format("outbox_sql")
-        .option("url", written.database_url)
-        .option("statements", msgspec.json.encode(plan.rest[0].statements).decode())
-        .option("snapshot", "true")
-        .load()
-    )
+def test_spark_pushes_its_comparisons_down_where_it_is_asked_to(written: Settings, spark: SparkSession) -> None:
+    frame = _frame(spark, written, pushdown="true")
 
     assert frame.where(f"leg = 'archive' and created_ms >= {NOW_MS - 2 * HOUR_MS + 5 * MINUTE_MS}").count() == 5
+
+
+@pytest.mark.spark
+def test_two_filters_on_one_frame_do_not_disturb_each_other(written: Settings, spark: SparkSession) -> None:
+    frame = _frame(spark, written, pushdown="false")
+
+    both = frame.where("leg = 'archive'").union(frame.where("leg = 'business'"))
+
+    assert sorted(row["leg"] for row in both.collect()) == ["archive"] * 10 + ["business"] * 10
 
 
 def test_large_tables_are_read_one_after_the_other_and_small_ones_in_one_snapshot(
     written: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = check_sources(written)
-    monkeypatch.setattr("spark_reconcile.reading.SNAPSHOT_ROWS_MAX", 5)
+    monkeypatch.setattr("spark_reconcile.planning.SNAPSHOT_ROWS_MAX", 5)
     large = check_sources(written)
 
     assert [read.snapshot for read in small.rest] == [True]
@@ -224,7 +260,7 @@ def test_reading_in_ranges_gives_the_same_verdicts_as_one_snapshot(
     database: Database, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = _world(10).write(database, tmp_path)
-    monkeypatch.setattr("spark_reconcile.reading.SNAPSHOT_ROWS_MAX", 0)
+    monkeypatch.setattr("spark_reconcile.planning.SNAPSHOT_ROWS_MAX", 0)
 
     summary = run(settings, session=spark, now_ms=NOW_MS)
 
@@ -314,6 +350,12 @@ def test_missing_outbox_tables_name_the_command_that_makes_them(sqlite: Database
         check_sources(written)
 
 
+def _frame(spark: SparkSession, settings: Settings, *, pushdown: str) -> DataFrame:
+    statements = msgspec.json.encode(check_sources(settings).rest[0].statements).decode()
+    options = {"url": settings.database_url, "statements": statements, "snapshot": "true", "pushdown": pushdown}
+    return spark.read.format("outbox_sql").options(**options).load()
+
+
 def _world(count: int) -> World:
     world = World()
     world.groups()
@@ -334,6 +376,10 @@ def _business_rows(database: Database, table: str, *, where: list[Condition] | N
 
 def _log_rows(settings: Settings, log: str, *, segments: list[Any] | None = None) -> list[dict[str, Any]]:
     return _read_log(log, segments or survey(settings.broker_data, log))
+
+
+def _columns(schema: str) -> list[str]:
+    return [column.split()[0] for column in schema.split(", ")]
 
 
 def _read_log(log: str, segments: list[Any]) -> list[dict[str, Any]]:

@@ -17,7 +17,8 @@ from outbox.schema import outbox_tables
 from spark_reconcile import BusinessRule, Condition, Grace, InboxSource, Settings
 from tests.fixtures.databases import Database
 
-NOW_MS = 1_800_000_000_000
+NOW_MS = 1_800_001_800_000
+"""Half past an hour: what is an hour old lies in an hour that is over."""
 SECOND_MS = 1_000
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -178,12 +179,7 @@ class World:
 
     def write(self, database: Database, folder: Path, *, records_a_segment: int = 1000) -> Settings:
         """Write everything; returns the settings that reconcile it."""
-        engine = create_engine(database.url)
-        try:
-            with engine.begin() as connection:
-                self._write_tables(connection, database)
-        finally:
-            engine.dispose()
+        self.write_tables(database)
         write_log(folder / "broker" / "messages", journal.SegmentKind.MESSAGES, self.stored, records_a_segment)
         actions = sorted(self.actions, key=lambda action: action.at_ms)
         write_log(folder / "broker" / "actions", journal.SegmentKind.ACTIONS, actions, records_a_segment)
@@ -206,6 +202,15 @@ class World:
             inboxes=[InboxSource(group=TICKETS)],
             grace=GRACE,
         )  # fmt: skip
+
+    def write_tables(self, database: Database) -> None:
+        """The rows of every table, in place of what is there."""
+        engine = create_engine(database.url)
+        try:
+            with engine.begin() as connection:
+                self._write_tables(connection, database)
+        finally:
+            engine.dispose()
 
     def _write_tables(self, connection: Connection, database: Database) -> None:
         if database.schema:

@@ -1,0 +1,256 @@
+"""One contestant on the records of benchmarks.reconcile.records, in a process of its own; prints JSON.
+
+    python -m benchmarks.reconcile.contest digests --folder data
+
+`digests`: by the hour, as `outbox reconcile run --since` does it (compare, drill, judge, write the hours' tables).
+`everything`: the same with every row looked at. `again`: after `digests`, with the records of one hour changed.
+`join`: a plain full outer join of the three tables in Spark, with counts by what is missing or differs. `duckdb`: that
+join in DuckDB. Findings are checked against what was planted before a time is printed. Shuffled bytes are the sum over
+Spark's event log; memory is the highest that the Java process had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.reconcile.records import START_MS, expected
+from spark_reconcile.delivery_evidence import GroupFacts
+from spark_reconcile.looking import Job
+from spark_reconcile.planning import Plan
+from spark_reconcile.reading import Evidence, LegCount, archive_frame
+from spark_reconcile.second_look import Suspects
+from spark_reconcile.settings import BusinessRule, Grace, Settings
+from spark_reconcile.slots import HOUR_MS
+from spark_reconcile.sources.frames import ACTION_SCHEMA
+from spark_reconcile.sources.statements import LEG_SCHEMA, Leg
+from spark_reconcile.window_store import WindowStore
+from spark_reconcile.windowed import compare, judge_windows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TOPICS = ("trip.booked.ewr", "trip.booked.jfk", "trip.booked.lga")
+JOIN = """
+    select case when b.message_key is null then 'no business row' when a.id is null then 'not published'
+                when m.id is null then 'not stored' when m.body_sha256 != a.body_sha256 then 'changed'
+                else 'settled' end as verdict, count(*) as n
+    from business b full outer join archive a on a.topic = b.topic and a.message_key = b.message_key
+    full outer join messages m on m.id = a.id group by 1 order by 1
+"""
+
+
+def say(step: str) -> None:
+    """Progress on stderr."""
+    print(f"{time.monotonic():.1f} {step}", file=sys.stderr, flush=True)
+
+
+def settings_of(output: Path) -> Settings:
+    """One rule a topic; no database is opened."""
+    rules = [
+        BusinessRule(name=topic, table="trip", key_column="id", time_column="at", topic=topic, urls=["sqlite:///none"])
+        for topic in TOPICS
+    ]
+    return Settings(
+        database_url="sqlite:///none", broker_data=output, output=output, rules=rules,
+        grace=Grace(confirm_after_seconds=0),
+    )  # fmt: skip
+
+
+def evidence_of(spark: SparkSession, folder: Path) -> Evidence:
+    """The legs, read from Parquet where they are asked for, and never kept."""
+    arms = " ".join(f"when '{topic}' then '{number}'" for number, topic in enumerate(TOPICS))
+    business = spark.read.parquet(str(folder / "business")).selectExpr(
+        f"'{Leg.BUSINESS}' as leg", "cast(null as string) as id", "topic", "message_key",
+        "cast(null as string) as consumer_group", "cast(null as string) as body_sha256",
+        "cast(null as bigint) as deliver_at_ms", "created_ms", "created_ms as at_ms", "0L as attempts",
+        f"case topic {arms} end as note",
+    )  # fmt: skip
+    archive = archive_frame(spark.read.parquet(str(folder / "archive")), place="archive")
+    messages = spark.read.parquet(str(folder / "messages")).drop("hour")
+    counts = [LegCount(leg=Leg.ARCHIVE, topic=topic, note="", rows=1, first_ms=START_MS, last_ms=0) for topic in TOPICS]
+    return Evidence(
+        inboxes=spark.createDataFrame([], LEG_SCHEMA), messages=messages,
+        actions=spark.createDataFrame([], ACTION_SCHEMA), rows=business.unionByName(archive), tables=(),
+        groups=list[GroupFacts](), counts=counts, archive_reach_ms=0, broker_reach_ms=0, actions_reach_ms=0,
+        business_reaches=dict.fromkeys(TOPICS, 0),
+    )  # fmt: skip
+
+
+def job_of(spark: SparkSession, folder: Path, output: Path, *, full: bool) -> tuple[Job, list[int]]:
+    """What is judged, and the hours."""
+    hours = sorted(int(path.name.partition("=")[2]) for path in (folder / "business").iterdir())
+    windows = [hour * HOUR_MS for hour in hours]
+    settings = settings_of(output)
+    job = Job(
+        session=spark, settings=settings, plan=Plan((), (), 0), evidence=evidence_of(spark, folder),
+        now_ms=windows[-1] + 10 * HOUR_MS, full=full, say=say, pause=lambda _: None,
+        again=read_again,
+    )  # fmt: skip
+    return job, windows
+
+
+def read_again(spark: SparkSession, _settings: Settings, _plan: Plan, first: Evidence, suspects: Suspects) -> Evidence:
+    """The second look, from the same files: read once more, as the frames keep nothing."""
+    ids = spark.createDataFrame([(one,) for one in suspects.ids], "id string")
+    keys = spark.createDataFrame(list(suspects.keys), "topic string, message_key string")
+    rows = first.rows.join(keys, ["topic", "message_key"], "left_semi").select(*first.rows.columns)
+    messages = first.messages.join(ids, "id", "left_semi").select(*first.messages.columns)
+    return replace(first, rows=rows.localCheckpoint(), messages=messages.localCheckpoint())
+
+
+def ours(spark: SparkSession, folder: Path, output: Path, *, full: bool = False) -> list[int]:
+    """Judge all hours that need it; which they were."""
+    job, windows = job_of(spark, folder, output, full=full)
+    output.mkdir(parents=True, exist_ok=True)
+    return judge_windows(job, windows, compare(job), store=WindowStore(output))
+
+
+def check(folder: Path, output: Path) -> int:
+    """Every planted fault is found at its id or key, and nothing else is. Returns how many."""
+    import pyarrow.parquet as pq
+
+    store, found = WindowStore(output), set()
+    for start in store.windows:
+        for name, key in (("verdicts", "message_id"), ("business_verdicts", "message_key")):
+            if (store.folder(start) / name).exists():
+                rows = pq.read_table(store.folder(start) / name, filters=[("severity", "=", "finding")]).to_pylist()
+                found |= {(row[key], row["rule"]) for row in rows if not row["rule"].startswith("message_")}
+    wanted = expected(json.loads((folder / "planted.json").read_text()))
+    if found != wanted:
+        raise SystemExit(f"wrong findings: {sorted(found - wanted)[:5]} too many, {sorted(wanted - found)[:5]} missing")
+    return len(found)
+
+
+def plain_join(spark: SparkSession, folder: Path) -> list[Any]:
+    """The three tables joined whole."""
+    for name in ("business", "archive", "messages"):
+        spark.read.parquet(str(folder / name)).createOrReplaceTempView(name)
+    return [tuple(row) for row in spark.sql(JOIN).collect()]
+
+
+def duck_join(folder: Path) -> list[Any]:
+    """The same in DuckDB, with as many threads."""
+    import duckdb
+
+    with duckdb.connect() as duck:
+        duck.execute("set threads = 2; set memory_limit = '6GB'")
+        for name in ("business", "archive", "messages"):
+            duck.execute(f"create view {name} as select * from read_parquet('{folder / name}/*/*.parquet')")
+        return duck.execute(JOIN).fetchall()
+
+
+def touch_one_hour(folder: Path) -> None:
+    """One message of the middle hour was stored with another body."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    hours = sorted((folder / "messages").iterdir())
+    path = next(hours[len(hours) // 2].glob("*.parquet"))
+    table = pq.ParquetFile(path).read()
+    column = table.column("body_sha256").combine_chunks()
+    changed = pc.if_else(pa.array([True] + [False] * (len(column) - 1)), pa.scalar("0" * 64), column)
+    pq.write_table(table.set_column(table.schema.get_field_index("body_sha256"), "body_sha256", changed), path)
+
+
+def timed(work: Callable[..., Any], *given: Any, **named: Any) -> tuple[float, Any]:
+    """Seconds, and what came of it."""
+    started = time.monotonic()
+    found = work(*given, **named)
+    return round(time.monotonic() - started, 2), found
+
+
+def shuffled_bytes(log: Path) -> int:
+    """What all tasks wrote for shuffles."""
+    total = 0
+    for path in (one for one in log.rglob("*") if one.is_file()):
+        for line in path.open(encoding="utf-8"):
+            if '"SparkListenerTaskEnd"' in line:
+                metrics = json.loads(line).get("Task Metrics") or {}
+                total += metrics.get("Shuffle Write Metrics", {}).get("Shuffle Bytes Written", 0)
+    return total
+
+
+def java_peak_bytes() -> int:
+    """The highest resident size of the Java process below this one."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    peaks = [0]
+    for child in children:
+        status = Path(f"/proc/{child}/status").read_text()
+        peaks += [int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")]
+    return max(peaks)
+
+
+def measure(contestant: str, folder: Path, rounds: int) -> dict[str, Any]:
+    """Rounds of one contestant; the first is cold."""
+    if contestant == "duckdb":
+        runs = [timed(duck_join, folder) for _ in range(rounds)]
+        return {"seconds": [took for took, _ in runs], "verdicts": runs[-1][1]}
+    scratch = Path(tempfile.mkdtemp(prefix="reconcile-"))
+    try:
+        return _on_spark(contestant, folder, scratch, rounds)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _on_spark(contestant: str, folder: Path, scratch: Path, rounds: int) -> dict[str, Any]:
+    from spark_reconcile.session import spark_session
+
+    events = scratch / "events"
+    events.mkdir()
+    os.environ["SPARK_CONF_DIR"] = str(scratch)
+    (scratch / "spark-defaults.conf").write_text(
+        f"spark.eventLog.enabled true\nspark.eventLog.dir file://{events}\nspark.eventLog.compress false\n"
+        f"spark.local.dir {scratch}\n"
+    )
+    with spark_session("local[2]", log=scratch / "spark.log") as spark:
+        spark.conf.set("spark.sql.shuffle.partitions", "16")
+        found: dict[str, Any] = {"seconds": []}
+        for number in range(rounds):
+            output = scratch / f"out-{number}"
+            match contestant:
+                case "join":
+                    took, found["verdicts"] = timed(plain_join, spark, folder)
+                case "again":
+                    copy = scratch / f"records-{number}"
+                    shutil.copytree(folder, copy)
+                    first, _ = timed(ours, spark, copy, output)
+                    touch_one_hour(copy)
+                    took, judged = timed(ours, spark, copy, output)
+                    found.setdefault("first_seconds", []).append(first)
+                    found["hours_judged"] = len(judged)
+                    shutil.rmtree(copy)
+                case _:
+                    took, _ = timed(ours, spark, folder, output, full=contestant == "everything")
+                    found["findings"] = check(folder, output)
+            found["seconds"].append(took)
+        found["java_peak_bytes"] = java_peak_bytes()
+    found["shuffled_bytes_a_round"] = shuffled_bytes(events) // rounds
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("contestant", choices=("digests", "everything", "again", "join", "duckdb"))
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    chosen = parser.parse_args()
+    planted = json.loads((chosen.folder / "planted.json").read_text())
+    found = measure(chosen.contestant, chosen.folder.resolve(), chosen.rounds)
+    best = min(found["seconds"])
+    whole = {"contestant": chosen.contestant, "messages": planted["messages"], **found}
+    print(json.dumps({**whole, "rows_a_second": round(3 * planted["messages"] / best), "load": os.getloadavg()[0]}))
+
+
+if __name__ == "__main__":
+    main()

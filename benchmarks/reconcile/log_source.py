@@ -1,0 +1,102 @@
+"""How fast Spark reads the broker's message log in place, beside the same records in Parquet. Prints JSON.
+
+    python -m benchmarks.reconcile.log_source --messages 1000000 --folder scratch
+
+Both are scanned whole for a sum over every column that the reconciliation uses, on two cores; rounds alternate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from benchmarks.reconcile.records import START_MS
+from messaging import journal
+from spark_reconcile.sources.segments import survey
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+RECORDS_A_SEGMENT = 100_000
+BODY = b'{"order_id": 123456, "origin": "JFK", "dest": "LAX", "carrier": "UA", "amount_cents": 31900}'
+SUMS = ("xxhash64(id)", "xxhash64(topic)", "xxhash64(message_key)", "xxhash64(body_sha256)", "stored_ms", "sequence")
+
+
+def write_log(folder: Path, messages: int) -> None:
+    """Segments as the broker writes them."""
+    folder.mkdir(parents=True)
+    offset = 0
+    for start in range(0, messages, RECORDS_A_SEGMENT):
+        frames = b"".join(
+            journal.frame(journal.encode_record(_record(number)))
+            for number in range(start, min(start + RECORDS_A_SEGMENT, messages))
+        )
+        header = journal.SegmentHeader(kind=journal.SegmentKind.MESSAGES, first_offset=offset, created_at_ms=START_MS)
+        journal.segment_path(folder, offset).write_bytes(header.encode() + frames)
+        offset += len(frames)
+
+
+def _record(number: int) -> journal.MessageRecord:
+    created_ms = START_MS + number * 24
+    return journal.MessageRecord(
+        sequence=number, id=f"{created_ms:012x}7abc8{number:015x}", topic="trip.booked.jfk", key=str(number),
+        headers={"content-type": "application/json"}, body=BODY, created_at_ms=created_ms, stored_at_ms=created_ms + 12,
+    )  # fmt: skip
+
+
+def scan(frame: DataFrame) -> float:
+    """Seconds for one pass."""
+    from pyspark.sql.functions import expr
+
+    started = time.monotonic()
+    frame.agg(*(expr(f"sum({one} & 4294967295L)") for one in SUMS)).collect()
+    return round(time.monotonic() - started, 2)
+
+
+def measure(folder: Path, messages: int, rounds: int) -> dict[str, Any]:
+    """Rounds of both."""
+    from spark_reconcile.session import spark_session
+
+    write_log(folder / "messages", messages)
+    segments = survey(folder, "messages")
+    with spark_session("local[2]", log=folder / "spark.log") as spark:
+        log = (
+            spark.read.format("outbox_broker_log")
+            .option("log", "messages")
+            .option("segments", msgspec.json.encode(segments).decode())
+            .load()
+        )
+        log.write.parquet(str(folder / "parquet"))
+        parquet = spark.read.parquet(str(folder / "parquet"))
+        took: dict[str, list[float]] = {"log": [], "parquet": []}
+        for _ in range(rounds):
+            took["log"].append(scan(log))
+            took["parquet"].append(scan(parquet))
+    rates = {name: round(messages / min(seconds)) for name, seconds in took.items()}
+    size = sum(one.size_bytes for one in segments)
+    return {"seconds": took, "rows_a_second": rates, "ratio": round(rates["log"] / rates["parquet"], 3), "bytes": size}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    chosen = parser.parse_args()
+    scratch = chosen.folder / "log-source"
+    try:
+        found = measure(scratch, chosen.messages, chosen.rounds)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    print(json.dumps({"benchmark": "log_source", "messages": chosen.messages, **found, "load": os.getloadavg()[0]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""One run by windows, from settings to the published report. How windows are judged stands in windowed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from messaging.errors import ConfigurationError
+from spark_reconcile.figures import Axis, Flow, inputs, loudest_first
+from spark_reconcile.latencies import sampled_latencies
+from spark_reconcile.looking import Job, Pause
+from spark_reconcile.output import Staging, staging
+from spark_reconcile.planning import Plan, check_sources
+from spark_reconcile.reading import Evidence, LegCount, read_all
+from spark_reconcile.reconciliation import Say, Watch, open_session, worker_errors
+from spark_reconcile.report.page import write_report
+from spark_reconcile.settings import Settings
+from spark_reconcile.slots import HOUR_MS, slot_start
+from spark_reconcile.sources.statements import Leg
+from spark_reconcile.summary import Example, Summary, WindowCounts
+from spark_reconcile.verdict import Scope, Severity, State
+from spark_reconcile.window_results import books_of, examples_of, published_topics, totals_of
+from spark_reconcile.window_store import Checkpoint, Window, WindowStore
+from spark_reconcile.windowed import Compared, compare, judge_windows
+from spark_reconcile.windows import closed_windows, span_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXAMPLES_A_RULE: Final = 10
+_LOCK: Final = ".lock"
+
+
+def wait(seconds: float) -> None:
+    """Let time pass before the second look."""
+    threading.Event().wait(seconds)
+
+
+def run_windows(
+    settings: Settings, *, since_ms: int, until_ms: int | None = None, full: bool = False, master: str | None = None,
+    now_ms: int | None = None, session: SparkSession | None = None, say: Say = lambda _: None, pause: Pause = wait,
+    checkpoint: Checkpoint = lambda _: None,
+) -> Summary:  # fmt: skip
+    """Reconcile the hours that touch [since_ms, until_ms) and are closed; show them, and a report on all of them.
+
+    Hours whose records did not change since they were judged, and in which nothing moves any more, are left as they
+    are. `full`: every row of those that are judged is looked at, whatever the digests say. Killed anywhere and started
+    again, it gives the same tables. Raises as run() does, and ConfigurationError where another run writes there.
+    """
+    judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    until = judged_at_ms if until_ms is None else until_ms
+    grace_ms = int(settings.grace.seconds * 1000)
+    windows = closed_windows(since_ms, until, now_ms=judged_at_ms, grace_ms=grace_ms)
+    if not windows:
+        raise ConfigurationError(
+            "no hour in this span is over, with its grace time: name an earlier --since, or try again later"
+        )
+    slack_ms = int(settings.grace.slack_seconds * 1000)
+    plan = check_sources(settings, span=span_of(windows, slack_ms=slack_ms))
+    with _only_run(settings.output), staging(settings.output, now_ms=judged_at_ms) as stage:
+        store = WindowStore(settings.output, checkpoint=checkpoint)
+        say("starting Spark")
+        with open_session(session, master, stage, plan=plan) as spark, worker_errors():
+            job = _job(spark, settings, plan, windows, now_ms=judged_at_ms, full=full, say=say, pause=pause)
+            _remember_topics(job.evidence, store)
+            return _run(job, windows, store, stage=stage, not_closed=_not_closed(windows, until))
+
+
+def _job(
+    spark: SparkSession, settings: Settings, plan: Plan, windows: Sequence[int], *, now_ms: int, full: bool, say: Say,
+    pause: Pause,
+) -> Job:  # fmt: skip
+    span = span_of(windows, slack_ms=int(settings.grace.slack_seconds * 1000))
+    evidence = read_all(spark, settings, plan, now_ms=now_ms, say=say, span=span)
+    return Job(
+        session=spark, settings=settings, plan=plan, evidence=evidence, now_ms=now_ms, full=full, say=say, pause=pause
+    )
+
+
+def _remember_topics(evidence: Evidence, store: WindowStore) -> None:
+    """A topic without a message in this span is no stranger's, if an earlier window had one."""
+    topics = published_topics(window.result for window in store.windows.values())
+    evidence.counts += [
+        LegCount(leg=Leg.ARCHIVE, topic=topic, note="", rows=0, first_ms=0, last_ms=0) for topic in sorted(topics)
+    ]
+
+
+def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging, not_closed: int) -> Summary:
+    watch = Watch()
+    try:
+        job.say("comparing digests")
+        compared = compare(job)
+        judged = judge_windows(job, windows, compared, store=store)
+        watch.lap("judge")
+        shown = {start: store.windows[start] for start in windows}
+        flow = _flow(compared, windows, shown)
+        latencies = sampled_latencies(job.evidence, windows)
+    finally:
+        job.evidence.release()
+    watch.lap("count")
+    results = [window.result for window in shown.values()]
+    books = books_of(results)
+    summary = Summary(
+        run_id=stage.run_id,
+        judged_at_ms=job.now_ms,
+        business_rows=sum(book.count for book in books if book.scope is Scope.BUSINESS),
+        **asdict(totals_of(results)),
+        books=books,
+        latencies=latencies,
+        examples=_first_of_each(examples_of(results)),
+        inputs=inputs(job.evidence, job.settings),
+        folder=str(stage.final),
+        windows=_counts(windows, judged, shown, not_closed=not_closed),
+        took_seconds=watch.laps,
+    )
+    _publish(job, summary, flow, stage=stage)
+    return summary
+
+
+def _publish(job: Job, summary: Summary, flow: Flow, *, stage: Staging) -> None:
+    job.say("writing the report")
+    write_report(stage.folder / "report.html", summary=summary, settings=job.settings, flow=flow)
+    (stage.folder / "run.json").write_text(json.dumps(summary.as_dict(), indent=2), encoding="utf-8")
+    stage.publish({"balanced": summary.balanced, "sentence": summary.sentence, "judged_at_ms": job.now_ms})
+
+
+def _counts(
+    windows: Sequence[int], judged: Sequence[int], shown: dict[int, Window], *, not_closed: int
+) -> WindowCounts:
+    return WindowCounts(
+        since_ms=windows[0],
+        until_ms=windows[-1] + HOUR_MS,
+        windows=len(windows),
+        judged=len(judged),
+        open=sum(window.open for window in shown.values()),
+        not_closed=not_closed,
+        looked_at=sum(window.result["looked_at"] for window in shown.values()),
+        resolved=sum(window.result["resolved"] for window in shown.values()),
+    )
+
+
+def _first_of_each(found: Sequence[Example]) -> list[Example]:
+    """The first few of each rule over all windows, findings first."""
+    seen: dict[tuple[Scope, str], int] = {}
+    kept = []
+    for one in sorted(found, key=lambda example: (example.at_ms, example.id, example.of, example.key)):
+        place = (one.scope, one.rule)
+        seen[place] = seen.get(place, 0) + 1
+        if seen[place] <= EXAMPLES_A_RULE:
+            kept.append(one)
+    return sorted(kept, key=loudest_first)
+
+
+def _flow(compared: Compared, windows: Sequence[int], shown: dict[int, Window]) -> Flow:
+    """What happened when, from the digests: by the time that ids carry, so every source has the same axis."""
+    axis = Axis.over(windows[0], windows[-1] + HOUR_MS - 1)
+    names = {"messages": "stored", "delivered": "handed out", "acked": "acknowledged"}
+    events: dict[str, dict[int, int]] = {name: {} for name in names.values()}
+    timed = compared.digests.buckets.where(f"leg in ({', '.join(repr(leg) for leg in names)}) and slot != ''")
+    placed = timed.selectExpr("leg", f"({slot_start('slot')} - {axis.start_ms}L) div {axis.width_ms}L as bucket", "n")
+    for row in placed.groupBy("leg", "bucket").agg({"n": "sum"}).collect():
+        if 0 <= row["bucket"] < axis.buckets:
+            events[names[row["leg"]]][row["bucket"]] = row["sum(n)"]
+    trouble: dict[State, dict[int, int]] = {}
+    for start, window in shown.items():
+        for book in books_of([window.result]):
+            if book.severity in {Severity.ATTENTION, Severity.FINDING} and book.scope is not Scope.BUSINESS:
+                cells = trouble.setdefault(book.state, {})
+                bucket = (start - axis.start_ms) // axis.width_ms
+                cells[bucket] = cells.get(bucket, 0) + book.count
+    return Flow(axis=axis, events=events, trouble=trouble)
+
+
+def _not_closed(windows: Sequence[int], until_ms: int) -> int:
+    return max(0, -(-(until_ms - windows[-1] - HOUR_MS) // HOUR_MS))
+
+
+@contextmanager
+def _only_run(output: Path) -> Iterator[None]:
+    """One run at a time writes to an output folder; the system lets go of the lock of a process that dies."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = (output / _LOCK).open("w", encoding="ascii")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write to {output}: {error.strerror}; name another [output] folder") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigurationError(f"another run writes to {output}; wait for its end") from error
+        yield

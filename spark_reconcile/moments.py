@@ -1,0 +1,33 @@
+"""Times as people write them on a command line, to milliseconds since the epoch. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+from messaging.errors import ConfigurationError
+
+_AGE: Final = re.compile(r"(\d{1,9})(s|m|h|d)", re.ASCII)
+_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def moment_ms(text: str, *, now_ms: int) -> int:
+    """`2026-11-01`, `2026-11-01T12:00:00Z` (UTC where no zone is named), or so long ago: `15m`, `2h`, `7d`."""
+    if _AGE.fullmatch(text):
+        return now_ms - length_ms(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{text!r} is no time: write 2026-11-01, 2026-11-01T12:00:00Z, or so long ago: 15m, 2h, 7d"
+        ) from error
+    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def length_ms(text: str) -> int:
+    """A number and one of s, m, h, d."""
+    found = _AGE.fullmatch(text)
+    if found is None:
+        raise ConfigurationError(f"{text!r} is no length of time: a number and one of s, m, h, d, like 48h")
+    return int(found[1]) * _UNIT_MS[found[2]]

@@ -1,0 +1,171 @@
+"""What would be done about confirmed lost and unsent messages: one line each, with its precondition. Changes nothing.
+
+Unsent: the row is made due now. Lost between the outbox and the broker: the row is written again, from the archive's
+record and the business row, if the body made of it has the very hash that the archive noted. Anything else is named,
+with why nothing can be done here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from messaging.errors import ConfigurationError
+from spark_reconcile.settings import BusinessRule, OutboxSource, Settings
+from spark_reconcile.sources.database import Place, Reader, quoted, reading
+from spark_reconcile.sources.statements import SPLIT_NAME
+
+REPAIRS_MAX_DEFAULT: Final = 1_000
+"""More than this is no fault of single messages: a source is missing, or is the wrong one."""
+IDS_A_STATEMENT: Final = 500
+UNSENT_RULE: Final = "not_sent"
+LOST_RULE: Final = "not_in_broker"
+_ARCHIVED: Final = ("id", "topic", "message_key", "body_sha256", "deliver_at_ms", "created_at_us")
+_NO_BODY: Final = "the archive keeps no bodies, and no rule of this topic says how one is made (body = {...})"
+_encode_json = msgspec.json.Encoder().encode
+
+
+class Action(StrEnum):
+    """What is done about a message."""
+
+    MAKE_DUE = "make due"
+    WRITE_AGAIN = "write again"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """A confirmed finding that may be repaired."""
+
+    message_id: str
+    topic: str
+    key: str | None
+    rule: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """One message: what would be done, where, and why. `row` is what would be written again."""
+
+    message_id: str
+    topic: str
+    action: Action
+    reason: str
+    outbox: OutboxSource | None = None
+    table: str = ""
+    row: dict[str, Any] | None = None
+
+    @property
+    def repair_id(self) -> str:
+        """The same for the same repair: doing it twice is seen."""
+        where = "" if self.outbox is None else f"{Place.of(self.outbox.url)} {self.outbox.schema}"
+        return hashlib.sha256(f"{self.action} {self.message_id} {where} {self.table}".encode()).hexdigest()[:16]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; no body, and no password."""
+        found = {name: value for name, value in asdict(self).items() if name not in {"outbox", "row"}}
+        place = None if self.outbox is None else str(Place.of(self.outbox.url))
+        return {"repair_id": self.repair_id, **found, "place": place}
+
+
+def plan_repairs(settings: Settings, suspects: Sequence[Suspect], *, repairs_max: int) -> list[Repair]:
+    """Look each of them up where it lives now. Raises ConfigurationError where there are more than `repairs_max`."""
+    if len(suspects) > repairs_max:
+        raise ConfigurationError(
+            f"{len(suspects):,} messages would be repaired, more than {repairs_max:,}: nothing is done. "
+            "Where so many are missing a source is; if it is none, say --repairs-max"
+        )
+    repairs = {one.message_id: _unfound(one) for one in suspects}
+    for outbox in settings.all_outboxes:
+        place = Place.of(outbox.url)
+        with reading(place) as reader:
+            for chunk in _chunks([one for one in suspects if repairs[one.message_id].action is Action.NOTHING]):
+                for repair in _in_outbox(reader, outbox, settings, chunk):
+                    repairs[repair.message_id] = repair
+    return [repairs[one.message_id] for one in suspects]
+
+
+def message_tables(reader: Reader, outbox: OutboxSource) -> list[str]:
+    """The names of an outbox's message tables, split or not."""
+    schema = reader.place.schema_of(outbox.schema)
+    split = [name for name in reader.tables(schema=schema) if SPLIT_NAME.fullmatch(name)]
+    return [reader.place.outbox_table("message"), *split]
+
+
+def _in_outbox(
+    reader: Reader, outbox: OutboxSource, settings: Settings, suspects: Sequence[Suspect]
+) -> Iterator[Repair]:
+    schema = reader.place.schema_of(outbox.schema)
+    by_id = {one.message_id: one for one in suspects}
+    waiting: set[str] = set()
+    for name in message_tables(reader, outbox):
+        table = quoted(reader.place, schema, name)
+        for message_id, state in _rows(reader, table, ("id", "state"), by_id):
+            waiting.add(message_id)
+            action = Action.MAKE_DUE if state == "pending" else Action.NOTHING
+            reason = "committed and not sent" if state == "pending" else f"its row is {state}: decide about it by hand"
+            yield Repair(
+                message_id=message_id, topic=by_id[message_id].topic, action=action, reason=reason, outbox=outbox,
+                table=name,
+            )  # fmt: skip
+    lost = {key: one for key, one in by_id.items() if one.rule == LOST_RULE and key not in waiting}
+    archive = quoted(reader.place, schema, reader.place.outbox_table("archive"))
+    for values in _rows(reader, archive, _ARCHIVED, lost):
+        row = dict(zip(_ARCHIVED, values, strict=True))
+        yield _write_again(settings, outbox, reader.place, lost[row["id"]], row)
+
+
+def _write_again(settings: Settings, outbox: OutboxSource, place: Place, lost: Suspect, row: dict[str, Any]) -> Repair:
+    """The archive's row with the body that its business row gives, if that is the very body."""
+    nothing = Repair(
+        message_id=lost.message_id, topic=lost.topic, outbox=outbox, action=Action.NOTHING, reason=_NO_BODY
+    )
+    rules = [rule for rule in settings.rules if rule.topic == lost.topic and rule.body]
+    if not rules:
+        return nothing
+    for rule in rules:
+        for body in _bodies(settings, rule, str(row["message_key"])):
+            if hashlib.sha256(body).hexdigest() == row["body_sha256"]:
+                return replace(
+                    nothing, action=Action.WRITE_AGAIN, reason="accepted by the broker, and not in its log",
+                    table=place.outbox_table("message"), row={**row, "body": body},
+                )  # fmt: skip
+    return replace(nothing, reason="the body made of its business row has another hash than the message had")
+
+
+def _bodies(settings: Settings, rule: BusinessRule, key: str) -> Iterator[bytes]:
+    """The bodies that the rule's rows under this key give."""
+    for url in settings.urls_of(rule):
+        place = Place.of(url)
+        schema, _, table = rule.table.rpartition(".")
+        columns = ", ".join(quoted(place, column) for column in rule.body.values())
+        # Names are checked as they are quoted; the key is bound.
+        sql = f"SELECT {columns} FROM {quoted(place, schema or None, table)} WHERE {quoted(place, rule.key_column)} = ?"  # noqa: S608
+        with reading(place) as reader:
+            for values in reader.rows(sql, (key,)):
+                yield _encode_json(dict(zip(rule.body, values, strict=True)))
+
+
+def _unfound(one: Suspect) -> Repair:
+    return Repair(
+        message_id=one.message_id, topic=one.topic, action=Action.NOTHING,
+        reason="neither an outbox nor an archive here has it any more",
+    )  # fmt: skip
+
+
+def _rows(reader: Reader, table: str, columns: Sequence[str], ids: Iterable[str]) -> list[tuple[Any, ...]]:
+    wanted = list(ids)
+    if not wanted:
+        return []
+    marks = ", ".join("?" * len(wanted))
+    return reader.rows(f"SELECT {', '.join(columns)} FROM {table} WHERE id IN ({marks})", wanted)  # noqa: S608 - checked
+
+
+def _chunks(suspects: Sequence[Suspect]) -> Iterator[Sequence[Suspect]]:
+    for start in range(0, len(suspects), IDS_A_STATEMENT):
+        yield suspects[start : start + IDS_A_STATEMENT]

@@ -1,0 +1,60 @@
+"""Where in time a message belongs, by its id alone: what every record of it carries. Expressions for Spark; no data.
+
+The ids that the outbox makes begin with 48 bits of milliseconds (UUIDv7, RFC 9562) as hex digits. So a prefix of the
+id is a stretch of time, the same in every source, whatever its clock and whenever it saw the message: nine digits are
+a slot of 4.096 seconds, seven a period of 1,048.576. Ids that a user makes may carry no time: they have no slot, are
+never settled in bulk, and belong where the outbox's row says that it was created.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SLOT_DIGITS: Final = 9
+SLOT_MS: Final = 1 << 12
+PERIOD_DIGITS: Final = 7
+PERIOD_BITS: Final = 20
+HOUR_MS: Final = 3_600_000
+KEY_SLOTS: Final = 512
+"""Business rows and messages of a period are compared in so many parts, by key."""
+NO_SLOT: Final = ""
+
+KEY_SLOT: Final = f"pmod(hash(coalesce(message_key, '')), {KEY_SLOTS})"
+"""In which part of its period a key is compared."""
+
+
+def slot(column: str = "id") -> str:
+    """The slot of an id; NO_SLOT where it carries no time."""
+    return f"if({_timed(column)}, substring({column}, 1, {SLOT_DIGITS}), '{NO_SLOT}')"
+
+
+def slot_start(column: str) -> str:
+    """When a slot begins, in milliseconds: -1 for NO_SLOT."""
+    return f"if({column} = '{NO_SLOT}', -1L, cast(conv({column}, 16, 10) as bigint) * {SLOT_MS}L)"
+
+
+def period(time: str) -> str:
+    """The period of a time in milliseconds, written as ids write it."""
+    return f"lower(lpad(hex(shiftright({time}, {PERIOD_BITS})), {PERIOD_DIGITS}, '0'))"
+
+
+def period_of_message(created: str) -> str:
+    """The period of the row's `id`; by the time `created` where the id carries none."""
+    return f"if({_timed('id')}, substring(id, 1, {PERIOD_DIGITS}), {period(created)})"
+
+
+def hour(time: str) -> str:
+    """The beginning of the hour of a time in milliseconds."""
+    return f"({time}) div {HOUR_MS} * {HOUR_MS}L"
+
+
+def window_of_message(otherwise: str, *, slack_ms: int) -> str:
+    """The window of the row's `id`; by the time `otherwise` where the id carries none, or one that cannot be true."""
+    begins = slot_start("slot")
+    true = f"slot != '{NO_SLOT}' and ({otherwise} <= 0 or abs({begins} - ({otherwise})) <= {slack_ms}L)"
+    return hour(f"if({true}, {begins}, {otherwise})")
+
+
+def _timed(column: str) -> str:
+    """Whether an id looks like one that begins with a time."""
+    return f"length({column}) = 32 and substring({column}, 13, 1) = '7'"

@@ -1,0 +1,219 @@
+"""The results of each window as numbers: what was looked at row by row, and what was settled in bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_reconcile.delivery_evidence import GroupFacts
+from spark_reconcile.figures import TROUBLE, Totals, book, sql_text, verdict_of
+from spark_reconcile.settings import BusinessRule
+from spark_reconcile.slots import KEY_SLOT, hour, period, slot
+from spark_reconcile.sources.statements import Leg
+from spark_reconcile.summary import Book, Example
+from spark_reconcile.verdict import Scope, Severity
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+EXAMPLES_A_RULE: Final = 5
+BULK_RULES: Final[Mapping[Scope, str]] = {
+    Scope.MESSAGE: "stored",
+    Scope.DELIVERY: "done",
+    Scope.BUSINESS: "announced",
+}
+"""The verdict of what stands in a clean bucket."""
+_PUBLISHED: Final = frozenset({"stored", "not_in_broker", "not_sent", "parked", "body_differs"})
+"""Rules that only a message gets which an outbox or an archive has held."""
+_TOTALS: Final = (
+    "broker", "resent", "repeated", "if(deliveries > 0, 1L, 0L)", "greatest(deliveries - 1, 0L)",
+    "if(acks > 0, 1L, 0L)", "turned_away",
+)  # fmt: skip
+Place = tuple[Scope, str, str, str]
+"""(scope, topic, group or business rule, rule)"""
+
+
+@dataclass(slots=True)
+class Tally:
+    """One window's numbers as they grow."""
+
+    counts: dict[Place, int] = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=dict)
+    examples: list[Example] = field(default_factory=list)
+    looked_at: int = 0
+    resolved: int = 0
+
+    def add(self, place: Place, count: int) -> None:
+        """So many more got this verdict."""
+        self.counts[place] = self.counts.get(place, 0) + count
+
+    def add_totals(self, **counts: int) -> None:
+        """So many more of each."""
+        for name, count in counts.items():
+            self.totals[name] = self.totals.get(name, 0) + count
+
+    @property
+    def open(self) -> bool:
+        """Whether something is still moving, or known to nobody yet."""
+        return any(verdict_of(scope, rule)[1] is Severity.WAIT for scope, _, _, rule in self.counts)
+
+    def as_result(self) -> dict[str, Any]:
+        """For the index, as JSON."""
+        return {
+            "books": [[*place, count] for place, count in sorted(self.counts.items()) if count],
+            "totals": dict(sorted(self.totals.items())),
+            "examples": [asdict(one) for one in self.examples],
+            "looked_at": self.looked_at,
+            "resolved": self.resolved,
+        }
+
+
+def books_of(results: Iterable[Mapping[str, Any]]) -> list[Book]:
+    """The books of many windows as one."""
+    counts: dict[Place, int] = {}
+    for result in results:
+        for scope, topic, of, rule, count in result["books"]:
+            place = (Scope(scope), topic, of, rule)
+            counts[place] = counts.get(place, 0) + count
+    return [book(*place, count=count) for place, count in sorted(counts.items())]
+
+
+def published_topics(results: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The topics of messages that an outbox or its archive had in these windows."""
+    return {
+        str(topic)
+        for result in results
+        for scope, topic, _, rule, _ in result["books"]
+        if scope == Scope.MESSAGE and rule in _PUBLISHED
+    }
+
+
+def totals_of(results: Iterable[Mapping[str, Any]]) -> Totals:
+    """The totals of many windows as one."""
+    names = {one.name for one in fields(Totals)}
+    found = dict.fromkeys(names, 0)
+    for result in results:
+        for name, count in result["totals"].items():
+            found[name] += count
+    return Totals(**found)
+
+
+def examples_of(results: Iterable[Mapping[str, Any]]) -> list[Example]:
+    """The examples of many windows, in their order."""
+    found = []
+    for result in results:
+        for one in result["examples"]:
+            state, severity, _ = verdict_of(Scope(one["scope"]), one["rule"])
+            found.append(Example(**{**one, "scope": Scope(one["scope"]), "state": state, "severity": severity}))
+    return found
+
+
+def tally_bulk(
+    tallies: Mapping[int, Tally], buckets: DataFrame, keys: DataFrame, groups: Sequence[GroupFacts],
+    rules: Sequence[BusinessRule],
+) -> None:  # fmt: skip
+    """Add what clean buckets and clean key parts hold: every message, hand-out and business row in them is settled."""
+    groups_of: dict[str, list[str]] = {}
+    for group in groups:
+        groups_of.setdefault(group.topic, []).append(group.consumer_group)
+    clean = buckets.where("clean").groupBy("window_ms", "topic").agg({"n": "sum", "resent": "sum", "repeated": "sum"})
+    for row in clean.collect():
+        tally, count = tallies.get(row["window_ms"]), int(row["sum(n)"])
+        if tally is None:
+            continue
+        of = groups_of.get(row["topic"], [])
+        tally.add((Scope.MESSAGE, row["topic"], "", BULK_RULES[Scope.MESSAGE]), count)
+        for name in of:
+            tally.add((Scope.DELIVERY, row["topic"], name, BULK_RULES[Scope.DELIVERY]), count)
+        tally.add_totals(
+            messages=count, stored=count, resent=int(row["sum(resent)"]), message_groups=count * len(of),
+            deduplicated_by_broker=int(row["sum(repeated)"]), delivered=count * len(of), acknowledged=count * len(of),
+        )  # fmt: skip
+    for row in keys.groupBy("window_ms", "topic", "note").agg({"n": "sum"}).collect():
+        tally = tallies.get(row["window_ms"])
+        if tally is not None:
+            name = rules[int(row["note"])].name
+            tally.add((Scope.BUSINESS, row["topic"], name, BULK_RULES[Scope.BUSINESS]), int(row["sum(n)"]))
+
+
+def tally_rows(tallies: Mapping[int, Tally], table: DataFrame, *, sign: int = 1) -> None:
+    """Add verdicts on messages and deliveries; take away, with sign -1, what was counted in bulk before."""
+    from pyspark.sql.functions import expr
+
+    grouped = table.groupBy("window_ms", "scope", "topic", "consumer_group", "rule").agg(
+        expr("count(*)").alias("n"), *(expr(f"sum({value})").alias(f"v{place}") for place, value in enumerate(_TOTALS))
+    )
+    for row in grouped.collect():
+        tally, scope, count = tallies.get(row["window_ms"]), Scope(row["scope"]), sign * row["n"]
+        if tally is None:
+            continue
+        rule = row["rule"] if sign > 0 else BULK_RULES[scope]
+        tally.add((scope, row["topic"] or "", row["consumer_group"] or "", rule), count)
+        values = [sign * int(row[f"v{place}"]) for place in range(len(_TOTALS))]
+        if scope is Scope.MESSAGE:
+            tally.add_totals(messages=count, stored=values[0], resent=values[1], deduplicated_by_broker=values[2])
+        else:
+            tally.add_totals(
+                message_groups=count, delivered=values[3], redelivered=values[4], acknowledged=values[5],
+                deduplicated_by_inbox=values[6],
+            )  # fmt: skip
+        if sign > 0:
+            tally.looked_at += count
+
+
+def tally_business(tallies: Mapping[int, Tally], business: DataFrame, *, sign: int = 1) -> None:
+    """Add verdicts on business rows; or take them away from what was counted in bulk."""
+    for row in business.groupBy("window_ms", "topic", "business_rule", "rule").agg({"rows": "sum"}).collect():
+        tally = tallies.get(row["window_ms"])
+        if tally is not None:
+            rule = row["rule"] if sign > 0 else BULK_RULES[Scope.BUSINESS]
+            tally.add((Scope.BUSINESS, row["topic"], row["business_rule"], rule), sign * int(row["sum(rows)"]))
+
+
+def tally_examples(tallies: Mapping[int, Tally], table: DataFrame, business: DataFrame) -> None:
+    """The first few rows of every rule in every window that ask for a look or for action."""
+    rows = table.where(TROUBLE).selectExpr(
+        "window_ms", "scope", "rule", "message_id as id", "topic", "coalesce(consumer_group, '') as of",
+        "coalesce(message_key, '') as key", "at_ms",
+    ).unionByName(
+        business.where(TROUBLE).selectExpr(
+            "window_ms", f"'{Scope.BUSINESS}' as scope", "rule", "'' as id", "topic", "business_rule as of",
+            "coalesce(message_key, '') as key", "at_ms",
+        )
+    )  # fmt: skip
+    ranked = rows.selectExpr(
+        "*", "row_number() over (partition by window_ms, scope, rule order by at_ms, id, of, key) as place"
+    )
+    chosen = ranked.where(f"place <= {EXAMPLES_A_RULE}").orderBy("window_ms", "scope", "rule", "place").drop("place")
+    for row in chosen.collect():
+        values = row.asDict()
+        tally, scope = tallies.get(values.pop("window_ms")), Scope(values["scope"])
+        state, severity, echo = verdict_of(scope, values["rule"])
+        if tally is not None and not echo:
+            one = {**values, "scope": scope, "topic": values["topic"] or ""}
+            tally.examples.append(Example(**one, state=state, severity=severity))
+
+
+def in_clean_buckets(table: DataFrame, buckets: DataFrame) -> DataFrame:
+    """The rows of messages whose bucket is clean: they were counted in bulk, too."""
+    from pyspark.sql.functions import broadcast
+
+    clean = buckets.where("clean").select("topic", "slot")
+    slotted = table.selectExpr("*", f"{slot('message_id')} as slot")
+    return slotted.join(broadcast(clean), ["topic", "slot"], "left_semi")
+
+
+def rows_in_clean_keys(rows: DataFrame, keys: DataFrame, rules: Sequence[BusinessRule]) -> DataFrame:
+    """The business rows that were looked at though their part of the keys is clean: they were counted in bulk, too."""
+    from pyspark.sql.functions import broadcast
+
+    clean = keys.where("clean").select("topic", "period", "key_slot")
+    arms = [f"when {number} then '{sql_text(rule.name)}'" for number, rule in enumerate(rules)]
+    names = " ".join(arms or ["when -1 then ''"])
+    parts = rows.where(f"leg = '{Leg.BUSINESS}'").selectExpr(
+        "topic", f"{period('created_ms')} as period", f"{KEY_SLOT} as key_slot",
+        f"{hour('created_ms')} as window_ms", f"case cast(note as int) {names} end as business_rule", "1L as rows",
+        f"'{BULK_RULES[Scope.BUSINESS]}' as rule",
+    )  # fmt: skip
+    return parts.join(broadcast(clean), ["topic", "period", "key_slot"], "left_semi")

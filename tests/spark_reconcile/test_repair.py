@@ -1,0 +1,139 @@
+"""Repairs: shown first, only what was confirmed, only as it was found, and nothing else is touched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from messaging.errors import ConfigurationError
+from spark_reconcile import Settings
+from spark_reconcile.repair import Action, Suspect, plan_repairs
+from spark_reconcile.repair_cli import repair
+from spark_reconcile.repairing import apply_repairs
+from tests.fixtures.databases import Database
+from tests.spark_reconcile.world import NOW_MS, PAID, World
+
+HOUR_US = 3_600_000_000
+FAR_US = (NOW_MS + 365 * 24 * 3_600_000) * 1000
+
+
+def test_unsent_rows_become_due_and_rows_that_somebody_holds_are_left_alone(database: Database, tmp_path: Path) -> None:
+    world = World()
+    world.groups()
+    for name, token in (("mine", None), ("held", "abc")):
+        world.unsent(name, key="1")
+        world.outbox[-1].update(due_at_us=FAR_US, token=token)
+    world.unsent("other", key="1")
+    world.outbox[-1].update(due_at_us=FAR_US, token=None)
+    world.unsent("parked", key="1", state="parked")
+    world.outbox[-1].update(token=None)
+    settings = world.write(database, tmp_path)
+    suspects = [_suspect(name, "not_sent") for name in ("mine", "held", "parked", "gone")]
+
+    repairs = plan_repairs(settings, suspects, repairs_max=10)
+    before = _outbox_rows(database)
+    done = apply_repairs(repairs)
+
+    assert [one.action for one in repairs] == [Action.MAKE_DUE, Action.MAKE_DUE, Action.NOTHING, Action.NOTHING]
+    assert [one.message_id for one in done] == ["mine"]
+    after = _outbox_rows(database)
+    assert after["mine"]["due_at_us"] < FAR_US
+    assert {**after["mine"], "due_at_us": FAR_US} == before["mine"]
+    assert {name: row for name, row in after.items() if name != "mine"} == {
+        name: row for name, row in before.items() if name != "mine"
+    }
+    assert apply_repairs(repairs) == [], "twice is once"
+
+
+def test_a_lost_message_is_written_again_with_the_very_body_it_had(database: Database, tmp_path: Path) -> None:
+    settings, order, lost = _lost(database, tmp_path, body={"order_id": "id", "status": "status"})
+
+    (planned,) = plan_repairs(settings, [_suspect(lost, "not_in_broker", key=str(order))], repairs_max=10)
+    assert _outbox_rows(database) == {}, "planning changes nothing"
+    done = apply_repairs([planned])
+
+    assert done == [planned]
+    row = _outbox_rows(database)[lost]
+    assert bytes(row["body"]) == json.dumps({"order_id": order, "status": "PAID"}, separators=(",", ":")).encode()
+    assert hashlib.sha256(bytes(row["body"])).hexdigest() == row["body_sha256"]
+    assert (row["state"], row["kind"], row["attempts"], row["topic"], row["message_key"]) == (
+        "pending", "publish", 0, PAID, str(order),
+    )  # fmt: skip
+    assert apply_repairs([planned]) == [], "an id that waits already is left alone"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"), [({}, "no bodies"), ({"order": "id"}, "another hash")], ids=["no recipe", "another body"]
+)
+def test_what_cannot_be_made_again_is_named_and_left(
+    sqlite: Database, tmp_path: Path, body: dict[str, str], told: str
+) -> None:
+    settings, order, lost = _lost(sqlite, tmp_path, body=body)
+
+    (planned,) = plan_repairs(settings, [_suspect(lost, "not_in_broker", key=str(order))], repairs_max=10)
+
+    assert planned.action is Action.NOTHING
+    assert told in planned.reason
+    assert apply_repairs([planned]) == []
+    assert _outbox_rows(sqlite) == {}
+
+
+def test_too_many_repairs_are_a_missing_source_and_refused(sqlite: Database, tmp_path: Path) -> None:
+    settings, _, lost = _lost(sqlite, tmp_path, body={})
+
+    with pytest.raises(ConfigurationError, match="2 messages would be repaired, more than 1: nothing is done"):
+        plan_repairs(settings, [_suspect(lost, "not_in_broker"), _suspect("b", "not_sent")], repairs_max=1)
+
+
+def test_nothing_is_changed_by_a_dry_run_or_without_yes_and_the_plan_is_written(
+    sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, order, lost = _lost(sqlite, tmp_path, body={"order_id": "id", "status": "status"})
+    suspects = [_suspect(lost, "not_in_broker", key=str(order))]
+    monkeypatch.setattr("spark_reconcile.repair_cli.confirmed_suspects", lambda *_, **__: suspects)
+    common: dict[str, Any] = {"since_ms": 0, "until_ms": NOW_MS, "repairs_max": 10, "folder": tmp_path}
+
+    assert repair(settings, **common, yes=False, dry_run=True) == []
+    with pytest.raises(ConfigurationError, match="--yes"):
+        repair(settings, **common, yes=False, dry_run=False)
+    assert _outbox_rows(sqlite) == {}
+    done = repair(settings, **common, yes=True, dry_run=False)
+
+    assert [one.message_id for one in done] == [lost]
+    (line,) = (tmp_path / "repairs.jsonl").read_text().splitlines()
+    assert json.loads(line)["action"] == "write again"
+    assert "PAID" not in line, "no body"
+
+
+def _lost(database: Database, folder: Path, *, body: dict[str, str]) -> tuple[Settings, int, str]:
+    """An order whose message the archive has and the broker has not."""
+    world = World()
+    world.groups()
+    order = world.order()
+    lost = world.sent("lost", key=str(order))
+    made = json.dumps({"order_id": order, "status": "PAID"}, separators=(",", ":")).encode()
+    world.archive[-1]["body_sha256"] = hashlib.sha256(made).hexdigest()
+    settings = world.write(database, folder)
+    rules = [replace(rule, body=body) for rule in settings.rules]
+    return replace(settings, rules=rules), order, lost
+
+
+def _suspect(name: str, rule: str, key: str | None = "1") -> Suspect:
+    return Suspect(message_id=name, topic=PAID, key=key, rule=rule)
+
+
+def _outbox_rows(database: Database) -> dict[str, dict[str, Any]]:
+    table = f"{database.schema}.message" if database.schema else "outbox_message"
+    engine = create_engine(database.url)
+    try:
+        with engine.connect() as connection:
+            rows = connection.execute(text(f"SELECT * FROM {table}")).mappings()
+            return {row["id"]: dict(row) for row in rows}
+    finally:
+        engine.dispose()

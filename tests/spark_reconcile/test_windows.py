@@ -1,0 +1,333 @@
+"""Runs by the hour: the same verdicts as a whole run, only for what is new, changed or moving, and twice looked at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from messaging import journal
+from messaging.errors import ConfigurationError
+from spark_reconcile import Settings, Summary, run, run_windows
+from spark_reconcile.sources.segments import survey
+from spark_reconcile.verdict import Scope
+from spark_reconcile.window_results import Tally, published_topics
+from spark_reconcile.window_store import Window, WindowStore
+from spark_reconcile.windows import closed_windows
+from tests.fixtures.databases import Database
+from tests.spark_reconcile.faults import plant_all
+from tests.spark_reconcile.timed_ids import timed_id, with_timed_ids
+from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, TICKETS, World
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PLAIN = {"stored", "done", "announced"}
+SINCE_MS = NOW_MS - 5 * HOUR_MS
+LATEST = NOW_MS // HOUR_MS * HOUR_MS - HOUR_MS
+"""The last hour that is over."""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("timed", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_windows_give_the_verdicts_of_a_whole_run(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, timed: bool
+) -> None:
+    world = _world(60)
+    plant_all(world)
+    if timed:
+        with_timed_ids(world)
+        # A producer's clock was wrong by a day: the message belongs to the hour of its row, and is lost there.
+        astray = timed_id("astray", NOW_MS - 30 * HOUR_MS)
+        world.sent(astray, key=str(world.order(age_ms=2 * HOUR_MS)), age_ms=2 * HOUR_MS)
+    settings = world.write(sqlite, tmp_path, records_a_segment=40)
+
+    whole = run(replace(settings, output=tmp_path / "whole"), session=spark, now_ms=NOW_MS)
+    summary = _run(settings, spark)
+
+    assert _rows_of_windows(settings) == _rows_of_run(whole)
+    assert _books(summary) == _books_of_tables(whole)
+    assert summary.unexplained == 0
+    if timed:
+        assert ("message", astray, None, "not_in_broker", "lost") in _rows_of_windows(settings)
+    assert summary.windows is not None
+    if timed:
+        looked_at = summary.windows.looked_at
+        assert looked_at < summary.messages + summary.message_groups - 60, "nothing was settled in bulk"
+
+
+@pytest.mark.spark
+def test_only_windows_that_changed_or_still_move_are_judged_again(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(20)
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path)
+    first = _run(settings, spark)
+    before = _versions(settings)
+
+    unchanged = _run(settings, spark, now_ms=NOW_MS + MINUTE_MS)
+    assert (_judged(first), _judged(unchanged)) == (5, 0)
+    assert _versions(settings) == before
+
+    order = world.order(age_ms=3 * HOUR_MS)
+    late = world.sent(f"{NOW_MS - 3 * HOUR_MS:012x}7abc8{'0' * 15}", key=str(order), age_ms=3 * HOUR_MS)
+    sequence = world.store(late, key=str(order), age_ms=3 * HOUR_MS)
+    for group in (TICKETS, MAIL):
+        world.done(late, sequence, group, age_ms=3 * HOUR_MS)
+    world.write(sqlite, tmp_path)
+    third = _run(settings, spark, now_ms=NOW_MS + 2 * MINUTE_MS)
+
+    changed = {start for start, version in _versions(settings).items() if version != before[start]}
+    assert (_judged(third), changed) == (1, {LATEST - 2 * HOUR_MS})
+    assert (third.messages, third.message_groups, third.balanced) == (21, 42, True)
+
+
+@pytest.mark.spark
+def test_a_suspect_that_a_second_look_clears_is_no_finding(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(4)
+    orders = [world.order(age_ms=2 * HOUR_MS), world.order(age_ms=2 * HOUR_MS)]
+    names = [world.sent(f"slow-{order}", key=str(order), age_ms=2 * HOUR_MS) for order in orders]
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path)
+    slow, lost = (row["id"] for row in world.archive[-2:])
+    waits: list[float] = []
+
+    def pause(seconds: float) -> None:
+        waits.append(seconds)
+        sequence = world.store(slow, key=str(orders[0]), age_ms=2 * HOUR_MS, body=names[0])
+        _append(settings, "messages", [world.stored[-1]])
+        known = len(world.actions)
+        for group in (TICKETS, MAIL):
+            world.done(slow, sequence, group, age_ms=2 * HOUR_MS)
+        _append(settings, "actions", world.actions[known:])
+        world.write_tables(sqlite)
+
+    summary = _run(settings, spark, pause=pause)
+
+    assert waits == [settings.grace.confirm_after_seconds]
+    assert summary.windows is not None
+    assert summary.windows.resolved == 2, "the message and its business row"
+    findings = {(row["message_id"], row["rule"], row["confirmed"]) for row in _tables(settings, "verdicts")}
+    assert {one for one in findings if one[1] not in PLAIN} == {(lost, "not_in_broker", True)}
+    assert summary.sentence == "Not balanced: 1 lost."
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_run_that_is_killed_and_started_again_gives_the_same_tables(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(6)
+    plant_all(world)
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path)
+    writes: list[str] = []
+    undisturbed = replace(settings, output=tmp_path / "undisturbed")
+    run_windows(undisturbed, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=_no_wait, checkpoint=writes.append)
+    wanted = _rows_of_windows(undisturbed)
+
+    for number in (writes.index("write business_verdicts"), writes.index("show index")):
+        killed = replace(settings, output=tmp_path / f"killed-{number}")
+        with pytest.raises(Killed):
+            run_windows(
+                killed, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=_no_wait, checkpoint=_kill_at(number)
+            )
+        _run(killed, spark)
+        assert _rows_of_windows(killed) == wanted, writes[number]
+        assert _versions(killed) == _versions(undisturbed)
+
+
+def test_a_store_killed_at_any_write_shows_the_old_windows_or_the_new_ones_whole(tmp_path: Path) -> None:
+    writes: list[str] = []
+    _show(tmp_path / "counted", "old", checkpoint=writes.append)
+    assert len(writes) == 6
+
+    for number in range(len(writes)):
+        output = tmp_path / str(number)
+        _show(output, "old")
+        with pytest.raises(Killed):
+            _show(output, "new", checkpoint=_kill_at(number))
+        shown = _shown(output)
+        assert shown in ({1: "old", 2: "old"}, {1: "new", 2: "new"}), writes[number]
+        assert (shown[1] == "new") == (writes[number] == "sweep")
+
+        _show(output, "new")
+        assert _shown(output) == {1: "new", 2: "new"}
+        store = WindowStore(output)
+        store.staging()
+        kept = sorted(str(path.relative_to(output)) for path in output.rglob("*.txt"))
+        assert kept == ["windows/1/v-new/rows.txt", "windows/2/v-new/rows.txt"], "nothing else is left"
+
+
+def test_topics_of_earlier_windows_are_known_unless_nobody_here_published_to_them() -> None:
+    tallies = [Tally(), Tally()]
+    tallies[0].add((Scope.MESSAGE, "order.paid", "", "stored"), 2)
+    tallies[0].add((Scope.DELIVERY, "mail.sent", "mail", "done"), 2)
+    tallies[1].add((Scope.MESSAGE, "weather", "", "foreign_topic"), 1)
+    tallies[1].add((Scope.MESSAGE, "newsletter", "", "not_in_broker"), 1)
+
+    assert published_topics(tally.as_result() for tally in tallies) == {"order.paid", "newsletter"}
+
+
+def test_an_index_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "windows.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="move it away to begin anew"):
+        WindowStore(tmp_path)
+
+    (tmp_path / "windows.json").write_text('{"format": 99, "windows": {}}')
+    with pytest.raises(ConfigurationError, match="another version"):
+        WindowStore(tmp_path)
+
+
+def test_hours_are_whole_and_closed_ones_only() -> None:
+    half_past = 10 * HOUR_MS + 30 * MINUTE_MS
+
+    def starts(since_ms: int, until_ms: int, *, now_ms: int) -> list[int]:
+        found = closed_windows(since_ms, until_ms, now_ms=now_ms, grace_ms=MINUTE_MS)
+        return [start // HOUR_MS for start in found]
+
+    assert starts(7 * HOUR_MS + 5, half_past, now_ms=half_past) == [7, 8, 9]
+    assert starts(7 * HOUR_MS, 9 * HOUR_MS, now_ms=half_past) == [7, 8]
+    assert starts(7 * HOUR_MS, 11 * HOUR_MS, now_ms=11 * HOUR_MS + MINUTE_MS - 1) == [7, 8, 9]
+    assert starts(7 * HOUR_MS, 11 * HOUR_MS, now_ms=11 * HOUR_MS + MINUTE_MS) == [7, 8, 9, 10]
+    with pytest.raises(ConfigurationError, match="earlier --since"):
+        starts(9, 9, now_ms=half_past)
+    with pytest.raises(ConfigurationError, match="at most"):
+        starts(0, NOW_MS, now_ms=NOW_MS)
+
+
+def test_an_output_folder_has_one_writer(sqlite: Database, tmp_path: Path) -> None:
+    from spark_reconcile.incremental import _only_run
+
+    settings = _world(1).write(sqlite, tmp_path)
+
+    with _only_run(settings.output), pytest.raises(ConfigurationError, match="another run writes"):
+        run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS)
+
+
+def _show(output: Path, text: str, *, checkpoint: Any = lambda _: None) -> None:
+    """Two windows, each with one file that says which they are."""
+    output.mkdir(exist_ok=True)
+    store = WindowStore(output, checkpoint=checkpoint)
+    stage = store.staging()
+    checkpoint("write")
+    for start in (1, 2):
+        (stage / str(start)).mkdir()
+        (stage / str(start) / "rows.txt").write_text(text)
+    window = Window(fingerprint=text, version=f"v-{text}", judged_at_ms=0, open=False, result={})
+    store.publish({1: window, 2: window})
+
+
+def _shown(output: Path) -> dict[int, str]:
+    store = WindowStore(output)
+    return {start: (store.folder(start) / "rows.txt").read_text() for start in store.windows}
+
+
+class Killed(BaseException):
+    """The process ends here: nothing catches it."""
+
+
+def _kill_at(number: int) -> Any:
+    reached = iter(range(1_000))
+
+    def checkpoint(_: str) -> None:
+        if next(reached) == number:
+            raise Killed
+
+    return checkpoint
+
+
+def _no_wait(_: float) -> None:
+    return
+
+
+def _run(settings: Settings, spark: SparkSession, *, now_ms: int = NOW_MS, pause: Any = _no_wait) -> Summary:
+    return run_windows(settings, since_ms=SINCE_MS, now_ms=now_ms, session=spark, pause=pause)
+
+
+def _world(balanced: int) -> World:
+    world = World()
+    world.groups()
+    for number in range(balanced):
+        world.settled(age_ms=4 * HOUR_MS - number * 2 * MINUTE_MS)
+    return world
+
+
+def _append(settings: Settings, log: str, records: list[Any]) -> None:
+    path = Path(survey(settings.broker_data, log)[-1].path)
+    with path.open("ab") as file:
+        file.write(b"".join(journal.frame(journal.encode_record(record)) for record in records))
+
+
+def _judged(summary: Summary) -> int:
+    assert summary.windows is not None
+    return summary.windows.judged
+
+
+def _versions(settings: Settings) -> dict[int, str]:
+    return {start: window.version for start, window in WindowStore(settings.output).windows.items()}
+
+
+def _tables(settings: Settings, name: str) -> list[dict[str, Any]]:
+    store, rows = WindowStore(settings.output), []
+    for start in store.windows:
+        folder = store.folder(start) / name
+        rows += pq.read_table(folder).to_pylist() if folder.exists() else []
+    return rows
+
+
+def _rows_of_windows(settings: Settings) -> set[tuple[Any, ...]]:
+    """Every verdict that is not plainly settled."""
+    return _unsettled(_tables(settings, "verdicts"), _tables(settings, "business_verdicts"))
+
+
+def _rows_of_run(summary: Summary) -> set[tuple[Any, ...]]:
+    """The same of a whole run, of hours that are over."""
+    folder = Path(summary.folder)
+    closed = [row for row in pq.read_table(folder / "verdicts").to_pylist() if _hour(row) <= LATEST]
+    business = pq.read_table(folder / "business_verdicts").to_pylist()
+    return _unsettled(closed, [row for row in business if row["at_ms"] < LATEST + HOUR_MS])
+
+
+def _unsettled(rows: list[dict[str, Any]], business: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
+    found = {
+        (row["scope"], row["message_id"], row["consumer_group"], row["rule"], row["state"])
+        for row in rows
+        if row["rule"] not in PLAIN
+    }
+    return found | {
+        ("business", row["message_key"], row["business_rule"], row["rule"], row["state"])
+        for row in business
+        if row["rule"] not in PLAIN
+    }
+
+
+def _books(summary: Summary) -> Counter[tuple[str, str, str, str]]:
+    found: Counter[tuple[str, str, str, str]] = Counter()
+    for book in summary.books:
+        found[book.scope.value, book.topic, book.of, book.rule] += book.count
+    return found
+
+
+def _books_of_tables(summary: Summary) -> Counter[tuple[str, str, str, str]]:
+    folder = Path(summary.folder)
+    found: Counter[tuple[str, str, str, str]] = Counter()
+    for row in pq.read_table(folder / "verdicts").to_pylist():
+        if _hour(row) <= LATEST:
+            found[row["scope"], row["topic"] or "", row["consumer_group"] or "", row["rule"]] += 1
+    for row in pq.read_table(folder / "business_verdicts").to_pylist():
+        if row["at_ms"] < LATEST + HOUR_MS:
+            found["business", row["topic"], row["business_rule"], row["rule"]] += row["rows"]
+    return found
+
+
+def _hour(row: dict[str, Any]) -> int:
+    time_ms = row["published_ms"] or row["stored_ms"] or row["at_ms"]
+    return int(time_ms) // HOUR_MS * HOUR_MS

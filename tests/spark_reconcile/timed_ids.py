@@ -1,0 +1,45 @@
+"""Gives a made-up world the ids that an outbox makes: each begins with the time at which its message was created."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from messaging import journal
+from tests.spark_reconcile.faults import Verdict
+from tests.spark_reconcile.world import World
+
+
+def timed_id(name: str, created_ms: int) -> str:
+    """A UUIDv7 of this time, always the same for a name."""
+    digits = hashlib.sha256(name.encode()).hexdigest()
+    return f"{created_ms:012x}7{digits[:3]}8{digits[3:18]}"
+
+
+def with_timed_ids(world: World, expected: Iterable[Verdict] = ()) -> set[Verdict]:
+    """Rename every message that has a time of creation; the verdicts expected of them, renamed alike."""
+    created = {row["id"]: row["created_at_us"] // 1000 for row in (*world.outbox, *world.archive)}
+    created.update({one.id: one.created_at_ms for one in world.stored if one.id not in created})
+    names = {name: timed_id(name, time_ms) for name, time_ms in created.items()}
+    for row in (*world.outbox, *world.archive):
+        row["id"] = names[row["id"]]
+    for row in world.inbox:
+        row["message_id"] = names.get(row["message_id"], row["message_id"])
+    world.stored[:] = [msgspec.structs.replace(one, id=names[one.id]) for one in world.stored]
+    world.actions[:] = [_renamed(one, names) for one in world.actions]
+    return {(scope, names.get(one, one), *rest) for scope, one, *rest in expected}  # type: ignore[misc]
+
+
+def _renamed(action: journal.Action, names: dict[str, str]) -> journal.Action:
+    match action:
+        case journal.Canceled(ids=ids):
+            return msgspec.structs.replace(action, ids=[names.get(one, one) for one in ids])
+        case _ if hasattr(action, "entries"):
+            entries: list[tuple[Any, ...]] = action.entries
+            renamed = [(first, names.get(one, one), *rest) for first, one, *rest in entries]
+            return msgspec.structs.replace(action, entries=renamed)
+        case _:
+            return action
