@@ -1,0 +1,79 @@
+"""Filing: messages into the buckets that they belong to, as runs at the ends of their segments. The caller makes it
+count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from broker.delay.levels import LEVELS, BucketId, place
+from broker.delay.records import RunsAdded
+from broker.delay.run import Entry, Run, cut, encode_run
+from broker.delay.segment_store import SegmentStore
+from broker.delay.state import ScheduleState
+
+_APPENDED_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+class Filing:
+    """Writes runs. What was written and never made to count is overwritten by the next attempt."""
+
+    def __init__(self, store: SegmentStore, state: ScheduleState) -> None:
+        self._store = store
+        self._state = state
+
+    def file(self, entries: Iterable[Entry], *, now_ms: int, below: int = -1) -> list[RunsAdded]:
+        """Write messages to their buckets, on levels finer than `below`, and return where they are, durably.
+
+        Raises StorageFailed with nothing changed.
+        """
+        by_bucket: dict[BucketId, list[Entry]] = {}
+        for entry in entries:
+            bucket_id = place(entry[0], now_ms=now_ms, is_open=self._state.is_open, below=below)
+            by_bucket.setdefault(bucket_id, []).append(entry)
+        next_run = self._state.next_run
+        added: list[RunsAdded] = []
+        for bucket_id, filed in by_bucket.items():
+            filed.sort()
+            added.append(self._write(bucket_id, filed, next_run=next_run))
+            next_run += len(added[-1].runs)
+        self._store.sync([one.segment for one in added])
+        return added
+
+    def _write(self, bucket_id: BucketId, entries: list[Entry], *, next_run: int) -> RunsAdded:
+        bucket = self._state.buckets.get(bucket_id)
+        segment = bucket.segment if bucket else segment_name(bucket_id, life=next_run)
+        end = bucket.end if bucket else 0
+        runs: list[Run] = []
+        waiting: list[bytes] = []
+        cuts: list[tuple[Entry, Entry, int]] = []
+
+        def append() -> None:
+            nonlocal end
+            *positions, end = self._store.append(segment, waiting, position=end)
+            for number, (first, last, count) in enumerate(cuts):
+                columns, messages = waiting[2 * number], waiting[2 * number + 1]
+                runs.append(
+                    Run(
+                        id=next_run + len(runs), position=positions[2 * number], columns_bytes=len(columns),
+                        messages_position=positions[2 * number + 1], messages_bytes=len(messages), count=count,
+                        first_due_ms=first.due_ms, first_seq=first.seq, last_due_ms=last.due_ms, last_seq=last.seq,
+                    )
+                )  # fmt: skip
+            waiting.clear()
+            cuts.clear()
+
+        for piece in cut(entries):
+            waiting += encode_run(piece)
+            cuts.append((piece[0], piece[-1], len(piece)))
+            if sum(map(len, waiting)) >= _APPENDED_BYTES_MAX:
+                append()
+        if waiting:
+            append()
+        return RunsAdded(bucket_id.level, bucket_id.slot, segment, end, runs)
+
+
+def segment_name(bucket_id: BucketId, *, life: int) -> str:
+    """The name of a bucket's segment. A bucket that comes again after it was done gets another."""
+    return f"{LEVELS[bucket_id.level].name.lower()}-{bucket_id.slot}-{life}"
