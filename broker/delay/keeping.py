@@ -87,7 +87,7 @@ class Keeping(DelayCore):
     def _forget_hashes(self, newest: frozenset[int]) -> None:
         """Remember the ids of the last flushes, so that a repeated publish is known; at least `dedup_messages`."""
         self._recent.append(newest)
-        while sum(map(len, self._recent)) - len(self._recent[0]) >= self._options.dedup_messages:
+        while self._recent and sum(map(len, self._recent)) - len(self._recent[0]) >= self._options.dedup_messages:
             self._recent.popleft()
 
     # -- buckets into finer ones -------------------------------------------------------------------------------------

@@ -94,9 +94,11 @@ class LocalSegmentStore:
             lock.acquire()
             epoch = _read_epoch(folder) + 1
             _write_epoch(folder, epoch, storage)
-        except OSError as error:
+        except BaseException as error:
             lock.release()
-            raise StorageFailed(f"cannot open the data folder {folder}: {error.strerror}") from error
+            if isinstance(error, OSError):
+                raise StorageFailed(f"cannot open the data folder {folder}: {error.strerror}") from error
+            raise
         return cls(folder, storage=storage, epoch=epoch, lock=lock)
 
     def append(self, name: str, records: Sequence[bytes], *, position: int) -> list[int]:

@@ -76,18 +76,13 @@ class ScheduleState:
             case records.Fired():
                 self._settle(record.batch)
             case records.Flushed():
-                self.add_runs(record.added)
-                if record.index is not None:
-                    self.index.append(record.index)
-                self.pending, self.passed, self.pending_bytes = {}, {}, 0
+                self._flush(record)
             case records.BucketChanged():
                 self._change(BucketId(record.level, record.slot), BucketState(record.state))
             case records.Moved():
                 self._move(record)
             case records.Quarantined():
-                bucket, run = self.run(record.run)
-                bucket.quarantined.add(run.id)
-                run.taken = run.count
+                self._quarantine(*self.run(record.run))
             case records.Checkpoint():
                 self._restore(record)
             case _:
@@ -197,6 +192,16 @@ class ScheduleState:
             for run_id, _, _ in hand_out.parts:
                 if run_id != FROM_MEMORY:
                     self.bucket_of[run_id].handed -= 1
+
+    def _flush(self, record: records.Flushed) -> None:
+        self.add_runs(record.added)
+        if record.index is not None:
+            self.index.append(record.index)
+        self.pending, self.passed, self.pending_bytes = {}, {}, 0
+
+    def _quarantine(self, bucket: Bucket, run: Run) -> None:
+        bucket.quarantined.add(run.id)
+        run.taken = run.count
 
     def _change(self, bucket_id: BucketId, state: BucketState) -> None:
         bucket = self.buckets[bucket_id]

@@ -75,7 +75,7 @@ class Cursor:
 
     def take(self, limit: tuple[int, int], *, count_max: int) -> Piece:
         """Neighbours of the run that is next, below the limit and below what comes next in any other run."""
-        due_ms, _, run, start = self._heads[0]
+        _, _, run, start = self._heads[0]
         rival = min((head[:2] for head in self._heads[1:3]), default=FAR)
         columns = self._columns(run)
         end = min(run.count, start + count_max)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def disk() -> FailingDisk:
 
 
 @pytest.fixture
-def store(tmp_path: Path, disk: FailingDisk):  # noqa: ANN201 - a generator fixture
+def store(tmp_path: Path, disk: FailingDisk) -> Iterator[LocalSegmentStore]:
     """An open store on a disk that can be told to fail."""
     opened = LocalSegmentStore.open(tmp_path, storage=disk)
     yield opened
@@ -80,14 +81,14 @@ def test_a_flipped_bit_in_any_byte_before_the_last_record_is_told_by_scan_and_re
         damaged = bytearray(whole)
         damaged[at] ^= 4
         path.write_bytes(damaged)
-        with pytest.raises(SegmentDamaged, match="^a: .*restore"):
+        with pytest.raises(SegmentDamaged, match=r"^a: .*restore"):
             scanned(tmp_path)
     store = LocalSegmentStore.open(tmp_path)
     for at in range(FRAME_BYTES + len(RECORDS[0])):
         damaged = bytearray(whole)
         damaged[HEADER_BYTES + at] ^= 1
         path.write_bytes(damaged)
-        with pytest.raises(SegmentDamaged, match="^a: damaged record at 0"):
+        with pytest.raises(SegmentDamaged, match=r"^a: damaged record at 0"):
             store.read("a", 0, len(RECORDS[0]))
     store.close()
 

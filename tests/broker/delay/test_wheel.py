@@ -62,10 +62,16 @@ class Written:
 
 
 def entries(due_times: list[int], seqs: count[int]) -> list[Entry]:
-    return [Entry(due_ms, seq, f"m{seq}", f"t{seq % 3}", b"x" * seq) for due_ms, seq in zip(due_times, seqs)]
+    return [
+        Entry(due_ms, seq, f"m{seq}", f"t{seq % 3}", b"x" * seq) for due_ms, seq in zip(due_times, seqs, strict=False)
+    ]
 
 
-@given(batches=st.lists(st.tuples(st.booleans(), dues), max_size=8), steps=st.lists(st.integers(0, 60), max_size=12), size=st.integers(1, 20))  # fmt: skip
+@given(
+    batches=st.lists(st.tuples(st.booleans(), dues), max_size=8),
+    steps=st.lists(st.integers(0, 60), max_size=12),
+    size=st.integers(1, 20),
+)
 def test_what_is_due_comes_once_in_order_of_due_time_then_arrival_wherever_it_stood(
     batches: list[tuple[bool, list[int]]], steps: list[int], size: int
 ) -> None:
