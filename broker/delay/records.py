@@ -47,9 +47,10 @@ class Handed(msgspec.Struct, array_like=True, frozen=True, tag="handed"):
 
 
 class Fired(msgspec.Struct, array_like=True, frozen=True, tag="fired"):
-    """A batch was delivered."""
+    """A batch was delivered, but for those of it that are scheduled `again`, under later due times."""
 
     batch: int
+    again: list[Entry] = []
 
 
 class BucketChanged(msgspec.Struct, array_like=True, frozen=True, tag="bucket"):

@@ -86,6 +86,10 @@ class ScheduleLog:
             if name == self.name:
                 self._durable[name] = max(self._durable.get(name, 0), written)
 
+    def check_ready(self) -> None:
+        """Raise StorageFailed where the store takes nothing until it is opened again."""
+        self._store.sync(())
+
     def begin(self, checkpoint: records.Checkpoint) -> None:
         """Begin a new segment, durably; the older ones have nothing to say any more. Raises StorageFailed.
 

@@ -6,7 +6,7 @@ No I/O, no clock. What it does not hold is messages in buckets: of those it know
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -64,17 +64,21 @@ class ScheduleState:
         self.canceled = RememberedCancels(cancels_max)
         self.topics: Counter[str] = Counter()
 
-    def apply(self, record: records.LogRecord) -> None:
+    def apply(self, record: records.LogRecord) -> None:  # noqa: C901 - one arm a record
         """Do what a record says."""
         match record:
             case records.Scheduled():
-                self._schedule(record)
+                self._schedule(record.entries)
+                self.canceled.stop(record.dead)
             case records.Canceled():
                 self._cancel(record)
             case records.Handed():
                 self._hand_out(record)
             case records.Fired():
                 self._settle(record.batch)
+                for entry in record.again:
+                    self.passed.pop(entry.id, None)
+                self._schedule(record.again)
             case records.Flushed():
                 self._flush(record)
             case records.BucketChanged():
@@ -148,16 +152,15 @@ class ScheduleState:
 
     # -- what records do ---------------------------------------------------------------------------------------------
 
-    def _schedule(self, record: records.Scheduled) -> None:
+    def _schedule(self, entries: Sequence[Entry]) -> None:
         pending, topics, size = self.pending, self.topics, 0
-        for entry in record.entries:
+        for entry in entries:
             pending[entry[2]] = entry
             topics[entry[3]] += 1
             size += len(entry[4])
         self.pending_bytes += size
-        if record.entries:
-            self.next_seq = record.entries[-1][1] + 1
-        self.canceled.stop(record.dead)
+        if entries:
+            self.next_seq = entries[-1][1] + 1
 
     def _cancel(self, record: records.Canceled) -> None:
         for message_id in record.stopped:

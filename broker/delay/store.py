@@ -101,12 +101,24 @@ class DelayStore(Keeping, Searching):
             self._log.commit(place)
         return batch
 
-    def fired(self, number: int) -> None:
-        """A batch was delivered. Durable with the next thing that is."""
+    def fired(self, number: int, *, again: Sequence[Timed] = ()) -> None:
+        """A batch was delivered, but for those that are to be tried `again`, at the due times given with them.
+
+        Durable with the next thing that is. A batch that is not out is passed over.
+        """
         with self._lock:
             self._refuse_if_closed()
             if number in self._state.hand_outs:
-                self._act(Fired(number))
+                seq = self._state.next_seq
+                entries = [Entry(one.due_ms, at, one.id, one.topic, one.payload) for at, one in enumerate(again, seq)]
+                self._act(Fired(number, entries))
+                self._remember(entries)
+
+    def check_ready(self) -> None:
+        """Raise StorageFailed where nothing can be made durable."""
+        with self._lock:
+            self._refuse_if_closed()
+        self._log.check_ready()
 
     def close(self) -> None:
         """Take nothing any more; idempotent. What is in memory is in the log too."""
