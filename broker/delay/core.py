@@ -70,6 +70,7 @@ class DelayCore:
         self._garbage_at_checkpoint: list[str] = []
         self._again: deque[int] = deque()
         self._recent: deque[frozenset[int]] = deque()
+        self._hashes: dict[str, int] = {}  # of what is in memory, mostly
         self._closed = False
 
     # -- opening -----------------------------------------------------------------------------------------------------
@@ -177,7 +178,10 @@ class DelayCore:
             self._next_begin_ms = min(self._next_begin_ms, bucket_id.start_ms)
 
     def _is_recent(self, message_id: str) -> bool:
-        if not self._recent:
-            return False
-        hash_ = id_hash(message_id)
+        """Whether an id came with one of the last flushes; its hash is kept for the next one."""
+        hash_ = self._hashes[message_id] = id_hash(message_id)
         return any(hash_ in hashes for hashes in self._recent)
+
+    def _hash_of(self, message_id: str) -> int:
+        hash_ = self._hashes.get(message_id)
+        return id_hash(message_id) if hash_ is None else hash_

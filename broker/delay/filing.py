@@ -4,12 +4,12 @@ count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from broker.delay.levels import LEVELS, BucketId, place
 from broker.delay.records import RunsAdded
-from broker.delay.run import Entry, Run, cut, encode_run
+from broker.delay.run import Entry, Run, cut, encode_run, id_hash
 from broker.delay.segment_store import SegmentStore
 from broker.delay.state import ScheduleState
 
@@ -23,7 +23,14 @@ class Filing:
         self._store = store
         self._state = state
 
-    def file(self, entries: Iterable[Entry], *, now_ms: int, below: int = -1) -> list[RunsAdded]:
+    def file(
+        self,
+        entries: Iterable[Entry],
+        *,
+        now_ms: int,
+        below: int = -1,
+        hash_of: Callable[[str], int] = id_hash,
+    ) -> list[RunsAdded]:
         """Write messages to their buckets, on levels finer than `below`, and return where they are, durably.
 
         Raises StorageFailed with nothing changed.
@@ -36,12 +43,14 @@ class Filing:
         added: list[RunsAdded] = []
         for bucket_id, filed in by_bucket.items():
             filed.sort()
-            added.append(self._write(bucket_id, filed, next_run=next_run))
+            added.append(self._write(bucket_id, filed, next_run=next_run, hash_of=hash_of))
             next_run += len(added[-1].runs)
         self._store.sync([one.segment for one in added])
         return added
 
-    def _write(self, bucket_id: BucketId, entries: list[Entry], *, next_run: int) -> RunsAdded:
+    def _write(
+        self, bucket_id: BucketId, entries: list[Entry], *, next_run: int, hash_of: Callable[[str], int]
+    ) -> RunsAdded:
         bucket = self._state.buckets.get(bucket_id)
         segment = bucket.segment if bucket else segment_name(bucket_id, life=next_run)
         end = bucket.end if bucket else 0
@@ -65,7 +74,7 @@ class Filing:
             cuts.clear()
 
         for piece in cut(entries):
-            waiting += encode_run(piece)
+            waiting += encode_run(piece, hash_of=hash_of)
             cuts.append((piece[0], piece[-1], len(piece)))
             if sum(map(len, waiting)) >= _APPENDED_BYTES_MAX:
                 append()

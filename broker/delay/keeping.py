@@ -12,7 +12,7 @@ from broker.delay.core import DelayCore
 from broker.delay.id_index import index_entry
 from broker.delay.levels import BucketState, is_to_expand
 from broker.delay.records import BucketChanged, Flushed, Moved, StoredIndex
-from broker.delay.run import Entry, id_hash
+from broker.delay.run import Entry
 from broker.delay.run_reader import RunDamaged
 from broker.delay.state import Bucket
 from broker.delay.wheel import FAR, Cursor, Piece
@@ -58,12 +58,13 @@ class Keeping(DelayCore):
     def _flush(self, now_ms: int) -> None:
         """Put what is in memory into buckets and the id index, and begin a new log segment."""
         state = self._state
-        added = self._filing.file(state.pending.values(), now_ms=now_ms)
+        added = self._filing.file(state.pending.values(), now_ms=now_ms, hash_of=self._hash_of)
         index, hashes = self._write_index()
         self._log.commit(self._act(Flushed(added, index)))
         if index is not None:
             self._index.add(index)
         self._forget_hashes(hashes)
+        self._hashes.clear()
         self._wheel.clear_near()
         self._far, self._far_first_ms = [], None
         self._place_runs(added)
@@ -73,8 +74,9 @@ class Keeping(DelayCore):
 
     def _write_index(self) -> tuple[StoredIndex | None, frozenset[int]]:
         """A piece of the id index for all that came since the last flush, fired or not."""
-        keys = [(id_hash(entry[2]), entry[0], entry[1]) for entry in self._state.pending.values()]
-        keys += [(id_hash(message_id), *place) for message_id, place in self._state.passed.items()]
+        hash_of = self._hash_of
+        keys = [(hash_of(entry[2]), entry[0], entry[1]) for entry in self._state.pending.values()]
+        keys += [(hash_of(message_id), *place) for message_id, place in self._state.passed.items()]
         hashes = frozenset(key[0] for key in keys)
         if not keys:
             return None, hashes

@@ -11,7 +11,7 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import google_crc32c
@@ -131,14 +131,14 @@ def cut(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
         yield entries[start:]
 
 
-def encode_run(entries: Sequence[Entry]) -> tuple[bytes, bytes]:
+def encode_run(entries: Sequence[Entry], *, hash_of: Callable[[str], int] = id_hash) -> tuple[bytes, bytes]:
     """The two records of a run; `entries` are sorted."""
     numbers: dict[str, int] = {}
     topic = array("I", [numbers.setdefault(entry[3], len(numbers)) for entry in entries])
     columns = _StoredColumns(
         due=_to_bytes(array("Q", [entry[0] for entry in entries])),
         seq=_to_bytes(array("Q", [entry[1] for entry in entries])),
-        hash=_to_bytes(array("Q", [id_hash(entry[2]) for entry in entries])),
+        hash=_to_bytes(array("Q", [hash_of(entry[2]) for entry in entries])),
         topic=_to_bytes(topic),
         topics=list(numbers),
     )

@@ -166,5 +166,5 @@ class ScheduleMachine(RuleBasedStateMachine):
             assert listed.due_ms == max(0, due_ms)
 
 
-ScheduleMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50)
+ScheduleMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestScheduleModel = ScheduleMachine.TestCase
