@@ -2,8 +2,8 @@
 
     python -m benchmarks.delay.lateness [--per-second 1000] [--seconds 30]
 
-One thread schedules batches of ten, each message due 200 to 1,200 ms later; the target only notes the time. The clock is
-the wall's, so the figures hold whatever the machine does beside it. JSON on stdout.
+One thread schedules batches of ten, each message due 200 to 1,200 ms later; the target only notes the time.
+JSON on stdout.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from messaging.errors import StorageFailed
 
 logger = logging.getLogger(__name__)
 
+IDS_PREFIX: Final = "ids-"
 NEAR_MS: Final = 120_000
 """Messages in memory that are due later wait in a plain list, and are not in the wheel's heap yet."""
 
@@ -68,6 +69,7 @@ class DelayCore:
         self._next_begin_ms = 0
         self._garbage: list[str] = []
         self._garbage_at_checkpoint: list[str] = []
+        self._ids_made = 0
         self._again: deque[int] = deque()
         self._recent: deque[frozenset[int]] = deque()
         self._hashes: dict[str, int] = {}  # of what is in memory, mostly
@@ -85,7 +87,11 @@ class DelayCore:
             self._log.begin(self._state.checkpoint())
         self._log.commit()  # what was read may never have been synced by the process that wrote it
         used = {self._log.name, *self._state.segments()}
-        self._store.delete(sorted(set(self._store.list()) - used))
+        names = set(self._store.list())
+        self._ids_made = max(
+            (int(one.removeprefix(IDS_PREFIX)) for one in names if one.startswith(IDS_PREFIX)), default=0
+        )
+        self._store.delete(sorted(names - used))
         for one in self._state.index:
             self._index.add(one)
         self._recent.append(frozenset(self._index.newest_hashes(self._options.dedup_messages)))

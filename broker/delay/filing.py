@@ -4,7 +4,8 @@ count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from broker.delay.levels import LEVELS, BucketId, place
@@ -12,6 +13,7 @@ from broker.delay.records import RunsAdded
 from broker.delay.run import Entry, Run, cut, encode_run, id_hash
 from broker.delay.segment_store import SegmentStore
 from broker.delay.state import ScheduleState
+from broker.delay.wheel import CROWD_MESSAGES
 
 _APPENDED_BYTES_MAX: Final = 4 * 1024 * 1024
 
@@ -42,7 +44,6 @@ class Filing:
         next_run = self._state.next_run
         added: list[RunsAdded] = []
         for bucket_id, filed in by_bucket.items():
-            filed.sort()
             added.append(self._write(bucket_id, filed, next_run=next_run, hash_of=hash_of))
             next_run += len(added[-1].runs)
         self._store.sync([one.segment for one in added])
@@ -56,31 +57,50 @@ class Filing:
         end = bucket.end if bucket else 0
         runs: list[Run] = []
         waiting: list[bytes] = []
-        cuts: list[tuple[Entry, Entry, int]] = []
+        cuts: list[tuple[str | None, Sequence[Entry]]] = []
 
         def append() -> None:
             nonlocal end
             *positions, end = self._store.append(segment, waiting, position=end)
-            for number, (first, last, count) in enumerate(cuts):
+            for number, (topic, piece) in enumerate(cuts):
+                first, last = piece[0], piece[-1]
                 columns, messages = waiting[2 * number], waiting[2 * number + 1]
                 runs.append(
                     Run(
                         id=next_run + len(runs), position=positions[2 * number], columns_bytes=len(columns),
-                        messages_position=positions[2 * number + 1], messages_bytes=len(messages), count=count,
+                        messages_position=positions[2 * number + 1], messages_bytes=len(messages), count=len(piece),
                         first_due_ms=first.due_ms, first_seq=first.seq, last_due_ms=last.due_ms, last_seq=last.seq,
+                        topic=topic,
                     )
                 )  # fmt: skip
             waiting.clear()
             cuts.clear()
 
-        for piece in cut(entries):
-            waiting += encode_run(piece, hash_of=hash_of)
-            cuts.append((piece[0], piece[-1], len(piece)))
-            if sum(map(len, waiting)) >= _APPENDED_BYTES_MAX:
-                append()
+        for topic, crowd in by_crowd(entries):
+            for piece in cut(crowd):
+                waiting += encode_run(piece, hash_of=hash_of)
+                cuts.append((topic, piece))
+                if sum(map(len, waiting)) >= _APPENDED_BYTES_MAX:
+                    append()
         if waiting:
             append()
         return RunsAdded(bucket_id.level, bucket_id.slot, segment, end, runs)
+
+
+def by_crowd(entries: list[Entry]) -> Iterator[tuple[str | None, list[Entry]]]:
+    """Messages sorted, those of each topic that has very many apart, and the rest together (None)."""
+    entries.sort()
+    counts = Counter(entry[3] for entry in entries)
+    crowds: dict[str | None, list[Entry]] = {topic: [] for topic, n in counts.items() if n > CROWD_MESSAGES}
+    if not crowds:
+        yield None, entries
+        return
+    rest: list[Entry] = []
+    for entry in entries:
+        crowds.get(entry[3], rest).append(entry)
+    yield from crowds.items()
+    if rest:
+        yield None, rest
 
 
 def segment_name(bucket_id: BucketId, *, life: int) -> str:

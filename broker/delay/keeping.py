@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from broker.delay.core import DelayCore
+from broker.delay.core import IDS_PREFIX, DelayCore
 from broker.delay.id_index import index_entry
 from broker.delay.levels import BucketState, is_to_expand
 from broker.delay.records import BucketChanged, Flushed, Moved, StoredIndex
@@ -80,11 +80,16 @@ class Keeping(DelayCore):
         hashes = frozenset(key[0] for key in keys)
         if not keys:
             return None, hashes
-        segment = f"ids-{self._state.next_seq}-0"
+        segment = self._next_ids_segment()
         index = self._index.write(segment, sorted(index_entry(*key) for key in keys))
         self._store.sync([segment])
         self._store.seal(segment)
         return index, hashes
+
+    def _next_ids_segment(self) -> str:
+        """A name that no piece has or had, so that a piece that is to be deleted still is another's."""
+        self._ids_made += 1
+        return f"{IDS_PREFIX}{self._ids_made:012d}"
 
     def _forget_hashes(self, newest: frozenset[int]) -> None:
         """Remember the ids of the last flushes, so that a repeated publish is known; at least `dedup_messages`."""
@@ -147,11 +152,17 @@ class Keeping(DelayCore):
             left -= pieces[-1].stop - pieces[-1].start
         return pieces
 
-    def _entries(self, piece: Piece) -> Iterator[Entry]:
-        columns, messages = self._reader.columns(piece.run), self._reader.messages(piece.run)
-        for index in range(piece.start, piece.stop):
-            if not piece.run.is_gone(index):
-                yield Entry(columns.due[index], columns.seq[index], *messages[index])
+    def _entries(self, piece: Piece) -> list[Entry]:
+        run, part = piece.run, slice(piece.start, piece.stop)
+        columns, messages = self._reader.columns(run), self._reader.messages(run)
+        rows = zip(columns.due[part], columns.seq[part], messages[part], strict=True)
+        if run.gone is None:
+            return [Entry(due_ms, seq, *message) for due_ms, seq, message in rows]
+        return [
+            Entry(due_ms, seq, *message)
+            for index, (due_ms, seq, message) in enumerate(rows, piece.start)
+            if not run.is_gone(index)
+        ]
 
     # -- the id index, and what is behind ----------------------------------------------------------------------------
 
@@ -161,7 +172,7 @@ class Keeping(DelayCore):
             merged = self._index.to_merge()
             if not merged:
                 return False
-            segment = f"ids-{self._state.next_seq}-{self._state.next_run}"
+            segment = self._next_ids_segment()
             oldest_ms = min(filter(None, (one.first_due_ms() for one in self._state.buckets.values())), default=now_ms)
             due_min_ms = min(oldest_ms, now_ms - self._options.fired_memory_ms)
             self._merging = (merged, self._index.merge(merged, segment, due_min_ms=max(0, due_min_ms)))

@@ -65,6 +65,7 @@ class Run(msgspec.Struct, array_like=True, eq=False):
     last_seq: int
     taken: int = 0
     gone: bytearray | None = None
+    topic: str | None = None  # where all of it is of one topic, which has very many messages
 
     def may_hold(self, key: tuple[int, int]) -> bool:
         """Whether a (due, seq) lies within the run's bounds."""

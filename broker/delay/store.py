@@ -226,21 +226,16 @@ class DelayStore(Keeping, Searching):
         return number
 
     def _messages(self, taken: Taken) -> list[Timed]:
-        messages: list[Timed] = []
+        """All of a batch that was not canceled, in order: its parts come lane by lane."""
+        entries: list[Entry] = []
         for part in taken.parts:
             if isinstance(part, Entry):
-                messages.append(Timed(part.due_ms, part.id, part.topic, part.payload))
+                entries.append(part)
             else:
-                messages += self._of_piece(part)
-        return messages
-
-    def _of_piece(self, piece: Piece) -> list[Timed]:
-        run, start, stop = piece.run, piece.start, piece.stop
-        dues, stored = self._reader.columns(run).due[start:stop], self._reader.messages(run)[start:stop]
-        messages = [Timed(due_ms, *message) for due_ms, message in zip(dues, stored, strict=True)]
-        if run.gone is None:
-            return messages
-        return [message for index, message in enumerate(messages, start) if not run.is_gone(index)]
+                entries += self._entries(part)
+        if len(taken.parts) > 1:
+            entries.sort()
+        return [Timed(due_ms, message_id, topic, payload) for due_ms, _, message_id, topic, payload in entries]
 
     def _hand_again(self) -> Batch:
         """A batch that was out when the schedule was last closed, or killed: the same once more."""

@@ -8,14 +8,18 @@ messages costs one open run at a time for each write that filled it, and holds u
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from broker.delay.run import Columns, Entry, Run
 
 FAR: Final = (1 << 63, 0)
 """A (due, seq) behind everything."""
+CROWD_MESSAGES: Final = 256
+"""A topic with more messages than this in memory, or in one bucket's write, has runs and a lane of its own."""
+LANES_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,47 +99,115 @@ class Cursor:
         return columns.due[run.taken], columns.seq[run.taken], run, run.taken
 
 
-class Wheel:
-    """The messages in memory beside a cursor over the runs of begun buckets."""
+class _Due(NamedTuple):
+    """What may be taken: before an end, and alive."""
+
+    end: tuple[int, int]
+    is_alive: Callable[[Entry], bool]
+
+
+class _Lane:
+    """Messages in memory beside a cursor over runs, in one order."""
 
     def __init__(self, columns: Callable[[Run], Columns]) -> None:
-        self._cursor = Cursor(columns)
-        self._near: list[Entry] = []
+        self.cursor = Cursor(columns)
+        self.near: list[Entry] = []
+
+    def next_key(self) -> tuple[int, int]:
+        return min(self.near[0][:2] if self.near else FAR, self.cursor.next_key())
+
+    def take(self, taken: Taken, due: _Due, *, until_count: int, until_bytes: int) -> list[Entry]:
+        """Take what is due, until the batch has grown to either bound; returns all that left memory."""
+        popped: list[Entry] = []
+        end = due.end
+        while taken.count < until_count and taken.size_bytes < until_bytes:
+            near = self.near[0][:2] if self.near else FAR
+            run_key = self.cursor.next_key()
+            if min(near, run_key) >= end:
+                break
+            if near < run_key:
+                popped.append(heapq.heappop(self.near))
+                if due.is_alive(popped[-1]):
+                    taken.add(popped[-1])
+            else:
+                taken.add(self.cursor.take(min(near, end), count_max=until_count - taken.count))
+        return popped
+
+
+class Wheel:
+    """Everything that may be due soon, in lanes: one for all topics together, one for each that has very many messages.
+
+    What is due comes in order of due time, then arrival. Where more is due than a batch holds, the lanes take turns,
+    each in that order, so that a million messages of one topic hold up no other.
+    """
+
+    def __init__(self, columns: Callable[[Run], Columns]) -> None:
+        self._columns = columns
+        self._shared = _Lane(columns)
+        self._own: dict[str, _Lane] = {}
+        self._shared_near: Counter[str] = Counter()
 
     def push(self, entry: Entry) -> None:
         """Take in a message in memory."""
-        heapq.heappush(self._near, entry)
+        topic = entry[3]
+        lane = self._own.get(topic) if self._own else None
+        if lane is None:
+            self._shared_near[topic] += 1
+            lane = self._shared
+            if self._shared_near[topic] > CROWD_MESSAGES:
+                lane = self._lane_of(topic)
+        heapq.heappush(lane.near, entry)
 
     def add(self, runs: Iterable[Run]) -> None:
         """Take in runs of a bucket whose time has begun."""
-        self._cursor.add(runs)
+        for run in runs:
+            if run.taken < run.count:
+                self._lane_of(run.topic).cursor.add((run,))
 
-    def near(self) -> list[Entry]:
-        """The messages in memory, canceled ones among them, in no order."""
-        return self._near
+    def near_count(self) -> int:
+        """How many messages in memory are here, canceled ones among them."""
+        return sum(len(lane.near) for lane in self._lanes())
 
     def clear_near(self) -> None:
         """Forget the messages in memory: they stand in runs now."""
-        self._near = []
+        for lane in self._lanes():
+            lane.near = []
+        self._shared_near.clear()
 
     def next_due_ms(self) -> int | None:
         """The earliest due time of anything here, or of something canceled."""
-        due_ms = min(self._near[0][0] if self._near else FAR[0], self._cursor.next_key()[0])
+        due_ms = min(lane.next_key() for lane in self._lanes())[0]
         return None if due_ms == FAR[0] else due_ms
 
     def take(self, now_ms: int, *, count_max: int, bytes_max: int, is_alive: Callable[[Entry], bool]) -> Taken:
         """Take out what is due, up to either bound. The one place where a due time meets the clock."""
+        due = _Due((now_ms + 1, 0), is_alive)  # nothing due later than now
+        lanes = sorted((lane for lane in self._lanes() if lane.next_key() < due.end), key=_Lane.next_key)
+        shares = [len(lanes) - number for number in range(len(lanes))]  # what one leaves is for those behind,
+        if len(lanes) > 1:
+            lanes, shares = lanes * 2, shares + [1] * len(lanes)  # and what all leave for whoever has more
         taken = Taken()
-        end = (now_ms + 1, 0)  # nothing due later than now
-        while taken.count < count_max and taken.size_bytes < bytes_max:
-            near = self._near[0][:2] if self._near else FAR
-            run_key = self._cursor.next_key()
-            if min(near, run_key) >= end:
-                break
-            if near < run_key:
-                entry = heapq.heappop(self._near)
-                if is_alive(entry):
-                    taken.add(entry)
-            else:
-                taken.add(self._cursor.take(min(near, end), count_max=count_max - taken.count))
+        for lane, share in zip(lanes, shares, strict=True):
+            popped = lane.take(
+                taken, due,
+                until_count=taken.count + -(-(count_max - taken.count) // share),
+                until_bytes=taken.size_bytes + -(-(bytes_max - taken.size_bytes) // share),
+            )  # fmt: skip
+            if lane is self._shared:
+                self._shared_near.subtract(entry[3] for entry in popped)
+        for topic in [topic for topic, lane in self._own.items() if lane.next_key() == FAR]:
+            del self._own[topic]
         return taken
+
+    def _lanes(self) -> list[_Lane]:
+        return [self._shared, *self._own.values()]
+
+    def _lane_of(self, topic: str | None) -> _Lane:
+        if topic is None:
+            return self._shared
+        found = self._own.get(topic)
+        if found is None:
+            if len(self._own) >= LANES_MAX:
+                return self._shared
+            found = self._own[topic] = _Lane(self._columns)
+        return found

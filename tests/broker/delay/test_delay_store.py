@@ -366,6 +366,23 @@ def test_ids_are_found_while_the_index_is_merged_and_after_a_restart(
     assert sorted(drain(schedule, NOW_MS + 6 * DAY_MS)) == sorted(ids[1::2])
 
 
+def test_pieces_merged_twice_in_a_row_do_not_overwrite_each_other(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = opened.open()
+    for number in range(5):
+        put(schedule, NOW_MS, timed(f"m{number}", NOW_MS + DAY_MS))
+        flush(schedule, NOW_MS)
+    monkeypatch.setattr(id_index, "MERGED_PIECES", 2)
+
+    for pieces_max in (4, 3, 2, 1):
+        monkeypatch.setattr(id_index, "PIECES_MAX", pieces_max)
+        settle(schedule, NOW_MS)
+    schedule = opened.open()
+
+    assert schedule.cancel([f"m{number}" for number in range(5)], now_ms=NOW_MS) == ["canceled"] * 5
+
+
 def test_the_index_forgets_what_fired_long_ago(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(id_index, "PIECES_MAX", 2)
     monkeypatch.setattr(id_index, "MERGED_PIECES", 2)
@@ -523,7 +540,7 @@ def test_a_minute_of_many_messages_is_handed_out_without_holding_them_all(opened
         ids += [message.id for message in batch.messages]
         schedule.fired(batch.number)
         assert schedule._reader._messages_bytes <= 16 * 1024 * 1024
-        assert len(schedule._wheel.near()) == 0
+        assert schedule._wheel.near_count() == 0
 
     assert ids == [f"m{number}" for number in range(20_000)]
 

@@ -178,3 +178,35 @@ def test_every_entry_of_a_run_is_found_by_due_time_and_arrival_and_no_other(due_
     assert columns.index_of(99, some[0].seq) is None
     assert list(columns.hash) == [id_hash(entry.id) for entry in some]
     assert [columns.topics[number] for number in columns.topic] == [entry.topic for entry in some]
+
+
+def test_a_crowd_of_one_topic_shares_every_batch_with_the_others_in_memory_and_in_runs() -> None:
+    written, seqs = Written(), count(1)
+    wheel = Wheel(written.read)
+    for seq in range(1_000):
+        wheel.push(Entry(1, next(seqs), f"crowd-{seq}", "crowd", b""))
+    crowd = [Entry(1, next(seqs), f"run-{at}", "crowd2", b"") for at in range(500)]
+    run = written.write(crowd)
+    run.topic = "crowd2"
+    wheel.add([run])
+    for number in range(30):
+        wheel.push(Entry(2, next(seqs), f"other-{number}", "other", b""))
+
+    came: list[str] = []
+    while batch := written.ids(wheel.take(2, count_max=60, bytes_max=1 << 20, is_alive=lambda _: True)):
+        came += batch
+
+    assert len(came) == len(set(came)) == 1_530
+    assert max(came.index(f"other-{number}") for number in range(30)) < 900
+    assert [one for one in came if one.startswith("run-")] == [entry.id for entry in crowd]
+    assert [one for one in came if one.startswith("other-")] == [f"other-{number}" for number in range(30)]
+
+
+def test_a_few_lanes_that_fit_a_batch_leave_nothing_behind() -> None:
+    written, seqs = Written(), count(1)
+    wheel = Wheel(written.read)
+    for number in range(300):
+        wheel.push(Entry(1, next(seqs), f"crowd-{number}", "crowd", b""))
+    wheel.push(Entry(1, next(seqs), "other", "other", b""))
+
+    assert len(written.ids(wheel.take(1, count_max=400, bytes_max=1 << 20, is_alive=lambda _: True))) == 301
