@@ -38,7 +38,7 @@ class DelayOptions:
     memory_bytes_max: int = 32 * 1024 * 1024
     memory_messages_max: int = 65_536
     log_bytes_max: int = 64 * 1024 * 1024
-    batch_messages_max: int = 1_000
+    batch_messages_max: int = 500
     batch_bytes_max: int = 4 * 1024 * 1024
     hand_outs_max: int = 8
     expand_messages_max: int = 1_000
