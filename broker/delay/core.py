@@ -145,15 +145,16 @@ class DelayCore:
     def _remember(self, entries: Iterable[Entry]) -> None:
         """Put messages in memory where they will be found in time."""
         horizon_ms = self._horizon_ms
-        far_first_ms = self._far_first_ms
+        far = []
         for entry in entries:
             if entry[0] < horizon_ms:
                 self._wheel.push(entry)
             else:
-                self._far.append(entry)
-                if far_first_ms is None or entry[0] < far_first_ms:
-                    far_first_ms = entry[0]
-        self._far_first_ms = far_first_ms
+                far.append(entry)
+        if far:
+            self._far += far
+            first_ms = min(far)[0]
+            self._far_first_ms = first_ms if self._far_first_ms is None else min(first_ms, self._far_first_ms)
 
     def _advance(self, now_ms: int) -> None:
         """Let the wheel have whatever may be due: messages in memory, and buckets whose time has begun."""

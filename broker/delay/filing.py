@@ -4,6 +4,7 @@ count.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
@@ -38,9 +39,8 @@ class Filing:
         Raises StorageFailed with nothing changed.
         """
         by_bucket: dict[BucketId, list[Entry]] = {}
-        for entry in entries:
-            bucket_id = place(entry[0], now_ms=now_ms, is_open=self._state.is_open, below=below)
-            by_bucket.setdefault(bucket_id, []).append(entry)
+        for bucket_id, filed in self._placed(sorted(entries), now_ms=now_ms, below=below):
+            by_bucket.setdefault(bucket_id, []).extend(filed)
         next_run = self._state.next_run
         added: list[RunsAdded] = []
         for bucket_id, filed in by_bucket.items():
@@ -48,6 +48,18 @@ class Filing:
             next_run += len(added[-1].runs)
         self._store.sync([one.segment for one in added])
         return added
+
+    def _placed(self, entries: list[Entry], *, now_ms: int, below: int) -> Iterator[tuple[BucketId, list[Entry]]]:
+        """Sorted messages by bucket, found for whole stretches of due times: up to a bucket's end, or to a barrier."""
+        barriers = sorted(now_ms + level.barrier_ms for level in LEVELS)
+        start = 0
+        while start < len(entries):
+            due_ms = entries[start][0]
+            bucket_id = place(due_ms, now_ms=now_ms, is_open=self._state.is_open, below=below)
+            end_ms = min([bucket_id.end_ms, *(one for one in barriers if one > due_ms)])
+            stop = bisect_left(entries, (end_ms,), start)
+            yield bucket_id, entries[start:stop]
+            start = stop
 
     def _write(
         self, bucket_id: BucketId, entries: list[Entry], *, next_run: int, hash_of: Callable[[str], int]
@@ -88,8 +100,7 @@ class Filing:
 
 
 def by_crowd(entries: list[Entry]) -> Iterator[tuple[str | None, list[Entry]]]:
-    """Messages sorted, those of each topic that has very many apart, and the rest together (None)."""
-    entries.sort()
+    """Sorted messages: those of each topic that has very many apart, and the rest together (None)."""
     counts = Counter(entry[3] for entry in entries)
     crowds: dict[str | None, list[Entry]] = {topic: [] for topic, n in counts.items() if n > CROWD_MESSAGES}
     if not crowds:

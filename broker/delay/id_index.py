@@ -8,6 +8,7 @@ fired long ago is left out. A look-up reads one block of three kilobytes a piece
 
 from __future__ import annotations
 
+import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,7 @@ PIECES_MAX: Final = 32
 MERGED_PIECES: Final = 16
 _SLICE_IDS: Final = 8_192
 _KEYS: Final = 1 << 64
+_pack: Final = struct.Struct(">QQQ").pack
 
 
 class _Fences(msgspec.Struct, array_like=True, frozen=True):
@@ -41,7 +43,7 @@ _decode = msgspec.msgpack.Decoder(_Fences).decode
 
 def index_entry(hash_: int, due_ms: int, seq: int) -> bytes:
     """An entry, which sorts by its hash."""
-    return hash_.to_bytes(8, "big") + due_ms.to_bytes(8, "big") + seq.to_bytes(8, "big")
+    return _pack(hash_, due_ms, seq)
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import assert_never
 
 from broker.delay import records
@@ -15,6 +16,8 @@ from broker.delay.levels import BucketId, BucketState
 from broker.delay.records import FROM_MEMORY
 from broker.delay.remembered import RememberedCancels
 from broker.delay.run import Entry, Run
+
+_ID, _TOPIC, _PAYLOAD = itemgetter(2), itemgetter(3), itemgetter(4)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,12 +156,9 @@ class ScheduleState:
     # -- what records do ---------------------------------------------------------------------------------------------
 
     def _schedule(self, entries: Sequence[Entry]) -> None:
-        pending, topics, size = self.pending, self.topics, 0
-        for entry in entries:
-            pending[entry[2]] = entry
-            topics[entry[3]] += 1
-            size += len(entry[4])
-        self.pending_bytes += size
+        self.pending.update(zip(map(_ID, entries), entries, strict=True))
+        self.topics.update(map(_TOPIC, entries))
+        self.pending_bytes += sum(map(len, map(_PAYLOAD, entries)))
         if entries:
             self.next_seq = entries[-1][1] + 1
 

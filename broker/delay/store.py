@@ -136,6 +136,7 @@ class DelayStore(Keeping, Searching):
         pending, passed, canceled, seq = state.pending, state.passed, state.canceled, state.next_seq
         seen: set[str] = set()
         latest_ms = now_ms + DELAY_MAX_MS
+        make = tuple.__new__  # a third of what the class's own costs
         for due_ms, message_id, topic, payload in batch:
             if due_ms > latest_ms:
                 statuses.append(PublishStatus.REJECTED)
@@ -146,7 +147,7 @@ class DelayStore(Keeping, Searching):
                 statuses.append(PublishStatus.DUPLICATE)
             else:
                 seen.add(message_id)
-                entries.append(Entry(max(0, due_ms), seq, message_id, topic, payload))
+                entries.append(make(Entry, (max(0, due_ms), seq, message_id, topic, payload)))
                 seq += 1
                 statuses.append(PublishStatus.STORED)
         return statuses, Scheduled(entries, dead)
