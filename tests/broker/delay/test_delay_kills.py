@@ -100,6 +100,7 @@ def check(opened: Opened, told: Told) -> None:
     schedule = opened.open()
     again = {one: status for one in told.too_late for status in schedule.cancel([one], now_ms=told.now_ms)}
     assert set(again.values()) <= {CancelStatus.TOO_LATE}
+    assert CancelStatus.CANCELED not in schedule.cancel(sorted(told.out), now_ms=told.now_ms), "delivered, and canceled"
     settle(schedule, told.now_ms)
     late = drain(schedule, told.now_ms)
     after = drain(schedule, told.now_ms + 731 * DAY_MS)
@@ -111,6 +112,7 @@ def check(opened: Opened, told: Told) -> None:
     assert set(came) <= told.asked
     assert told.stored - told.cancel_asked - told.fired <= set(came), "stored, and lost"
     assert told.too_late - told.fired <= set(came), "too late, and lost"
+    assert told.out - told.fired <= set(came), "handed out, not settled, and lost"
     schedule.close()
     assert opened.open().count() == 0
 
