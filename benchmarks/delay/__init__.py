@@ -1,0 +1,1 @@
+"""What the schedule costs, and how late it is."""

@@ -1,0 +1,194 @@
+"""What every part of the schedule stands on: the lock, the log, the state, the wheel. No verbs of its users.
+
+A change is written to the log, then done by the very code that replays it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from broker.delay.filing import Filing
+from broker.delay.id_index import IdIndex
+from broker.delay.levels import BucketId, BucketState, is_to_fire
+from broker.delay.records import BucketChanged, LogRecord, Quarantined, RunsAdded
+from broker.delay.run import Entry, id_hash
+from broker.delay.run_reader import RunDamaged, RunReader
+from broker.delay.schedule_log import PREFIX, Place, ScheduleLog
+from broker.delay.segment_store import SegmentStore
+from broker.delay.state import Bucket, ScheduleState
+from broker.delay.wheel import Cursor, Wheel
+from messaging.errors import StorageFailed
+
+logger = logging.getLogger(__name__)
+
+IDS_PREFIX: Final = "ids-"
+NEAR_MS: Final = 120_000
+"""Messages in memory that are due later wait in a plain list, and are not in the wheel's heap yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayOptions:
+    """Bounds of one schedule."""
+
+    memory_bytes_max: int = 32 * 1024 * 1024
+    memory_messages_max: int = 65_536
+    log_bytes_max: int = 64 * 1024 * 1024
+    batch_messages_max: int = 500
+    batch_bytes_max: int = 4 * 1024 * 1024
+    hand_outs_max: int = 8
+    expand_messages_max: int = 1_000
+    cancels_remembered_max: int = 100_000
+    dedup_messages: int = 131_072
+    fired_memory_ms: int = 24 * 3_600_000
+
+
+class DelayCore:
+    """The shared half of a DelayStore. Methods with an underscore are called under the lock."""
+
+    def __init__(self, store: SegmentStore, options: DelayOptions) -> None:
+        """For DelayStore.open()."""
+        self._store = store
+        self._options = options
+        self._lock = threading.RLock()
+        self._state = ScheduleState(cancels_max=options.cancels_remembered_max)
+        self._log = ScheduleLog(store)
+        self._reader = RunReader(store, self._state)
+        self._index = IdIndex(store)
+        self._filing = Filing(store, self._state)
+        self._wheel = Wheel(self._reader.columns)
+        self._opened: set[BucketId] = set()
+        self._expanding: tuple[Bucket, Cursor] | None = None
+        self._far: list[Entry] = []
+        self._far_first_ms: int | None = None
+        self._horizon_ms = 0
+        self._next_begin_ms = 0
+        self._garbage: list[str] = []
+        self._garbage_at_checkpoint: list[str] = []
+        self._ids_made = 0
+        self._again: deque[int] = deque()
+        self._recent: deque[frozenset[int]] = deque()
+        self._hashes: dict[str, int] = {}  # of what is in memory, mostly
+        self._closed = False
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Rebuild everything from the log, and remove segments that it does not name."""
+        is_empty = True
+        for record in self._log.recover():
+            self._state.apply(record)
+            is_empty = False
+        if is_empty:
+            self._log.begin(self._state.checkpoint())
+        self._log.commit()  # what was read may never have been synced by the process that wrote it
+        used = {self._log.name, *self._state.segments()}
+        names = set(self._store.list())
+        self._ids_made = max(
+            (int(one.removeprefix(IDS_PREFIX)) for one in names if one.startswith(IDS_PREFIX)), default=0
+        )
+        self._store.delete(sorted(names - used))
+        for one in self._state.index:
+            self._index.add(one)
+        self._recent.append(frozenset(self._index.newest_hashes(self._options.dedup_messages)))
+        self._again.extend(sorted(self._state.hand_outs))
+        for name in used:
+            if not name.startswith(PREFIX):
+                self._store.seal(name)  # opened again when it is written to
+        self._rebuild_wheel()
+        for bucket in [one for one in self._state.buckets.values() if one.is_empty()]:
+            self._finish(bucket)
+
+    def _rebuild_wheel(self) -> None:
+        """From the state: on opening, and where what was taken out of the wheel could not be written down."""
+        self._wheel = Wheel(self._reader.columns)
+        self._opened.clear()
+        self._expanding = None
+        self._far, self._far_first_ms, self._horizon_ms, self._next_begin_ms = [], None, 0, 0
+        self._remember(self._state.pending.values())
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def _act(self, record: LogRecord) -> Place:
+        """Write a change down, then do it; durable with the place that is returned."""
+        place = self._log.append(record)
+        self._state.apply(record)
+        return place
+
+    def _quarantine(self, damage: RunDamaged) -> None:
+        """A run that cannot be read is never served; all others go on."""
+        run = damage.run
+        bucket = self._state.bucket_of[run.id]
+        logger.critical("run_quarantined", extra={"segment": bucket.segment, "run": run.id, "error": str(damage)})
+        self._act(Quarantined(run.id))
+        self._reader.forget(run)
+        self._rebuild_wheel()
+
+    def _finish(self, bucket: Bucket) -> None:
+        """A bucket is done: its segment goes once that is durable."""
+        self._act(BucketChanged(bucket.id.level, bucket.id.slot, BucketState.DONE))
+        for run in bucket.runs.values():
+            self._reader.forget(run)
+        self._opened.discard(bucket.id)
+        self._garbage.append(bucket.segment)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise StorageFailed("the schedule is closed")
+
+    # -- what is near ------------------------------------------------------------------------------------------------
+
+    def _remember(self, entries: Iterable[Entry]) -> None:
+        """Put messages in memory where they will be found in time."""
+        horizon_ms = self._horizon_ms
+        far = []
+        for entry in entries:
+            if entry[0] < horizon_ms:
+                self._wheel.push(entry)
+            else:
+                far.append(entry)
+        if far:
+            self._far += far
+            first_ms = min(far)[0]
+            self._far_first_ms = first_ms if self._far_first_ms is None else min(first_ms, self._far_first_ms)
+
+    def _advance(self, now_ms: int) -> None:
+        """Let the wheel have whatever may be due: messages in memory, and buckets whose time has begun."""
+        if self._far_first_ms is not None and self._far_first_ms <= now_ms + NEAR_MS // 2:
+            self._horizon_ms = now_ms + NEAR_MS
+            waiting, self._far, self._far_first_ms = self._far, [], None
+            self._remember([entry for entry in waiting if self._state.is_alive(entry)])
+        if now_ms >= self._next_begin_ms:
+            self._open_buckets(now_ms)
+
+    def _open_buckets(self, now_ms: int) -> None:
+        waiting = [bucket for bucket in self._state.buckets.values() if bucket.id not in self._opened]
+        for bucket in waiting:
+            if is_to_fire(bucket.id, now_ms=now_ms):
+                self._opened.add(bucket.id)
+                if self._expanding is not None and self._expanding[0] is bucket:
+                    self._expanding = None  # from now on it fires from where it is
+                self._wheel.add(bucket.runs.values())
+        later = (bucket.id.start_ms for bucket in waiting if bucket.id not in self._opened)
+        self._next_begin_ms = min(later, default=now_ms + NEAR_MS)
+
+    def _place_runs(self, added: Iterable[RunsAdded]) -> None:
+        """Buckets got runs: those of one that fires already go to the wheel."""
+        for one in added:
+            bucket_id = BucketId(one.level, one.slot)
+            if bucket_id in self._opened:
+                self._wheel.add(one.runs)
+            self._next_begin_ms = min(self._next_begin_ms, bucket_id.start_ms)
+
+    def _is_recent(self, message_id: str) -> bool:
+        """Whether an id came with one of the last flushes; its hash is kept for the next one."""
+        hash_ = self._hashes[message_id] = id_hash(message_id)
+        return any(hash_ in hashes for hashes in self._recent)
+
+    def _hash_of(self, message_id: str) -> int:
+        hash_ = self._hashes.get(message_id)
+        return id_hash(message_id) if hash_ is None else hash_

@@ -1,0 +1,119 @@
+"""Filing: messages into the buckets that they belong to, as runs at the ends of their segments. The caller makes it
+count.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from broker.delay.levels import LEVELS, BucketId, place
+from broker.delay.records import RunsAdded
+from broker.delay.run import Entry, Run, cut, encode_run, id_hash
+from broker.delay.segment_store import SegmentStore
+from broker.delay.state import ScheduleState
+from broker.delay.wheel import CROWD_MESSAGES
+
+_APPENDED_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+class Filing:
+    """Writes runs. What was written and never made to count is overwritten by the next attempt."""
+
+    def __init__(self, store: SegmentStore, state: ScheduleState) -> None:
+        self._store = store
+        self._state = state
+
+    def file(
+        self,
+        entries: Iterable[Entry],
+        *,
+        now_ms: int,
+        below: int = -1,
+        hash_of: Callable[[str], int] = id_hash,
+    ) -> list[RunsAdded]:
+        """Write messages to their buckets, on levels finer than `below`, and return where they are, durably.
+
+        Raises StorageFailed with nothing changed.
+        """
+        by_bucket: dict[BucketId, list[Entry]] = {}
+        for bucket_id, filed in self._placed(sorted(entries), now_ms=now_ms, below=below):
+            by_bucket.setdefault(bucket_id, []).extend(filed)
+        next_run = self._state.next_run
+        added: list[RunsAdded] = []
+        for bucket_id, filed in by_bucket.items():
+            added.append(self._write(bucket_id, filed, next_run=next_run, hash_of=hash_of))
+            next_run += len(added[-1].runs)
+        self._store.sync([one.segment for one in added])
+        return added
+
+    def _placed(self, entries: list[Entry], *, now_ms: int, below: int) -> Iterator[tuple[BucketId, list[Entry]]]:
+        """Sorted messages by bucket, found for whole stretches of due times: up to a bucket's end, or to a barrier."""
+        barriers = sorted(now_ms + level.barrier_ms for level in LEVELS)
+        start = 0
+        while start < len(entries):
+            due_ms = entries[start][0]
+            bucket_id = place(due_ms, now_ms=now_ms, is_open=self._state.is_open, below=below)
+            end_ms = min([bucket_id.end_ms, *(one for one in barriers if one > due_ms)])
+            stop = bisect_left(entries, (end_ms,), start)
+            yield bucket_id, entries[start:stop]
+            start = stop
+
+    def _write(
+        self, bucket_id: BucketId, entries: list[Entry], *, next_run: int, hash_of: Callable[[str], int]
+    ) -> RunsAdded:
+        bucket = self._state.buckets.get(bucket_id)
+        segment = bucket.segment if bucket else segment_name(bucket_id, life=next_run)
+        end = bucket.end if bucket else 0
+        runs: list[Run] = []
+        waiting: list[bytes] = []
+        cuts: list[tuple[str | None, Sequence[Entry]]] = []
+
+        def append() -> None:
+            nonlocal end
+            *positions, end = self._store.append(segment, waiting, position=end)
+            for number, (topic, piece) in enumerate(cuts):
+                first, last = piece[0], piece[-1]
+                columns, messages = waiting[2 * number], waiting[2 * number + 1]
+                runs.append(
+                    Run(
+                        id=next_run + len(runs), position=positions[2 * number], columns_bytes=len(columns),
+                        messages_position=positions[2 * number + 1], messages_bytes=len(messages), count=len(piece),
+                        first_due_ms=first.due_ms, first_seq=first.seq, last_due_ms=last.due_ms, last_seq=last.seq,
+                        topic=topic,
+                    )
+                )  # fmt: skip
+            waiting.clear()
+            cuts.clear()
+
+        for topic, crowd in by_crowd(entries):
+            for piece in cut(crowd):
+                waiting += encode_run(piece, hash_of=hash_of)
+                cuts.append((topic, piece))
+                if sum(map(len, waiting)) >= _APPENDED_BYTES_MAX:
+                    append()
+        if waiting:
+            append()
+        return RunsAdded(bucket_id.level, bucket_id.slot, segment, end, runs)
+
+
+def by_crowd(entries: list[Entry]) -> Iterator[tuple[str | None, list[Entry]]]:
+    """Sorted messages: those of each topic that has very many apart, and the rest together (None)."""
+    counts = Counter(entry[3] for entry in entries)
+    crowds: dict[str | None, list[Entry]] = {topic: [] for topic, n in counts.items() if n > CROWD_MESSAGES}
+    if not crowds:
+        yield None, entries
+        return
+    rest: list[Entry] = []
+    for entry in entries:
+        crowds.get(entry[3], rest).append(entry)
+    yield from crowds.items()
+    if rest:
+        yield None, rest
+
+
+def segment_name(bucket_id: BucketId, *, life: int) -> str:
+    """The name of a bucket's segment. A bucket that comes again after it was done gets another."""
+    return f"{LEVELS[bucket_id.level].name.lower()}-{bucket_id.slot}-{life}"

@@ -1,0 +1,173 @@
+"""The delay service in front of a broker: what the HTTP server serves in place of an engine. It stores no topic.
+
+What is published here is durable in the schedule, and goes to the target broker when it is due, at once where no due
+time was given. Consumers pull from the target itself. The target is any Broker; it need not know of delays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NoReturn
+
+import msgspec
+
+from broker.delay.service import DelayService
+from broker.delay.store import DelayStore, Timed
+from broker.publishing import BUCKETS_MS
+from messaging.broker import Broker
+from messaging.clock import Clock
+from messaging.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    InvalidMessage,
+    NotAuthorized,
+    NotSupported,
+    StorageFailed,
+)
+from messaging.limits import DELAY_MAX_MS
+from messaging.message import CancelStatus, Message, PublishResult, PublishStatus
+
+_TOO_FAR: Final = "a delay may be at most 731 days"
+
+
+class _Stored(msgspec.Struct, array_like=True, frozen=True):
+    """What the schedule keeps of a message beside its id, topic and due time."""
+
+    body: bytes
+    key: str | None
+    headers: dict[str, str]
+    created_at_ms: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Stored).decode
+
+
+class DelayFront:
+    """An engine's face over a schedule and its service. All methods may be called from any thread."""
+
+    def __init__(self, schedule: DelayStore, target: Broker, *, clock: Clock) -> None:
+        self._schedule = schedule
+        self._target = target
+        self._clock = clock
+        self._counters: Counter[tuple[str, str, str]] = Counter()
+        self.service = DelayService(schedule, deliver=self._deliver, clock=clock)
+
+    def start(self) -> None:
+        """Begin to deliver."""
+        self.service.start()
+
+    def close(self, *, timeout_ms: int = 10_000) -> None:
+        """Stop delivering, and take nothing any more. The target and the segment store stay their owner's to close."""
+        self.service.stop(timeout_ms=timeout_ms)
+        self._schedule.close()
+
+    # -- what producers ask ------------------------------------------------------------------------------------------
+
+    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+        """Store a batch durably; one result a message, in order."""
+        now_ms = self._clock.now_ms()
+        statuses = self._schedule.schedule([_timed(message, now_ms) for message in batch], now_ms=now_ms)
+        self.service.wake()
+        for message, status in zip(batch, statuses, strict=True):
+            self._counters[f"published_{status}", message.topic, ""] += 1
+        return [
+            PublishResult(message.id, status, _TOO_FAR if status is PublishStatus.REJECTED else None)
+            for message, status in zip(batch, statuses, strict=True)
+        ]
+
+    def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
+        """Cancel scheduled messages, durably."""
+        return self._schedule.cancel(message_ids, now_ms=self._clock.now_ms())
+
+    def scheduled(
+        self, topic: str | None = None, *, from_ms: int | None = None, to_ms: int | None = None, bucket: str = "minute"
+    ) -> list[tuple[int, int]]:
+        """How many are due when: (start of the minute, hour or day, count)."""
+        if bucket not in BUCKETS_MS:
+            raise InvalidMessage(f"bucket is one of {', '.join(BUCKETS_MS)}")
+        end_ms = self._clock.now_ms() + DELAY_MAX_MS + 1
+        return self._schedule.histogram(
+            topic=topic, from_ms=from_ms or 0, to_ms=end_ms if to_ms is None else to_ms, bucket_ms=BUCKETS_MS[bucket]
+        )
+
+    def scheduled_message(self, message_id: str) -> Mapping[str, object] | None:
+        """Id, topic and due time of one scheduled message."""
+        found = self._schedule.find(message_id)
+        return None if found is None else {"id": found.id, "topic": found.topic, "deliver_at_ms": found.due_ms}
+
+    # -- what operators ask ------------------------------------------------------------------------------------------
+
+    def check_ready(self) -> None:
+        """Raise StorageFailed where nothing can be taken. A target that is out does not matter here."""
+        self._schedule.check_ready()
+
+    def counters(self) -> Mapping[tuple[str, str, str], int]:
+        """Totals since the start, by (what, topic, status)."""
+        return dict(self._counters)
+
+    def log_figures(self) -> Mapping[str, int]:
+        """Bytes in memory and in the log, and what is scheduled."""
+        figures = self._schedule.figures()
+        return {
+            "messages_bytes": figures["in_memory_bytes"],
+            "actions_bytes": figures["log_bytes"],
+            "syncs": 0,
+            "scheduled": figures["scheduled"],
+        }
+
+    def topics(self) -> list[str]:
+        """Topics with scheduled messages."""
+        return list(self._schedule.topics())
+
+    def topic_figures(self, topic: str) -> Mapping[str, int]:
+        """What is scheduled; nothing else is stored here."""
+        return {"stored": 0, "scheduled": self._schedule.count(topic)}
+
+    def groups(self, _topic: str) -> list[str]:
+        """None: consumers pull from the target."""
+        return []
+
+    def subscribe(self, _topic: str, _group: str, _wake: Callable[[], None]) -> Callable[[], None]:
+        """Nothing becomes ready here."""
+        return lambda: None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotSupported(f"a delay service only publishes ({name}): consume and operate on its target broker")
+
+    # -- delivering --------------------------------------------------------------------------------------------------
+
+    def _deliver(self, batch: Sequence[Timed]) -> list[Timed]:
+        """Publish to the target; returns what it refuses for good, and raises where all may be tried again."""
+        messages = [_message(one) for one in batch]
+        try:
+            results = self._target.publish(messages)
+        except (BrokerUnavailable, NotAuthorized, NotSupported, StorageFailed):
+            raise
+        except BrokerRefused:
+            if len(batch) == 1:
+                return list(batch)
+            return [one for single in batch for one in self._deliver([single])]  # find out which
+        refused: list[Timed] = []
+        for one, result in zip(batch, results, strict=True):
+            if result.status is PublishStatus.REJECTED:
+                refused.append(one)
+            else:
+                self._counters["fired", one.topic, ""] += 1
+        return refused
+
+
+def _timed(message: Message, now_ms: int) -> Timed:
+    stored = _Stored(message.body, message.key, dict(message.headers), message.created_at_ms or now_ms)
+    due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
+    return Timed(due_ms, message.id, message.topic, _encode(stored))
+
+
+def _message(timed: Timed) -> Message:
+    """As the target gets it: due now, under the id under which it was published here, so that it drops a repeat."""
+    stored = _decode(timed.payload)
+    return Message(
+        id=timed.id, topic=timed.topic, body=stored.body, key=stored.key, headers=stored.headers,
+        created_at_ms=stored.created_at_ms,
+    )  # fmt: skip

@@ -1,0 +1,186 @@
+"""The id index: from a message id's hash to its due time and arrival, on disk, in sorted pieces. Hints, no proof.
+
+It says where to look and not what is there: a due time names the buckets that may hold a message on whatever level it
+stands by now, so nothing here changes when a message is re-filed. In memory is one fence for every 128 ids, so ten
+million ids cost 1.3 MB. A piece is written with each flush; when there are many, the smallest are merged, and what has
+fired long ago is left out. A look-up reads one block of three kilobytes a piece.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from broker.delay.records import StoredIndex
+from broker.delay.segment_store import SegmentStore
+
+ENTRY_BYTES: Final = 24
+BLOCK_IDS: Final = 128
+BLOCK_BYTES: Final = BLOCK_IDS * ENTRY_BYTES
+PIECES_MAX: Final = 32
+MERGED_PIECES: Final = 16
+_SLICE_IDS: Final = 8_192
+_KEYS: Final = 1 << 64
+_pack: Final = struct.Struct(">QQQ").pack
+
+
+class _Fences(msgspec.Struct, array_like=True, frozen=True):
+    """The first hash and the position of every block."""
+
+    hashes: list[int]
+    positions: list[int]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Fences).decode
+
+
+def index_entry(hash_: int, due_ms: int, seq: int) -> bytes:
+    """An entry, which sorts by its hash."""
+    return _pack(hash_, due_ms, seq)
+
+
+@dataclass(slots=True, eq=False)
+class _Piece:
+    stored: StoredIndex
+    hashes: array[int]
+    positions: array[int]
+
+    def block_bytes(self, block: int) -> int:
+        last = len(self.hashes) - 1
+        return BLOCK_BYTES if block < last else (self.stored.count - last * BLOCK_IDS) * ENTRY_BYTES
+
+
+class IdIndex:
+    """Look-ups in all pieces. The list of pieces is its owner's; add() and remove() follow it."""
+
+    def __init__(self, store: SegmentStore) -> None:
+        self._store = store
+        self._pieces: list[_Piece] = []
+
+    def add(self, stored: StoredIndex) -> None:
+        """Take a piece in: reads its fences."""
+        fences = _decode(self._store.read(stored.segment, stored.fences_position, stored.fences_bytes))
+        self._pieces.append(_Piece(stored, array("Q", fences.hashes), array("Q", fences.positions)))
+
+    def remove(self, removed: Iterable[StoredIndex]) -> None:
+        """Look in these pieces no more."""
+        gone = {one.segment for one in removed}
+        self._pieces = [one for one in self._pieces if one.stored.segment not in gone]
+
+    def find(self, hash_: int) -> list[tuple[int, int]]:
+        """(due, seq) of every message whose id has this hash, newest piece first."""
+        key = hash_.to_bytes(8, "big")
+        found: list[tuple[int, int]] = []
+        for piece in reversed(self._pieces):
+            first = max(0, bisect_left(piece.hashes, hash_) - 1)
+            for block in range(first, bisect_right(piece.hashes, hash_)):
+                found += _found_in(self._read(piece, block), key)
+        return found
+
+    def newest_hashes(self, count_max: int) -> Iterator[int]:
+        """Hashes of the newest pieces, while there are no more of them than `count_max`."""
+        for piece in reversed(self._pieces):
+            count_max -= piece.stored.count
+            if count_max < 0:
+                return
+            for block in range(len(piece.hashes)):
+                data = self._read(piece, block)
+                yield from (int.from_bytes(data[at : at + 8], "big") for at in range(0, len(data), ENTRY_BYTES))
+
+    def write(self, segment: str, entries: Sequence[bytes]) -> StoredIndex:
+        """A new piece of sorted entries; the caller syncs it, and adds it where it counts."""
+        writer = _Writer(self._store, segment)
+        writer.add(entries)
+        return writer.finish()
+
+    def to_merge(self) -> list[StoredIndex]:
+        """The pieces that are to become one: the smallest, when there are too many."""
+        if len(self._pieces) <= PIECES_MAX:
+            return []
+        return [one.stored for one in sorted(self._pieces, key=lambda one: one.stored.count)[:MERGED_PIECES]]
+
+    def merge(self, merged: Iterable[StoredIndex], segment: str, *, due_min_ms: int) -> Iterator[StoredIndex | None]:
+        """Write one piece of many, in small steps: yields None after each, and the new piece last.
+
+        What was due before `due_min_ms` is left out.
+        """
+        names = {one.segment for one in merged}
+        pieces = [one for one in self._pieces if one.stored.segment in names]
+        total = sum(one.stored.count for one in pieces)
+        writer = _Writer(self._store, segment)
+        slices = total // _SLICE_IDS + 1
+        due_min = due_min_ms.to_bytes(8, "big")
+        for number in range(slices):
+            low, high = _KEYS * number // slices, _KEYS * (number + 1) // slices
+            entries = sorted(entry for piece in pieces for entry in self._between(piece, low, high))
+            writer.add([entry for entry in entries if entry[8:16] >= due_min])
+            yield None
+        yield writer.finish()
+
+    def _between(self, piece: _Piece, low: int, high: int) -> Iterator[bytes]:
+        low_key, high_key = low.to_bytes(8, "big"), high.to_bytes(9, "big")[1:]
+        first = max(0, bisect_left(piece.hashes, low) - 1)
+        for block in range(first, bisect_left(piece.hashes, high)):
+            data = self._read(piece, block)
+            for at in range(0, len(data), ENTRY_BYTES):
+                entry = data[at : at + ENTRY_BYTES]
+                if entry[:8] >= low_key and (high == _KEYS or entry[:8] < high_key):
+                    yield entry
+
+    def _read(self, piece: _Piece, block: int) -> bytes:
+        return self._store.read(piece.stored.segment, piece.positions[block], piece.block_bytes(block))
+
+
+class _Writer:
+    """Writes a piece block by block, in appends of bounded size."""
+
+    _BLOCKS_APPENDED: Final = 256
+
+    def __init__(self, store: SegmentStore, segment: str) -> None:
+        self._store = store
+        self._segment = segment
+        self._rest: list[bytes] = []
+        self._hashes: list[int] = []
+        self._positions: list[int] = []
+        self._end = 0
+        self._count = 0
+        self._last_due_ms = 0
+
+    def add(self, entries: Sequence[bytes]) -> None:
+        """Entries behind all earlier ones."""
+        self._count += len(entries)
+        self._last_due_ms = max(self._last_due_ms, *(int.from_bytes(one[8:16], "big") for one in entries), 0)
+        self._rest += entries
+        whole = len(self._rest) // BLOCK_IDS * BLOCK_IDS
+        self._append(self._rest[:whole])
+        self._rest = self._rest[whole:]
+
+    def finish(self) -> StoredIndex:
+        """The last block and the fences."""
+        self._append(self._rest)
+        fences = _encode(_Fences(self._hashes, self._positions))
+        position, _ = self._store.append(self._segment, [fences], position=self._end)
+        return StoredIndex(self._segment, self._count, self._last_due_ms, position, len(fences))
+
+    def _append(self, entries: list[bytes]) -> None:
+        blocks = [b"".join(entries[at : at + BLOCK_IDS]) for at in range(0, len(entries), BLOCK_IDS)]
+        for at in range(0, len(blocks), self._BLOCKS_APPENDED):
+            some = blocks[at : at + self._BLOCKS_APPENDED]
+            *positions, self._end = self._store.append(self._segment, some, position=self._end)
+            self._positions += positions
+            self._hashes += [int.from_bytes(block[:8], "big") for block in some]
+
+
+def _found_in(data: bytes, key: bytes) -> Iterator[tuple[int, int]]:
+    at = data.find(key)
+    while at >= 0:
+        if at % ENTRY_BYTES == 0:
+            yield int.from_bytes(data[at + 8 : at + 16], "big"), int.from_bytes(data[at + 16 : at + 24], "big")
+        at = data.find(key, at + 1)

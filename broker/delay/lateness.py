@@ -1,0 +1,34 @@
+"""How late messages were handed out, as a histogram. It measures, and decides nothing."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000, 3_600_000)
+
+
+class Lateness:
+    """Counts of messages by how many milliseconds after their due time they were delivered. One thread writes."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_MS) + 1)
+        self.worst_ms = 0
+
+    def add(self, late_ms: int) -> None:
+        """One message."""
+        self._counts[bisect_left(BOUNDS_MS, late_ms)] += 1
+        self.worst_ms = max(self.worst_ms, late_ms)
+
+    def counts(self) -> list[tuple[int | None, int]]:
+        """(bound, how many were at most this late and later than the bound before); the last bound is None."""
+        return list(zip((*BOUNDS_MS, None), self._counts, strict=True))
+
+    def quantile_ms(self, share: float) -> int:
+        """The bound under which this share of the messages lies; the worst where it is behind every bound."""
+        left = share * sum(self._counts)
+        for bound, count in self.counts():
+            left -= count
+            if left <= 0 and bound is not None:
+                return min(bound, self.worst_ms)
+        return self.worst_ms

@@ -1,0 +1,356 @@
+"""Segments as files of one folder on a local disk: the segment store's first implementation.
+
+A file is a header, then frames (messaging.journal.frame: length, CRC-32C, payload). Positions count behind the header.
+
+    header   magic 8s "OUTBOXDL" | version u32 | epoch of the writer that made it u64 | crc32c u32
+
+One writer: a lock that the kernel lets go of when its holder dies; and, where locks do not hold (a shared disk, a lock
+file that somebody removed), an epoch in a file, which every write compares. Few files are open at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+import google_crc32c
+
+from broker.delay.segment_store import Record, WriterFenced
+from broker.log.folder_lock import FolderLock
+from broker.log.storage import DiskStorage, Storage
+from messaging.errors import StorageFailed
+from messaging.journal import FRAME_BYTES, SegmentDamaged, frame, read_frames
+
+logger = logging.getLogger(__name__)
+
+MAGIC: Final = b"OUTBOXDL"
+VERSION: Final = 1
+_HEAD: Final = struct.Struct("<8sIQ")
+HEADER_BYTES: Final = _HEAD.size + 4
+SUFFIX: Final = ".delay"
+OPEN_FILES_MAX: Final = 128
+_SYNCS_AT_ONCE: Final = 8
+_NAME: Final = re.compile(r"[a-z0-9-]{1,64}")
+_EPOCH_BYTES: Final = 24
+
+
+class DelayStorage(Storage, Protocol):
+    """The broker's storage, and removing."""
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, if it is there."""
+
+
+class DelayDisk(DiskStorage):
+    """The real thing."""
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    """An open file. `written` counts appends, `synced` those that are durable; `turn` guards both."""
+
+    descriptor: int
+    size: int
+    written: int = 0
+    synced: int = 0
+    users: int = 0
+    turn: threading.Lock = field(default_factory=threading.Lock)
+
+
+class LocalSegmentStore:
+    """A SegmentStore in a folder. close() gives the folder to the next writer."""
+
+    def __init__(self, folder: Path, *, storage: DelayStorage, epoch: int, lock: FolderLock) -> None:
+        """For open()."""
+        self.epoch = epoch
+        self._folder = folder
+        self._storage = storage
+        self._folder_lock = lock
+        self._files: OrderedDict[str, _File] = OrderedDict()
+        self._guard = threading.RLock()
+        self._folder_changed = False
+        self._failure: OSError | None = None
+        self._closed = False
+        self.bytes_written = 0
+        self.syncs = 0
+
+    @classmethod
+    def open(cls, folder: Path, *, storage: DelayStorage | None = None) -> LocalSegmentStore:
+        """Become the folder's writer; it is made where it is missing. Raises ConfigurationError naming the holder."""
+        storage = storage or DelayDisk()
+        lock = FolderLock(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+            epoch = _read_epoch(folder) + 1
+            _write_epoch(folder, epoch, storage)
+        except BaseException as error:
+            lock.release()
+            if isinstance(error, OSError):
+                raise StorageFailed(f"cannot open the data folder {folder}: {error.strerror}") from error
+            raise
+        return cls(folder, storage=storage, epoch=epoch, lock=lock)
+
+    def append(self, name: str, records: Sequence[bytes], *, position: int) -> list[int]:
+        """Write records at a position; see the port."""
+        frames = [frame(record) for record in records]
+        ends = [position]
+        for one in frames:
+            ends.append(ends[-1] + len(one))
+        self._refuse_if_unable()
+        try:
+            with self._opened(name, make=True) as file:
+                self._write(file, b"".join(frames), position=HEADER_BYTES + position)
+        except OSError as error:
+            raise StorageFailed(f"cannot write {name}: {error.strerror}; free some disk space") from error
+        self.bytes_written += ends[-1] - position
+        return ends
+
+    def sync(self, names: Iterable[str]) -> None:
+        """Make segments durable, and the folder where a file is new; see the port."""
+        self._refuse_if_unable()
+        try:
+            self._sync_files(tuple(names))
+            with self._guard:
+                if self._folder_changed:
+                    self._storage.sync_folder(self._folder)
+                    self._folder_changed = False
+        except OSError as error:
+            raise self._failed(error) from error
+        self._refuse_if_unable()
+
+    def read(self, name: str, position: int, size_bytes: int) -> bytes:
+        """One record; see the port."""
+        try:
+            with self._opened(name, make=False) as file:
+                data = os.pread(file.descriptor, FRAME_BYTES + size_bytes, HEADER_BYTES + position)
+        except OSError as error:
+            raise StorageFailed(f"cannot read {name}: {error.strerror}") from error
+        payload = data[FRAME_BYTES:]
+        length, crc = int.from_bytes(data[:4], "little"), int.from_bytes(data[4:FRAME_BYTES], "little")
+        if length != size_bytes or len(payload) != size_bytes or google_crc32c.value(payload) != crc:
+            raise SegmentDamaged(f"{name}: damaged record at {position}; restore {name}{SUFFIX} from a copy")
+        return payload
+
+    def scan(self, name: str) -> Iterator[Record]:
+        """Every whole record; see the port."""
+        try:
+            data = self._path(name).read_bytes()
+        except OSError as error:
+            raise StorageFailed(f"cannot read {name}: {error.strerror}") from error
+        if not _is_header(data[:HEADER_BYTES]):
+            if len(data) < HEADER_BYTES or not any(data[:HEADER_BYTES]):  # its writer died while making it
+                return
+            raise SegmentDamaged(f"{name}: its header does not match its checksum; restore it from a copy")
+        try:
+            for one in read_frames(memoryview(data)[HEADER_BYTES:], first_offset=0):
+                yield Record(one.offset, one.payload, one.end)
+        except SegmentDamaged as damage:
+            raise SegmentDamaged(f"{name}: {damage}; restore {name}{SUFFIX} from a copy") from damage
+
+    def seal(self, name: str) -> None:
+        """Let go of the file; see the port."""
+        with self._guard:
+            file = self._files.get(name)
+            if file is not None and not file.users and file.written == file.synced:
+                os.close(self._files.pop(name).descriptor)
+
+    def list(self) -> Sequence[str]:
+        """Names by the folder's entries; see the port."""
+        return sorted(path.name.removesuffix(SUFFIX) for path in self._folder.glob(f"*{SUFFIX}"))
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove files; see the port."""
+        self._refuse_if_unable()
+        names = tuple(names)
+        try:
+            with self._guard:
+                for name in names:
+                    file = self._files.pop(name, None)
+                    if file is not None:
+                        os.close(file.descriptor)
+                    self._storage.remove(self._path(name))
+                if names:
+                    self._storage.sync_folder(self._folder)
+        except OSError as error:
+            raise StorageFailed(f"cannot delete a segment: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close all files and let the folder go; idempotent. Syncs nothing."""
+        with self._guard:
+            self._closed = True
+            while self._files:
+                os.close(self._files.popitem()[1].descriptor)
+        self._folder_lock.release()
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def _opened(self, name: str, *, make: bool) -> _Use:
+        with self._guard:
+            if self._closed:
+                raise StorageFailed("the segment store is closed")
+            file = self._files.get(name)
+            if file is None:
+                file = self._files[name] = self._open_file(name, make=make)
+                self._close_idle()
+            self._files.move_to_end(name)
+            file.users += 1
+        return _Use(file, self._guard)
+
+    def _open_file(self, name: str, *, make: bool) -> _File:
+        path = self._path(name)
+        is_new = not path.exists()
+        if is_new and not make:
+            raise FileNotFoundError(2, "there is no such segment", name)
+        descriptor = self._storage.create(path)
+        try:
+            size = os.fstat(descriptor).st_size
+            if not _is_header(os.pread(descriptor, HEADER_BYTES, 0)):
+                _check_unfinished(name, size)
+                self._storage.write(descriptor, _header(self.epoch), position=0)
+                self._folder_changed = True
+                size = HEADER_BYTES
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return _File(descriptor, size, written=1)  # what an earlier process wrote may never have been synced
+
+    def _close_idle(self) -> None:
+        """Keep few files open. Unsynced writes are synced first: the loss of one is told to its descriptor only."""
+        for name in list(self._files)[: max(0, len(self._files) - OPEN_FILES_MAX)]:
+            file = self._files[name]
+            if not file.users:
+                if file.synced < file.written:
+                    self._sync_written(file)
+                del self._files[name]
+                os.close(file.descriptor)
+
+    def _write(self, file: _File, data: bytes, *, position: int) -> None:
+        if file.size > position:  # the tail of an append that nobody was told of
+            self._storage.truncate(file.descriptor, position)
+        file.size = position + len(data)
+        file.written += 1
+        self._storage.write(file.descriptor, data, position=position)
+
+    def _sync_files(self, names: tuple[str, ...]) -> None:
+        """Several at a time: the disk does in one go what is asked of it together."""
+        if len(names) < _SYNCS_AT_ONCE:
+            for name in names:
+                self._sync_file(name)
+            return
+        with ThreadPoolExecutor(_SYNCS_AT_ONCE, "delay-sync") as pool:
+            for _ in pool.map(self._sync_file, names):
+                pass
+
+    def _sync_file(self, name: str) -> None:
+        """Callers share a sync: whoever waited for the turn may find its own write synced by another."""
+        with self._guard:
+            if name not in self._files and not self._path(name).exists():
+                return  # deleted meanwhile
+            use = self._opened(name, make=False)
+        with use as file:
+            wanted = file.written
+            with file.turn:
+                if file.synced < wanted:
+                    self._refuse_if_failed()
+                    self._sync_written(file)
+
+    def _sync_written(self, file: _File) -> None:
+        covered = file.written
+        try:
+            self._storage.sync(file.descriptor)
+        except OSError as error:
+            raise self._failed(error) from error
+        self.syncs += 1
+        file.synced = covered
+
+    def _failed(self, error: OSError) -> StorageFailed:
+        """A failed sync is final: the kernel may have dropped the pages it could not write."""
+        self._failure = error
+        logger.critical("sync_failed", extra={"folder": self._folder.name, "error": error.strerror})
+        return StorageFailed(f"the disk did not confirm a write: {error.strerror}; restart the broker")
+
+    def _refuse_if_failed(self) -> None:
+        if self._failure is not None:
+            raise StorageFailed(
+                f"the disk failed earlier ({self._failure.strerror}); nothing is taken until the broker is restarted"
+            ) from self._failure
+
+    def _refuse_if_unable(self) -> None:
+        self._refuse_if_failed()
+        if self._closed:
+            raise StorageFailed("the segment store is closed")
+        if _read_epoch(self._folder) != self.epoch:
+            raise WriterFenced(f"another process writes to {self._folder} now; this one must end")
+
+    def _path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"not a segment's name: {name!r}")
+        return self._folder / f"{name}{SUFFIX}"
+
+
+class _Use:
+    """A file that must stay open while it is used."""
+
+    def __init__(self, file: _File, guard: threading.RLock) -> None:
+        self._file = file
+        self._guard = guard
+
+    def __enter__(self) -> _File:
+        return self._file
+
+    def __exit__(self, *_: object) -> None:
+        with self._guard:
+            self._file.users -= 1
+
+
+def _header(epoch: int) -> bytes:
+    head = _HEAD.pack(MAGIC, VERSION, epoch)
+    return head + int(google_crc32c.value(head)).to_bytes(4, "little")
+
+
+def _is_header(data: bytes) -> bool:
+    if len(data) < HEADER_BYTES:
+        return False
+    magic, version, _ = _HEAD.unpack_from(data)
+    crc = int.from_bytes(data[_HEAD.size : HEADER_BYTES], "little")
+    return bool(magic == MAGIC and version == VERSION and google_crc32c.value(data[: _HEAD.size]) == crc)
+
+
+def _check_unfinished(name: str, size: int) -> None:
+    if size > HEADER_BYTES:
+        raise SegmentDamaged(f"{name}: its header does not match its checksum; restore it from a copy")
+
+
+def _read_epoch(folder: Path) -> int:
+    try:
+        text = (folder / "epoch").read_bytes()[:_EPOCH_BYTES].strip()
+    except FileNotFoundError:
+        return 0
+    return int(text) if text.isdigit() else 0
+
+
+def _write_epoch(folder: Path, epoch: int, storage: DelayStorage) -> None:
+    """Write the epoch aside and rename it, so that a cut leaves the old one or the new one."""
+    aside = folder / "epoch.new"
+    descriptor = storage.create(aside)
+    try:
+        storage.truncate(descriptor, 0)
+        storage.write(descriptor, f"{epoch}\n".encode(), position=0)
+        storage.sync(descriptor)
+    finally:
+        os.close(descriptor)
+    aside.replace(folder / "epoch")
+    storage.sync_folder(folder)

@@ -1,0 +1,89 @@
+"""The delay service's process, from its configuration to exit code 0: address, schedule, target, server, and the end in
+reverse.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, cast
+
+from broker.delay.front import DelayFront
+from broker.delay.local_segments import LocalSegmentStore
+from broker.delay.store import DelayStore
+from broker.engine import Engine
+from broker.http.server import HttpServer, bind
+from messaging import connect, logs
+from messaging.broker import Broker
+from messaging.clock import SystemClock
+from messaging.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from broker.config import BrokerConfig
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ConfigurationError or StorageFailed where it cannot begin.
+
+    The target is found by its URL's scheme, as everywhere: this room imports no adapter.
+    """
+    logs.configure(format=config.log_format, level=config.log_level, quiet={"uvicorn": "warning"})
+    access, tls = config.access(), config.tls
+    target = connect(target_url, **({} if target_token is None else {"token": target_token}))
+    bound = bind(config.host, config.port)
+    try:
+        with _Running(config, target) as front:
+            # The server asks for nothing that a front does not answer or refuse.
+            server = HttpServer(cast("Engine", front), bound, settings=config.http_settings, access=access, tls=tls)
+            server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
+    finally:
+        bound.close()
+        target.close()
+    logger.info("server_stopped")
+
+
+class _Running:
+    """A front over an open folder, delivering; closed in reverse order."""
+
+    def __init__(self, config: BrokerConfig, target: Broker) -> None:
+        self._config = config
+        self._target = target
+
+    def __enter__(self) -> DelayFront:
+        self._forget()
+        self._store = LocalSegmentStore.open(self._config.data)
+        try:
+            clock = SystemClock()
+            self._front = DelayFront(DelayStore.open(self._store), self._target, clock=clock)
+            self._front.start()
+        except BaseException:
+            self._store.close()
+            raise
+        return self._front
+
+    def __exit__(self, *_: object) -> None:
+        self._forget()
+        try:
+            self._front.close()
+        finally:
+            self._store.close()
+
+    def _forget(self) -> None:
+        if self._config.ready_file is not None:
+            self._config.ready_file.unlink(missing_ok=True)
+
+
+def _announce(url: str, ready_file: Path | None) -> None:
+    """Say that it serves: in the file for scripts, and in a line for people."""
+    if ready_file is not None:
+        try:
+            unfinished = ready_file.with_name(f"{ready_file.name}.new")
+            unfinished.write_text(url + "\n", encoding="utf-8")
+            unfinished.replace(ready_file)
+        except OSError as error:
+            raise ConfigurationError(f"cannot write the ready file {ready_file}: {error.strerror}") from error
+    print(f"delay service ready at {url}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,0 +1,142 @@
+"""What the schedule's log says: each change of its state, as a record. Written down, then done by what replays it.
+
+A log segment begins with a Checkpoint, the whole state but for the messages in buckets; then come changes, in order.
+A record is a MessagePack array whose first element is its tag; new fields go last and have defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from broker.delay.run import Entry, Run
+
+Part = tuple[int, int, int]
+"""A piece of a hand-out: (run id, from, up to), or (0, seq, 0) for a message that was in memory."""
+FROM_MEMORY: Final = 0
+
+
+class Scheduled(msgspec.Struct, array_like=True, frozen=True, tag="scheduled"):
+    """Messages came. Those in `dead` were canceled before they came, and go nowhere."""
+
+    entries: list[Entry]
+    dead: list[str]
+
+
+class Canceled(msgspec.Struct, array_like=True, frozen=True, tag="canceled"):
+    """Ids were canceled: `stopped` were scheduled (in memory, or at `marks`: run id, index), `early` are to come."""
+
+    at_ms: int
+    stopped: list[str]
+    early: list[str]
+    marks: list[tuple[int, int]]
+    topics: dict[str, int]
+
+
+class Handed(msgspec.Struct, array_like=True, frozen=True, tag="handed"):
+    """A batch is about to be handed out: from here on it will be delivered, and a cancel is too late.
+
+    `ids` are of those that were in memory.
+    """
+
+    batch: int
+    parts: list[Part]
+    ids: list[str]
+    topics: dict[str, int]
+
+
+class Fired(msgspec.Struct, array_like=True, frozen=True, tag="fired"):
+    """A batch was delivered, but for those of it that are scheduled `again`, under later due times."""
+
+    batch: int
+    again: list[Entry] = []
+
+
+class BucketChanged(msgspec.Struct, array_like=True, frozen=True, tag="bucket"):
+    """A bucket's state (levels.BucketState) changed. One that is done is gone."""
+
+    level: int
+    slot: int
+    state: str
+
+
+class RunsAdded(msgspec.Struct, array_like=True, frozen=True):
+    """Runs at the end of a bucket's segment, which is made where it is new."""
+
+    level: int
+    slot: int
+    segment: str
+    end: int
+    runs: list[Run]
+
+
+class Moved(msgspec.Struct, array_like=True, frozen=True, tag="moved"):
+    """Messages were re-filed: `taken` is how far each run of the parent got, `added` where they are now."""
+
+    level: int
+    slot: int
+    taken: list[tuple[int, int]]
+    added: list[RunsAdded]
+
+
+class Quarantined(msgspec.Struct, array_like=True, frozen=True, tag="quarantined"):
+    """A run's bytes do not match their checksum: it is never served, and its segment is kept for the operator."""
+
+    run: int
+
+
+class StoredBucket(msgspec.Struct, array_like=True, frozen=True):
+    """A bucket in a checkpoint."""
+
+    level: int
+    slot: int
+    segment: str
+    state: str
+    end: int
+    runs: list[Run]
+    quarantined: list[int]
+
+
+class StoredIndex(msgspec.Struct, array_like=True, frozen=True):
+    """A sorted piece of the id index: its segment, and where its fences are."""
+
+    segment: str
+    count: int
+    last_due_ms: int
+    fences_position: int
+    fences_bytes: int
+
+
+class Flushed(msgspec.Struct, array_like=True, frozen=True, tag="flushed"):
+    """All that was pending stands in buckets now, and in a new piece of the id index."""
+
+    added: list[RunsAdded]
+    index: StoredIndex | None
+
+
+class StoredHandOut(msgspec.Struct, array_like=True, frozen=True):
+    """A batch that was handed out and not settled, with those of its messages that were in memory."""
+
+    batch: int
+    parts: list[Part]
+    entries: list[Entry]
+
+
+class Checkpoint(msgspec.Struct, array_like=True, frozen=True, tag="checkpoint", kw_only=True):
+    """The state when a log segment begins."""
+
+    next_seq: int
+    next_run: int
+    next_batch: int
+    buckets: list[StoredBucket]
+    index: list[StoredIndex]
+    hand_outs: list[StoredHandOut]
+    canceled: list[tuple[str, int, bool]]
+    topics: dict[str, int]
+
+
+LogRecord = Checkpoint | Scheduled | Canceled | Handed | Fired | Flushed | BucketChanged | Moved | Quarantined
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(LogRecord).decode

@@ -1,0 +1,78 @@
+"""Reading runs from their segments, with what was read lately kept in bounded caches. It changes nothing."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from broker.delay.run import Columns, Run, Stored, decode_columns, decode_messages
+from broker.delay.segment_store import SegmentStore
+from broker.delay.state import ScheduleState
+from messaging.journal import SegmentDamaged
+
+COLUMNS_CACHED_MAX: Final = 256
+MESSAGES_CACHED_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+class RunDamaged(SegmentDamaged):
+    """A run whose bytes do not match their checksum."""
+
+    def __init__(self, run: Run, why: SegmentDamaged) -> None:
+        super().__init__(str(why))
+        self.run = run
+
+
+class RunReader:
+    """Columns and messages of runs. Used under the schedule's lock. Raises RunDamaged and StorageFailed."""
+
+    def __init__(self, store: SegmentStore, state: ScheduleState) -> None:
+        self._store = store
+        self._state = state
+        self._columns: OrderedDict[int, Columns] = OrderedDict()
+        self._messages: OrderedDict[int, tuple[int, list[Stored]]] = OrderedDict()
+        self._messages_bytes = 0
+
+    def columns(self, run: Run) -> Columns:
+        """Due times, arrivals, hashes and topics of a run."""
+        found = self._columns.get(run.id)
+        if found is None:
+            found = self._columns[run.id] = self.read_columns(self._state.bucket_of[run.id].segment, run)
+            if len(self._columns) > COLUMNS_CACHED_MAX:
+                self._columns.popitem(last=False)
+        else:
+            self._columns.move_to_end(run.id)
+        return found
+
+    def read_columns(self, segment: str, run: Run) -> Columns:
+        """The same past the cache, for any thread."""
+        try:
+            return decode_columns(self._store.read(segment, run.position, run.columns_bytes))
+        except SegmentDamaged as damage:
+            raise RunDamaged(run, damage) from damage
+
+    def messages(self, run: Run) -> list[Stored]:
+        """All messages of a run."""
+        found = self._messages.get(run.id)
+        if found is None:
+            segment = self._state.bucket_of[run.id].segment
+            try:
+                messages = decode_messages(self._store.read(segment, run.messages_position, run.messages_bytes))
+            except SegmentDamaged as damage:
+                raise RunDamaged(run, damage) from damage
+            self._keep(run, messages)
+            return messages
+        self._messages.move_to_end(run.id)
+        return found[1]
+
+    def forget(self, run: Run) -> None:
+        """Nothing of a run is needed any more."""
+        self._columns.pop(run.id, None)
+        size, _ = self._messages.pop(run.id, (0, ()))
+        self._messages_bytes -= size
+
+    def _keep(self, run: Run, messages: list[Stored]) -> None:
+        self._messages[run.id] = (run.messages_bytes, messages)
+        self._messages_bytes += run.messages_bytes
+        while self._messages_bytes > MESSAGES_CACHED_BYTES_MAX and len(self._messages) > 1:
+            _, (size, _) = self._messages.popitem(last=False)
+            self._messages_bytes -= size

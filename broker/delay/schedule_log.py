@@ -1,0 +1,121 @@
+"""The schedule's log: records of changes, in segments that begin with a checkpoint. It decides nothing.
+
+Schedule log and dispatch log are one, so that their order needs no proof.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+from broker.delay import records
+from broker.delay.segment_store import Record, SegmentStore
+from messaging.errors import StorageFailed
+
+logger = logging.getLogger(__name__)
+
+PREFIX: Final = "log-"
+Place = tuple[str, int]
+"""Where a record ends: the segment and its end behind it."""
+
+
+class ScheduleLog:
+    """One log. append() and begin() need the caller's lock; commit() is for any thread, and shares syncs."""
+
+    def __init__(self, store: SegmentStore) -> None:
+        self._store = store
+        self._number = 0
+        self._end = 0
+        self._begun = 0
+        self._old: list[str] = []
+        self._durable: dict[str, int] = {}
+        self._guard = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """The segment that is written to."""
+        return f"{PREFIX}{self._number:012d}"
+
+    @property
+    def place(self) -> Place:
+        """Where the log ends now."""
+        return self.name, self._end
+
+    @property
+    def grown_bytes(self) -> int:
+        """Bytes behind the checkpoint."""
+        return self._end - self._begun
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether something was appended that is not durable yet."""
+        return self._durable.get(self.name, 0) < self._end
+
+    def recover(self) -> Iterator[records.LogRecord]:
+        """Every record since the newest whole checkpoint; none in an empty store. To be exhausted."""
+        names = [name for name in self._store.list() if name.startswith(PREFIX)]
+        while names:
+            found = self._store.scan(names[-1])
+            first = next(found, None)
+            if first is not None and isinstance(decoded := records.decode(first.payload), records.Checkpoint):
+                self._number = int(names[-1].removeprefix(PREFIX))
+                self._old = names[:-1]
+                yield decoded
+                yield from self._follow(first, found)
+                return
+            logger.warning("unfinished_log_removed", extra={"segment": names[-1]})
+            self._store.delete([names.pop()])
+
+    def append(self, record: records.LogRecord) -> Place:
+        """Write a record down; not durable before commit(). Raises StorageFailed with nothing appended."""
+        *_, end = self._store.append(self.name, [records.encode(record)], position=self._end)
+        self._end = end
+        return self.place
+
+    def commit(self, place: Place | None = None) -> None:
+        """Return once everything up to a place (all, by default) is durable."""
+        name, end = place or (self.name, self._end)
+        with self._guard:
+            if self._durable.get(name, 0) >= end or name < self.name:
+                return  # a later segment's checkpoint holds all of an earlier one
+        written = self._end if name == self.name else end
+        self._store.sync([name])
+        with self._guard:
+            if name == self.name:
+                self._durable[name] = max(self._durable.get(name, 0), written)
+
+    def check_ready(self) -> None:
+        """Raise StorageFailed where the store takes nothing until it is opened again."""
+        self._store.sync(())
+
+    def begin(self, checkpoint: records.Checkpoint) -> None:
+        """Begin a new segment, durably; the older ones have nothing to say any more. Raises StorageFailed.
+
+        Where that fails, the log goes on in the old segment.
+        """
+        name = f"{PREFIX}{self._number + 1:012d}"
+        try:
+            *_, end = self._store.append(name, [records.encode(checkpoint)], position=0)
+            self._store.sync([name])
+        except StorageFailed:
+            self._store.delete([name])
+            raise
+        with self._guard:
+            if self._number:
+                self._old.append(self.name)
+            self._number += 1
+            self._end = self._begun = end
+            self._durable = {name: end}
+
+    def old_segments(self) -> list[str]:
+        """The segments that may be deleted; each is told once."""
+        old, self._old = self._old, []
+        return old
+
+    def _follow(self, first: Record, found: Iterator[Record]) -> Iterator[records.LogRecord]:
+        self._end = self._begun = first.end
+        for one in found:
+            self._end = one.end
+            yield records.decode(one.payload)

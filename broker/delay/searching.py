@@ -1,0 +1,156 @@
+"""Looking into the schedule: one message by its id, how many are due when. It changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from broker.delay.core import DelayCore
+from broker.delay.levels import candidates
+from broker.delay.run import Columns, Run, id_hash
+from messaging.errors import StorageFailed
+
+_SAMPLE_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A scheduled message, without its payload."""
+
+    id: str
+    topic: str
+    due_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a message stands in a bucket."""
+
+    run: Run
+    index: int
+    topic: str
+    due_ms: int
+
+
+class Searching(DelayCore):
+    """Questions, which may be asked at any time."""
+
+    def find(self, message_id: str) -> Listed | None:
+        """One scheduled message; None where none is scheduled under this id, or it has fired or was canceled."""
+        with self._lock:
+            entry = self._state.pending.get(message_id)
+            if entry is not None:
+                return Listed(entry.id, entry.topic, entry.due_ms)
+            for one in self._standing(message_id)[0]:
+                if not one.run.is_gone(one.index):
+                    return Listed(message_id, one.topic, one.due_ms)
+        return None
+
+    def count(self, topic: str | None = None) -> int:
+        """How many are scheduled, of a topic or in all."""
+        with self._lock:
+            return self._state.topics.total() if topic is None else self._state.topics[topic]
+
+    def topics(self) -> dict[str, int]:
+        """How many are scheduled, by topic."""
+        with self._lock:
+            return {topic: count for topic, count in sorted(self._state.topics.items()) if count}
+
+    def histogram(self, *, topic: str | None, from_ms: int, to_ms: int, bucket_ms: int) -> list[tuple[int, int]]:
+        """(start, how many are due in it) for each `bucket_ms` of [from_ms, to_ms) in which any are.
+
+        Reads columns, no messages, and holds up nothing meanwhile: what fires while it reads may be counted or not.
+        """
+        counts: Counter[int] = Counter()
+        with self._lock:
+            for entry in self._state.pending.values():
+                if from_ms <= entry.due_ms < to_ms and topic in {None, entry.topic}:
+                    counts[entry.due_ms // bucket_ms] += 1
+            places = [
+                (bucket.segment, run)
+                for bucket in self._state.buckets.values()
+                for run in bucket.runs.values()
+                if run.taken < run.count and run.first_due_ms < to_ms and run.last_due_ms >= from_ms
+            ]
+        for segment, run in places:
+            counts.update(
+                due_ms // bucket_ms for due_ms in self._dues(segment, run, topic) if from_ms <= due_ms < to_ms
+            )
+        return [(number * bucket_ms, count) for number, count in sorted(counts.items())]
+
+    def next_due_ms(self) -> int | None:
+        """A time before which nothing is due; None where nothing is scheduled."""
+        with self._lock:
+            times = [self._wheel.next_due_ms(), self._far_first_ms]
+            times += [one.first_due_ms() for one in self._state.buckets.values() if one.id not in self._opened]
+            return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
+    def figures(self) -> dict[str, int]:
+        """Sizes, for operators."""
+        with self._lock:
+            runs = [run for bucket in self._state.buckets.values() for run in bucket.runs.values()]
+            return {
+                "scheduled": self._state.topics.total(),
+                "buckets": len(self._state.buckets),
+                "runs": len(runs),
+                "in_memory": len(self._state.pending),
+                "in_memory_bytes": self._state.pending_bytes,
+                "handed_out": len(self._state.hand_outs),
+                "id_index_pieces": len(self._state.index),
+                "cancels_remembered": len(self._state.canceled),
+                "quarantined_runs": sum(len(bucket.quarantined) for bucket in self._state.buckets.values()),
+                "log_bytes": self._log.place[1],
+            }
+
+    def _dues(self, segment: str, run: Run, topic: str | None) -> Iterator[int]:
+        try:
+            columns = self._reader.read_columns(segment, run)
+        except StorageFailed:  # its bucket was dropped meanwhile
+            return
+        number = None if topic is None else _number(columns, topic)
+        if topic is not None and number is None:
+            return
+        for index in range(run.taken, run.count):
+            if (number is None or columns.topic[index] == number) and not run.is_gone(index):
+                yield columns.due[index]
+
+    def _standing(self, message_id: str) -> tuple[list[Standing], bool]:
+        """Where messages of this id stand in buckets; and whether any was there that has fired.
+
+        The index tells a hash's due times; the message itself proves that it is the one.
+        """
+        found: list[Standing] = []
+        has_fired = False
+        for due_ms, seq in self._index.find(id_hash(message_id)):
+            standing = self._look_up(message_id, (due_ms, seq))
+            if standing is None:
+                has_fired = True
+            elif standing.run.id:
+                found.append(standing)
+        return found, has_fired
+
+    def _look_up(self, message_id: str, key: tuple[int, int]) -> Standing | None:
+        """The message of this (due, seq), where it waits; None where it has fired. Coarsest bucket first."""
+        for bucket_id in candidates(key[0]):
+            bucket = self._state.buckets.get(bucket_id)
+            for run in bucket.runs.values() if bucket else ():
+                index = self._reader.columns(run).index_of(*key) if run.may_hold(key) else None
+                if index is not None and index >= run.taken:
+                    stored_id, topic, _ = self._reader.messages(run)[index]
+                    return Standing(run, index, topic, key[0]) if stored_id == message_id else _ANOTHER
+        return None
+
+
+_ANOTHER: Final = Standing(
+    Run(
+        id=0, position=0, columns_bytes=0, messages_position=0, messages_bytes=0, count=0, first_due_ms=0,
+        first_seq=0, last_due_ms=0, last_seq=0,
+    ), 0, "", 0,
+)  # fmt: skip
+"""Says that another id has the same hash."""
+
+
+def _number(columns: Columns, topic: str) -> int | None:
+    return columns.topics.index(topic) if topic in columns.topics else None

@@ -1,0 +1,238 @@
+"""The schedule's state in memory, and the one way in which it changes: by applying a record of the log.
+
+No I/O, no clock. What it does not hold is messages in buckets: of those it knows runs, some two hundred bytes each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import assert_never
+
+from broker.delay import records
+from broker.delay.levels import BucketId, BucketState
+from broker.delay.records import FROM_MEMORY
+from broker.delay.remembered import RememberedCancels
+from broker.delay.run import Entry, Run
+
+_ID, _TOPIC, _PAYLOAD = itemgetter(2), itemgetter(3), itemgetter(4)
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """A bucket: a segment of runs. `handed` counts unsettled hand-outs from it, which keep it alive."""
+
+    id: BucketId
+    segment: str
+    state: BucketState = BucketState.OPEN
+    end: int = 0
+    runs: dict[int, Run] = field(default_factory=dict)
+    quarantined: set[int] = field(default_factory=set)
+    handed: int = 0
+
+    def is_empty(self) -> bool:
+        """Whether every message of it has fired, moved on or been canceled, for good."""
+        return not self.handed and not self.quarantined and all(run.taken == run.count for run in self.runs.values())
+
+    def first_due_ms(self) -> int | None:
+        """A due time that none of what is left comes before."""
+        return min((run.first_due_ms for run in self.runs.values() if run.taken < run.count), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class HandOut:
+    """A batch that was handed out; `entries` are those of its messages that were in memory."""
+
+    batch: int
+    parts: list[records.Part]
+    entries: dict[int, Entry]
+
+
+class ScheduleState:
+    """Everything the schedule knows. Changed under its owner's lock, and by replay before that."""
+
+    def __init__(self, *, cancels_max: int) -> None:
+        self.next_seq = 1
+        self.next_run = 1
+        self.next_batch = 1
+        self.pending: dict[str, Entry] = {}  # in the log, not in a bucket yet
+        self.pending_bytes = 0
+        self.passed: dict[str, tuple[int, int]] = {}  # (due, seq) of what fired before it was in a bucket
+        self.buckets: dict[BucketId, Bucket] = {}
+        self.bucket_of: dict[int, Bucket] = {}  # by run id
+        self.index: list[records.StoredIndex] = []
+        self.hand_outs: dict[int, HandOut] = {}
+        self.canceled = RememberedCancels(cancels_max)
+        self.topics: Counter[str] = Counter()
+
+    def apply(self, record: records.LogRecord) -> None:  # noqa: C901 - one arm a record
+        """Do what a record says."""
+        match record:
+            case records.Scheduled():
+                self._schedule(record.entries)
+                self.canceled.stop(record.dead)
+            case records.Canceled():
+                self._cancel(record)
+            case records.Handed():
+                self._hand_out(record)
+            case records.Fired():
+                self._settle(record.batch)
+                for entry in record.again:
+                    self.passed.pop(entry.id, None)
+                self._schedule(record.again)
+            case records.Flushed():
+                self._flush(record)
+            case records.BucketChanged():
+                self._change(BucketId(record.level, record.slot), BucketState(record.state))
+            case records.Moved():
+                self._move(record)
+            case records.Quarantined():
+                self._quarantine(*self.run(record.run))
+            case records.Checkpoint():
+                self._restore(record)
+            case _:
+                assert_never(record)
+
+    def run(self, run_id: int) -> tuple[Bucket, Run]:
+        """A run and its bucket. KeyError where it is gone."""
+        bucket = self.bucket_of[run_id]
+        return bucket, bucket.runs[run_id]
+
+    def is_open(self, bucket_id: BucketId) -> bool:
+        """Whether direct writes may go to a bucket: it is not there yet, or takes them still."""
+        bucket = self.buckets.get(bucket_id)
+        return bucket is None or bucket.state is BucketState.OPEN
+
+    def is_alive(self, entry: Entry) -> bool:
+        """Whether a message in memory is still to be delivered."""
+        return self.pending.get(entry[2]) is entry
+
+    def segments(self) -> Iterator[str]:
+        """The names of all segments that are in use, without the log's."""
+        for bucket in self.buckets.values():
+            yield bucket.segment
+        for one in self.index:
+            yield one.segment
+
+    def checkpoint(self) -> records.Checkpoint:
+        """All of it, as a record. What is pending must have been flushed before."""
+        if self.pending or self.passed:
+            raise RuntimeError("messages in memory have no place in a checkpoint")
+        return records.Checkpoint(
+            next_seq=self.next_seq,
+            next_run=self.next_run,
+            next_batch=self.next_batch,
+            buckets=[
+                records.StoredBucket(
+                    one.id.level, one.id.slot, one.segment, one.state, one.end, list(one.runs.values()),
+                    list(one.quarantined),
+                )
+                for one in self.buckets.values()
+            ],
+            index=self.index,
+            hand_outs=[
+                records.StoredHandOut(one.batch, one.parts, list(one.entries.values()))
+                for one in self.hand_outs.values()
+            ],
+            canceled=self.canceled.stored(),
+            topics={topic: count for topic, count in self.topics.items() if count},
+        )  # fmt: skip
+
+    def add_runs(self, added: Iterable[records.RunsAdded]) -> None:
+        """Put runs into their buckets, which are made where they are new; the runs' ids are used up."""
+        for one in added:
+            bucket_id = BucketId(one.level, one.slot)
+            bucket = self.buckets.get(bucket_id)
+            if bucket is None:
+                bucket = self.buckets[bucket_id] = Bucket(bucket_id, one.segment)
+            bucket.end = one.end
+            for run in one.runs:
+                bucket.runs[run.id] = run
+                self.bucket_of[run.id] = bucket
+                self.next_run = max(self.next_run, run.id + 1)
+
+    # -- what records do ---------------------------------------------------------------------------------------------
+
+    def _schedule(self, entries: Sequence[Entry]) -> None:
+        self.pending.update(zip(map(_ID, entries), entries, strict=True))
+        self.topics.update(map(_TOPIC, entries))
+        self.pending_bytes += sum(map(len, map(_PAYLOAD, entries)))
+        if entries:
+            self.next_seq = entries[-1][1] + 1
+
+    def _cancel(self, record: records.Canceled) -> None:
+        for message_id in record.stopped:
+            entry = self.pending.pop(message_id, None)
+            if entry is not None:
+                self.pending_bytes -= len(entry.payload)
+        for run_id, index in record.marks:
+            self.run(run_id)[1].mark_gone(index)
+        self.topics.subtract(record.topics)
+        self.canceled.add(record.stopped, at_ms=record.at_ms, stopped=True)
+        self.canceled.add(record.early, at_ms=record.at_ms, stopped=False)
+
+    def _hand_out(self, record: records.Handed) -> None:
+        entries: dict[int, Entry] = {}
+        for message_id in record.ids:
+            entry = self.pending.pop(message_id)
+            entries[entry.seq] = entry
+            self.passed[message_id] = (entry.due_ms, entry.seq)
+            self.pending_bytes -= len(entry.payload)
+        self.topics.subtract(record.topics)
+        self.hand_outs[record.batch] = HandOut(record.batch, record.parts, entries)
+        self.next_batch = max(self.next_batch, record.batch + 1)
+        for run_id, _, stop in record.parts:
+            if run_id != FROM_MEMORY:
+                bucket, run = self.run(run_id)
+                run.taken = max(run.taken, stop)
+                bucket.handed += 1
+
+    def _settle(self, batch: int) -> None:
+        hand_out = self.hand_outs.pop(batch, None)
+        if hand_out is not None:
+            for run_id, _, _ in hand_out.parts:
+                if run_id != FROM_MEMORY:
+                    self.bucket_of[run_id].handed -= 1
+
+    def _flush(self, record: records.Flushed) -> None:
+        self.add_runs(record.added)
+        if record.index is not None:
+            self.index.append(record.index)
+        self.pending, self.passed, self.pending_bytes = {}, {}, 0
+
+    def _quarantine(self, bucket: Bucket, run: Run) -> None:
+        bucket.quarantined.add(run.id)
+        run.taken = run.count
+
+    def _change(self, bucket_id: BucketId, state: BucketState) -> None:
+        bucket = self.buckets[bucket_id]
+        bucket.state = state
+        if state is BucketState.DONE:
+            for run_id in bucket.runs:
+                del self.bucket_of[run_id]
+            del self.buckets[bucket_id]
+
+    def _move(self, record: records.Moved) -> None:
+        bucket = self.buckets[BucketId(record.level, record.slot)]
+        bucket.state = BucketState.EXPANDING
+        for run_id, taken in record.taken:
+            bucket.runs[run_id].taken = taken
+        self.add_runs(record.added)
+
+    def _restore(self, record: records.Checkpoint) -> None:
+        for one in record.buckets:
+            self.add_runs([records.RunsAdded(one.level, one.slot, one.segment, one.end, one.runs)])
+            bucket = self.buckets[BucketId(one.level, one.slot)]
+            bucket.state = BucketState(one.state)
+            bucket.quarantined = set(one.quarantined)
+        for out in record.hand_outs:
+            self.hand_outs[out.batch] = HandOut(out.batch, out.parts, {entry.seq: entry for entry in out.entries})
+            for run_id, _, _ in out.parts:
+                if run_id != FROM_MEMORY:
+                    self.bucket_of[run_id].handed += 1
+        self.next_seq, self.next_run, self.next_batch = record.next_seq, record.next_run, record.next_batch
+        self.index = list(record.index)
+        self.canceled.restore(record.canceled)
+        self.topics = Counter(record.topics)

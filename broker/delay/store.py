@@ -1,0 +1,264 @@
+"""The schedule: messages in until two years ahead, out when they are due, canceled or delivered, never early.
+
+Everything durable is in a segment store, of whatever kind. A message is written to the log, which is synced before the
+answer; from memory it is flushed to a bucket with many others, re-filed into finer buckets as its time comes nearer
+(levels), and handed out when it is due (wheel). It knows nothing of topics' consumers, of HTTP or of the clock.
+
+Guarantees, each kept across a kill or a power cut at any point:
+- scheduled() as stored: delivered, unless canceled; handed out at its due time or later.
+- a batch that was handed out and not settled by fired() is handed out again after a restart, the same batch.
+- cancel() says canceled: never handed out. too_late: it was, or is about to be, delivered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from broker.delay.core import DelayOptions
+from broker.delay.keeping import Keeping
+from broker.delay.records import FROM_MEMORY, Canceled, Fired, Handed, Part, Scheduled
+from broker.delay.run import Entry, Timed
+from broker.delay.run_reader import RunDamaged
+from broker.delay.searching import Searching
+from broker.delay.segment_store import SegmentStore
+from broker.delay.wheel import Piece, Taken
+from messaging.errors import StorageFailed
+from messaging.limits import DELAY_MAX_MS
+from messaging.message import CancelStatus, PublishStatus
+
+__all__ = ["Batch", "DelayOptions", "DelayStore", "Timed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Due messages in order of due time, then arrival; to be settled by DelayStore.fired(number)."""
+
+    number: int
+    messages: list[Timed]
+
+
+class DelayStore(Keeping, Searching):
+    """One schedule on one segment store. All methods may be called from any thread; times are UTC milliseconds.
+
+    Its owner calls due() and fired() as time passes, and maintain() whenever there is nothing due.
+    """
+
+    @classmethod
+    def open(cls, store: SegmentStore, *, options: DelayOptions | None = None) -> Self:
+        """Recover the schedule that is in the store. The store stays its caller's to close.
+
+        Raises StorageFailed, or SegmentDamaged where the log itself is.
+        """
+        schedule = cls(store, options or DelayOptions())
+        schedule._recover()
+        return schedule
+
+    def schedule(self, batch: Sequence[Timed], *, now_ms: int) -> list[PublishStatus]:
+        """Take messages in; one status each, in order, once they are durable. Rejected: more than 731 days ahead.
+
+        A due time in the past means now. An id that came lately is a duplicate; one that was canceled before it came
+        is stored, and never delivered. Raises StorageFailed with nothing stored.
+        """
+        with self._lock:
+            self._refuse_if_closed()
+            if self._is_full():
+                self._flush(now_ms)
+            statuses, record = self._decide(batch, now_ms=now_ms)
+            place = self._log.place
+            if record.entries or record.dead:
+                place = self._act(record)
+                self._remember(record.entries)
+        self._log.commit(place)
+        return statuses
+
+    def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[CancelStatus]:
+        """Cancel, durably; an unknown id is remembered, and its message, should it come yet, is not delivered."""
+        with self._lock:
+            self._refuse_if_closed()
+            statuses, record = self._decide_cancels(ids, now_ms=now_ms)
+            place = self._act(record) if record.stopped or record.early else self._log.place
+        self._log.commit(place)
+        return statuses
+
+    def due(self, now_ms: int) -> Batch | None:
+        """What is due now and was not handed out yet, a batch of it; None where nothing is, or too much is out.
+
+        That it is handed out is durable before it is: no cancel wins after that.
+        """
+        with self._lock:
+            self._refuse_if_closed()
+            if self._again:
+                return self._hand_again()
+            if len(self._state.hand_outs) >= self._options.hand_outs_max:
+                return None
+            self._advance(now_ms)
+            batch = self._take(now_ms)
+            place = self._log.place
+        if batch is not None:
+            self._log.commit(place)
+        return batch
+
+    def fired(self, number: int, *, again: Sequence[Timed] = ()) -> None:
+        """A batch was delivered, but for those that are to be tried `again`, at the due times given with them.
+
+        Durable with the next thing that is. A batch that is not out is passed over.
+        """
+        with self._lock:
+            self._refuse_if_closed()
+            if number in self._state.hand_outs:
+                seq = self._state.next_seq
+                entries = [Entry(one.due_ms, at, one.id, one.topic, one.payload) for at, one in enumerate(again, seq)]
+                self._act(Fired(number, entries))
+                self._remember(entries)
+
+    def check_ready(self) -> None:
+        """Raise StorageFailed where nothing can be made durable."""
+        with self._lock:
+            self._refuse_if_closed()
+        self._log.check_ready()
+
+    def close(self) -> None:
+        """Take nothing any more; idempotent. What is in memory is in the log too."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._log.commit()
+
+    # -- taking in ---------------------------------------------------------------------------------------------------
+
+    def _decide(self, batch: Sequence[Timed], *, now_ms: int) -> tuple[list[PublishStatus], Scheduled]:
+        state, entries, dead = self._state, [], []
+        statuses: list[PublishStatus] = []
+        pending, passed, canceled, seq = state.pending, state.passed, state.canceled, state.next_seq
+        seen: set[str] = set()
+        latest_ms = now_ms + DELAY_MAX_MS
+        make = tuple.__new__  # a third of what the class's own costs
+        for due_ms, message_id, topic, payload in batch:
+            if due_ms > latest_ms:
+                statuses.append(PublishStatus.REJECTED)
+            elif message_id in canceled:
+                dead.append(message_id)
+                statuses.append(PublishStatus.STORED)
+            elif message_id in pending or message_id in passed or message_id in seen or self._is_recent(message_id):
+                statuses.append(PublishStatus.DUPLICATE)
+            else:
+                seen.add(message_id)
+                entries.append(make(Entry, (max(0, due_ms), seq, message_id, topic, payload)))
+                seq += 1
+                statuses.append(PublishStatus.STORED)
+        return statuses, Scheduled(entries, dead)
+
+    def _decide_cancels(self, ids: Sequence[str], *, now_ms: int) -> tuple[list[CancelStatus], Canceled]:
+        state = self._state
+        record = Canceled(now_ms, [], [], [], {})
+        decided: dict[str, CancelStatus] = {}
+        topics: Counter[str] = Counter()
+        for message_id in dict.fromkeys(ids):
+            if message_id in state.canceled:
+                known = state.canceled.has_stopped(message_id)
+                decided[message_id] = CancelStatus.CANCELED if known else CancelStatus.UNKNOWN
+            elif message_id in state.pending:
+                decided[message_id] = CancelStatus.CANCELED
+                topics[state.pending[message_id].topic] += 1
+                record.stopped.append(message_id)
+            elif message_id in state.passed:
+                decided[message_id] = CancelStatus.TOO_LATE
+            else:
+                decided[message_id] = self._decide_standing(message_id, record, topics)
+        record.topics.update(topics)
+        return [decided[message_id] for message_id in ids], record
+
+    def _decide_standing(self, message_id: str, record: Canceled, topics: Counter[str]) -> CancelStatus:
+        """What becomes of the cancel of a message that is in a bucket, was in one, or never came."""
+        standing, has_fired = self._standing(message_id)
+        for one in standing:
+            if not one.run.is_gone(one.index):
+                topics[one.topic] += 1
+                record.marks.append((one.run.id, one.index))
+        if standing:
+            record.stopped.append(message_id)
+            return CancelStatus.CANCELED
+        if has_fired:
+            return CancelStatus.TOO_LATE
+        record.early.append(message_id)
+        return CancelStatus.UNKNOWN
+
+    # -- handing out -------------------------------------------------------------------------------------------------
+
+    def _take(self, now_ms: int) -> Batch | None:
+        """Take a batch out of the wheel, and write down that it is handed out."""
+        while True:
+            try:
+                taken = self._wheel.take(
+                    now_ms,
+                    count_max=self._options.batch_messages_max,
+                    bytes_max=self._options.batch_bytes_max,
+                    is_alive=self._state.is_alive,
+                )
+                messages = self._messages(taken)
+            except RunDamaged as damage:
+                self._quarantine(damage)
+                self._advance(now_ms)
+                continue
+            if not taken.parts:
+                return None
+            number = self._hand_out(taken, messages)
+            if messages:
+                return Batch(number, messages)
+            self._act(Fired(number))  # all of them were canceled
+
+    def _hand_out(self, taken: Taken, messages: list[Timed]) -> int:
+        number = self._state.next_batch
+        record = Handed(
+            number,
+            [_part(part) for part in taken.parts],
+            [entry.id for entry in taken.entries],
+            Counter(message.topic for message in messages),
+        )
+        try:
+            self._act(record)
+        except StorageFailed:
+            self._rebuild_wheel()  # nothing was handed out
+            raise
+        return number
+
+    def _messages(self, taken: Taken) -> list[Timed]:
+        """All of a batch that was not canceled, in order: its parts come lane by lane."""
+        entries: list[Entry] = []
+        for part in taken.parts:
+            if isinstance(part, Entry):
+                entries.append(part)
+            else:
+                entries += self._entries(part)
+        if len(taken.parts) > 1:
+            entries.sort()
+        return [Timed(due_ms, message_id, topic, payload) for due_ms, _, message_id, topic, payload in entries]
+
+    def _hand_again(self) -> Batch:
+        """A batch that was out when the schedule was last closed, or killed: the same once more."""
+        out = self._state.hand_outs[self._again[0]]
+        taken = Taken()
+        for run_id, start, stop in out.parts:
+            if run_id == FROM_MEMORY:
+                taken.add(out.entries[start])
+            else:
+                run = self._state.run(run_id)[1]
+                if run_id not in self._state.bucket_of[run_id].quarantined:
+                    taken.add(Piece(run, start, stop))
+        try:
+            messages = self._messages(taken)
+        except RunDamaged as damage:
+            self._quarantine(damage)
+            return self._hand_again()
+        self._again.popleft()
+        return Batch(out.batch, messages)
+
+
+def _part(part: Piece | Entry) -> Part:
+    if isinstance(part, Entry):
+        return (FROM_MEMORY, part.seq, 0)
+    return (part.run.id, part.start, part.stop)

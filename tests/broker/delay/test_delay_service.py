@@ -1,0 +1,260 @@
+"""The thread that turns a schedule, in front of a real broker: outages, refusals, restarts, lateness, waking."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from broker.delay.front import DelayFront
+from broker.delay.lateness import Lateness
+from broker.delay.service import REFUSED_AGAIN_MS, SLICE_MS, DelayService
+from broker.delay.store import DelayStore, Timed
+from broker_adapter.embedded import EmbeddedBroker
+from messaging import Message
+from messaging.clock import ManualClock
+from messaging.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, InvalidMessage, NotSupported
+from messaging.message import PublishResult, PublishStatus
+from tests.broker.delay.conftest import DAY_MS, NOW_MS, Opened, put, timed
+
+
+class Target:
+    """Takes batches, or does what it is told instead."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.errors: list[Exception] = []
+        self.refuses: set[str] = set()
+        self.took = threading.Event()
+
+    def __call__(self, batch: Sequence[Timed]) -> list[Timed]:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.batches.append([one.id for one in batch])
+        self.took.set()
+        return [one for one in batch if one.id in self.refuses]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+def schedule(opened: Opened) -> DelayStore:
+    return opened.open()
+
+
+@pytest.fixture
+def target() -> Target:
+    return Target()
+
+
+@pytest.fixture
+def service(schedule: DelayStore, target: Target, clock: ManualClock) -> Iterator[DelayService]:
+    """A service, not started."""
+    one = DelayService(schedule, deliver=target, clock=clock)
+    yield one
+    one.stop()
+
+
+def test_it_waits_until_the_next_due_time_and_never_longer_than_a_slice(
+    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+) -> None:
+    assert service.turn() == SLICE_MS
+    put(schedule, NOW_MS, timed("a", NOW_MS + 300), timed("b", NOW_MS + 5_000))
+
+    assert service.turn() == 300
+    clock.advance(299)
+    assert service.turn() == 1
+    assert target.batches == []
+    clock.advance(1)
+    assert service.turn() == 0
+    assert target.batches == [["a"]]
+    assert service.turn() == SLICE_MS
+
+
+def test_a_batch_that_the_target_cannot_take_now_waits_and_grows_no_duplicates(
+    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+) -> None:
+    put(schedule, NOW_MS, timed("a", NOW_MS), timed("b", NOW_MS + 10))
+    target.errors = [BrokerUnavailable("out"), BrokerThrottled("later", retry_after_ms=700), BrokerUnavailable("out")]
+    waits = [service.turn()]
+
+    while not target.batches:
+        clock.advance(waits[-1])
+        waits.append(service.turn())
+
+    assert waits[:4] == [100, 700, 400, 0]
+    assert target.batches == [["a"]]
+    service.turn()
+    assert target.batches == [["a"], ["b"]]
+    assert (service.delivered, service.failures) == (2, 3)
+    assert service.lateness.worst_ms == 100 + 700 + 400
+
+
+def test_housekeeping_goes_on_while_the_target_is_out(
+    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+) -> None:
+    put(schedule, NOW_MS, timed("a", NOW_MS), timed("far", NOW_MS + 30 * DAY_MS))
+    with schedule._lock:
+        schedule._flush(NOW_MS)
+    target.errors = [BrokerUnavailable("out")] * 1_000
+
+    clock.advance(29 * DAY_MS)
+    for _ in range(20):
+        clock.advance(service.turn())
+
+    assert all(bucket.level > 0 or bucket.start_ms <= clock.now_ms() for bucket in schedule._state.buckets)
+
+
+def test_what_the_target_refuses_is_kept_and_tried_again_later_also_after_a_restart(
+    opened: Opened, service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+) -> None:
+    put(schedule, NOW_MS, timed("good", NOW_MS), timed("bad", NOW_MS))
+    target.refuses = {"bad"}
+
+    service.turn()
+    schedule.close()
+
+    assert (service.delivered, service.refused) == (1, 1)
+    schedule = opened.open()
+    found = schedule.find("bad")
+    assert found is not None
+    assert found.due_ms == NOW_MS + REFUSED_AGAIN_MS
+    assert schedule.cancel(["bad", "good"], now_ms=NOW_MS) == ["canceled", "too_late"]
+    assert schedule.due(NOW_MS + DAY_MS) is None
+
+
+def test_a_message_that_is_due_earlier_than_all_else_wakes_the_thread(
+    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+) -> None:
+    service.start()
+    service.start()
+
+    put(schedule, NOW_MS, timed("a", NOW_MS))
+    service.wake()
+    assert target.took.wait(20)
+    target.took.clear()
+    put(schedule, NOW_MS, timed("b", NOW_MS + 400))
+    service.wake()
+    clock.advance(400)
+    assert target.took.wait(20)
+
+    service.stop()
+    service.stop()
+    assert target.batches == [["a"], ["b"]]
+
+
+def test_a_defect_in_the_target_does_not_end_the_thread(
+    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    target.errors = [ZeroDivisionError("a defect")]
+    put(schedule, NOW_MS, timed("a", NOW_MS), timed("b", NOW_MS + 1))
+
+    service.start()
+    while not target.took.wait(0.01):
+        clock.advance(SLICE_MS)
+
+    assert target.batches[0] == ["b"], "the batch that met the defect is still out, and comes again after a restart"
+    assert "delay_service_failed" in caplog.text
+
+
+def test_lateness_is_counted_by_bounds() -> None:
+    late = Lateness()
+    for late_ms in [0] * 90 + [15] * 9 + [70_000]:
+        late.add(late_ms)
+
+    assert sum(count for _, count in late.counts()) == 100
+    assert (late.quantile_ms(0.5), late.quantile_ms(0.99), late.quantile_ms(1)) == (1, 20, 70_000)
+
+
+# -- in front of a broker ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broker(tmp_path: Path, clock: ManualClock) -> Iterator[EmbeddedBroker]:
+    """The target."""
+    one = EmbeddedBroker(f"embedded:{tmp_path / 'target'}", clock=clock)
+    yield one
+    one.close()
+
+
+def message(message_id: str, *, ahead_ms: int | None = None) -> Message:
+    due_ms = None if ahead_ms is None else NOW_MS + ahead_ms
+    return Message(
+        id=message_id, topic="orders", body=message_id.encode(), key="k", headers={"h": "v"}, deliver_at_ms=due_ms
+    )
+
+
+def turned(front: DelayFront) -> None:
+    """Everything that can be done now."""
+    while front.service.turn() == 0:
+        pass
+
+
+def test_a_front_delivers_to_a_broker_what_is_due_whole_and_once(
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock
+) -> None:
+    front = DelayFront(schedule, broker, clock=clock)
+
+    results = front.publish([message("now"), message("later", ahead_ms=500), message("far", ahead_ms=732 * DAY_MS)])
+    assert [result.status for result in results] == ["stored", "stored", "rejected"]
+    assert "731 days" in str(results[2].error)
+    turned(front)
+    assert front.publish([message("now"), message("later", ahead_ms=500)])[1].status == PublishStatus.DUPLICATE
+
+    [delivery] = broker.pull("orders", "billing")
+    assert (delivery.id, delivery.body, delivery.key, dict(delivery.headers)) == ("now", b"now", "k", {"h": "v"})
+    clock.advance(499)
+    turned(front)
+    assert broker.pull("orders", "billing") == []
+    clock.advance(1)
+    turned(front)
+    assert [one.id for one in broker.pull("orders", "billing")] == ["later"]
+    front.close()
+
+
+def test_a_front_answers_what_producers_and_operators_ask_and_refuses_the_rest(
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock
+) -> None:
+    front = DelayFront(schedule, broker, clock=clock)
+    front.publish([message("a", ahead_ms=90_000), message("b", ahead_ms=90_000)])
+
+    assert front.scheduled("orders", bucket="day") == [(NOW_MS // DAY_MS * DAY_MS, 2)]
+    assert front.scheduled_message("a") == {"id": "a", "topic": "orders", "deliver_at_ms": NOW_MS + 90_000}
+    assert front.scheduled_message("nobody") is None
+    assert front.cancel(["a", "nobody"]) == ["canceled", "unknown"]
+    assert front.topics() == ["orders"]
+    assert front.topic_figures("orders") == {"stored": 0, "scheduled": 1}
+    assert front.log_figures()["scheduled"] == 1
+    assert front.counters()["published_stored", "orders", ""] == 2
+    with pytest.raises(InvalidMessage):
+        front.scheduled(bucket="year")
+    with pytest.raises(NotSupported, match="target"):
+        front.pull("orders", "billing")
+    front.check_ready()
+    front.close()
+
+
+def test_one_message_that_a_target_refuses_does_not_keep_the_others(
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish: Callable[[Sequence[Message]], list[PublishResult]] = broker.publish
+
+    def refusing(batch: Sequence[Message]) -> list[PublishResult]:
+        if any(one.id == "bad" for one in batch):
+            raise BrokerRefused("never")
+        return publish(batch)
+
+    monkeypatch.setattr(broker, "publish", refusing)
+    front = DelayFront(schedule, broker, clock=clock)
+
+    front.publish([message("a"), message("bad"), message("b")])
+    turned(front)
+
+    assert [one.id for one in broker.pull("orders", "billing")] == ["a", "b"]
+    assert front.scheduled_message("bad") is not None
+    front.close()
