@@ -21,6 +21,7 @@ class EngineOptions:
 
     durability: Durability = Durability.FSYNC
     segment_bytes: int = 256 * 1024 * 1024
+    checkpoint_bytes: int = 64 * 1024 * 1024
     topics_max: int = 40_000
     groups_per_topic_max: int = 1_000
     dedup_messages_max: int = 500_000

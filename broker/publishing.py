@@ -46,7 +46,7 @@ class Publishing(Timing):
                 if status is not CancelStatus.TOO_LATE and message_id not in self._state.canceled
             ]
             if gone:
-                self._act(journal.Canceled(at_ms=self._clock.now_ms(), ids=gone))
+                self._act(journal.Canceled(at_ms=self._clock.now_ms(), ids=gone, messages_end=self._messages.end))
             end = self._actions.end
         self._actions.commit(end)
         return statuses
@@ -94,26 +94,31 @@ class Publishing(Timing):
                 results.append(PublishResult(message.id, PublishStatus.STORED))
                 records.append(self._record(message, now_ms=now_ms, fresh=fresh))
         if records:
-            offsets = self._messages.append([journal.encode_record(record) for record in records])
-            for record, offset in zip(records, offsets, strict=True):
-                self._state.replay_message(record, offset)
-                if record.id in self._state.canceled:
-                    self._state.stop(record.id)
+            self._store(records)
         self._count_published(results, batch)
         return results, set(fresh)
 
+    def _store(self, records: Sequence[journal.MessageRecord]) -> None:
+        offsets = self._write_messages(records)
+        state = self._state
+        state.recent.add_new([record.id for record in records])
+        for record, offset in zip(records, offsets, strict=True):
+            if record.sequence is None:
+                state.written_special.append(offset)
+                state.replay_special(record, offset=offset)
+
     def _record(self, message: Message, *, now_ms: int, fresh: defaultdict[str, int]) -> journal.MessageRecord:
         """The record of a message; one that was canceled before it came is stored, but takes no place in its topic."""
-        later = message.deliver_at_ms is not None and message.deliver_at_ms > now_ms
+        dead = message.id in self._state.canceled
         sequence = None
-        if not later and message.id not in self._state.canceled:
+        if not dead and (message.deliver_at_ms is None or message.deliver_at_ms <= now_ms):
             topic = self._state.topics.get(message.topic)
-            sequence = (0 if topic is None else len(topic.index)) + fresh[message.topic]
+            sequence = (0 if topic is None else topic.index.end) + fresh[message.topic]
             fresh[message.topic] += 1
         return journal.MessageRecord(
             sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=dict(message.headers),
             body=message.body, created_at_ms=message.created_at_ms or now_ms, stored_at_ms=now_ms,
-            deliver_at_ms=message.deliver_at_ms,
+            deliver_at_ms=message.deliver_at_ms, copy=journal.DEAD_ON_ARRIVAL if dead else journal.PUBLISHED,
         )  # fmt: skip
 
     def _is_known(self, message_id: str) -> bool:

@@ -18,7 +18,7 @@ import pytest
 from broker.engine import Engine
 from messaging.clock import ManualClock
 from messaging.errors import ConfigurationError, InvalidMessage, NotSupported, StorageFailed
-from messaging.journal import HEADER_BYTES, SegmentDamaged, segment_paths
+from messaging.journal import HEADER_BYTES, SegmentDamaged, SegmentHeader, SegmentKind, segment_paths
 from messaging.limits import DELAY_MAX_MS
 from messaging.message import Delivery, GroupConfig, Message
 from tests.broker.failing_storage import FailingStorage, HeldSyncs
@@ -227,7 +227,8 @@ def test_a_refused_opening_keeps_no_descriptor(engine: Engine, folder: Path) -> 
     publish(engine, "a", "b")
     engine.close()
     [segment] = segment_paths(folder / "actions")
-    segment.write_bytes(b"\0" + segment.read_bytes()[1:])
+    other = SegmentHeader(kind=SegmentKind.MESSAGES, first_offset=0, created_at_ms=0).encode()
+    segment.write_bytes(other + segment.read_bytes()[HEADER_BYTES:])
     before = descriptors()
 
     with pytest.raises(SegmentDamaged):
@@ -329,18 +330,39 @@ def test_a_torn_tail_of_either_log_is_recovered_at_every_byte(
             restore(folder, name, whole if name == log else None, sizes[name][1])
 
 
-def test_a_flipped_bit_in_the_middle_of_a_log_refuses_to_open_naming_file_and_offset(
-    engine: Engine, folder: Path
+def test_a_flipped_bit_found_on_opening_costs_its_message_alone_and_is_told(
+    open_engine: type_of_open, folder: Path
 ) -> None:
+    engine = open_engine()
+    publish(engine, "a", "damaged", "c")
+    damage(folder, b"damaged")
+
+    engine = open_engine()
+
+    assert engine.log_figures()["quarantined_bytes"] > 0
+    assert drained(engine) == ["a", "c"]
+    [letter], _ = engine.dead(TOPIC, GROUP)
+    assert "damaged" in letter.reason
+    assert publish(engine, "a", "c", "d") == ["duplicate", "duplicate", "stored"]
+    assert pull_ids(engine) == ["d"]
+
+
+def test_a_flipped_bit_in_the_action_log_costs_its_action_alone(open_engine: type_of_open, folder: Path) -> None:
+    engine = open_engine()
     publish(engine, "a", "b", "c")
-    engine.close()
-    [segment] = segment_paths(folder / "messages")
+    for delivery in pull(engine):
+        engine.ack([delivery.receipt])
+    [segment] = segment_paths(folder / "actions")
     data = bytearray(segment.read_bytes())
-    data[HEADER_BYTES + 20] ^= 1
+    data[data.rindex(b"settled") + 30] ^= 1
+    data[data.index(b"settled") + 30] ^= 1
     segment.write_bytes(data)
 
-    with pytest.raises(SegmentDamaged, match=rf"{segment.name}: damaged record at offset 0"):
-        Engine.open(folder)
+    engine = open_engine()
+
+    assert engine.log_figures()["quarantined_bytes"] > 0
+    engine.seek(TOPIC, GROUP, to_offset=0)
+    assert pull_ids(engine) == ["a", "b", "c"]
 
 
 def test_a_damaged_record_becomes_a_dead_letter_and_the_others_flow(engine: Engine, folder: Path) -> None:
