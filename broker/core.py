@@ -14,6 +14,7 @@ from broker import checkpoint
 from broker.consume.group import Death, Group
 from broker.consume.topic import RUN_BYTES_MAX, RUN_MESSAGES_MAX
 from broker.log.folder_lock import FolderLock
+from broker.log.reserve import Reserve, is_disk_full
 from broker.log.segment_index import IndexFiles, write_index
 from broker.log.segmented_log import SegmentedLog
 from broker.log.storage import Storage
@@ -39,7 +40,9 @@ class Core:
         self._state = BrokerState(options, self._index_files)
         self._folder = folder
         self._folder_lock = FolderLock(folder)
+        self._reserve = Reserve(folder / "reserve", size_bytes=options.reserve_bytes)
         self._closed = False
+        self._looked_at_ms = clock.monotonic_ms()
         self._messages, self._actions = (
             SegmentedLog(
                 folder / name, kind=kind, segment_bytes=segment_bytes, durability=options.durability,
@@ -93,19 +96,30 @@ class Core:
     def _write_action(self, action: journal.Written) -> None:
         """Write an action down; in a new segment, behind a checkpoint, where the old one is full."""
         try:
-            if self._actions.is_full:
-                self._begin_action_segment()
-            self._actions.append([journal.encode_record(action)])
-        except OSError as error:
-            raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
+            self._try_to_write_action(action)
+        except StorageFailed as error:
+            if not is_disk_full(error) or not self._reserve.let_go():
+                raise
+            self._try_to_write_action(action)
 
-    def _begin_action_segment(self) -> None:
-        """The messages that the checkpoint stands on are durable before it is written, so it is never ahead of them."""
+    def _try_to_write_action(self, action: journal.Written) -> None:
+        if self._actions.is_full:
+            self._write_checkpoint()
+        self._actions.append([journal.encode_record(action)])
+
+    def _write_checkpoint(self) -> None:
+        """Begin a segment of actions with all that those before it have come to.
+
+        The messages that it stands on are durable before it is written, so it is never ahead of them.
+        """
         self._messages.commit()
         records = checkpoint.records_of(
             self._state, messages_end=self._messages.durable_end, at_ms=self._clock.now_ms()
         )
-        self._actions.roll()
+        try:
+            self._actions.roll()
+        except OSError as error:
+            raise StorageFailed(f"cannot begin a segment: {error.strerror}; free some disk space") from error
         self._actions.append(records)
 
     def _write_messages(self, records: Sequence[journal.MessageRecord]) -> list[int]:
@@ -156,6 +170,13 @@ class Core:
         for reason, entries in by_reason.items():
             self._act(journal.Died(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason))
         self._state.counters["dead_lettered", topic, group.name] += len(deaths)
+
+    def _refuse_if_disk_is_full(self) -> None:
+        if not self._reserve.take():
+            raise StorageFailed(
+                "No space left on device: the room that is left is for what is stored to be consumed; free some disk "
+                "space, and publishes are taken again"
+            )
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

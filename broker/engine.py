@@ -21,6 +21,7 @@ from broker.operating import Operating
 from broker.options import EngineOptions
 from broker.publishing import BUCKETS_MS, Publishing
 from broker.recovering import recover
+from broker.retention import Retaining
 from messaging import journal
 from messaging.clock import Clock, SystemClock
 from messaging.errors import StorageFailed
@@ -28,7 +29,7 @@ from messaging.errors import StorageFailed
 __all__ = ["BUCKETS_MS", "Engine"]
 
 
-class Engine(Publishing, Consuming, Operating):
+class Engine(Publishing, Consuming, Operating, Retaining):
     """One broker on one data folder. All methods may be called from any thread.
 
     Errors: InvalidMessage (a name or value out of bounds), NotSupported, StorageFailed (nothing was acknowledged).
@@ -120,4 +121,5 @@ class Engine(Publishing, Consuming, Operating):
     def _recover(self) -> None:
         recover(self._state, self._messages, self._actions, options=self._options)
         self._act(journal.Opened(at_ms=self._clock.now_ms(), number=self._state.openings + 1))
+        self._reserve.take()
         self._actions.commit()

@@ -22,6 +22,7 @@ class Publishing(Timing):
         """Store a batch; one result a message, in order, once all that is stored is durable."""
         with self._lock:
             self._refuse_if_closed()
+            self._refuse_if_disk_is_full()
             results, topics = self._append(batch)
             end = self._messages.end
         self._messages.commit(end)

@@ -142,9 +142,13 @@ def _records(segment: Segment) -> Iterator[journal.Written | None]:
 
 
 def _let_go_of_dropped(state: BrokerState) -> None:
-    """Messages may have been dropped, by retention or by hand, without a word of it in the action log."""
+    """Messages may have been dropped, by retention or by hand, without a word of it in the action log.
+
+    No topic goes back behind what a group was handed out: those sequences would never be delivered.
+    """
     for name, topic in state.topics.items():
         for group in topic.groups.values():
+            topic.index.begin_at(group.position)
             lost = group.drop_before(topic.index.start)
             if lost:
                 logger.error("unread_messages_missing", extra={"topic": name, "group": group.name, "messages": lost})

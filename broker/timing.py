@@ -78,12 +78,16 @@ class Timing(Core):
                 try:
                     self._fire_due()
                     self._wake_visible()
+                    self._keep_house()
                     wait_ms = self._next_wake_ms()
                 except OutboxError as error:
                     logger.warning("timer_failed", extra={"error": str(error)})
                 except Exception:  # the thread boundary: a timer that ends silently would hold every scheduled message
                     logger.exception("timer_failed")
                 self._clock.wait(self._changed, wait_ms)
+
+    def _keep_house(self) -> None:
+        """What the timer does besides, now and then. The engine's last part has something to do here."""
 
     def _next_wake_ms(self) -> int:
         """How long to sleep: to the next due or visible time, but at most one slice, after which the wall clock

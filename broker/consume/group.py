@@ -256,11 +256,15 @@ class Group:
         self.unsettled.clear()
         self.dead = {sequence: dead for sequence, dead in self.dead.items() if sequence < position}
 
+    def unread_before(self, position: int) -> int:
+        """How many messages below a sequence the group has not settled, dead letters among them."""
+        held = sum(min(one.end, position) - one.first for one in self.unsettled.copies(0, position))
+        return max(0, position - self.position) + held + sum(sequence < position for sequence in self.dead)
+
     def drop_before(self, position: int) -> int:
         """Let go of everything below a sequence, which retention dropped; returns how many were not settled."""
-        lost = max(0, position - self.position)
-        lost += sum(len(held.ids) for held in self.unsettled.take(0, position))
-        lost += sum(sequence < position for sequence in self.dead)
+        lost = self.unread_before(position)
+        self.unsettled.take(0, position)
         self.dead = {sequence: dead for sequence, dead in self.dead.items() if sequence >= position}
         self.position = max(self.position, position)
         return lost

@@ -981,6 +981,61 @@ def test_a_cancel_is_idempotent_however_long_ago_its_message_came(
     assert engine.cancel(["later"]) == ["canceled"]
 
 
+def test_a_cancel_that_is_no_longer_remembered_is_not_applied_to_a_later_message_of_the_same_id(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    engine = open_engine(cancel_tombstones_max=2)
+    engine.cancel(["again"])
+    engine.cancel(["x", "y"])
+    assert publish(engine, "again", deliver_at_ms=clock.now_ms() + 1_000) == ["stored"]
+
+    engine = open_engine(cancel_tombstones_max=2)
+
+    assert engine.topic_figures(TOPIC)["scheduled"] == 1
+    clock.advance(1_000)
+    assert pull_ids(engine) == ["again"]
+
+
+def test_a_delivery_number_is_never_given_again_though_a_power_cut_took_the_hand_out_away(
+    open_engine: type_of_open, folder: Path
+) -> None:
+    engine = open_engine()
+    publish(engine, "a")
+    size = size_of(folder, "actions")
+    before = pull_one(engine)
+    engine.close()
+    restore(folder, "actions", None, size)
+
+    engine = open_engine()
+    after = pull_one(engine)
+
+    assert after.id == before.id
+    assert engine.ack([before.receipt, after.receipt]) == ["stale", "acked"]
+
+
+def test_a_page_of_hand_outs_that_a_power_cut_took_away_leaves_the_others(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    engine = open_engine()
+    declare(engine)
+    publish(engine, "a", "b", "c")
+    start = size_of(folder, "actions")
+    pull_one(engine)
+    end = size_of(folder, "actions")
+    [held_b] = engine.pull(TOPIC, GROUP, max_messages=1, invisible_ms=HOUR_MS)
+    engine.close()
+    [segment] = segment_paths(folder / "actions")
+    data = segment.read_bytes()
+    segment.write_bytes(data[:start] + bytes(end - start) + data[end:])
+
+    engine = open_engine()
+
+    assert engine.ack([held_b.receipt]) == ["acked"]
+    clock.advance(HOUR_MS)
+    engine.seek(TOPIC, GROUP, to_offset=0)
+    assert pull_ids(engine) == ["a", "b", "c"]
+
+
 # -- waiting -------------------------------------------------------------------------------------------------------
 
 
