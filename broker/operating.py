@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from broker.consume.filtering import filter_of
 from broker.consume.group import Group
 from broker.consume.topic import TopicIndex
 from broker.log.reading import read_runs
@@ -22,7 +21,8 @@ class Operating(Timing):
         """Make a group, or change its settings; a group that is there keeps its position."""
         check_topic(topic)
         check_group(group)
-        filter_of(config.filter)
+        if config.filter is not None:
+            raise NotSupported("this broker does not filter yet; declare the group without a filter")
         if config.ordered:
             raise NotSupported("this broker does not order by key yet; declare the group without ordered")
         with self._lock:

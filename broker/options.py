@@ -20,7 +20,8 @@ class EngineOptions:
     """Bounds and choices of one engine. `durability` OS survives kill -9 but not a power cut.
 
     Segments that are older than `retention_ms`, or beyond `retention_bytes`, are dropped once no group needs them any
-    more; with `retention_drops_unread` also before.
+    more; with `retention_drops_unread` also before. `filter_scan_max` is how many messages a pull looks through for
+    one that its group's filter takes.
     """
 
     durability: Durability = Durability.FSYNC
@@ -37,6 +38,7 @@ class EngineOptions:
     cancel_tombstones_max: int = 100_000
     fire_batch_max: int = 1_000
     pull_bytes_max: int = 32 * 1024 * 1024
+    filter_scan_max: int = 2_000
     clock_slice_ms: int = 1_000
 
     def __post_init__(self) -> None:

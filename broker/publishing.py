@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from broker.timing import Timing
 from messaging import journal
@@ -13,6 +13,30 @@ from messaging.limits import DELAY_MAX_MS
 from messaging.message import CancelStatus, Message, PublishResult, PublishStatus
 
 BUCKETS_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+
+
+class Publishable(Protocol):
+    """What is needed of a message that is stored for now."""
+
+    @property
+    def id(self) -> str:
+        """The message id."""
+
+    @property
+    def key(self) -> str | None:
+        """The key."""
+
+    @property
+    def headers(self) -> Mapping[str, str] | None:
+        """The headers."""
+
+    @property
+    def body(self) -> bytes:
+        """The body."""
+
+    @property
+    def created_at_ms(self) -> int | None:
+        """When its producer made it; None or 0: now."""
 
 
 class Publishing(Timing):
@@ -29,8 +53,24 @@ class Publishing(Timing):
         for topic in topics:
             self._wake_topic(topic)
         with self._changed:
-            self._changed.notify_all()
+            self._changed.notify_all()  # something may be due sooner than the timer thinks
         return results
+
+    def publish_plain(self, topic: str, batch: Sequence[Publishable]) -> bool:
+        """Store a batch for now as publish() does, in the form in which it came off the wire, checked by its caller.
+
+        False, with nothing stored, where the topic or not every id is new: publish() tells what becomes of each.
+        """
+        with self._lock:
+            self._refuse_if_closed()
+            self._refuse_if_disk_is_full()
+            if topic not in self._state.topics or not self._are_new([one.id for one in batch]):
+                return False
+            self._append_plain(topic, batch, now_ms=self._clock.now_ms())
+            end = self._messages.end
+        self._messages.commit(end)
+        self._wake_topic(topic)
+        return True
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
         """Cancel scheduled messages, durably.
@@ -77,6 +117,9 @@ class Publishing(Timing):
 
     def _append(self, batch: Sequence[Message]) -> tuple[list[PublishResult], set[str]]:
         now_ms = self._clock.now_ms()
+        if self._is_plain(batch):
+            ids = self._append_plain(batch[0].topic, batch, now_ms=now_ms)
+            return [PublishResult(one, PublishStatus.STORED) for one in ids], {batch[0].topic}
         results: list[PublishResult] = []
         records: list[journal.MessageRecord] = []
         fresh: defaultdict[str, int] = defaultdict(int)
@@ -98,6 +141,41 @@ class Publishing(Timing):
             self._store(records)
         self._count_published(results, batch)
         return results, set(fresh)
+
+    def _is_plain(self, batch: Sequence[Message]) -> bool:
+        """Whether all of a batch is new, of one topic that is there, and for now: the usual case."""
+        if not batch or batch[0].topic not in self._state.topics:
+            return False
+        topic = batch[0].topic
+        return all(one.deliver_at_ms is None and one.topic == topic for one in batch) and self._are_new(
+            [one.id for one in batch]
+        )
+
+    def _are_new(self, ids: list[str]) -> bool:
+        state = self._state
+        return (
+            len(set(ids)) == len(ids)
+            and not state.recent.has_any(ids)
+            and not (len(state.canceled) and state.canceled.has_any(ids))
+            and not (state.schedule.count() and any(state.schedule.find(one) for one in ids))
+        )
+
+    def _append_plain(self, topic: str, batch: Sequence[Publishable], *, now_ms: int) -> list[str]:
+        """Store a batch of which nothing is to be decided one by one; returns the ids."""
+        start = self._state.topic(topic).index.end
+        records = [
+            journal.MessageRecord(
+                sequence=sequence, id=one.id, topic=topic, key=one.key,
+                headers=dict(one.headers) if one.headers else {}, body=one.body,
+                created_at_ms=one.created_at_ms or now_ms, stored_at_ms=now_ms,
+            )
+            for sequence, one in enumerate(batch, start)
+        ]  # fmt: skip
+        self._write_messages(records)
+        ids = [one.id for one in records]
+        self._state.recent.add_new(ids)
+        self._state.counters["published_stored", topic, ""] += len(ids)
+        return ids
 
     def _store(self, records: Sequence[journal.MessageRecord]) -> None:
         offsets = self._write_messages(records)

@@ -38,6 +38,7 @@ class Choice:
     wanted: list[tuple[int, int]]
     runs: list[list[Run]]
     fresh: tuple[int, int]
+    count_max: int
     sought_in_life: int
 
 
@@ -47,6 +48,11 @@ class Handed:
 
     out: HandOut
     records: list[journal.MessageRecord]
+
+    def receipts(self, topic: str, group: str) -> list[str]:
+        """What each is settled with."""
+        out = self.out
+        return receipts_of(topic, group, first=out.first, count=len(out.ids), delivery=out.delivery, life=out.life)
 
 
 class Pulling(Timing):
@@ -134,6 +140,9 @@ class Pulling(Timing):
                     )
                 if handed:
                     return handed
+                if found.accepts is not None:
+                    self._wake(topic, group)  # to look on, once others have had their turn
+                    return []
         return []
 
     def _fire_what_can_be(self) -> None:
@@ -155,13 +164,15 @@ class Pulling(Timing):
             self._bury(topic.index.name, group, deaths, at_ms=now_ms)
         index = topic.index
         left = count_max - sum(end - first for first, end in again)
+        if group.accepts is not None and left:
+            left = max(left, self._options.filter_scan_max)
         end = index.visible_end(group.position, count_max=left, durable_end=self._messages.durable_end)
         fresh = (group.position, max(end, group.position))
         wanted = [*again, fresh] if end > group.position else again
         if not wanted:
             return None
         runs = [list(index.runs(first, end)) for first, end in wanted]
-        return Choice(now_ms, wanted, runs, fresh=fresh, sought_in_life=group.sought_in_life)
+        return Choice(now_ms, wanted, runs, fresh=fresh, count_max=count_max, sought_in_life=group.sought_in_life)
 
     def _read(self, choice: Choice) -> list[Found]:
         records: list[Found] = []
@@ -180,31 +191,25 @@ class Pulling(Timing):
         """Hand out what was read and is still there. Empty where all of it is to be put aside, or has moved."""
         if group.paused or choice.sought_in_life != group.sought_in_life:
             return []
-        sound = self._without_unfit(topic, group, _still_there(group, choice, records), now_ms=choice.now_ms)
-        if not sound:
+        there = _still_there(group, choice, records)
+        fit = self._fit(topic, group, there, now_ms=choice.now_ms, count_max=choice.count_max)
+        if not fit:
             return []
-        visible_at_ms = choice.now_ms + invisible_ms
-        runs = _runs_of(sound)
-        sequences = [sequence for sequence, _ in sound]
-        kept = group.unsettled.copies(min(sequences), max(sequences) + 1)
-        position = group.position
-        handed = group.hand_out(
-            [(first, [one.id for one in found]) for first, found in runs], visible_at_ms=visible_at_ms,
-            opening=self._state.openings,
+        runs = _runs_of(fit)
+        handed = group.decide_hand_out(
+            [(first, [one.id for one in found]) for first, found in runs], opening=self._state.openings
+        )
+        self._act(
+            journal.Handed(
+                topic=topic.index.name, group=group.name, at_ms=choice.now_ms,
+                visible_at_ms=choice.now_ms + invisible_ms, consumer=consumer,
+                runs=[journal.HandedRun(one.first, one.ids, one.delivery, one.attempt) for one in handed],
+            )
         )  # fmt: skip
-        try:
-            self._write_action(
-                journal.Handed(
-                    topic=topic.index.name, group=group.name, at_ms=choice.now_ms, visible_at_ms=visible_at_ms,
-                    runs=[journal.HandedRun(one.first, one.ids, one.delivery, one.attempt) for one in handed],
-                    consumer=consumer,
-                )
-            )  # fmt: skip
-        except StorageFailed:
-            group.take_back(handed, kept, position=position)
-            raise
         self._count_handed_out(topic.index.name, group.name, handed)
-        by_sequence = dict(sound)
+        if len(handed) == len(runs):
+            return [Handed(one, found) for one, (_, found) in zip(handed, runs, strict=True)]
+        by_sequence = dict(fit)
         return [Handed(one, [by_sequence[sequence] for sequence in range(one.first, one.end)]) for one in handed]
 
     def _count_handed_out(self, topic: str, group: str, handed: Sequence[HandOut]) -> None:
@@ -213,37 +218,29 @@ class Pulling(Timing):
         if again:
             self._state.counters["redelivered", topic, group] += again
 
-    def _without_unfit(
-        self, topic: Topic, group: Group, records: Sequence[Found], *, now_ms: int
+    def _fit(
+        self, topic: Topic, group: Group, records: Sequence[Found], *, now_ms: int, count_max: int
     ) -> list[tuple[int, journal.MessageRecord]]:
         """The records up to the first that is not to be handed out; such ones at the head are put aside.
 
-        Putting aside moves the group's position in the action log, so never before what precedes has been written.
+        What the group's filter does not take is passed over: at the head by moving the position, behind a record by
+        that record's hand-out or, if it is the last, by the next pull. Putting aside moves the group's position in the
+        action log, so never before what precedes has been written.
         """
-        sound: list[tuple[int, journal.MessageRecord]] = []
+        fit: list[tuple[int, journal.MessageRecord]] = []
         for sequence, record in records:
             if record is not None and (record.deliver_at_ms or 0) <= now_ms:
-                sound.append((sequence, record))
-            elif sound:
+                if group.accepts is None or _is_wanted(group, sequence, record):
+                    fit.append((sequence, record))
+                    if len(fit) == count_max:
+                        break
+                elif not fit:
+                    group.skip(sequence)
+            elif fit:
                 break
             else:
                 self._put_aside(topic.index.name, group, sequence, record, at_ms=now_ms)
-        return self._without_filtered(topic, group, sound)
-
-    def _without_filtered(
-        self, topic: Topic, group: Group, records: list[tuple[int, journal.MessageRecord]]
-    ) -> list[tuple[int, journal.MessageRecord]]:
-        """What the group's filter accepts. The rest is settled at once, in one record."""
-        if group.filter is None or not records:
-            return records
-        accepted = group.filter.accepts([record.headers for _, record in records])
-        refused = [(sequence, [record.id]) for (sequence, record), fits in zip(records, accepted, strict=True)
-                   if not fits]  # fmt: skip
-        if refused:
-            self._act(
-                journal.Settled(topic=topic.index.name, group=group.name, at_ms=self._clock.now_ms(), runs=refused)
-            )
-        return [one for one, fits in zip(records, accepted, strict=True) if fits]
+        return fit
 
     def _put_aside(
         self, topic: str, group: Group, sequence: int, record: journal.MessageRecord | None, *, at_ms: int
@@ -274,16 +271,20 @@ class Pulling(Timing):
             self._act(journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=entries, reason=reason))
 
 
+def _is_wanted(group: Group, sequence: int, record: journal.MessageRecord) -> bool:
+    """Whether the group's filter takes a message; what was handed out before is the group's, whatever its filter."""
+    return group.accepts is None or group.unsettled.find(sequence) is not None or group.accepts(record.headers)
+
+
 def deliveries_of(topic: str, group: str, handed: Handed) -> list[Delivery]:
     """The deliveries of a run."""
-    out = handed.out
-    receipts = receipts_of(topic, group, first=out.first, count=len(out.ids), delivery=out.delivery, life=out.life)
+    attempt = handed.out.attempt
     return [
         Delivery(
             receipt=receipt, id=record.id, topic=topic, body=record.body, key=record.key, headers=record.headers,
-            attempt=out.attempt, created_at_ms=record.created_at_ms, deliver_at_ms=record.deliver_at_ms,
+            attempt=attempt, created_at_ms=record.created_at_ms, deliver_at_ms=record.deliver_at_ms,
         )
-        for receipt, record in zip(receipts, handed.records, strict=True)
+        for receipt, record in zip(handed.receipts(topic, group), handed.records, strict=True)
     ]  # fmt: skip
 
 

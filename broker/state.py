@@ -163,7 +163,7 @@ def _replay_on_group(group: Group, action: journal.Written) -> None:  # noqa: C9
     match action:
         case journal.Handed(visible_at_ms=visible_at_ms):
             for run in action.runs:
-                group.replay_hand_out(
+                group.hand_out(
                     run.first, run.ids, delivery=run.delivery, attempt=run.attempt, visible_at_ms=visible_at_ms
                 )
         case journal.Settled():
@@ -171,9 +171,7 @@ def _replay_on_group(group: Group, action: journal.Written) -> None:  # noqa: C9
                 group.ack(first, len(ids))
         case journal.Delivered(visible_at_ms=visible_at_ms):
             for sequence, message_id, delivery, attempt in action.entries:
-                group.replay_hand_out(
-                    sequence, [message_id], delivery=delivery, attempt=attempt, visible_at_ms=visible_at_ms
-                )
+                group.hand_out(sequence, [message_id], delivery=delivery, attempt=attempt, visible_at_ms=visible_at_ms)
         case journal.Acked():
             for sequence, _ in action.entries:
                 group.ack(sequence)

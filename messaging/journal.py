@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -309,6 +309,16 @@ def frame(payload: bytes) -> bytes:
     return _FRAME.pack(len(payload), google_crc32c.value(payload)) + payload
 
 
+def frames(payloads: Iterable[bytes]) -> tuple[bytes, list[int]]:
+    """Payloads as they stand in a segment, one behind the other, and the length of each with its frame."""
+    pack, crc = _FRAME.pack, google_crc32c.value
+    pieces: list[bytes] = []
+    for payload in payloads:
+        pieces.append(pack(len(payload), crc(payload)))
+        pieces.append(payload)
+    return b"".join(pieces), [FRAME_BYTES + len(payload) for payload in pieces[1::2]]
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A payload that was read, and the log offset of its frame."""
@@ -334,12 +344,12 @@ def read_frames(data: bytes | memoryview, *, first_offset: int) -> Iterator[Fram
         length, crc = _FRAME.unpack_from(view, position)
         start = position + FRAME_BYTES
         if length == 0 or length > RECORD_BYTES_MAX or start + length > len(view):
-            if _has_whole_frame(view, position + 1):
+            if next_whole_frame(view, position + 1) is not None:
                 raise SegmentDamaged(f"damaged frame length at offset {first_offset + position}")
             return
         payload = bytes(view[start : start + length])
         if google_crc32c.value(payload) != crc:
-            if _is_whole_frame(view, start + length) or _has_whole_frame(view, position + 1):
+            if _is_whole_frame(view, start + length) or next_whole_frame(view, position + 1) is not None:
                 raise SegmentDamaged(f"damaged record at offset {first_offset + position}")
             return
         yield Frame(first_offset + position, payload)
@@ -364,21 +374,16 @@ def read_segment(path: Path) -> tuple[SegmentHeader, Iterator[Frame]]:
 
 
 def next_whole_frame(view: memoryview, start: int) -> int | None:
-    """Where the next whole, valid frame begins at or behind `start`; None where there is none."""
+    """Where the next whole, valid frame begins at or behind `start`; None where there is none.
+
+    Where one is, what came before is damage, not a torn tail. All is searched: a record may be RECORD_BYTES_MAX long.
+    """
     found = (one.start() for one in _FRAME_MAY_BEGIN.finditer(view, start))
     return next((position for position in found if _is_whole_frame(view, position)), None)
 
 
 _FRAME_MAY_BEGIN: Final = re.compile(rb"(?s)(?=(?!\x00{4})...[\x00-\x08]....[\x90-\x9f\xdc])")
 """A length of 1 to RECORD_BYTES_MAX, a checksum, the first byte of a record: of an array. Spares a checksum a byte."""
-
-
-def _has_whole_frame(view: memoryview, start: int) -> bool:
-    """Whether a whole, valid frame begins anywhere behind: then what came before is damage, not a torn tail.
-
-    All of it is searched: what is called a torn tail is cut off, and a record may be as long as RECORD_BYTES_MAX.
-    """
-    return next_whole_frame(view, start) is not None
 
 
 def _is_whole_frame(view: memoryview, position: int) -> bool:

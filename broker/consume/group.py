@@ -10,16 +10,17 @@ a power cut made forgotten shares its number with no later one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Final
 
-from broker.consume.filtering import Filter, filter_of
 from broker.consume.unsettled import Held, Unsettled
 from messaging.backoff import Backoff
 from messaging.message import AckStatus, GroupConfig
 
-OPENING_SHIFT = 32
+OPENING_SHIFT: Final = 32
+Accepts = Callable[[Mapping[str, str]], bool]
 
 
 @dataclass(slots=True)
@@ -76,7 +77,8 @@ class Group:
         self.name = name
         self.config = config
         self.position = position
-        self.filter: Filter | None = filter_of(config.filter)
+        self.accepts: Accepts | None = None
+        """The group's filter over headers; None takes all. What it does not take counts as consumed."""
         self.paused = False
         self.life = 0
         self.sought_in_life = 0
@@ -117,33 +119,33 @@ class Group:
             first = held.end
         return True
 
-    def hand_out(self, runs: Iterable[tuple[int, list[str]]], *, visible_at_ms: int, opening: int = 0) -> list[HandOut]:
-        """Hand these out, (first, ids): fresh ones from `position` on, or ones that visible_again() named."""
+    def decide_hand_out(self, runs: Iterable[tuple[int, list[str]]], *, opening: int = 0) -> list[HandOut]:
+        """What handing these out comes to, (first, ids): fresh ones, or ones that visible_again() named.
+
+        Changes nothing. `opening` is the count of the broker's openings.
+        """
         handed: list[HandOut] = []
+        least = opening << OPENING_SHIFT
         for first, ids in runs:
-            for held in self._begun(first, ids):
+            place, end = first, first + len(ids)
+            for held in self.unsettled.between(first, end):
+                if held.first > place:
+                    handed.append(HandOut(place, ids[place - first : held.first - first], least + 1, 1, self.life))
+                    place = held.first
+                stop = min(held.end, end)
                 used = held.attempts_used + (1 if held.in_flight else 0)  # in flight: the invisible time ran out
-                delivery = max(held.delivery, opening << OPENING_SHIFT) + 1
-                handed.append(HandOut(held.first, held.ids, delivery, used + 1, held.life, again=held.delivery > 0))
-                self.unsettled.add(
-                    replace(held, delivery=delivery, attempts_used=used, in_flight=True, visible_at_ms=visible_at_ms)
-                )
+                delivery = max(held.delivery, least) + 1
+                again = held.delivery > 0
+                part = ids[place - first : stop - first]
+                handed.append(HandOut(place, part, delivery, used + 1, held.life, again=again))
+                place = stop
+            if place < end:
+                handed.append(HandOut(place, ids[place - first :], least + 1, 1, self.life))
         return handed
 
-    def take_back(self, handed: Iterable[HandOut], before: Iterable[Held], *, position: int) -> None:
-        """Undo a hand-out that could not be written down: `before` is what was held of it, `position` where it was."""
-        for one in handed:
-            self.unsettled.take(one.first, one.end)
-        for held in before:
-            self.unsettled.take(held.first, held.end)
-            self.unsettled.add(held)
-        self.position = position
-
-    def replay_hand_out(
-        self, first: int, ids: Sequence[str], *, delivery: int, attempt: int, visible_at_ms: int
-    ) -> None:
-        """A hand-out as the action log tells it."""
-        for held in self._begun(first, list(ids)):
+    def hand_out(self, first: int, ids: list[str], *, delivery: int, attempt: int, visible_at_ms: int) -> None:
+        """Carry out a HandOut."""
+        for held in self._begun(first, ids):
             self.unsettled.add(
                 replace(held, delivery=delivery, attempts_used=attempt - 1, in_flight=True, visible_at_ms=visible_at_ms)
             )
@@ -258,7 +260,7 @@ class Group:
 
     def unread_before(self, position: int) -> int:
         """How many messages below a sequence the group has not settled, dead letters among them."""
-        held = sum(min(one.end, position) - one.first for one in self.unsettled.copies(0, position))
+        held = sum(min(one.end, position) - one.first for one in self.unsettled.between(0, position))
         return max(0, position - self.position) + held + sum(sequence < position for sequence in self.dead)
 
     def drop_before(self, position: int) -> int:

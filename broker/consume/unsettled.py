@@ -85,11 +85,11 @@ class Unsettled:
             first = run.end
         return True
 
-    def copies(self, first: int, end: int) -> list[Held]:
-        """The runs that hold any of these sequences, as they are now, whole."""
+    def between(self, first: int, end: int) -> list[Held]:
+        """The runs that hold any of these sequences, whole."""
         low = max(0, bisect_right(self._firsts, first) - 1)
         high = bisect_left(self._firsts, end)
-        return [replace(self._runs[one]) for one in self._firsts[low:high]]
+        return [run for one in self._firsts[low:high] if (run := self._runs[one]).end > first]
 
     # -- changing ----------------------------------------------------------------------------------------------------
 

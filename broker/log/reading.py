@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from broker.consume.topic import Run
-from broker.log.scanning import frames_in
+from broker.log.scanning import frames_in, payloads_of
 from broker.log.segmented_log import SegmentedLog
 from messaging.journal import Frame, MessageRecord, SegmentDamaged, decode_message
 
@@ -64,6 +64,28 @@ def _read_stretch(log: SegmentedLog, stretch: Sequence[Run], *, low: int, high: 
         data = log.read_span(offset, stretch[-1].offset + stretch[-1].size_bytes - offset)
     except SegmentDamaged:
         return [(sequence, None) for sequence in range(low, high)]
+    payloads = payloads_of(data)
+    if payloads is not None:
+        found = _sound(payloads, first=stretch[0].first, low=low, high=high)
+        if found is not None:
+            return found
+    return _salvaged(data, stretch, low=low, high=high)
+
+
+def _sound(payloads: Sequence[bytes], *, first: int, low: int, high: int) -> list[Found] | None:
+    """The records where all are whole, and are those that are meant: the usual case, a few calls for all of them."""
+    try:
+        records = [decode_message(payload) for payload in payloads[low - first : high - first]]
+    except ValueError:
+        return None
+    if len(records) != high - low or records[0].sequence != low or records[-1].sequence != high - 1:
+        return None
+    return list(zip(range(low, high), records, strict=True))
+
+
+def _salvaged(data: bytes, stretch: Sequence[Run], *, low: int, high: int) -> list[Found]:
+    """The records that are whole, where some are not."""
+    offset = stretch[0].offset
     sequence = stretch[0].first
     records: dict[int, MessageRecord | None] = dict.fromkeys(range(low, high))
     certain = True

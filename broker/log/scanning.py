@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import mmap
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import google_crc32c
 
@@ -20,6 +22,8 @@ from messaging.journal import (
     SegmentKind,
     next_whole_frame,
 )
+
+_FRAME_HEAD: Final = struct.Struct("<II")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,25 @@ def frames_in(data: bytes, *, first_offset: int) -> Iterator[Frame | Gap]:
         else:
             yield Frame(first_offset + position, payload)
             position = start + length
+
+
+def payloads_of(data: bytes) -> list[bytes] | None:
+    """The payloads of a piece of a segment that begins and ends with a frame; None where one is not whole."""
+    payloads: list[bytes] = []
+    position, size = 0, len(data)
+    unpack, crc_of = _FRAME_HEAD.unpack_from, google_crc32c.value
+    try:
+        while position < size:
+            length, crc = unpack(data, position)
+            position += FRAME_BYTES
+            payload = data[position : position + length]
+            position += length
+            if crc_of(payload) != crc or not payload:
+                return None
+            payloads.append(payload)
+    except struct.error:
+        return None
+    return payloads if position == size else None
 
 
 def header_of(path: Path, *, kind: SegmentKind) -> SegmentHeader | None:

@@ -27,7 +27,7 @@ from messaging.journal import (
     SegmentDamaged,
     SegmentHeader,
     SegmentKind,
-    frame,
+    frames,
     segment_path,
     segment_paths,
 )
@@ -158,15 +158,14 @@ class SegmentedLog:
         self.refuse_if_failed()
         if not self.segments:
             raise StorageFailed("the log is closed")
-        frames = [frame(payload) for payload in payloads]
-        data = b"".join(frames)
+        data, sizes = frames(payloads)
         try:
             if self.is_full:
                 self.roll()
             self._write(data)
         except OSError as error:
             raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
-        offsets = list(accumulate(map(len, frames), initial=self.end))
+        offsets = list(accumulate(sizes, initial=self.end))
         self.end = self.segments[-1].end = offsets.pop()
         self.bytes_written += len(data)
         return offsets

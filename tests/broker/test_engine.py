@@ -710,6 +710,101 @@ def test_what_is_not_supported_is_refused_and_makes_no_group(engine: Engine) -> 
     assert engine.groups(TOPIC) == []
 
 
+def test_what_a_groups_filter_does_not_take_counts_as_consumed_for_it_alone(engine: Engine) -> None:
+    declare(engine)
+    engine.publish(
+        [Message(id=f"m{number}", topic=TOPIC, body=b"x", headers={"kind": str(number % 3)}) for number in range(9)]
+    )
+    group = engine._state.group(TOPIC, GROUP)
+    assert group is not None
+    group.accepts = lambda headers: headers["kind"] == "1"
+
+    assert [one.id for one in pull(engine, max_messages=2)] == ["m1", "m4"]
+    assert pull_ids(engine) == ["m7"]
+    assert pull_ids(engine) == []
+    assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
+    assert len(engine.pull(TOPIC, "other")) == 9
+
+
+def test_a_group_that_reads_from_the_disk_keeps_nobody_else_waiting(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(engine, *(f"m{number}" for number in range(5)))
+    reading, go_on = threading.Event(), threading.Event()
+    read_span = engine._messages.read_span
+
+    def slow_span(offset: int, size_bytes: int) -> bytes:
+        if threading.current_thread().name.startswith("slow"):
+            reading.set()
+            assert go_on.wait(30)
+        return read_span(offset, size_bytes)
+
+    monkeypatch.setattr(engine._messages, "read_span", slow_span)
+    with ThreadPoolExecutor(1, "slow") as pool:
+        slow = pool.submit(engine.pull, TOPIC, "slow")
+        assert reading.wait(30)
+
+        publish(engine, "more")
+        [first, *_] = pull(engine)
+        assert engine.ack([first.receipt]) == ["acked"]
+
+        go_on.set()
+        assert [one.id for one in slow.result(30)] == [f"m{number}" for number in range(5)]
+
+
+def test_what_is_settled_or_moved_while_a_pull_reads_it_is_not_handed_out(
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(engine, "a", "b", "c")
+    held = pull(engine, invisible_ms=10)
+    clock.advance(10)
+    read_span, meanwhile = engine._messages.read_span, [lambda: engine.ack([held[1].receipt])]
+
+    def span(offset: int, size_bytes: int) -> bytes:
+        while meanwhile:
+            assert meanwhile.pop()() == ["acked"]
+        return read_span(offset, size_bytes)
+
+    monkeypatch.setattr(engine._messages, "read_span", span)
+
+    assert pull_ids(engine) == ["a", "c"]
+    assert engine.group_figures(TOPIC, GROUP)["in_flight"] == 2
+
+
+def test_receipts_that_follow_each_other_are_settled_as_one_run(engine: Engine) -> None:
+    publish(engine, *(f"m{number}" for number in range(100)))
+    deliveries = pull(engine)
+    before = engine._actions.bytes_written
+
+    receipts = [one.receipt for one in deliveries]
+    assert engine.ack(receipts[10:90]) == ["acked"] * 80
+    assert engine.ack(receipts) == ["acked"] * 10 + ["already_acked"] * 80 + ["acked"] * 10
+
+    assert engine._actions.bytes_written - before < 1_000
+    assert engine.group_figures(TOPIC, GROUP)["in_flight"] == 0
+
+
+def test_five_hundred_consumers_share_a_group_without_a_word_between_them(engine: Engine) -> None:
+    publish(engine, *(f"m{number}" for number in range(1_000)))
+
+    with ThreadPoolExecutor(50) as pool:
+        taken = list(pool.map(lambda _: pull(engine, max_messages=2, invisible_ms=HOUR_MS), range(500)))
+
+    ids = [one.id for each in taken for one in each]
+    assert len(ids) == len(set(ids)) == 1_000
+    assert all(len(each) == 2 for each in taken)
+
+
+def test_a_hundred_groups_store_a_message_once(engine: Engine, folder: Path) -> None:
+    publish(engine, *(f"m{number}" for number in range(50)))
+    size = size_of(folder, "messages")
+
+    for number in range(100):
+        assert len(engine.pull(TOPIC, f"g{number}")) == 50
+
+    assert size_of(folder, "messages") == size
+
+
 def test_a_seek_by_offset_replays_and_makes_old_receipts_stale(open_engine: type_of_open) -> None:
     engine = open_engine()
     publish(engine, "a", "b", "c")

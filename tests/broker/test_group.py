@@ -16,7 +16,10 @@ def group_of(*, max_attempts: int = 3) -> Group:
 
 
 def hand_out(group: Group, *sequences: int, visible_at_ms: int) -> list[HandOut]:
-    return group.hand_out([(sequence, [f"m{sequence}"]) for sequence in sequences], visible_at_ms=visible_at_ms)
+    handed = group.decide_hand_out([(sequence, [f"m{sequence}"]) for sequence in sequences])
+    for one in handed:
+        group.hand_out(one.first, one.ids, delivery=one.delivery, attempt=one.attempt, visible_at_ms=visible_at_ms)
+    return handed
 
 
 def ready(group: Group, now_ms: int) -> list[int]:
