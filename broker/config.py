@@ -34,6 +34,9 @@ class BrokerConfig(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=7788, ge=0, le=65535)
     durability: Durability = Durability.FSYNC
+    retention_ms: int | None = Field(default=EngineOptions().retention_ms, ge=1)
+    retention_bytes: int | None = Field(default=None, ge=1)
+    retention_drops_unread: bool = False
     tokens: Path | None = None
     insecure_no_auth: bool = False
     tls_cert: Path | None = None
@@ -52,7 +55,12 @@ class BrokerConfig(BaseSettings):
     @property
     def engine_options(self) -> EngineOptions:
         """The engine's part."""
-        return EngineOptions(durability=self.durability)
+        return EngineOptions(
+            durability=self.durability,
+            retention_ms=self.retention_ms,
+            retention_bytes=self.retention_bytes,
+            retention_drops_unread=self.retention_drops_unread,
+        )
 
     @property
     def http_settings(self) -> HttpSettings:

@@ -10,8 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from broker import checkpoint
 from broker.consume.group import Death, Group
+from broker.consume.topic import RUN_BYTES_MAX, RUN_MESSAGES_MAX
 from broker.log.folder_lock import FolderLock
+from broker.log.reserve import Reserve, is_disk_full
+from broker.log.segment_index import IndexFiles, write_index
 from broker.log.segmented_log import SegmentedLog
 from broker.log.storage import Storage
 from broker.options import EngineOptions
@@ -32,15 +36,22 @@ class Core:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiters: defaultdict[tuple[str, str], set[Callable[[], None]]] = defaultdict(set)
-        self._state = BrokerState(options)
+        self._index_files = IndexFiles(folder / "messages")
+        self._state = BrokerState(options, self._index_files)
+        self._folder = folder
         self._folder_lock = FolderLock(folder)
+        self._reserve = Reserve(folder / "reserve", size_bytes=options.reserve_bytes)
         self._closed = False
+        self._looked_at_ms = clock.monotonic_ms()
         self._messages, self._actions = (
             SegmentedLog(
-                folder / name, kind=kind, segment_bytes=options.segment_bytes, durability=options.durability,
+                folder / name, kind=kind, segment_bytes=segment_bytes, durability=options.durability,
                 storage=storage, now_ms=clock.now_ms,
             )
-            for name, kind in (("messages", journal.SegmentKind.MESSAGES), ("actions", journal.SegmentKind.ACTIONS))
+            for name, kind, segment_bytes in (
+                ("messages", journal.SegmentKind.MESSAGES, options.segment_bytes),
+                ("actions", journal.SegmentKind.ACTIONS, min(options.segment_bytes, options.checkpoint_bytes)),
+            )
         )  # fmt: skip
 
     # -- waiting -----------------------------------------------------------------------------------------------------
@@ -77,10 +88,80 @@ class Core:
 
     # -- acting ------------------------------------------------------------------------------------------------------
 
-    def _act(self, action: journal.Action) -> None:
+    def _act(self, action: journal.Written) -> None:
         """Write an action down, then do it, by the very code that replays it."""
-        self._actions.append([journal.encode_record(action)])
+        self._write_action(action)
         self._state.replay_action(action)
+
+    def _write_action(self, action: journal.Written) -> None:
+        """Write an action down; in a new segment, behind a checkpoint, where the old one is full."""
+        try:
+            self._try_to_write_action(action)
+        except StorageFailed as error:
+            if not is_disk_full(error) or not self._reserve.let_go():
+                raise
+            self._try_to_write_action(action)
+
+    def _try_to_write_action(self, action: journal.Written) -> None:
+        if self._actions.is_full:
+            self._write_checkpoint()
+        self._actions.append([journal.encode_record(action)])
+
+    def _write_checkpoint(self) -> None:
+        """Begin a segment of actions with all that those before it have come to.
+
+        The messages that it stands on are durable before it is written, so it is never ahead of them.
+        """
+        self._messages.commit()
+        records = checkpoint.records_of(
+            self._state, messages_end=self._messages.durable_end, at_ms=self._clock.now_ms()
+        )
+        try:
+            self._actions.roll()
+        except OSError as error:
+            raise StorageFailed(f"cannot begin a segment: {error.strerror}; free some disk space") from error
+        self._actions.append(records)
+
+    def _write_messages(self, records: Sequence[journal.MessageRecord]) -> list[int]:
+        """Append message records as one piece, and place those that have a sequence; returns the records' offsets."""
+        try:
+            if self._messages.is_full:
+                self._seal_message_segment()
+            offsets = self._messages.append([journal.encode_record(record) for record in records])
+        except OSError as error:
+            raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
+        place, count, start = self._state.place, len(records), 0
+        durable_end = self._messages.durable_end
+        ends = [*offsets[1:], self._messages.end]
+        while start < count:
+            topic, stop, until = records[start].topic, start + 1, min(count, start + RUN_MESSAGES_MAX)
+            if records[start].sequence is None:
+                start = stop
+                continue
+            while (
+                stop < until
+                and (following := records[stop]).topic == topic
+                and following.sequence is not None
+                and ends[stop - 1] - offsets[start] < RUN_BYTES_MAX
+            ):
+                stop += 1
+            place(
+                topic, stop - start, offsets[start], ends[stop - 1] - offsets[start],
+                ready_at_ms=records[start].stored_at_ms, sealed_end=durable_end,
+            )  # fmt: skip
+            start = stop
+        return offsets
+
+    def _seal_message_segment(self) -> None:
+        """Write the index of the segment that is full, then begin a new one."""
+        segment, state = self._messages.segments[-1], self._state
+        directory = write_index(
+            self._folder / "messages", segment.first_offset, self._messages.end, topics=state.written.values(),
+            ids=state.recent.newest(state.recent.added - state.recent_before_written),
+            special=state.written_special.tolist(),
+        )  # fmt: skip
+        self._messages.roll()
+        state.take_over(segment.first_offset, directory)
 
     def _bury(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
         by_reason: defaultdict[str, list[tuple[int, str, int]]] = defaultdict(list)
@@ -89,6 +170,13 @@ class Core:
         for reason, entries in by_reason.items():
             self._act(journal.Died(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason))
         self._state.counters["dead_lettered", topic, group.name] += len(deaths)
+
+    def _refuse_if_disk_is_full(self) -> None:
+        if not self._reserve.take():
+            raise StorageFailed(
+                "No space left on device: the room that is left is for what is stored to be consumed; free some disk "
+                "space, and publishes are taken again"
+            )
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -104,11 +192,11 @@ class Core:
             raise InvalidMessage(f"topic {topic} has {len(known.groups)} groups already (groups_per_topic_max)")
         match config.start:
             case "latest":
-                position = len(known.index)
+                position = known.index.end
             case "at":
                 position = known.index.sequence_at(config.start_at_ms or 0)
             case _:
-                position = 0
+                position = known.index.start
         self._act(
             journal.Declared(
                 topic=topic, group=name, at_ms=self._clock.now_ms(), position=position, settings=settings_of(config)

@@ -5,8 +5,7 @@ group -> written to the action log -> read from the message log -> handed out. A
 appended to the action log -> synced -> answered. Whatever is in memory is rebuilt from the two logs on opening.
 
 A hand-out is written but not synced: kill -9 does not touch it, but a power cut may make it forgotten. Its messages are
-then handed out again, perhaps under the same delivery number; a receipt from before the cut then settles the new
-hand-out of the same message, never another message's.
+then handed out again, under another delivery number: the count of openings is in it.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from broker.log.storage import DiskStorage, Storage
 from broker.operating import Operating
 from broker.options import EngineOptions
 from broker.publishing import BUCKETS_MS, Publishing
+from broker.recovering import recover
+from broker.retention import Retaining
 from messaging import journal
 from messaging.clock import Clock, SystemClock
 from messaging.errors import StorageFailed
@@ -28,7 +29,7 @@ from messaging.errors import StorageFailed
 __all__ = ["BUCKETS_MS", "Engine"]
 
 
-class Engine(Publishing, Consuming, Operating):
+class Engine(Publishing, Consuming, Operating, Retaining):
     """One broker on one data folder. All methods may be called from any thread.
 
     Errors: InvalidMessage (a name or value out of bounds), NotSupported, StorageFailed (nothing was acknowledged).
@@ -102,6 +103,7 @@ class Engine(Publishing, Consuming, Operating):
                 "actions_bytes": self._actions.end,
                 "syncs": self._messages.syncs + self._actions.syncs,
                 "scheduled": self._state.schedule.count(),
+                "quarantined_bytes": self._messages.quarantined_bytes + self._actions.quarantined_bytes,
             }
 
     def check_ready(self) -> None:
@@ -117,7 +119,7 @@ class Engine(Publishing, Consuming, Operating):
         self._folder_lock.release()
 
     def _recover(self) -> None:
-        for one in self._messages.recover():
-            self._state.replay_message(journal.decode_message(one.payload), one.offset)
-        for one in self._actions.recover():
-            self._state.replay_action(journal.decode_action(one.payload))
+        recover(self._state, self._messages, self._actions, options=self._options)
+        self._act(journal.Opened(at_ms=self._clock.now_ms(), number=self._state.openings + 1))
+        self._reserve.take()
+        self._actions.commit()

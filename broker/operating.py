@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from broker.consume.group import Group
-from broker.consume.topic import HOLE
-from broker.consuming import DAMAGED
+from broker.consume.topic import TopicIndex
 from broker.filter import parse
+from broker.log.reading import read_runs
+from broker.pulling import DAMAGED
 from broker.timing import Timing
 from messaging import journal
 from messaging.errors import InvalidMessage, NotSupported
@@ -53,7 +54,7 @@ class Operating(Timing):
         """stored (handed to the topic), scheduled."""
         with self._lock:
             known = self._known_topic(topic)
-            return {"stored": len(known.index), "scheduled": self._state.schedule.count(topic)}
+            return {"stored": known.index.end, "scheduled": self._state.schedule.count(topic)}
 
     def group_figures(self, topic: str, group: str) -> Mapping[str, int]:
         """stored, backlog (not handed out, or waiting again), in_flight, scheduled, dead, position,
@@ -62,11 +63,12 @@ class Operating(Timing):
         with self._lock:
             index, known = self._known_topic(topic).index, self._known_group(topic, group)
             in_flight = known.in_flight()
-            oldest = min(known.unsettled, default=known.position)
-            age_ms = self._clock.now_ms() - index.ready_at_ms(oldest) if oldest < len(index) else 0
+            unsettled = known.unsettled.oldest
+            oldest = max(index.start, known.position if unsettled is None else unsettled)
+            age_ms = self._clock.now_ms() - index.ready_at_ms(oldest) if oldest < index.end else 0
             return {
-                "stored": len(index),
-                "backlog": len(index) - min(known.position, len(index)) + len(known.unsettled) - in_flight,
+                "stored": index.end,
+                "backlog": index.end - min(known.position, index.end) + len(known.unsettled) - in_flight,
                 "in_flight": in_flight,
                 "scheduled": self._state.schedule.count(topic),
                 "dead": len(known.dead),
@@ -82,7 +84,7 @@ class Operating(Timing):
             self._refuse_if_closed()
             index, known = self._known_topic(topic).index, self._known_group(topic, group)
             wanted = index.sequence_at(to_ms) if to_ms is not None else to_offset or 0
-            position = min(wanted, len(index))
+            position = min(max(wanted, index.start), index.end)
             self._act(
                 journal.Sought(
                     topic=topic, group=group, at_ms=self._clock.now_ms(), position=position, life=known.life + 1
@@ -117,7 +119,7 @@ class Operating(Timing):
             page = [(sequence, known.dead[sequence]) for sequence in sequences[:limit]]
             letters = []
             for sequence, dead in page:
-                record = self._read_or_none(known_topic.index.offset(sequence))
+                record = self._record_of(known_topic.index, sequence)
                 letters.append(
                     DeadLetter(
                         id=dead.message_id, topic=topic, group=group, attempts=dead.attempts, reason=dead.reason,
@@ -153,8 +155,7 @@ class Operating(Timing):
         _, deaths = group.visible_again(now_ms=now_ms, count_max=len(group.unsettled))
         self._bury(topic, group, deaths, at_ms=now_ms)
 
-    def _read_or_none(self, offset: int) -> journal.MessageRecord | None:
-        try:
-            return None if offset == HOLE else journal.decode_message(self._messages.read(offset))
-        except (journal.SegmentDamaged, ValueError):
-            return None
+    def _record_of(self, index: TopicIndex, sequence: int) -> journal.MessageRecord | None:
+        runs = list(index.runs(sequence, sequence + 1))
+        found = read_runs(self._messages, runs, first=sequence, end=sequence + 1, bytes_max=0)
+        return found[0][1] if found else None

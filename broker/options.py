@@ -19,11 +19,19 @@ class Durability(StrEnum):
 class EngineOptions:
     """Bounds and choices of one engine. `durability` OS survives kill -9 but not a power cut.
 
-    `filter_scan_max` is how many messages a pull looks through for one that its group's filter takes.
+    Segments that are older than `retention_ms`, or beyond `retention_bytes`, are dropped once no group needs them any
+    more; with `retention_drops_unread` also before. `filter_scan_max` is how many messages a pull looks through for
+    one that its group's filter takes.
     """
 
     durability: Durability = Durability.FSYNC
     segment_bytes: int = 256 * 1024 * 1024
+    checkpoint_bytes: int = 64 * 1024 * 1024
+    retention_ms: int | None = 7 * 24 * 60 * 60 * 1000
+    retention_bytes: int | None = None
+    retention_drops_unread: bool = False
+    retention_check_ms: int = 60_000
+    reserve_bytes: int = 16 * 1024 * 1024
     topics_max: int = 40_000
     groups_per_topic_max: int = 1_000
     dedup_messages_max: int = 500_000
@@ -36,7 +44,12 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.segment_bytes < 4096:
             raise ConfigurationError("segment_bytes must be at least 4096")
+        for name in ("retention_ms", "retention_bytes"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1, or none")
         for name in (
+            "checkpoint_bytes",
+            "retention_check_ms",
             "topics_max",
             "groups_per_topic_max",
             "dedup_messages_max",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from broker.timing import Timing
 from messaging import journal
@@ -15,6 +15,30 @@ from messaging.message import CancelStatus, Message, PublishResult, PublishStatu
 BUCKETS_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 
+class Publishable(Protocol):
+    """What is needed of a message that is stored for now."""
+
+    @property
+    def id(self) -> str:
+        """The message id."""
+
+    @property
+    def key(self) -> str | None:
+        """The key."""
+
+    @property
+    def headers(self) -> Mapping[str, str] | None:
+        """The headers."""
+
+    @property
+    def body(self) -> bytes:
+        """The body."""
+
+    @property
+    def created_at_ms(self) -> int | None:
+        """When its producer made it; None or 0: now."""
+
+
 class Publishing(Timing):
     """The producer's half of the engine."""
 
@@ -22,14 +46,31 @@ class Publishing(Timing):
         """Store a batch; one result a message, in order, once all that is stored is durable."""
         with self._lock:
             self._refuse_if_closed()
+            self._refuse_if_disk_is_full()
             results, topics = self._append(batch)
             end = self._messages.end
         self._messages.commit(end)
         for topic in topics:
             self._wake_topic(topic)
         with self._changed:
-            self._changed.notify_all()
+            self._changed.notify_all()  # something may be due sooner than the timer thinks
         return results
+
+    def publish_plain(self, topic: str, batch: Sequence[Publishable]) -> bool:
+        """Store a batch for now as publish() does, in the form in which it came off the wire, checked by its caller.
+
+        False, with nothing stored, where the topic or not every id is new: publish() tells what becomes of each.
+        """
+        with self._lock:
+            self._refuse_if_closed()
+            self._refuse_if_disk_is_full()
+            if topic not in self._state.topics or not self._are_new([one.id for one in batch]):
+                return False
+            self._append_plain(topic, batch, now_ms=self._clock.now_ms())
+            end = self._messages.end
+        self._messages.commit(end)
+        self._wake_topic(topic)
+        return True
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
         """Cancel scheduled messages, durably.
@@ -46,7 +87,7 @@ class Publishing(Timing):
                 if status is not CancelStatus.TOO_LATE and message_id not in self._state.canceled
             ]
             if gone:
-                self._act(journal.Canceled(at_ms=self._clock.now_ms(), ids=gone))
+                self._act(journal.Canceled(at_ms=self._clock.now_ms(), ids=gone, messages_end=self._messages.end))
             end = self._actions.end
         self._actions.commit(end)
         return statuses
@@ -76,6 +117,9 @@ class Publishing(Timing):
 
     def _append(self, batch: Sequence[Message]) -> tuple[list[PublishResult], set[str]]:
         now_ms = self._clock.now_ms()
+        if self._is_plain(batch):
+            ids = self._append_plain(batch[0].topic, batch, now_ms=now_ms)
+            return [PublishResult(one, PublishStatus.STORED) for one in ids], {batch[0].topic}
         results: list[PublishResult] = []
         records: list[journal.MessageRecord] = []
         fresh: defaultdict[str, int] = defaultdict(int)
@@ -94,26 +138,66 @@ class Publishing(Timing):
                 results.append(PublishResult(message.id, PublishStatus.STORED))
                 records.append(self._record(message, now_ms=now_ms, fresh=fresh))
         if records:
-            offsets = self._messages.append([journal.encode_record(record) for record in records])
-            for record, offset in zip(records, offsets, strict=True):
-                self._state.replay_message(record, offset)
-                if record.id in self._state.canceled:
-                    self._state.stop(record.id)
+            self._store(records)
         self._count_published(results, batch)
         return results, set(fresh)
 
+    def _is_plain(self, batch: Sequence[Message]) -> bool:
+        """Whether all of a batch is new, of one topic that is there, and for now: the usual case."""
+        if not batch or batch[0].topic not in self._state.topics:
+            return False
+        topic = batch[0].topic
+        return all(one.deliver_at_ms is None and one.topic == topic for one in batch) and self._are_new(
+            [one.id for one in batch]
+        )
+
+    def _are_new(self, ids: list[str]) -> bool:
+        state = self._state
+        return (
+            len(set(ids)) == len(ids)
+            and not state.recent.has_any(ids)
+            and not (len(state.canceled) and state.canceled.has_any(ids))
+            and not (state.schedule.count() and any(state.schedule.find(one) for one in ids))
+        )
+
+    def _append_plain(self, topic: str, batch: Sequence[Publishable], *, now_ms: int) -> list[str]:
+        """Store a batch of which nothing is to be decided one by one; returns the ids."""
+        start = self._state.topic(topic).index.end
+        records = [
+            journal.MessageRecord(
+                sequence=sequence, id=one.id, topic=topic, key=one.key,
+                headers=dict(one.headers) if one.headers else {}, body=one.body,
+                created_at_ms=one.created_at_ms or now_ms, stored_at_ms=now_ms,
+            )
+            for sequence, one in enumerate(batch, start)
+        ]  # fmt: skip
+        self._write_messages(records)
+        ids = [one.id for one in records]
+        self._state.recent.add_new(ids)
+        self._state.counters["published_stored", topic, ""] += len(ids)
+        return ids
+
+    def _store(self, records: Sequence[journal.MessageRecord]) -> None:
+        offsets = self._write_messages(records)
+        state = self._state
+        state.recent.add_new([record.id for record in records])
+        for record, offset in zip(records, offsets, strict=True):
+            if record.sequence is None:
+                state.written_special.append(offset)
+                state.replay_special(record, offset=offset)
+
     def _record(self, message: Message, *, now_ms: int, fresh: defaultdict[str, int]) -> journal.MessageRecord:
         """The record of a message; one that was canceled before it came is stored, but takes no place in its topic."""
-        later = message.deliver_at_ms is not None and message.deliver_at_ms > now_ms
+        dead = message.id in self._state.canceled
         sequence = None
-        if not later and message.id not in self._state.canceled:
+        if not dead and (message.deliver_at_ms is None or message.deliver_at_ms <= now_ms):
             topic = self._state.topics.get(message.topic)
-            sequence = (0 if topic is None else len(topic.index)) + fresh[message.topic]
+            sequence = (0 if topic is None else topic.index.end) + fresh[message.topic]
             fresh[message.topic] += 1
         return journal.MessageRecord(
             sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=dict(message.headers),
             body=message.body, created_at_ms=message.created_at_ms or now_ms, stored_at_ms=now_ms,
-            deliver_at_ms=message.deliver_at_ms,
+            deliver_at_ms=message.deliver_at_ms, copy=journal.DEAD_ON_ARRIVAL if dead else journal.PUBLISHED,
         )  # fmt: skip
 
     def _is_known(self, message_id: str) -> bool:

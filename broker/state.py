@@ -5,14 +5,16 @@ Not the logs.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field, fields
 
 from broker.consume.group import Death, Group, Requeue
-from broker.consume.topic import TopicIndex
+from broker.consume.topic import BlockPlace, Blocks, TopicIndex
 from broker.dedup import RecentIds
 from broker.delay.schedule import MemorySchedule, Schedule, Scheduled
 from broker.filter import compile_condition, parse
+from broker.log.segment_index import Directory
 from broker.options import EngineOptions
 from messaging import journal
 from messaging.message import GroupConfig
@@ -31,19 +33,27 @@ class Topic:
 class BrokerState:
     """Everything that is in memory. Changed under the engine's lock, and by replay() before the engine opens."""
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, blocks: Blocks) -> None:
+        self._blocks = blocks
         self.topics: dict[str, Topic] = {}
         self.schedule: Schedule = MemorySchedule()
         self.recent = RecentIds(options.dedup_messages_max)
         self.canceled = RecentIds(options.cancel_tombstones_max)
         self.stopped = RecentIds(options.cancel_tombstones_max)  # of those canceled: whose messages came
         self.counters: Counter[tuple[str, str, str]] = Counter()
+        self.openings = 0
+        self.written: dict[str, TopicIndex] = {}
+        """The topics with messages in the segment that is being written."""
+        self.written_special = array("Q")
+        """Offsets of records in it that are not simply placed: what an index file names for replay_special()."""
+        self.recent_before_written = 0
+        """How many ids had come when that segment was begun."""
 
     def topic(self, name: str) -> Topic:
         """The topic, made where it is new."""
         found = self.topics.get(name)
         if found is None:
-            found = self.topics[name] = Topic(TopicIndex(name))
+            found = self.topics[name] = Topic(TopicIndex(name, self._blocks))
         return found
 
     def group(self, topic: str, name: str) -> Group | None:
@@ -51,17 +61,54 @@ class BrokerState:
         found = self.topics.get(topic)
         return None if found is None else found.groups.get(name)
 
-    def replay_message(self, record: journal.MessageRecord, offset: int) -> None:
-        """A message as the message log tells it."""
-        topic = self.topic(record.topic)
-        self.recent.add(record.id)
-        if record.sequence is None:
-            due_ms = record.deliver_at_ms or 0
-            self.schedule.add(Scheduled(record.id, record.topic, due_ms, offset))
-        else:
-            topic.index.place(record.sequence, offset, ready_at_ms=record.stored_at_ms)
+    # -- messages ----------------------------------------------------------------------------------------------------
 
-    def replay_action(self, action: journal.Action) -> None:
+    def place(self, topic: str, count: int, offset: int, size_bytes: int, *, ready_at_ms: int, sealed_end: int) -> None:
+        """Messages of a topic that stand behind each other in the message log take the topic's next sequences."""
+        index = self.topic(topic).index
+        self.written[topic] = index
+        index.place(count, offset, size_bytes, ready_at_ms=ready_at_ms, sealed_end=sealed_end)
+
+    def replay_message(self, record: journal.MessageRecord, *, offset: int, size_bytes: int) -> None:
+        """A message as the message log tells it: its id and its place."""
+        if record.copy != journal.FIRED_COPY:
+            self.recent.add(record.id)
+        if record.sequence is not None:
+            index = self.topic(record.topic).index
+            ready_at_ms = record.stored_at_ms
+            if record.sequence != index.end:
+                index.begin_at(record.sequence)
+                index.skip_to(record.sequence, ready_at_ms=ready_at_ms)
+            self.place(record.topic, 1, offset, size_bytes, ready_at_ms=ready_at_ms, sealed_end=0)
+        if record.sequence is None or record.copy:
+            self.written_special.append(offset)
+
+    def take_over(self, segment: int, directory: Directory) -> None:
+        """The segment's index file is made: what memory knows of the places of its messages goes."""
+        for name, entries in directory.topics.items():
+            index = self.topic(name).index
+            index.forget_tail()
+            for one in entries:
+                place = BlockPlace(segment, one.position, one.runs, one.crc)
+                index.add_block(one.first, one.end, one.first_time_ms, place)
+        self.written.clear()
+        self.written_special = array("Q")
+        self.recent_before_written = self.recent.added
+
+    def replay_special(self, record: journal.MessageRecord, *, offset: int) -> None:
+        """What a message record means besides its place: it waits, or no longer waits, for its time."""
+        if record.copy == journal.FIRED_COPY:
+            self.schedule.remove(record.id)
+        elif record.copy == journal.DEAD_ON_ARRIVAL:
+            self.canceled.add(record.id)
+            self.stopped.add(record.id)
+        elif record.sequence is None:
+            self.topic(record.topic)
+            self.schedule.add(Scheduled(record.id, record.topic, record.deliver_at_ms or 0, offset))
+
+    # -- actions -----------------------------------------------------------------------------------------------------
+
+    def replay_action(self, action: journal.Written) -> None:
         """An action as the action log tells it, in order, all messages having been replayed."""
         match action:
             case journal.Fired():
@@ -69,7 +116,11 @@ class BrokerState:
             case journal.Canceled():
                 for message_id in action.ids:
                     self.canceled.add(message_id)
-                    self.stop(message_id)
+                    self.stop(message_id, messages_end=action.messages_end)
+            case journal.Opened():
+                self.openings = action.number
+            case journal.Checkpoint():
+                pass  # read before, or made from what has been replayed
             case journal.Declared():
                 self.declare(action.topic, action.group, config_of(action.settings), position=action.position)
             case _:
@@ -77,9 +128,11 @@ class BrokerState:
                 if group is not None:
                     _replay_on_group(group, action)
 
-    def stop(self, message_id: str) -> None:
-        """Take a canceled message out of the schedule, if it has come."""
-        if self.schedule.remove(message_id) is not None:
+    def stop(self, message_id: str, *, messages_end: int | None = None) -> None:
+        """Take a canceled message out of the schedule, if it has come (before this end of the message log)."""
+        found = self.schedule.find(message_id)
+        if found is not None and (messages_end is None or found.offset < messages_end):
+            self.schedule.remove(message_id)
             self.stopped.add(message_id)
 
     def declare(self, topic: str, name: str, config: GroupConfig, *, position: int) -> Group:
@@ -93,11 +146,9 @@ class BrokerState:
         return groups[name]
 
     def _replay_fired(self, action: journal.Fired) -> None:
-        index = self.topic(action.topic).index
-        for sequence, message_id in action.entries:
-            message = self.schedule.remove(message_id)
-            if message is not None:
-                index.place(sequence, message.offset, ready_at_ms=action.at_ms)
+        """Fired messages were written again, with their sequences; logs of the first version only say so here."""
+        for _, message_id in action.entries:
+            self.schedule.remove(message_id)
 
 
 def settings_of(config: GroupConfig) -> dict[str, str | int | float | bool | None]:
@@ -110,24 +161,29 @@ def config_of(settings: dict[str, str | int | float | bool | None]) -> GroupConf
     return GroupConfig(**{name: value for name, value in settings.items() if name in _SETTINGS})  # type: ignore[arg-type]
 
 
-def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C901 - one arm an action, no logic
+def _replay_on_group(group: Group, action: journal.Written) -> None:  # noqa: C901 - one arm an action
     match action:
+        case journal.Handed(visible_at_ms=visible_at_ms):
+            for run in action.runs:
+                group.hand_out(
+                    run.first, run.ids, delivery=run.delivery, attempt=run.attempt, visible_at_ms=visible_at_ms
+                )
+        case journal.Settled():
+            for first, ids in action.runs:
+                group.ack(first, len(ids))
         case journal.Delivered(visible_at_ms=visible_at_ms):
             for sequence, message_id, delivery, attempt in action.entries:
-                group.replay_hand_out(
-                    sequence, message_id, delivery=delivery, attempt=attempt, visible_at_ms=visible_at_ms
-                )
+                group.hand_out(sequence, [message_id], delivery=delivery, attempt=attempt, visible_at_ms=visible_at_ms)
         case journal.Acked():
             for sequence, _ in action.entries:
                 group.ack(sequence)
         case journal.Requeued():
             for sequence, message_id, visible_at_ms, used in action.entries:
-                if sequence in group.unsettled or sequence >= group.position:
-                    group.requeue(Requeue(sequence, message_id, visible_at_ms, used), reason=action.reason)
+                if group.unsettled.find(sequence) is not None or sequence >= group.position:
+                    group.requeue(Requeue(sequence, [message_id], visible_at_ms, used), reason=action.reason)
         case journal.Extended():
             for sequence, _ in action.entries:
-                if sequence in group.unsettled:
-                    group.extend(sequence, visible_at_ms=action.visible_at_ms)
+                group.extend(sequence, visible_at_ms=action.visible_at_ms)
         case journal.Died():
             for sequence, message_id, attempts in action.entries:
                 group.die(Death(sequence, message_id, attempts, action.reason), at_ms=action.at_ms)
@@ -135,6 +191,8 @@ def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C90
             group.redrive([sequence for sequence, _ in action.entries], now_ms=action.at_ms)
         case journal.Sought():
             group.seek(action.position, life=action.life)
+        case journal.Dropped():
+            group.drop_before(action.position)
         case journal.Paused():
             group.paused = action.paused
         case _:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from broker.core import Core
+from broker.delay.schedule import Scheduled
+from broker.log.reading import record_at
 from messaging import journal
-from messaging.errors import OutboxError
+from messaging.errors import OutboxError, StorageFailed
 
 logger = logging.getLogger(__name__)
 
@@ -16,31 +21,55 @@ class Timing(Core):
     """Firing, and the timer thread's loop. Due times are wall-clock times; waits are monotonic and short."""
 
     def _fire_due(self) -> None:
-        """Give what has fallen due its place in its topic.
+        """Give what has fallen due its place in its topic, by writing it again, with its sequence, to the message log.
 
-        Never early: the wall clock is asked here, at the last moment.
+        Never early: the wall clock is asked here, at the last moment. So the message log alone says what stands where,
+        and a message that waited for two years holds no old segment back once it is due.
         """
         while True:
             now_ms = self._clock.now_ms()
             due = self._state.schedule.due(
                 now_ms, count_max=self._options.fire_batch_max, durable_end=self._messages.durable_end
             )
-            by_topic: defaultdict[str, list[str]] = defaultdict(list)
-            for message in due:
-                self._state.schedule.add(message)  # replaying the action below takes it out again
-                by_topic[message.topic].append(message.id)
-            for topic, ids in by_topic.items():
-                start = len(self._state.topic(topic).index)
-                self._act(journal.Fired(topic=topic, at_ms=now_ms, entries=list(enumerate(ids, start))))
-                self._state.counters["fired", topic, ""] += len(ids)
-            if by_topic:
-                # Synced before anybody sees them: a sequence that a power cut forgets may be given to another message,
-                # and a receipt of the first would settle the second.
-                self._actions.commit()
-            for topic in by_topic:
-                self._wake_topic(topic)
+            if due:
+                self._fire(due, now_ms=now_ms)
             if len(due) < self._options.fire_batch_max:
                 return
+
+    def _fire(self, due: Sequence[Scheduled], *, now_ms: int) -> None:
+        copies = self._copies(due, now_ms=now_ms)
+        try:
+            if copies:
+                self._write_messages(copies)
+                # Synced before anybody sees them: a sequence that a power cut forgets may be given to another message,
+                # and a receipt of the first would settle the second.
+                self._messages.commit()
+        except StorageFailed:
+            for message in due:
+                self._state.schedule.add(message)
+            raise
+        by_topic: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        for copy in copies:
+            by_topic[copy.topic].append((copy.sequence or 0, copy.id))
+        for topic, entries in by_topic.items():
+            self._state.counters["fired", topic, ""] += len(entries)
+            self._act(journal.Fired(topic=topic, at_ms=now_ms, entries=entries))
+            self._wake_topic(topic)
+
+    def _copies(self, due: Sequence[Scheduled], *, now_ms: int) -> list[journal.MessageRecord]:
+        """The records of due messages as they are written again; what is damaged is told, and never delivered."""
+        ends: dict[str, int] = {}
+        copies: list[journal.MessageRecord] = []
+        for message in due:
+            record = record_at(self._messages, message.offset)
+            if record is None or record.id != message.id:
+                logger.error("record_quarantined", extra={"topic": message.topic, "message_id": message.id})
+                self._state.counters["quarantined", message.topic, ""] += 1
+                continue
+            sequence = ends.get(message.topic, self._state.topic(message.topic).index.end)
+            ends[message.topic] = sequence + 1
+            copies.append(replace(record, sequence=sequence, stored_at_ms=now_ms, copy=journal.FIRED_COPY))
+        return copies
 
     def _run_timer(self) -> None:
         with self._changed:
@@ -49,12 +78,16 @@ class Timing(Core):
                 try:
                     self._fire_due()
                     self._wake_visible()
+                    self._keep_house()
                     wait_ms = self._next_wake_ms()
                 except OutboxError as error:
                     logger.warning("timer_failed", extra={"error": str(error)})
                 except Exception:  # the thread boundary: a timer that ends silently would hold every scheduled message
                     logger.exception("timer_failed")
                 self._clock.wait(self._changed, wait_ms)
+
+    def _keep_house(self) -> None:
+        """What the timer does besides, now and then. The engine's last part has something to do here."""
 
     def _next_wake_ms(self) -> int:
         """How long to sleep: to the next due or visible time, but at most one slice, after which the wall clock

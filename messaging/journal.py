@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import google_crc32c
 import msgspec
@@ -30,7 +30,7 @@ import msgspec
 from messaging.errors import OutboxError
 
 MAGIC: Final = b"OUTBOXMQ"
-VERSION: Final = 1
+VERSION: Final = 2
 _HEADER: Final = struct.Struct("<8sHHQQ")
 _CRC: Final = struct.Struct("<I")
 _FRAME: Final = struct.Struct("<II")
@@ -47,6 +47,14 @@ class SegmentKind(IntEnum):
     ACTIONS = 2
 
 
+Copy = Literal[0, 1, 2]
+"""What a message record is: 0 as it was published; 1 written again, with its sequence, when it fell due; 2 canceled
+before it was published, so that it is neither scheduled nor placed."""
+PUBLISHED: Final = 0
+FIRED_COPY: Final = 1
+DEAD_ON_ARRIVAL: Final = 2
+
+
 class MessageRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """A stored message. `sequence` is its place in its topic, from 0; None while it is scheduled (see Fired)."""
 
@@ -59,6 +67,7 @@ class MessageRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     created_at_ms: int
     stored_at_ms: int
     deliver_at_ms: int | None = None
+    copy: Copy = 0
 
 
 class Fired(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="fired"):
@@ -77,6 +86,8 @@ class Canceled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
 
     at_ms: int
     ids: list[str]
+    messages_end: int | None = None
+    """The message log's end at that moment: what was published behind it under the same id is another message."""
 
 
 class Declared(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="declared"):
@@ -171,11 +182,90 @@ class Paused(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="pa
     paused: bool
 
 
-Action = Fired | Canceled | Declared | Delivered | Acked | Requeued | Extended | Died | Redriven | Sought | Paused
+class HandedRun(msgspec.Struct, array_like=True, frozen=True):
+    """Messages that follow each other in their topic, handed out alike: `ids` from the sequence `first` on."""
+
+    first: int
+    ids: list[str]
+    delivery: int
+    attempt: int
+
+
+class Handed(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="handed"):
+    """Delivered, by runs: what the broker writes. Readers get it as Delivered."""
+
+    topic: str
+    group: str
+    at_ms: int
+    visible_at_ms: int
+    runs: list[HandedRun]
+    consumer: str | None = None
+
+
+class Settled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="settled"):
+    """Acked, by runs of (first sequence, message ids): what the broker writes. Readers get it as Acked."""
+
+    topic: str
+    group: str
+    at_ms: int
+    runs: list[tuple[int, list[str]]]
+
+
+class Opened(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="opened"):
+    """The broker opened its folder for the `number`-th time: delivery numbers of before are never given again."""
+
+    at_ms: int
+    number: int
+
+
+class Dropped(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="dropped"):
+    """Retention was told to drop messages that a group had not settled: all below `position`."""
+
+    topic: str
+    group: str
+    at_ms: int
+    position: int
+
+
+class Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="checkpoint"):
+    """A part of all that the actions before it have come to, of the broker's own making; a segment begins with it."""
+
+    at_ms: int
+    part: bytes
+    last: bool
+
+
+Action = (
+    Fired | Canceled | Declared | Delivered | Acked | Requeued | Extended | Died | Redriven | Sought | Paused
+    | Opened | Dropped | Checkpoint
+)  # fmt: skip
+Written = Action | Handed | Settled
+"""What stands in an action log; Delivered and Acked in those of earlier versions."""
 
 encode_record = msgspec.msgpack.Encoder().encode
 decode_message = msgspec.msgpack.Decoder(MessageRecord).decode
-decode_action = msgspec.msgpack.Decoder(Action).decode
+decode_written = msgspec.msgpack.Decoder(Written).decode
+
+
+def decode_action(payload: bytes) -> Action:
+    """An action as readers know it: runs are told message by message."""
+    written: Written = decode_written(payload)
+    match written:
+        case Handed() as handed:
+            return Delivered(
+                topic=handed.topic, group=handed.group, at_ms=handed.at_ms, visible_at_ms=handed.visible_at_ms,
+                consumer=handed.consumer,
+                entries=[
+                    (sequence, message_id, run.delivery, run.attempt)
+                    for run in handed.runs
+                    for sequence, message_id in enumerate(run.ids, run.first)
+                ],
+            )  # fmt: skip
+        case Settled() as settled:
+            entries = [place for first, ids in settled.runs for place in enumerate(ids, first)]
+            return Acked(topic=settled.topic, group=settled.group, at_ms=settled.at_ms, entries=entries)
+        case _:
+            return written
 
 
 class SegmentDamaged(OutboxError):
@@ -207,13 +297,26 @@ class SegmentHeader:
         if magic != MAGIC or crc != google_crc32c.value(data[: _HEADER.size]):
             raise SegmentDamaged("the segment's header does not match its checksum")
         if version != VERSION:
-            raise SegmentDamaged(f"the segment has version {version}; this code reads version {VERSION}")
+            raise SegmentDamaged(
+                f"the segment has version {version}; this code reads version {VERSION}: "
+                "drain it with the version that wrote it, and begin with a new data folder"
+            )
         return SegmentHeader(kind=SegmentKind(kind), first_offset=first_offset, created_at_ms=created_at_ms)
 
 
 def frame(payload: bytes) -> bytes:
     """One payload as it stands in a segment."""
     return _FRAME.pack(len(payload), google_crc32c.value(payload)) + payload
+
+
+def frames(payloads: Iterable[bytes]) -> tuple[bytes, list[int]]:
+    """Payloads as they stand in a segment, one behind the other, and the length of each with its frame."""
+    pack, crc = _FRAME.pack, google_crc32c.value
+    pieces: list[bytes] = []
+    for payload in payloads:
+        pieces.append(pack(len(payload), crc(payload)))
+        pieces.append(payload)
+    return b"".join(pieces), [FRAME_BYTES + len(payload) for payload in pieces[1::2]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,12 +344,12 @@ def read_frames(data: bytes | memoryview, *, first_offset: int) -> Iterator[Fram
         length, crc = _FRAME.unpack_from(view, position)
         start = position + FRAME_BYTES
         if length == 0 or length > RECORD_BYTES_MAX or start + length > len(view):
-            if _has_whole_frame(view, position + 1):
+            if next_whole_frame(view, position + 1) is not None:
                 raise SegmentDamaged(f"damaged frame length at offset {first_offset + position}")
             return
         payload = bytes(view[start : start + length])
         if google_crc32c.value(payload) != crc:
-            if _is_whole_frame(view, start + length) or _has_whole_frame(view, position + 1):
+            if _is_whole_frame(view, start + length) or next_whole_frame(view, position + 1) is not None:
                 raise SegmentDamaged(f"damaged record at offset {first_offset + position}")
             return
         yield Frame(first_offset + position, payload)
@@ -270,16 +373,17 @@ def read_segment(path: Path) -> tuple[SegmentHeader, Iterator[Frame]]:
     return header, read_frames(memoryview(data)[HEADER_BYTES:], first_offset=header.first_offset)
 
 
+def next_whole_frame(view: memoryview, start: int) -> int | None:
+    """Where the next whole, valid frame begins at or behind `start`; None where there is none.
+
+    Where one is, what came before is damage, not a torn tail. All is searched: a record may be RECORD_BYTES_MAX long.
+    """
+    found = (one.start() for one in _FRAME_MAY_BEGIN.finditer(view, start))
+    return next((position for position in found if _is_whole_frame(view, position)), None)
+
+
 _FRAME_MAY_BEGIN: Final = re.compile(rb"(?s)(?=(?!\x00{4})...[\x00-\x08]....[\x90-\x9f\xdc])")
 """A length of 1 to RECORD_BYTES_MAX, a checksum, the first byte of a record: of an array. Spares a checksum a byte."""
-
-
-def _has_whole_frame(view: memoryview, start: int) -> bool:
-    """Whether a whole, valid frame begins anywhere behind: then what came before is damage, not a torn tail.
-
-    All of it is searched: what is called a torn tail is cut off, and a record may be as long as RECORD_BYTES_MAX.
-    """
-    return any(_is_whole_frame(view, found.start()) for found in _FRAME_MAY_BEGIN.finditer(view, start))
 
 
 def _is_whole_frame(view: memoryview, position: int) -> bool:

@@ -1,32 +1,26 @@
 """One consumer group on one topic, as a state machine without I/O: time is an argument, decisions are values.
 
 A sequence below `position` is in one of three places: `unsettled` (in flight, or waiting to become visible again),
-`dead`, or nowhere: then it was acknowledged. In-flight and waiting messages stand under one order, the
-time at which they are visible (again), so that expiry, retry and extension are one move.
+`dead`, or nowhere: then it was acknowledged. This is the group's pull log (QMQ, 2018), kept as runs of messages.
+
+A delivery number is the count of the broker's openings, times 2**32, plus the count of hand-outs: so a hand-out that
+a power cut made forgotten shares its number with no later one.
 """
 
 from __future__ import annotations
 
-import heapq
+import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Final
 
+from broker.consume.unsettled import Held, Unsettled
 from broker.filter import Predicate
 from messaging.backoff import Backoff
 from messaging.message import AckStatus, GroupConfig
 
-
-@dataclass(slots=True)
-class Unsettled:
-    """A message that was handed out at least once and is not settled."""
-
-    message_id: str
-    visible_at_ms: int
-    deliveries: int
-    attempts_used: int
-    life: int
-    in_flight: bool
-    reason: str | None = None
+OPENING_SHIFT: Final = 32
 
 
 @dataclass(slots=True)
@@ -41,12 +35,19 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class HandOut:
-    """A message to hand to a consumer now."""
+    """Messages to hand to a consumer now, alike: `ids` from the sequence `first` on."""
 
-    sequence: int
+    first: int
+    ids: list[str]
     delivery: int
     attempt: int
     life: int
+    again: bool = False
+
+    @property
+    def end(self) -> int:
+        """The sequence behind the last one."""
+        return self.first + len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,10 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """A message that comes back at a time, with so many attempts used."""
+    """Messages that come back at a time, with so many attempts used: `ids` from the sequence `first` on."""
 
-    sequence: int
-    message_id: str
+    first: int
+    ids: list[str]
     visible_at_ms: int
     attempts_used: int
 
@@ -75,143 +76,169 @@ class Group:
     def __init__(self, *, name: str, config: GroupConfig, position: int) -> None:
         self.name = name
         self.config = config
+        self.position = position
         self.accepts: Predicate | None = None
         """What the group's filter takes, by the headers; None: everything. Asked of fresh messages only."""
-        self.position = position
         self.paused = False
         self.life = 0
-        self._sought_in_life = 0
-        self.unsettled: dict[int, Unsettled] = {}
+        self.sought_in_life = 0
+        self.unsettled = Unsettled()
         self.dead: dict[int, Dead] = {}
-        self._order: list[tuple[int, int]] = []
+        self.pulling = threading.Lock()
+        """Held while a pull chooses and reads; taken before the engine's lock, never under it."""
 
     # -- handing out -------------------------------------------------------------------------------------------------
 
-    def visible_again(self, *, now_ms: int, count_max: int) -> tuple[list[int], list[Death]]:
-        """Sequences that may be handed out again, and deaths by invisible times that ran out once too often.
-
-        Changes nothing.
+    def visible_again(self, *, now_ms: int, count_max: int) -> tuple[list[tuple[int, int]], list[Death]]:
+        """Runs (first, end) that may be handed out again, of `count_max` messages together, and deaths by invisible
+        times that ran out once too often. Changes nothing.
         """
-        ready: list[int] = []
+        ready: list[tuple[int, int]] = []
         deaths: list[Death] = []
-        kept: list[tuple[int, int]] = []
-        while self._order and self._order[0][0] <= now_ms and len(ready) + len(deaths) < count_max:
-            visible_at_ms, sequence = heapq.heappop(self._order)
-            entry = self.unsettled.get(sequence)
-            if entry is None or entry.visible_at_ms != visible_at_ms:
-                continue  # settled, or moved: this place in the order is old
-            if kept and kept[-1] == (visible_at_ms, sequence):
-                continue  # moved away and back to the same millisecond: it has two places, but comes once
-            kept.append((visible_at_ms, sequence))
-            used = entry.attempts_used + (1 if entry.in_flight else 0)
-            if used >= self.config.max_attempts:
-                deaths.append(
-                    Death(sequence, entry.message_id, used, entry.reason or f"invisible time ran out, {used} attempts")
-                )
-            else:
-                ready.append(sequence)
-        for place in kept:
-            heapq.heappush(self._order, place)
+        left = count_max
+        with closing(self.unsettled.visible(now_ms)) as found:
+            for run in found:
+                used = run.attempts_used + (1 if run.in_flight else 0)
+                ids = run.ids[:left]
+                left -= len(ids)
+                if used < self.config.max_attempts:
+                    ready.append((run.first, run.first + len(ids)))
+                else:
+                    reason = run.reason or f"invisible time ran out, {used} attempts"
+                    deaths += (Death(sequence, one, used, reason) for sequence, one in enumerate(ids, run.first))
+                if left <= 0:
+                    break
         return ready, deaths
 
-    def hand_out(self, messages: Iterable[tuple[int, str]], *, visible_at_ms: int) -> list[HandOut]:
-        """Hand these out, (sequence, id): fresh ones from `position` on, or ones that visible_again() named."""
-        handed = []
-        for sequence, message_id in messages:
-            entry = self.unsettled.get(sequence)
-            if entry is None:
-                entry = self._begin(sequence, message_id)
-            elif entry.in_flight:
-                entry.attempts_used += 1  # the invisible time ran out
-            entry.deliveries += 1
-            entry.in_flight = True
-            self._move(sequence, entry, visible_at_ms)
-            handed.append(HandOut(sequence, entry.deliveries, entry.attempts_used + 1, entry.life))
+    def is_visible(self, first: int, end: int, *, now_ms: int) -> bool:
+        """Whether all of these are unsettled and visible: what visible_again() named, if it still holds."""
+        while first < end:
+            held = self.unsettled.find(first)
+            if held is None or held.visible_at_ms > now_ms:
+                return False
+            first = held.end
+        return True
+
+    def decide_hand_out(self, runs: Iterable[tuple[int, list[str]]], *, opening: int = 0) -> list[HandOut]:
+        """What handing these out comes to, (first, ids): fresh ones, or ones that visible_again() named.
+
+        Changes nothing. `opening` is the count of the broker's openings.
+        """
+        handed: list[HandOut] = []
+        least = opening << OPENING_SHIFT
+        for first, ids in runs:
+            place, end = first, first + len(ids)
+            for held in self.unsettled.between(first, end):
+                if held.first > place:
+                    handed.append(HandOut(place, ids[place - first : held.first - first], least + 1, 1, self.life))
+                    place = held.first
+                stop = min(held.end, end)
+                used = held.attempts_used + (1 if held.in_flight else 0)  # in flight: the invisible time ran out
+                delivery = max(held.delivery, least) + 1
+                again = held.delivery > 0
+                part = ids[place - first : stop - first]
+                handed.append(HandOut(place, part, delivery, used + 1, held.life, again=again))
+                place = stop
+            if place < end:
+                handed.append(HandOut(place, ids[place - first :], least + 1, 1, self.life))
         return handed
 
-    def replay_hand_out(
-        self, sequence: int, message_id: str, *, delivery: int, attempt: int, visible_at_ms: int
-    ) -> None:
-        """A hand-out as the action log tells it."""
-        entry = self.unsettled.get(sequence)
-        if entry is None:
-            entry = self._begin(sequence, message_id)
-        entry.deliveries, entry.attempts_used, entry.in_flight = delivery, attempt - 1, True
-        self._move(sequence, entry, visible_at_ms)
+    def hand_out(self, first: int, ids: list[str], *, delivery: int, attempt: int, visible_at_ms: int) -> None:
+        """Carry out a HandOut."""
+        for held in self._begun(first, ids):
+            self.unsettled.add(
+                replace(held, delivery=delivery, attempts_used=attempt - 1, in_flight=True, visible_at_ms=visible_at_ms)
+            )
 
     def skip(self, sequence: int) -> None:
+        """Pass over fresh sequences up to this one, which have nothing to deliver."""
         """Pass over a fresh sequence that has nothing to deliver, or nothing that the filter takes."""
         self.position = max(self.position, sequence + 1)
 
     def next_visible_ms(self) -> int | None:
         """When the next waiting or in-flight message becomes visible; None when there is none."""
-        while self._order:
-            visible_at_ms, sequence = self._order[0]
-            entry = self.unsettled.get(sequence)
-            if entry is not None and entry.visible_at_ms == visible_at_ms:
-                return visible_at_ms
-            heapq.heappop(self._order)
-        return None
+        return self.unsettled.next_visible_ms()
+
+    def oldest(self) -> int:
+        """The first sequence that the group may still deliver, dead letters among them."""
+        held = self.unsettled.oldest
+        return min(self.position if held is None else held, min(self.dead, default=self.position), self.position)
 
     # -- settling ----------------------------------------------------------------------------------------------------
 
     def ack_status(self, sequence: int, *, delivery: int, life: int) -> AckStatus:
         """What an acknowledgement would come to. Changes nothing."""
-        entry = self.unsettled.get(sequence)
-        if entry is not None:
-            newest = entry.deliveries == delivery and entry.life == life and entry.deliveries > 0
+        held = self.unsettled.find(sequence)
+        if held is not None:
+            newest = held.delivery == delivery and held.life == life and held.delivery > 0
             return AckStatus.ACKED if newest else AckStatus.STALE
         if sequence in self.dead:
             return AckStatus.STALE
         if sequence >= self.position:
             return AckStatus.UNKNOWN if life == self.life else AckStatus.STALE
         # A seek forgets who was acknowledged: what was handed out before it is no longer known by its receipt.
-        return AckStatus.STALE if life < self._sought_in_life else AckStatus.ALREADY_ACKED
+        return AckStatus.STALE if life < self.sought_in_life else AckStatus.ALREADY_ACKED
 
-    def ack(self, sequence: int) -> None:
-        """Settle: the message is done for this group."""
-        self.unsettled.pop(sequence, None)
+    def ids(self, first: int, end: int) -> list[str]:
+        """The ids of unsettled messages that follow each other."""
+        found: list[str] = []
+        while first < end:
+            held = self.unsettled.find(first)
+            if held is None:
+                raise KeyError(first)
+            found += held.ids[first - held.first : end - held.first]
+            first = held.end
+        return found
+
+    def ack(self, first: int, count: int = 1) -> None:
+        """Settle: these messages are done for this group, also those that it never got (filtered out)."""
+        self.unsettled.take(first, first + count)
+        self.position = max(self.position, first + count)
 
     def holds(self, sequence: int, *, delivery: int, life: int) -> bool:
         """Whether this delivery is the newest one of an unsettled message and has not been given back."""
-        entry = self.unsettled.get(sequence)
-        return entry is not None and entry.in_flight and entry.deliveries == delivery and entry.life == life
+        held = self.unsettled.find(sequence)
+        return held is not None and held.in_flight and held.delivery == delivery and held.life == life
 
     def decide_nack(
         self, sequence: int, *, now_ms: int, delay_ms: int | None, reason: str | None, counts: bool
     ) -> Requeue | Death:
         """What giving back a held delivery comes to. Changes nothing."""
-        entry = self.unsettled[sequence]
-        used = entry.attempts_used + (1 if counts else 0)
+        held = self._held(sequence)
+        message_id = held.message_id(sequence)
+        used = held.attempts_used + (1 if counts else 0)
         if counts and used >= self.config.max_attempts:
-            return Death(sequence, entry.message_id, used, reason or f"refused by its consumer, {used} attempts")
+            return Death(sequence, message_id, used, reason or f"refused by its consumer, {used} attempts")
         if delay_ms is None:
             delay_ms = self._backoff_ms(used) if counts else 0
-        return Requeue(sequence, entry.message_id, now_ms + delay_ms, used)
+        return Requeue(sequence, [message_id], now_ms + delay_ms, used)
 
     def decide_hold(self, sequence: int, message_id: str, *, until_ms: int) -> Requeue:
         """What holding back a message comes to that was about to be handed out. Changes nothing."""
-        entry = self.unsettled.get(sequence)
-        used = 0 if entry is None else entry.attempts_used + (1 if entry.in_flight else 0)
-        return Requeue(sequence, message_id, until_ms, used)
+        held = self.unsettled.find(sequence)
+        used = 0 if held is None else held.attempts_used + (1 if held.in_flight else 0)
+        return Requeue(sequence, [message_id], until_ms, used)
 
     def requeue(self, decision: Requeue, *, reason: str | None) -> None:
-        """Carry out a Requeue; one of a fresh message holds it back before its first hand-out."""
-        entry = self.unsettled.get(decision.sequence)
-        if entry is None:
-            entry = self._begin(decision.sequence, decision.message_id)
-        entry.in_flight, entry.attempts_used, entry.reason = False, decision.attempts_used, reason
-        self._move(decision.sequence, entry, decision.visible_at_ms)
+        """Carry out a Requeue; one of fresh messages holds them back before their first hand-out."""
+        for held in self._begun(decision.first, decision.ids):
+            self.unsettled.add(
+                replace(
+                    held, in_flight=False, attempts_used=decision.attempts_used, reason=reason,
+                    visible_at_ms=decision.visible_at_ms,
+                )
+            )  # fmt: skip
 
     def die(self, death: Death, *, at_ms: int) -> None:
         """Carry out a Death."""
-        self.unsettled.pop(death.sequence, None)
+        self.unsettled.take(death.sequence, death.sequence + 1)
         self.position = max(self.position, death.sequence + 1)
         self.dead[death.sequence] = Dead(death.message_id, death.attempts, death.reason, at_ms)
 
-    def extend(self, sequence: int, *, visible_at_ms: int) -> None:
-        """Keep a held delivery invisible until a time."""
-        self._move(sequence, self.unsettled[sequence], visible_at_ms)
+    def extend(self, first: int, count: int = 1, *, visible_at_ms: int) -> None:
+        """Keep held deliveries invisible until a time."""
+        for held in self.unsettled.take(first, first + count):
+            self.unsettled.add(replace(held, visible_at_ms=visible_at_ms))
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
@@ -222,30 +249,57 @@ class Group:
             self.life += 1
         for sequence in found:
             message_id = self.dead.pop(sequence).message_id
-            entry = self.unsettled[sequence] = Unsettled(message_id, now_ms, 0, 0, self.life, in_flight=False)
-            self._move(sequence, entry, now_ms)
+            self.unsettled.add(Held(sequence, [message_id], now_ms, 0, 0, self.life, in_flight=False))
         return found
 
     def seek(self, position: int, *, life: int) -> None:
         """Go on from `position`: what was handed out is dropped, what lies ahead is fresh, old receipts are stale."""
-        self.life = self._sought_in_life = life
+        self.life = self.sought_in_life = life
         self.position = position
         self.unsettled.clear()
-        self._order.clear()
         self.dead = {sequence: dead for sequence, dead in self.dead.items() if sequence < position}
+
+    def unread_before(self, position: int) -> int:
+        """How many messages below a sequence the group has not settled, dead letters among them."""
+        held = sum(min(one.end, position) - one.first for one in self.unsettled.between(0, position))
+        return max(0, position - self.position) + held + sum(sequence < position for sequence in self.dead)
+
+    def drop_before(self, position: int) -> int:
+        """Let go of everything below a sequence, which retention dropped; returns how many were not settled."""
+        lost = self.unread_before(position)
+        self.unsettled.take(0, position)
+        self.dead = {sequence: dead for sequence, dead in self.dead.items() if sequence >= position}
+        self.position = max(self.position, position)
+        return lost
 
     def in_flight(self) -> int:
         """How many messages consumers hold."""
-        return sum(1 for entry in self.unsettled.values() if entry.in_flight)
+        return self.unsettled.in_flight
 
-    def _begin(self, sequence: int, message_id: str) -> Unsettled:
-        entry = self.unsettled[sequence] = Unsettled(message_id, 0, 0, 0, self.life, in_flight=False)
-        self.position = max(self.position, sequence + 1)
-        return entry
+    def _held(self, sequence: int) -> Held:
+        held = self.unsettled.find(sequence)
+        if held is None:
+            raise KeyError(f"sequence {sequence} is not in hand")
+        return held
 
-    def _move(self, sequence: int, entry: Unsettled, visible_at_ms: int) -> None:
-        entry.visible_at_ms = visible_at_ms
-        heapq.heappush(self._order, (visible_at_ms, sequence))
+    def _begun(self, first: int, ids: list[str]) -> list[Held]:
+        """What is held of these, taken out, with whatever is not held yet as runs of its own, between them."""
+        end = first + len(ids)
+        known = self.unsettled.take(first, end)
+        self.position = max(self.position, end)
+        if len(known) == 1 and len(known[0].ids) == len(ids):
+            return known
+        found: list[Held] = []
+        place = first
+        for held in [*known, None]:
+            until = end if held is None else held.first
+            if until > place:
+                fresh = ids[place - first : until - first]
+                found.append(Held(place, fresh, 0, 0, 0, self.life, in_flight=False))
+            if held is not None:
+                found.append(held)
+                place = held.end
+        return found
 
     def _backoff_ms(self, failures: int) -> int:
         config = self.config

@@ -1,65 +1,270 @@
-"""A topic's consume log: sequence -> place in the message log, and when it became ready.
+"""A topic's consume log: sequence -> place in the message log, and when it became ready. An index, no I/O of its own.
 
-An index, rebuilt from the logs.
+Messages that stand behind each other in the message log are one run, 28 bytes. Runs of the segment that is written are
+in memory; those of sealed segments lie in blocks in the segments' index files, of which memory knows the place alone.
 """
 
 from __future__ import annotations
 
+import sys
 from array import array
-from bisect import bisect_left
-from typing import Final
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Protocol
 
-HOLE: Final = (1 << 64) - 1
-"""Stands where a sequence was given out but its record never reached the disk: nothing to deliver."""
+RUN_MESSAGES_MAX: Final = 64
+RUN_BYTES_MAX: Final = 64 * 1024
+"""A run ends behind the message that reaches either: what is read to get at one message."""
+DAMAGED: Final = (1 << 64) - 1
+"""The offset of sequences whose records are not in the log any more, although later ones are: told to each group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Sequences `first` to `end` (excluded), one behind the other from `offset` on; all ready at the same time."""
+
+    first: int
+    end: int
+    offset: int
+    size_bytes: int
+    ready_at_ms: int
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether there are records at all."""
+        return self.offset != DAMAGED
+
+
+class RunColumns:
+    """Runs as parallel arrays; where one ends is where the next begins, or the topic's part in this segment ends."""
+
+    __slots__ = ("firsts", "offsets", "sizes", "times")
+
+    def __init__(self) -> None:
+        self.firsts = array("Q")
+        self.offsets = array("Q")
+        self.times = array("q")
+        self.sizes = array("I")
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    def append(self, first: int, offset: int, size_bytes: int, ready_at_ms: int) -> None:
+        """Add a run at the end."""
+        self.firsts.append(first)
+        self.offsets.append(offset)
+        self.sizes.append(size_bytes)
+        self.times.append(ready_at_ms)
+
+    def slice(self, start: int, end: int) -> RunColumns:
+        """A part of the runs."""
+        part = RunColumns()
+        part.firsts, part.offsets = self.firsts[start:end], self.offsets[start:end]
+        part.times, part.sizes = self.times[start:end], self.sizes[start:end]
+        return part
+
+    def to_bytes(self) -> bytes:
+        """28 bytes a run, little-endian, column by column."""
+        columns = [array(one.typecode, one) for one in (self.firsts, self.offsets, self.times, self.sizes)]
+        if sys.byteorder == "big":
+            for column in columns:
+                column.byteswap()
+        return b"".join(column.tobytes() for column in columns)
+
+    @staticmethod
+    def of_bytes(data: bytes) -> RunColumns:
+        """The runs that to_bytes() wrote."""
+        found, count, position = RunColumns(), len(data) // 28, 0
+        for column in (found.firsts, found.offsets, found.times, found.sizes):
+            size = count * column.itemsize
+            column.frombytes(data[position : position + size])
+            if sys.byteorder == "big":
+                column.byteswap()
+            position += size
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlace:
+    """Where a block of runs lies: in which segment's index file, from which byte on, how many runs, and their CRC."""
+
+    segment: int
+    position: int
+    runs: int
+    crc: int
+
+
+class Blocks(Protocol):
+    """Gets blocks of runs back from the index files."""
+
+    def load(self, place: BlockPlace) -> RunColumns:
+        """The runs of a block. Raises StorageFailed where they cannot be read as they were written."""
 
 
 class TopicIndex:
-    """Sixteen bytes a message. Appended to under the engine's lock."""
+    """Appended to under the engine's lock."""
 
-    __slots__ = ("_offsets", "_ready_at_ms", "name")
+    __slots__ = ("_block_firsts", "_block_times", "_blocks", "_load", "_places", "_tail", "_tail_first", "end", "name",
+                 "start")  # fmt: skip
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, blocks: Blocks) -> None:
         self.name = name
-        self._offsets = array("Q")
-        self._ready_at_ms = array("q")
+        self.start = 0
+        self.end = 0
+        self._load = blocks
+        self._block_firsts = array("Q")
+        self._block_times = array("q")
+        self._places: list[BlockPlace] = []
+        self._tail = RunColumns()
+        self._tail_first = 0
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return self.end
 
-    def append(self, offset: int, *, ready_at_ms: int) -> int:
-        """Place a message at the end; returns its sequence."""
-        self._offsets.append(offset)
-        self._ready_at_ms.append(ready_at_ms)
-        return len(self._offsets) - 1
+    # -- appending ---------------------------------------------------------------------------------------------------
 
-    def place(self, sequence: int, offset: int, *, ready_at_ms: int) -> None:
-        """Place a message at a sequence that was written down earlier (recovery); gaps become holes."""
-        missing = sequence + 1 - len(self._offsets)
-        if missing > 0:
-            self._offsets.extend([HOLE] * missing)
-            self._ready_at_ms.extend([ready_at_ms] * missing)
-        self._offsets[sequence] = offset
-        self._ready_at_ms[sequence] = ready_at_ms
+    def begin_at(self, sequence: int) -> None:
+        """Have an empty index begin at a sequence: what came before was dropped."""
+        if not self._places and not self._tail.firsts and self.end < sequence:
+            self.start = self.end = self._tail_first = sequence
 
-    def offset(self, sequence: int) -> int:
-        """The place in the message log, or HOLE."""
-        return self._offsets[sequence]
+    def place(self, count: int, offset: int, size_bytes: int, *, ready_at_ms: int, sealed_end: int = 0) -> None:
+        """Place messages that stand behind each other at the end.
+
+        They join the last run where they go on from it, unless part of it lies before `sealed_end`: it may be visible.
+        """
+        tail = self._tail
+        if tail.firsts:
+            reached = tail.offsets[-1] + tail.sizes[-1]
+            held = self.end - tail.firsts[-1]
+            if (
+                reached == offset > sealed_end
+                and tail.times[-1] == ready_at_ms
+                and held + count <= RUN_MESSAGES_MAX
+                and tail.sizes[-1] < RUN_BYTES_MAX
+            ):
+                tail.sizes[-1] += size_bytes
+                self.end += count
+                return
+        tail.append(self.end, offset, size_bytes, ready_at_ms)
+        self.end += count
+
+    def skip_to(self, sequence: int, *, ready_at_ms: int) -> None:
+        """Leave out the sequences up to one: their records are damaged."""
+        if sequence > self.end:
+            self._tail.append(self.end, DAMAGED, 0, ready_at_ms)
+            self.end = sequence
+
+    def add_block(self, first: int, end: int, first_time_ms: int, place: BlockPlace) -> None:
+        """A block that was read from an index file, behind all others. Its sequences go from `first` to `end`."""
+        self.begin_at(first)
+        self._block_firsts.append(first)
+        self._block_times.append(first_time_ms)
+        self._places.append(place)
+        self.end = self._tail_first = end
+
+    def continues_at(self, sequence: int) -> bool:
+        """Whether add_block() may go on from this sequence: nothing is missing before it, and nothing stands there."""
+        return not (self._places or self._tail.firsts) or sequence == self.end
+
+    @property
+    def tail(self) -> RunColumns:
+        """The runs that are in memory: those of the segment that is being written."""
+        return self._tail
+
+    def forget_tail(self) -> None:
+        """Drop the runs in memory, which add_block() has taken over."""
+        self._tail = RunColumns()
+        self._tail_first = self.end
+
+    # -- dropping ----------------------------------------------------------------------------------------------------
+
+    def end_in(self, segment: int) -> int | None:
+        """The end of this topic's sequences in a sealed segment and those before it; None where it has none there."""
+        count = sum(1 for _ in self._in_segments_up_to(segment))
+        return self._first_behind(count) if count else None
+
+    def drop(self, segment: int) -> None:
+        """Forget what stands in a sealed segment and those before it."""
+        count = sum(1 for _ in self._in_segments_up_to(segment))
+        if count:
+            self.start = self._first_behind(count)
+            del self._block_firsts[:count], self._block_times[:count], self._places[:count]
+
+    # -- looking up --------------------------------------------------------------------------------------------------
+
+    def runs(self, start: int, end: int) -> Iterator[Run]:
+        """The runs that hold sequences from `start` to `end` (excluded), whole, in order."""
+        start = max(start, self.start)
+        while start < min(end, self.end):
+            columns, columns_end = self._columns_at(start)
+            number = bisect_right(columns.firsts, start) - 1
+            while number < len(columns) and columns.firsts[number] < end:
+                run = _run(columns, number, columns_end)
+                yield run
+                start, number = run.end, number + 1
+
+    def visible_end(self, start: int, *, count_max: int, durable_end: int) -> int:
+        """The end of what may be handed out in order from `start` on: durable, and at most so many."""
+        end = min(self.end, start + count_max)
+        if not self._tail.firsts or end <= self._tail_first:
+            return end
+        if self._tail.offsets[-1] == DAMAGED or self._tail.offsets[-1] + self._tail.sizes[-1] <= durable_end:
+            return end
+        number = max(bisect_right(self._tail.firsts, start) - 1, 0)
+        for offset, size, first in zip(
+            self._tail.offsets[number:], self._tail.sizes[number:], self._tail.firsts[number:], strict=True
+        ):
+            if first >= end:
+                return end
+            if offset != DAMAGED and offset + size > durable_end:
+                return max(first, start)
+        return end
 
     def ready_at_ms(self, sequence: int) -> int:
         """When the message was stored or, if it was scheduled, fell due."""
-        return self._ready_at_ms[sequence]
-
-    def visible_end(self, start: int, *, count_max: int, durable_end: int) -> int:
-        """The end of the run from `start` that is durable and at most `count_max` long: what may be handed out
-        in order.
-        """
-        end = min(len(self._offsets), start + count_max)
-        for sequence in range(start, end):
-            offset = self._offsets[sequence]
-            if offset != HOLE and offset >= durable_end:
-                return sequence
-        return end
+        run = next(self.runs(sequence, sequence + 1), None)
+        return 0 if run is None else run.ready_at_ms
 
     def sequence_at(self, time_ms: int) -> int:
         """The first sequence that became ready at or after a time (times never go back far: clocks step)."""
-        return bisect_left(self._ready_at_ms, time_ms)
+        number = bisect_left(self._block_times, time_ms) - 1
+        if self._tail.firsts and self._tail.times[0] < time_ms:
+            return _sequence_at(self._tail, time_ms, self.end)
+        if number < 0:
+            return self.start
+        return _sequence_at(self._load.load(self._places[number]), time_ms, self._first_behind(number + 1))
+
+    def _columns_at(self, sequence: int) -> tuple[RunColumns, int]:
+        if sequence >= self._tail_first:
+            return self._tail, self.end
+        number = bisect_right(self._block_firsts, sequence) - 1
+        return self._load.load(self._places[number]), self._first_behind(number + 1)
+
+    def _first_behind(self, number: int) -> int:
+        return self._block_firsts[number] if number < len(self._places) else self._tail_first
+
+    def _in_segments_up_to(self, segment: int) -> Iterator[BlockPlace]:
+        for place in self._places:
+            if place.segment > segment:
+                return
+            yield place
+
+
+def blocks_of(tail: RunColumns, end: int, *, runs_max: int) -> Iterator[tuple[int, int, RunColumns]]:
+    """A topic's runs in pieces of at most `runs_max`: (first, end, runs)."""
+    bounds = [*range(0, len(tail), runs_max), len(tail)]
+    for start, stop in pairwise(bounds):
+        yield tail.firsts[start], tail.firsts[stop] if stop < len(tail) else end, tail.slice(start, stop)
+
+
+def _run(columns: RunColumns, number: int, end: int) -> Run:
+    following = columns.firsts[number + 1] if number + 1 < len(columns) else end
+    return Run(columns.firsts[number], following, columns.offsets[number], columns.sizes[number], columns.times[number])
+
+
+def _sequence_at(columns: RunColumns, time_ms: int, end: int) -> int:
+    number = bisect_left(columns.times, time_ms)
+    return columns.firsts[number] if number < len(columns) else end

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +42,12 @@ class Schedule(Protocol):
 
     def count(self, topic: str | None = None) -> int:
         """How many are scheduled, of a topic or in all."""
+
+    def all(self) -> Iterable[Scheduled]:
+        """Everything that waits, for the broker's checkpoint; nothing from a schedule that is durable by itself."""
+
+    def first_offset(self) -> int | None:
+        """The first place in the message log that is still needed; None where none is."""
 
     def histogram(self, *, topic: str | None, from_ms: int, to_ms: int, bucket_ms: int) -> list[tuple[int, int]]:
         """(start of bucket, how many are due in it) within [from_ms, to_ms), empty buckets left out."""
@@ -99,6 +106,12 @@ class MemorySchedule:
 
     def count(self, topic: str | None = None) -> int:
         return len(self._by_id) if topic is None else self._by_topic[topic]
+
+    def all(self) -> Iterable[Scheduled]:
+        return self._by_id.values()
+
+    def first_offset(self) -> int | None:
+        return min((message.offset for message in self._by_id.values()), default=None)
 
     def histogram(self, *, topic: str | None, from_ms: int, to_ms: int, bucket_ms: int) -> list[tuple[int, int]]:
         counts: Counter[int] = Counter(

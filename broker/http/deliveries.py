@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 from broker.http import codec
 from broker.http.call import Call
 from broker.http.long_poll import Taken
-from messaging.message import AckStatus, Delivery, ExtendStatus, NackStatus
+from broker.pulling import Handed
+from messaging.message import AckStatus, ExtendStatus, NackStatus
 from messaging.wire import (
     AckAnswer,
     AckOutcome,
     AckRequest,
+    Encoding,
     ExtendAnswer,
     ExtendOutcome,
     ExtendRequest,
@@ -20,29 +23,30 @@ from messaging.wire import (
     NackOutcome,
     NackRequest,
     PackedPullAnswer,
+    PackedPulledMessage,
     PullAnswer,
+    PulledMessage,
     PullRequest,
 )
-from messaging.wire_messages import packed_pulled_message, pulled_message
+from messaging.wire_messages import text_body
 
 Status = TypeVar("Status", AckStatus, NackStatus, ExtendStatus)
 
 
 def take(call: Call, request: PullRequest) -> Taken | None:
     """Pull once, without waiting; None where nothing is ready."""
-    found = call.engine.pull(
-        call.topic,
-        call.group,
-        max_messages=request.max_messages,
-        invisible_ms=request.invisible_ms,
+    handed = call.engine.take(
+        call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
         consumer=request.consumer,
-    )
-    if not found:
+    )  # fmt: skip
+    if not handed:
         return None
-    kept = found[: _count_within(found, bytes_max=call.services.settings.pull_bytes_max)]
-    give_back(call, [delivery.receipt for delivery in found[len(kept) :]])
-    call.services.metrics.count_handed_out(call.topic, call.group, kept, now_ms=call.services.clock.now_ms())
-    return Taken(codec.encode(_answer(call, kept), call.answer_codec), [delivery.receipt for delivery in kept])
+    receipts = [receipt for one in handed for receipt in one.receipts(call.topic, call.group)]
+    count = _count_within(handed, bytes_max=call.services.settings.pull_bytes_max)
+    if count is not None:
+        give_back(call, receipts[count:])
+    call.services.metrics.count_handed_out(call.topic, call.group, handed, now_ms=call.services.clock.now_ms())
+    return Taken(_answer(call, handed, receipts[:count]), receipts[:count])
 
 
 def give_back(call: Call, receipts: Sequence[str]) -> None:
@@ -91,22 +95,42 @@ def _settle(
     """One status a receipt. Those of other groups never reach the engine: the path's group is what was allowed."""
     call.check_batch(receipts, where="$.receipts")
     prefix = f"{call.topic}/{call.group}/"
+    if receipts and all(receipt.startswith(prefix) for receipt in receipts):
+        return list(zip(receipts, settle(receipts), strict=True))
     own = [receipt for receipt in receipts if receipt.startswith(prefix)]
     statuses = iter(settle(own) if own else [])
     return [(receipt, next(statuses) if receipt.startswith(prefix) else foreign) for receipt in receipts]
 
 
-def _count_within(deliveries: Sequence[Delivery], *, bytes_max: int) -> int:
-    """How many of the first deliveries fit into an answer; one always does."""
-    total = 0
-    for count, delivery in enumerate(deliveries):
-        total += len(delivery.body)
-        if total > bytes_max and count:
-            return count
-    return len(deliveries)
+def _count_within(handed: Sequence[Handed], *, bytes_max: int) -> int | None:
+    """How many of the first messages fit into an answer, one always; None where all do."""
+    sizes = [len(record.body) for one in handed for record in one.records]
+    if sum(sizes) <= bytes_max:
+        return None
+    return max(1, sum(total <= bytes_max for total in accumulate(sizes)))
 
 
-def _answer(call: Call, deliveries: Sequence[Delivery]) -> PullAnswer | PackedPullAnswer:
+def _answer(call: Call, handed: Sequence[Handed], receipts: Sequence[str]) -> bytes:
+    """The answer, from the records as they came out of the log."""
+    topic = call.topic
+    records = [(record, one.out.attempt) for one in handed for record in one.records]
     if call.is_packed:
-        return PackedPullAnswer(deliveries=[packed_pulled_message(delivery) for delivery in deliveries])
-    return PullAnswer(deliveries=[pulled_message(delivery) for delivery in deliveries])
+        packed = [
+            PackedPulledMessage(
+                receipt=receipt, id=one.id, topic=topic, key=one.key, headers=one.headers, body=one.body,
+                encoding=Encoding.BINARY, attempt=attempt, created_at_ms=one.created_at_ms,
+                deliver_at_ms=one.deliver_at_ms,
+            )
+            for receipt, (one, attempt) in zip(receipts, records, strict=False)
+        ]  # fmt: skip
+        return codec.encode(PackedPullAnswer(deliveries=packed), call.answer_codec)
+    text = []
+    for receipt, (one, attempt) in zip(receipts, records, strict=False):
+        body, encoding = text_body(one.body)
+        text.append(
+            PulledMessage(
+                receipt=receipt, id=one.id, topic=topic, key=one.key, headers=one.headers, body=body,
+                encoding=encoding, attempt=attempt, created_at_ms=one.created_at_ms, deliver_at_ms=one.deliver_at_ms,
+            )
+        )  # fmt: skip
+    return codec.encode(PullAnswer(deliveries=text), call.answer_codec)

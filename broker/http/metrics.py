@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from broker.engine import Engine
-from messaging.message import Delivery
+from broker.pulling import Handed
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _LATENCY_SECONDS: Final = (*_SECONDS, 300, 1800, 3600, 6 * 3600, 24 * 3600)
@@ -80,9 +80,14 @@ class Metrics:
         """A request met a defect of ours."""
         self._failures.inc()
 
-    def count_handed_out(self, topic: str, group: str, deliveries: Sequence[Delivery], *, now_ms: int) -> None:
-        """Deliveries are about to be sent; the latency is that of the oldest one of them that is handed out first."""
-        ages_ms = [now_ms - max(one.created_at_ms, one.deliver_at_ms or 0) for one in deliveries if one.attempt == 1]
+    def count_handed_out(self, topic: str, group: str, handed: Sequence[Handed], *, now_ms: int) -> None:
+        """Hand-outs are about to be sent; the latency is that of the oldest message that is handed out first."""
+        ages_ms = [
+            now_ms - max(record.created_at_ms, record.deliver_at_ms or 0)
+            for one in handed
+            if one.out.attempt == 1
+            for record in one.records
+        ]
         if ages_ms:
             self._latency.labels(*self._bounded(topic, group)).observe(max(0, *ages_ms) / 1000)
 

@@ -11,24 +11,23 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
 
-import google_crc32c
-
+from broker.log.scanning import Gap, Segment, frames_in, header_of, scan
 from broker.log.storage import Storage
 from broker.options import Durability
 from messaging.errors import StorageFailed
 from messaging.journal import (
     FRAME_BYTES,
     HEADER_BYTES,
+    RECORD_BYTES_MAX,
     Frame,
     SegmentDamaged,
     SegmentHeader,
     SegmentKind,
-    frame,
-    read_segment,
+    frames,
     segment_path,
     segment_paths,
 )
@@ -36,12 +35,6 @@ from messaging.journal import (
 logger = logging.getLogger(__name__)
 
 _READ_AHEAD_BYTES: Final = 4096
-
-
-@dataclass(slots=True)
-class _Segment:
-    first_offset: int
-    descriptor: int
 
 
 class SegmentedLog:
@@ -60,13 +53,15 @@ class SegmentedLog:
         storage: Storage,
         now_ms: Callable[[], int],
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._kind = kind
         self._segment_bytes = segment_bytes
         self._durability = durability
         self._storage = storage
         self._now_ms = now_ms
-        self._segments: list[_Segment] = []
+        self.segments: list[Segment] = []
+        self._dropped: list[Segment] = []
+        self._readers = 0
         self._turn = threading.Condition()
         self._syncing = False
         self._sync_lock = threading.Lock()
@@ -75,51 +70,83 @@ class SegmentedLog:
         self.durable_end = 0
         self.bytes_written = 0
         self.syncs = 0
+        self.quarantined_bytes = 0
         folder.mkdir(parents=True, exist_ok=True)
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
-    def recover(self) -> Iterator[Frame]:
-        """Open all segments and yield every frame, oldest first; a torn tail of the last one is cut off and said so.
+    def open(self) -> None:
+        """Open all segments, without reading them. scan() each, at least the last, then ready().
 
-        To be exhausted before the first append. Raises SegmentDamaged, naming file and offset, for a flipped bit.
+        Raises SegmentDamaged where one is missing between others, or another log's.
         """
-        paths = segment_paths(self._folder)
-        for number, path in enumerate(paths):
-            last = number == len(paths) - 1
-            if last and _is_unfinished(path):
-                logger.warning("unfinished_segment_removed", extra={"segment": path.name})
-                path.unlink()
-                self._storage.sync_folder(self._folder)
-                break
-            yield from self._recover_segment(path, last=last)
-        if not self._segments:
+        paths = segment_paths(self.folder)
+        if paths and _is_unfinished(paths[-1]):
+            logger.warning("unfinished_segment_removed", extra={"segment": paths[-1].name})
+            paths.pop().unlink()
+            self._storage.sync_folder(self.folder)
+        for path in paths:
+            try:
+                header = header_of(path, kind=self._kind)
+            except SegmentDamaged as damage:
+                raise SegmentDamaged(
+                    f"{path.name}: {damage}; restore the file from a copy, or move it away"
+                ) from damage
+            if header is None:
+                self._note_damage(Gap(int(path.stem), 0), path)
+            created_at_ms = int(path.stat().st_mtime * 1000) if header is None else header.created_at_ms
+            segment = Segment(path, int(path.stem), int(path.stem), created_at_ms, self._storage.create(path))
+            self.segments.append(segment)
+        for one, following in pairwise(self.segments):
+            one.end = following.first_offset
+            if HEADER_BYTES + one.end - one.first_offset < one.path.stat().st_size:
+                raise SegmentDamaged(f"{one.path.name}: it reaches into the next segment; restore it from a copy")
+            if one.end - one.first_offset - _content_bytes(one.path) >= self._segment_bytes:
+                raise SegmentDamaged(f"a segment is missing behind {one.path.name}; restore it from a copy")
+        if self.segments:
+            self.segments[-1].sealed = False
+            self.end = self.segments[-1].first_offset
+
+    def scan(self, segment: Segment, *, start: int = 0) -> Iterator[Frame | Gap]:
+        """What stands in a segment from the offset `start` on. Gaps are told to the log of the program, and counted.
+
+        The last segment must be scanned to its end: its torn tail is cut off then.
+        """
+        for one in scan(segment, start=max(start, segment.first_offset)):
+            if isinstance(one, Gap):
+                self._note_damage(one, segment.path)
+            if not segment.sealed:
+                self.end = segment.end = one.end
+            yield one
+        if not segment.sealed:
+            self._cut_torn_tail(segment)
+
+    def ready(self) -> None:
+        """To be called once all has been read, before the first append: makes sure that what was read is durable."""
+        if not self.segments:
             self._add_segment()
         # What was read may never have been synced by the process that wrote it: sync once before answering for it.
         self._sync_current()
 
-    def _recover_segment(self, path: Path, *, last: bool) -> Iterator[Frame]:
-        try:
-            header, frames = read_segment(path)
-            self._check_follows(header)
-            for one in frames:
-                self.end = one.end
-                yield one
-        except SegmentDamaged as damage:
-            raise SegmentDamaged(f"{path.name}: {damage}; restore the file from a copy, or move it away") from damage
-        self._segments.append(_Segment(header.first_offset, self._storage.create(path)))
-        excess = path.stat().st_size - HEADER_BYTES - (self.end - header.first_offset)
-        if excess and not last:
-            raise SegmentDamaged(
-                f"{path.name}: {excess} bytes behind its last whole record, and it is not the last one"
-            )
-        if excess:
-            logger.warning("torn_tail_cut", extra={"segment": path.name, "bytes": excess, "offset": self.end})
-            self._storage.truncate(self._segments[-1].descriptor, path.stat().st_size - excess)
+    def recover(self) -> Iterator[Frame | Gap]:
+        """open(), all that stands in the log, oldest first, and ready(). To be exhausted."""
+        self.open()
+        for segment in list(self.segments):
+            yield from self.scan(segment)
+        self.ready()
 
-    def _check_follows(self, header: SegmentHeader) -> None:
-        if header.first_offset != self.end or header.kind is not self._kind:
-            raise SegmentDamaged(f"a segment is missing before it, or it is another log's (expected {self.end})")
+    def _cut_torn_tail(self, segment: Segment) -> None:
+        excess = _content_bytes(segment.path) - (self.end - segment.first_offset)
+        if excess:
+            logger.warning("torn_tail_cut", extra={"segment": segment.path.name, "bytes": excess, "offset": self.end})
+            self._storage.truncate(segment.descriptor, segment.path.stat().st_size - excess)
+
+    def _note_damage(self, gap: Gap, path: Path) -> None:
+        self.quarantined_bytes += max(gap.size_bytes, 1)
+        logger.error(
+            "segment_damaged",
+            extra={"log": self.folder.name, "segment": path.name, "offset": gap.offset, "bytes": gap.size_bytes},
+        )
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
@@ -129,22 +156,24 @@ class SegmentedLog:
         Raises StorageFailed (full disk...) with nothing appended.
         """
         self.refuse_if_failed()
-        if not self._segments:
+        if not self.segments:
             raise StorageFailed("the log is closed")
-        frames = [frame(payload) for payload in payloads]
-        data = b"".join(frames)
+        data, sizes = frames(payloads)
         try:
-            if self.end - self._segments[-1].first_offset >= self._segment_bytes:
-                self._roll()
+            if self.is_full:
+                self.roll()
             self._write(data)
         except OSError as error:
             raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
-        offsets = []
-        for one in frames:
-            offsets.append(self.end)
-            self.end += len(one)
+        offsets = list(accumulate(sizes, initial=self.end))
+        self.end = self.segments[-1].end = offsets.pop()
         self.bytes_written += len(data)
         return offsets
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next append begins a new segment."""
+        return self.end - self.segments[-1].first_offset >= self._segment_bytes
 
     def commit(self, end: int | None = None) -> None:
         """Return once everything before `end` (all, by default) is durable; concurrent callers share one sync.
@@ -168,7 +197,7 @@ class SegmentedLog:
                     self._turn.notify_all()
 
     def _write(self, data: bytes) -> None:
-        segment = self._segments[-1]
+        segment = self.segments[-1]
         position = HEADER_BYTES + self.end - segment.first_offset
         try:
             self._storage.write(segment.descriptor, data, position=position)
@@ -176,7 +205,7 @@ class SegmentedLog:
             self._cut_back(segment, position)
             raise
 
-    def _cut_back(self, segment: _Segment, position: int) -> None:
+    def _cut_back(self, segment: Segment, position: int) -> None:
         """Take back a half-written piece; if even that fails, the log is not to be trusted any more."""
         try:
             self._storage.truncate(segment.descriptor, position)
@@ -184,7 +213,7 @@ class SegmentedLog:
             self._failure = error
 
     def _sync_current(self) -> None:
-        end, descriptor = self.end, self._segments[-1].descriptor
+        end, descriptor = self.end, self.segments[-1].descriptor
         if self._durability is Durability.FSYNC:
             self._sync(descriptor)
             self.syncs += 1
@@ -198,64 +227,111 @@ class SegmentedLog:
                 self._storage.sync(descriptor)
             except OSError as error:
                 self._failure = error
-                logger.critical("sync_failed", extra={"log": self._folder.name, "error": error.strerror})
+                logger.critical("sync_failed", extra={"log": self.folder.name, "error": error.strerror})
                 raise StorageFailed(
                     f"the disk did not confirm a write: {error.strerror}; restart the broker"
                 ) from error
 
-    def _roll(self) -> None:
-        """Begin a new segment; the old one is synced first, so that only the newest file is ever in doubt."""
+    def roll(self) -> None:
+        """Begin a new segment; the old one is synced first, so that only the newest file is ever in doubt.
+
+        append() does it where the segment is full. Raises OSError with nothing changed, or StorageFailed.
+        """
         if self._durability is Durability.FSYNC:
-            self._sync(self._segments[-1].descriptor)
+            self._sync(self.segments[-1].descriptor)
         self._add_segment()
 
     def _add_segment(self) -> None:
-        path = segment_path(self._folder, self.end)
+        path = segment_path(self.folder, self.end)
         descriptor = self._storage.create(path)
         header = SegmentHeader(kind=self._kind, first_offset=self.end, created_at_ms=self._now_ms())
         try:
             self._storage.write(descriptor, header.encode(), position=0)
             self._storage.sync(descriptor)
-            self._storage.sync_folder(self._folder)
-            if not self._segments:
-                self._storage.sync_folder(self._folder.parent)  # the folder itself is new
+            self._storage.sync_folder(self.folder)
+            if not self.segments:
+                self._storage.sync_folder(self.folder.parent)  # the folder itself is new
         except OSError:
             os.close(descriptor)
             path.unlink(missing_ok=True)
             raise
-        self._segments.append(_Segment(self.end, descriptor))
+        if self.segments:
+            self.segments[-1].sealed = True
+        self.segments = [
+            *self.segments, Segment(path, self.end, self.end, header.created_at_ms, descriptor, sealed=False)
+        ]  # fmt: skip
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: int) -> bytes:
         """The payload whose frame begins at `offset`. Raises SegmentDamaged where its checksum does not match."""
-        index = bisect_right(self._segments, offset, key=lambda segment: segment.first_offset) - 1
-        segment = self._segments[index]
-        position = HEADER_BYTES + offset - segment.first_offset
-        data = os.pread(segment.descriptor, _READ_AHEAD_BYTES, position)
-        length = int.from_bytes(data[:4], "little")
-        crc = int.from_bytes(data[4:FRAME_BYTES], "little")
-        payload = data[FRAME_BYTES : FRAME_BYTES + length]
-        if len(payload) < length <= self.end - offset:
-            rest = length - len(payload)
-            payload += os.pread(segment.descriptor, rest, position + FRAME_BYTES + len(payload))
-        if length == 0 or len(payload) != length or google_crc32c.value(payload) != crc:
+        data = self.read_span(offset, _READ_AHEAD_BYTES)
+        size = FRAME_BYTES + int.from_bytes(data[:4], "little")
+        if len(data) < size <= min(self.end - offset, FRAME_BYTES + RECORD_BYTES_MAX):
+            data = self.read_span(offset, size)
+        found = next(frames_in(data[:size], first_offset=offset), None)
+        if not isinstance(found, Frame):
             raise SegmentDamaged(f"damaged record at offset {offset}")
-        return payload
+        return found.payload
+
+    def read_span(self, offset: int, size_bytes: int) -> bytes:
+        """So many bytes from an offset on; fewer at the log's end. In any thread, also while the segment is dropped.
+
+        Raises SegmentDamaged where retention has dropped it before.
+        """
+        with self._turn:
+            segments = self.segments
+            index = bisect_right(segments, offset, key=lambda segment: segment.first_offset) - 1
+            if index < 0:
+                raise SegmentDamaged(f"the segment of offset {offset} was dropped")
+            segment = segments[index]
+            self._readers += 1
+        try:
+            data = os.pread(segment.descriptor, size_bytes, HEADER_BYTES + offset - segment.first_offset)
+            if len(data) < size_bytes and segment.sealed and offset + len(data) == segment.end:
+                data += self.read_span(segment.end, size_bytes - len(data))
+            return data
+        finally:
+            with self._turn:
+                self._readers -= 1
+                if self._dropped and not self._readers:
+                    self._close_dropped()
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def drop_before(self, offset: int) -> list[Segment]:
+        """Remove the segments that end at or before an offset, oldest first, never the last; returns them."""
+        with self._turn:
+            gone = [one for one in self.segments[:-1] if one.end <= offset]
+            for one in gone:
+                one.path.unlink(missing_ok=True)
+            self.segments = self.segments[len(gone) :]
+            self._dropped += gone
+            if not self._readers:
+                self._close_dropped()
+        if gone:
+            self._storage.sync_folder(self.folder)
+        return gone
+
+    def _close_dropped(self) -> None:
+        for one in self._dropped:
+            os.close(one.descriptor)
+        self._dropped.clear()
 
     def sync_and_close(self) -> None:
         """Sync, where the log is sound, and close; idempotent."""
         try:
-            if self._segments and self._failure is None:
+            if self.segments and self._failure is None:
                 self._sync_current()
         finally:
             self.close()
 
     def close(self) -> None:
         """Close as it is; idempotent."""
-        for segment in self._segments:
+        for segment in self.segments:
             os.close(segment.descriptor)
-        self._segments.clear()
+        self.segments = []
+        self._close_dropped()
 
     def refuse_if_failed(self) -> None:
         """Raise StorageFailed where the log can take nothing until it is opened again."""
@@ -270,3 +346,7 @@ def _is_unfinished(path: Path) -> bool:
     """Whether a segment was being made when its process, or the machine, ended: its header is not all there."""
     size = path.stat().st_size
     return size < HEADER_BYTES or (size == HEADER_BYTES and not any(path.read_bytes()))
+
+
+def _content_bytes(path: Path) -> int:
+    return path.stat().st_size - HEADER_BYTES

@@ -46,6 +46,8 @@ def frames_of(segment: Segment) -> Iterator[journal.Frame]:
 def message_rows(frame: journal.Frame) -> Iterator[Row]:
     """A stored message as a row of MESSAGE_SCHEMA."""
     one = journal.decode_message(frame.payload)
+    if one.copy == journal.FIRED_COPY:
+        return  # the same message once more, with its sequence, which the action log tells too
     yield (
         one.id, one.topic, one.key, one.sequence, hashlib.sha256(one.body).hexdigest(), one.created_at_ms,
         one.stored_at_ms, one.deliver_at_ms, None,

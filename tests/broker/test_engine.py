@@ -18,7 +18,7 @@ import pytest
 from broker.engine import Engine
 from messaging.clock import ManualClock
 from messaging.errors import ConfigurationError, InvalidMessage, NotSupported, StorageFailed
-from messaging.journal import HEADER_BYTES, SegmentDamaged, segment_paths
+from messaging.journal import HEADER_BYTES, SegmentDamaged, SegmentHeader, SegmentKind, segment_paths
 from messaging.limits import DELAY_MAX_MS
 from messaging.message import Delivery, GroupConfig, Message
 from tests.broker.failing_storage import FailingStorage, HeldSyncs
@@ -227,7 +227,8 @@ def test_a_refused_opening_keeps_no_descriptor(engine: Engine, folder: Path) -> 
     publish(engine, "a", "b")
     engine.close()
     [segment] = segment_paths(folder / "actions")
-    segment.write_bytes(b"\0" + segment.read_bytes()[1:])
+    other = SegmentHeader(kind=SegmentKind.MESSAGES, first_offset=0, created_at_ms=0).encode()
+    segment.write_bytes(other + segment.read_bytes()[HEADER_BYTES:])
     before = descriptors()
 
     with pytest.raises(SegmentDamaged):
@@ -329,18 +330,39 @@ def test_a_torn_tail_of_either_log_is_recovered_at_every_byte(
             restore(folder, name, whole if name == log else None, sizes[name][1])
 
 
-def test_a_flipped_bit_in_the_middle_of_a_log_refuses_to_open_naming_file_and_offset(
-    engine: Engine, folder: Path
+def test_a_flipped_bit_found_on_opening_costs_its_message_alone_and_is_told(
+    open_engine: type_of_open, folder: Path
 ) -> None:
+    engine = open_engine()
+    publish(engine, "a", "damaged", "c")
+    damage(folder, b"damaged")
+
+    engine = open_engine()
+
+    assert engine.log_figures()["quarantined_bytes"] > 0
+    assert drained(engine) == ["a", "c"]
+    [letter], _ = engine.dead(TOPIC, GROUP)
+    assert "damaged" in letter.reason
+    assert publish(engine, "a", "c", "d") == ["duplicate", "duplicate", "stored"]
+    assert pull_ids(engine) == ["d"]
+
+
+def test_a_flipped_bit_in_the_action_log_costs_its_action_alone(open_engine: type_of_open, folder: Path) -> None:
+    engine = open_engine()
     publish(engine, "a", "b", "c")
-    engine.close()
-    [segment] = segment_paths(folder / "messages")
+    for delivery in pull(engine):
+        engine.ack([delivery.receipt])
+    [segment] = segment_paths(folder / "actions")
     data = bytearray(segment.read_bytes())
-    data[HEADER_BYTES + 20] ^= 1
+    data[data.rindex(b"settled") + 30] ^= 1
+    data[data.index(b"settled") + 30] ^= 1
     segment.write_bytes(data)
 
-    with pytest.raises(SegmentDamaged, match=rf"{segment.name}: damaged record at offset 0"):
-        Engine.open(folder)
+    engine = open_engine()
+
+    assert engine.log_figures()["quarantined_bytes"] > 0
+    engine.seek(TOPIC, GROUP, to_offset=0)
+    assert pull_ids(engine) == ["a", "b", "c"]
 
 
 def test_a_damaged_record_becomes_a_dead_letter_and_the_others_flow(engine: Engine, folder: Path) -> None:
@@ -687,6 +709,101 @@ def test_what_is_not_supported_is_refused_and_makes_no_group(engine: Engine) -> 
     assert engine.groups(TOPIC) == []
 
 
+def test_what_a_groups_filter_does_not_take_counts_as_consumed_for_it_alone(engine: Engine) -> None:
+    declare(engine)
+    engine.publish(
+        [Message(id=f"m{number}", topic=TOPIC, body=b"x", headers={"kind": str(number % 3)}) for number in range(9)]
+    )
+    group = engine._state.group(TOPIC, GROUP)
+    assert group is not None
+    group.accepts = lambda headers: headers["kind"] == "1"
+
+    assert [one.id for one in pull(engine, max_messages=2)] == ["m1", "m4"]
+    assert pull_ids(engine) == ["m7"]
+    assert pull_ids(engine) == []
+    assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
+    assert len(engine.pull(TOPIC, "other")) == 9
+
+
+def test_a_group_that_reads_from_the_disk_keeps_nobody_else_waiting(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(engine, *(f"m{number}" for number in range(5)))
+    reading, go_on = threading.Event(), threading.Event()
+    read_span = engine._messages.read_span
+
+    def slow_span(offset: int, size_bytes: int) -> bytes:
+        if threading.current_thread().name.startswith("slow"):
+            reading.set()
+            assert go_on.wait(30)
+        return read_span(offset, size_bytes)
+
+    monkeypatch.setattr(engine._messages, "read_span", slow_span)
+    with ThreadPoolExecutor(1, "slow") as pool:
+        slow = pool.submit(engine.pull, TOPIC, "slow")
+        assert reading.wait(30)
+
+        publish(engine, "more")
+        [first, *_] = pull(engine)
+        assert engine.ack([first.receipt]) == ["acked"]
+
+        go_on.set()
+        assert [one.id for one in slow.result(30)] == [f"m{number}" for number in range(5)]
+
+
+def test_what_is_settled_or_moved_while_a_pull_reads_it_is_not_handed_out(
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(engine, "a", "b", "c")
+    held = pull(engine, invisible_ms=10)
+    clock.advance(10)
+    read_span, meanwhile = engine._messages.read_span, [lambda: engine.ack([held[1].receipt])]
+
+    def span(offset: int, size_bytes: int) -> bytes:
+        while meanwhile:
+            assert meanwhile.pop()() == ["acked"]
+        return read_span(offset, size_bytes)
+
+    monkeypatch.setattr(engine._messages, "read_span", span)
+
+    assert pull_ids(engine) == ["a", "c"]
+    assert engine.group_figures(TOPIC, GROUP)["in_flight"] == 2
+
+
+def test_receipts_that_follow_each_other_are_settled_as_one_run(engine: Engine) -> None:
+    publish(engine, *(f"m{number}" for number in range(100)))
+    deliveries = pull(engine)
+    before = engine._actions.bytes_written
+
+    receipts = [one.receipt for one in deliveries]
+    assert engine.ack(receipts[10:90]) == ["acked"] * 80
+    assert engine.ack(receipts) == ["acked"] * 10 + ["already_acked"] * 80 + ["acked"] * 10
+
+    assert engine._actions.bytes_written - before < 1_000
+    assert engine.group_figures(TOPIC, GROUP)["in_flight"] == 0
+
+
+def test_five_hundred_consumers_share_a_group_without_a_word_between_them(engine: Engine) -> None:
+    publish(engine, *(f"m{number}" for number in range(1_000)))
+
+    with ThreadPoolExecutor(50) as pool:
+        taken = list(pool.map(lambda _: pull(engine, max_messages=2, invisible_ms=HOUR_MS), range(500)))
+
+    ids = [one.id for each in taken for one in each]
+    assert len(ids) == len(set(ids)) == 1_000
+    assert all(len(each) == 2 for each in taken)
+
+
+def test_a_hundred_groups_store_a_message_once(engine: Engine, folder: Path) -> None:
+    publish(engine, *(f"m{number}" for number in range(50)))
+    size = size_of(folder, "messages")
+
+    for number in range(100):
+        assert len(engine.pull(TOPIC, f"g{number}")) == 50
+
+    assert size_of(folder, "messages") == size
+
+
 def test_a_seek_by_offset_replays_and_makes_old_receipts_stale(open_engine: type_of_open) -> None:
     engine = open_engine()
     publish(engine, "a", "b", "c")
@@ -956,6 +1073,61 @@ def test_a_cancel_is_idempotent_however_long_ago_its_message_came(
     assert engine.cancel(["later"]) == ["canceled"]
     engine = open_engine(dedup_messages_max=2)
     assert engine.cancel(["later"]) == ["canceled"]
+
+
+def test_a_cancel_that_is_no_longer_remembered_is_not_applied_to_a_later_message_of_the_same_id(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    engine = open_engine(cancel_tombstones_max=2)
+    engine.cancel(["again"])
+    engine.cancel(["x", "y"])
+    assert publish(engine, "again", deliver_at_ms=clock.now_ms() + 1_000) == ["stored"]
+
+    engine = open_engine(cancel_tombstones_max=2)
+
+    assert engine.topic_figures(TOPIC)["scheduled"] == 1
+    clock.advance(1_000)
+    assert pull_ids(engine) == ["again"]
+
+
+def test_a_delivery_number_is_never_given_again_though_a_power_cut_took_the_hand_out_away(
+    open_engine: type_of_open, folder: Path
+) -> None:
+    engine = open_engine()
+    publish(engine, "a")
+    size = size_of(folder, "actions")
+    before = pull_one(engine)
+    engine.close()
+    restore(folder, "actions", None, size)
+
+    engine = open_engine()
+    after = pull_one(engine)
+
+    assert after.id == before.id
+    assert engine.ack([before.receipt, after.receipt]) == ["stale", "acked"]
+
+
+def test_a_page_of_hand_outs_that_a_power_cut_took_away_leaves_the_others(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    engine = open_engine()
+    declare(engine)
+    publish(engine, "a", "b", "c")
+    start = size_of(folder, "actions")
+    pull_one(engine)
+    end = size_of(folder, "actions")
+    [held_b] = engine.pull(TOPIC, GROUP, max_messages=1, invisible_ms=HOUR_MS)
+    engine.close()
+    [segment] = segment_paths(folder / "actions")
+    data = segment.read_bytes()
+    segment.write_bytes(data[:start] + bytes(end - start) + data[end:])
+
+    engine = open_engine()
+
+    assert engine.ack([held_b.receipt]) == ["acked"]
+    clock.advance(HOUR_MS)
+    engine.seek(TOPIC, GROUP, to_offset=0)
+    assert pull_ids(engine) == ["a", "b", "c"]
 
 
 # -- waiting -------------------------------------------------------------------------------------------------------

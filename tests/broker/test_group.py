@@ -6,6 +6,7 @@ import pytest
 
 from broker.consume.group import Death, Group, HandOut, Requeue
 from broker.consume.receipt import Receipt
+from broker.consume.unsettled import Held
 from messaging.message import AckStatus, GroupConfig
 
 
@@ -15,17 +16,29 @@ def group_of(*, max_attempts: int = 3) -> Group:
 
 
 def hand_out(group: Group, *sequences: int, visible_at_ms: int) -> list[HandOut]:
-    return group.hand_out([(sequence, f"m{sequence}") for sequence in sequences], visible_at_ms=visible_at_ms)
+    handed = group.decide_hand_out([(sequence, [f"m{sequence}"]) for sequence in sequences])
+    for one in handed:
+        group.hand_out(one.first, one.ids, delivery=one.delivery, attempt=one.attempt, visible_at_ms=visible_at_ms)
+    return handed
 
 
 def ready(group: Group, now_ms: int) -> list[int]:
-    return group.visible_again(now_ms=now_ms, count_max=100)[0]
+    runs, _ = group.visible_again(now_ms=now_ms, count_max=100)
+    return [sequence for first, end in runs for sequence in range(first, end)]
+
+
+def held(group: Group, sequence: int) -> Held:
+    found = group.unsettled.find(sequence)
+    assert found is not None
+    return found
 
 
 def test_a_first_hand_out_is_delivery_and_attempt_one() -> None:
     group = group_of()
 
-    assert hand_out(group, 0, 1, visible_at_ms=10) == [HandOut(0, 1, 1, 0), HandOut(1, 1, 1, 0)]
+    assert hand_out(group, 0, 1, visible_at_ms=10) == [
+        HandOut(0, ["m0"], 1, 1, 0), HandOut(1, ["m1"], 1, 1, 0)
+    ]  # fmt: skip
 
     assert (group.position, group.in_flight()) == (2, 2)
 
@@ -69,7 +82,7 @@ def test_a_settled_message_leaves_no_place_in_the_order() -> None:
 def test_a_message_that_is_moved_to_the_same_time_twice_comes_once() -> None:
     group = group_of(max_attempts=2)
     hand_out(group, 0, visible_at_ms=1_000)
-    group.requeue(Requeue(0, "m0", 0, 0), reason=None)
+    group.requeue(Requeue(0, ["m0"], 0, 0), reason=None)
     hand_out(group, 0, visible_at_ms=1_000)
     group.extend(0, visible_at_ms=1_000)
 
@@ -96,8 +109,8 @@ def test_an_expired_hand_out_uses_an_attempt_once() -> None:
 
     [second] = hand_out(group, 0, visible_at_ms=20)
 
-    assert second == HandOut(0, 2, 2, 0)
-    assert group.unsettled[0].attempts_used == 1
+    assert second == HandOut(0, ["m0"], 2, 2, 0, again=True)
+    assert held(group, 0).attempts_used == 1
 
 
 def test_expiry_after_the_last_attempt_is_a_death_and_says_so() -> None:
@@ -114,7 +127,7 @@ def test_expiry_after_the_last_attempt_is_a_death_and_says_so() -> None:
 def test_the_reason_of_the_last_nack_is_kept_for_a_death_by_expiry() -> None:
     group = group_of(max_attempts=2)
     hand_out(group, 0, visible_at_ms=10)
-    group.requeue(Requeue(0, "m0", 20, 1), reason="no stock")
+    group.requeue(Requeue(0, ["m0"], 20, 1), reason="no stock")
     hand_out(group, 0, visible_at_ms=30)
 
     _, [death] = group.visible_again(now_ms=30, count_max=5)
@@ -126,11 +139,11 @@ def test_the_reason_of_the_last_nack_is_kept_for_a_death_by_expiry() -> None:
 def test_a_nack_without_delay_backs_off_exponentially_up_to_the_cap(failures: int, delay_ms: int) -> None:
     group = group_of(max_attempts=1_000)
     hand_out(group, 0, visible_at_ms=10)
-    group.unsettled[0].attempts_used = failures - 1
+    held(group, 0).attempts_used = failures - 1
 
     decision = group.decide_nack(0, now_ms=5, delay_ms=None, reason=None, counts=True)
 
-    assert decision == Requeue(0, "m0", 5 + delay_ms, failures)
+    assert decision == Requeue(0, ["m0"], 5 + delay_ms, failures)
 
 
 def test_a_nack_that_counts_dies_at_the_last_attempt_and_one_that_does_not_never_dies() -> None:
@@ -138,7 +151,7 @@ def test_a_nack_that_counts_dies_at_the_last_attempt_and_one_that_does_not_never
     hand_out(group, 0, visible_at_ms=10)
 
     assert group.decide_nack(0, now_ms=5, delay_ms=0, reason="bad", counts=True) == Death(0, "m0", 1, "bad")
-    assert group.decide_nack(0, now_ms=5, delay_ms=None, reason="bad", counts=False) == Requeue(0, "m0", 5, 0)
+    assert group.decide_nack(0, now_ms=5, delay_ms=None, reason="bad", counts=False) == Requeue(0, ["m0"], 5, 0)
 
 
 def test_acknowledgements_are_told_apart() -> None:
@@ -161,7 +174,7 @@ def test_acknowledgements_are_told_apart() -> None:
 def test_a_nacked_delivery_may_still_be_acknowledged_but_not_nacked_again() -> None:
     group = group_of()
     hand_out(group, 0, visible_at_ms=10)
-    group.requeue(Requeue(0, "m0", 100, 1), reason=None)
+    group.requeue(Requeue(0, ["m0"], 100, 1), reason=None)
 
     assert group.ack_status(0, delivery=1, life=0) is AckStatus.ACKED
     assert not group.holds(0, delivery=1, life=0)
@@ -176,7 +189,7 @@ def test_a_redrive_begins_a_new_life_and_is_idempotent() -> None:
     assert group.redrive([0], now_ms=50) == []
 
     assert ready(group, 50) == [1, 0]
-    assert hand_out(group, 0, visible_at_ms=60) == [HandOut(0, 1, 1, 1)]
+    assert hand_out(group, 0, visible_at_ms=60) == [HandOut(0, ["m0"], 1, 1, 1)]
     assert group.ack_status(0, delivery=1, life=0) is AckStatus.STALE
     assert group.ack_status(1, delivery=1, life=0) is AckStatus.ACKED, "who did not die lives on"
 
@@ -201,7 +214,7 @@ def test_after_a_seek_every_old_receipt_is_stale(position: int) -> None:
     group.seek(position, life=1)
 
     assert [group.ack_status(sequence, delivery=1, life=0) for sequence in range(3)] == [AckStatus.STALE] * 3
-    assert group.unsettled == {}
+    assert len(group.unsettled) == 0
     assert group.position == position
 
 

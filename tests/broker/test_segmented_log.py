@@ -15,7 +15,7 @@ from broker.log.segmented_log import SegmentedLog
 from broker.log.storage import Storage
 from broker.options import Durability
 from messaging.errors import StorageFailed
-from messaging.journal import FRAME_BYTES, HEADER_BYTES, SegmentDamaged, SegmentKind, segment_paths
+from messaging.journal import FRAME_BYTES, HEADER_BYTES, Frame, SegmentDamaged, SegmentKind, frame, segment_paths
 from tests.broker.failing_storage import FailingStorage, HeldSyncs
 
 PAYLOADS = [b"\x91" + word for word in (b"first" * 5, b"second" * 9, b"third" * 4)]  # records are arrays
@@ -39,7 +39,7 @@ def open_log(tmp_path: Path) -> Iterator[type_of_open]:
                 storage=storage or FailingStorage(), now_ms=lambda: 1_800_000_000_000,
             )  # fmt: skip
             stack.callback(log.sync_and_close)
-            return log, [one.payload for one in log.recover()]
+            return log, [one.payload for one in log.recover() if isinstance(one, Frame)]
 
         yield opened
 
@@ -105,8 +105,8 @@ def test_a_tail_of_zeros_is_cut(open_log: type_of_open, tmp_path: Path) -> None:
     assert recovered == PAYLOADS
 
 
-def test_a_flipped_bit_in_any_byte_before_the_last_record_is_refused_naming_file_and_offset(
-    open_log: type_of_open, tmp_path: Path
+def test_a_flipped_bit_in_any_byte_costs_its_record_alone_and_is_told_with_file_and_offset(
+    open_log: type_of_open, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     offsets = written(open_log)
     [segment] = segment_paths(tmp_path / "log")
@@ -115,37 +115,38 @@ def test_a_flipped_bit_in_any_byte_before_the_last_record_is_refused_naming_file
     for position in range(HEADER_BYTES, HEADER_BYTES + offsets[-1]):
         segment.write_bytes(flipped(whole, position))
         damaged = max(offset for offset in offsets if offset <= position - HEADER_BYTES)
-        with pytest.raises(SegmentDamaged) as refusal:
-            open_log()
-        assert segment.name in str(refusal.value)
-        assert f"offset {damaged};" in str(refusal.value), position
-        assert segment.read_bytes() == flipped(whole, position), "nothing is cut where nothing is understood"
+        caplog.clear()
+        log, recovered = open_log()
+        assert recovered == [one for one, offset in zip(PAYLOADS, offsets, strict=True) if offset != damaged], position
+        assert log.quarantined_bytes == min(one for one in [*offsets, log.end] if one > damaged) - damaged
+        [told] = [one for one in caplog.records if one.message == "segment_damaged"]
+        assert (vars(told)["segment"], vars(told)["offset"]) == (segment.name, damaged)
+        log.sync_and_close()
+        assert segment.read_bytes() == flipped(whole, position), "what is damaged stays, for whoever can mend it"
 
 
 @pytest.mark.parametrize("position", [HEADER_BYTES + 3, HEADER_BYTES + 500_000], ids=["length", "payload"])
-def test_a_flipped_bit_in_a_long_record_is_refused_and_what_follows_it_is_not_cut(
+def test_a_flipped_bit_in_a_long_record_costs_nothing_that_follows_it(
     open_log: type_of_open, tmp_path: Path, position: int
 ) -> None:
     written(open_log, [b"\x91" + b"x" * 2_000_000, b"\x91after", b"\x91last"], segment_bytes=8 << 20)
     [segment] = segment_paths(tmp_path / "log")
-    damaged = flipped(segment.read_bytes(), position)
-    segment.write_bytes(damaged)
+    segment.write_bytes(flipped(segment.read_bytes(), position))
 
-    with pytest.raises(SegmentDamaged):
-        open_log(segment_bytes=8 << 20)
-
-    assert segment.read_bytes() == damaged
+    assert open_log(segment_bytes=8 << 20)[1] == [b"\x91after", b"\x91last"]
 
 
-def test_a_flipped_bit_in_the_header_is_refused_naming_the_file(open_log: type_of_open, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_the_header_costs_no_record(open_log: type_of_open, tmp_path: Path) -> None:
     written(open_log)
     [segment] = segment_paths(tmp_path / "log")
     whole = segment.read_bytes()
 
     for position in range(HEADER_BYTES):
         segment.write_bytes(flipped(whole, position))
-        with pytest.raises(SegmentDamaged, match=segment.name):
-            open_log()
+        log, recovered = open_log()
+        assert recovered == PAYLOADS
+        assert log.quarantined_bytes
+        log.sync_and_close()
 
 
 def test_a_bit_that_flips_while_the_log_is_open_is_never_served(open_log: type_of_open, tmp_path: Path) -> None:
@@ -183,13 +184,48 @@ def test_a_torn_tail_is_cut_in_the_last_of_many_segments(open_log: type_of_open,
     assert recovered == payloads[:-1]
 
 
-def test_a_segment_before_the_last_that_is_cut_short_is_refused(open_log: type_of_open, tmp_path: Path) -> None:
-    written(open_log, [b"x" * 500] * 20, segment_bytes=4096)
-    first = segment_paths(tmp_path / "log")[0]
+def test_a_segment_before_the_last_that_is_cut_short_costs_its_last_record_alone(
+    open_log: type_of_open, tmp_path: Path
+) -> None:
+    payloads = [b"\x91" + bytes([65 + number]) * 500 for number in range(20)]
+    offsets = written(open_log, payloads, segment_bytes=4096)
+    first, second, *_ = segment_paths(tmp_path / "log")
     first.write_bytes(first.read_bytes()[:-3])
 
-    with pytest.raises(SegmentDamaged, match=first.name):
-        open_log(segment_bytes=4096)
+    log, recovered = open_log(segment_bytes=4096)
+
+    lost = offsets.index(int(second.stem)) - 1
+    assert recovered == [*payloads[:lost], *payloads[lost + 1 :]]
+    assert log.quarantined_bytes
+
+
+def test_a_span_is_read_across_segments(open_log: type_of_open) -> None:
+    payloads = [bytes([65 + number]) * 500 for number in range(30)]
+    offsets = written(open_log, payloads, segment_bytes=4096)
+
+    log, _ = open_log(segment_bytes=4096)
+
+    whole = log.read_span(offsets[2], offsets[28] - offsets[2])
+    assert whole == b"".join(frame(one) for one in payloads[2:28])
+
+
+def test_dropped_segments_are_gone_and_the_others_are_read(open_log: type_of_open, tmp_path: Path) -> None:
+    payloads = [bytes([65 + number]) * 500 for number in range(30)]
+    offsets = written(open_log, payloads, segment_bytes=4096)
+    log, _ = open_log(segment_bytes=4096)
+    paths = segment_paths(tmp_path / "log")
+    second = int(paths[1].stem)
+
+    assert [one.path for one in log.drop_before(second)] == [paths[0]]
+
+    assert segment_paths(tmp_path / "log") == paths[1:]
+    with pytest.raises(SegmentDamaged, match="dropped"):
+        log.read(offsets[0])
+    assert log.read(second) == payloads[offsets.index(second)]
+    assert log.drop_before(log.end + 1)
+    assert len(segment_paths(tmp_path / "log")) == 1, "the last one stays"
+    log.sync_and_close()
+    assert open_log(segment_bytes=4096)[1] == payloads[offsets.index(int(paths[-1].stem)) :]
 
 
 def test_a_missing_segment_is_refused(open_log: type_of_open, tmp_path: Path) -> None:

@@ -117,14 +117,12 @@ def test_a_second_server_on_the_same_folder_is_refused_and_the_holder_named(serv
     assert f"process {server_process.pid}" in line
 
 
-def test_a_damaged_log_is_one_clear_error_that_names_the_file(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_understood_is_one_clear_error_that_names_the_file(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path / "data")
     engine.publish([Message(id=f"m{number}", topic="t", body=b"x" * 100) for number in range(3)])
     engine.close()
     [segment] = (tmp_path / "data" / "messages").glob("*.log")
-    data = bytearray(segment.read_bytes())
-    data[100] ^= 1
-    segment.write_bytes(data)
+    segment.write_bytes(next((tmp_path / "data" / "actions").glob("*.log")).read_bytes())
 
     result = outbox("broker", "serve", "--data", str(tmp_path / "data"), "--port", "0")
 

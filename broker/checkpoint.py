@@ -1,0 +1,133 @@
+"""A checkpoint: all that the action log has come to so far, written into the action log itself, as its segment begins.
+
+So replay begins with the newest segment, and older ones may go. It is a part of the log, under the log's checksums and
+syncs: where one is torn or damaged, replay begins with the segment before, which is slower and comes to the same. What
+follows from the message log alone (places, recent ids) is not in it: that is what the segments' index files are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from broker.consume.group import Dead, Group
+from broker.consume.unsettled import Held
+from broker.delay.schedule import Scheduled
+from broker.state import BrokerState, config_of, settings_of
+from messaging import journal
+
+PART_BYTES: Final = 1024 * 1024
+
+
+class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    topic: str
+    name: str
+    settings: dict[str, str | int | float | bool | None]
+    position: int
+    paused: bool
+    life: int
+    sought_in_life: int
+    held: list[tuple[int, list[str], int, int, int, int, bool, str | None]]
+    dead: list[tuple[int, str, int, str, int]]
+
+
+class _Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    messages_end: int
+    openings: int
+    topics: dict[str, int]
+    canceled: list[str]
+    stopped: list[str]
+    schedule: list[tuple[str, str, int, int]]
+    groups: list[_Group]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Checkpoint).decode
+
+
+def records_of(state: BrokerState, *, messages_end: int, at_ms: int) -> list[bytes]:
+    """The state as records of the action log. `messages_end` is the message log's end, which must be durable."""
+    data = _encode(_capture(state, messages_end))
+    parts = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
+    return [
+        journal.encode_record(journal.Checkpoint(at_ms=at_ms, part=part, last=number == len(parts)))
+        for number, part in enumerate(parts, 1)
+    ]
+
+
+def read(records: Iterator[journal.Written | None]) -> bytes | None:
+    """The checkpoint that a segment's records begin with; None where they do not, or it is not whole (None is damage).
+
+    Takes no more of the records than belong to it.
+    """
+    parts: list[bytes] = []
+    for record in records:
+        if not isinstance(record, journal.Checkpoint):
+            return None
+        parts.append(record.part)
+        if record.last:
+            return b"".join(parts)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a checkpoint says of the message log: its end at that moment, and the end of each topic."""
+
+    messages_end: int = 0
+    topics: dict[str, int] = field(default_factory=dict)
+
+
+def restore(state: BrokerState, data: bytes) -> Restored:
+    """Put a checkpoint into an empty state; what it says of the messages is to be held against the message log."""
+    found = _decode(data)
+    state.openings = found.openings
+    for message_id in found.canceled:
+        state.canceled.add(message_id)
+    for message_id in found.stopped:
+        state.stopped.add(message_id)
+    for message_id, topic, due_ms, offset in found.schedule:
+        state.schedule.add(Scheduled(message_id, topic, due_ms, offset))
+    for one in found.groups:
+        _restore_group(state.declare(one.topic, one.name, config_of(one.settings), position=one.position), one)
+    return Restored(found.messages_end, found.topics)
+
+
+def _capture(state: BrokerState, messages_end: int) -> _Checkpoint:
+    return _Checkpoint(
+        messages_end=messages_end,
+        openings=state.openings,
+        topics={name: topic.index.end for name, topic in state.topics.items()},
+        canceled=state.canceled.newest(len(state.canceled)),
+        stopped=state.stopped.newest(len(state.stopped)),
+        schedule=[(one.id, one.topic, one.deliver_at_ms, one.offset) for one in state.schedule.all()],
+        groups=[_group(name, group) for name, topic in state.topics.items() for group in topic.groups.values()],
+    )
+
+
+def _group(topic: str, group: Group) -> _Group:
+    return _Group(
+        topic=topic, name=group.name, settings=settings_of(group.config), position=group.position,
+        paused=group.paused, life=group.life, sought_in_life=group.sought_in_life,
+        held=[
+            (one.first, one.ids, one.visible_at_ms, one.delivery, one.attempts_used, one.life, one.in_flight,
+             one.reason)
+            for one in group.unsettled
+        ],
+        dead=[
+            (sequence, one.message_id, one.attempts, one.reason, one.dead_at_ms)
+            for sequence, one in group.dead.items()
+        ],
+    )  # fmt: skip
+
+
+def _restore_group(group: Group, found: _Group) -> None:
+    group.position, group.paused = found.position, found.paused
+    group.life, group.sought_in_life = found.life, found.sought_in_life
+    for held in found.held:
+        group.unsettled.add(Held(*held))
+    for sequence, message_id, attempts, reason, dead_at_ms in found.dead:
+        group.dead[sequence] = Dead(message_id, attempts, reason, dead_at_ms)

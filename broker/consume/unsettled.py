@@ -1,0 +1,170 @@
+"""What a group was handed out and has not settled, as runs of messages that fare alike. In memory, without I/O.
+
+A run is cut where a part of it fares differently: an acknowledgement in its middle leaves two. All runs stand under one
+order besides, the time at which they are visible (again), so that expiry, retry and extension are one move (Apache
+RocketMQ, RIP-69). The order is a heap; a place in it that a run has left is passed over when it comes up.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+_STALE_MAX: Final = 1_024
+"""Places that runs have left may be so many, beyond twice the runs, before the order is made anew."""
+
+
+@dataclass(slots=True)
+class Held:
+    """Messages from the sequence `first` on that were handed out (or held back) alike. Times and counts are theirs."""
+
+    first: int
+    ids: list[str]
+    visible_at_ms: int
+    delivery: int
+    attempts_used: int
+    life: int
+    in_flight: bool
+    reason: str | None = None
+
+    @property
+    def end(self) -> int:
+        """The sequence behind the last one."""
+        return self.first + len(self.ids)
+
+    def message_id(self, sequence: int) -> str:
+        """The id of one of them."""
+        return self.ids[sequence - self.first]
+
+
+class Unsettled:
+    """The runs of one group, by sequence and by time."""
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._runs: dict[int, Held] = {}
+        self._order: list[tuple[int, int]] = []
+        self._count = 0
+        self._in_flight = 0
+
+    def __len__(self) -> int:
+        """How many messages, not runs."""
+        return self._count
+
+    def __iter__(self) -> Iterator[Held]:
+        """The runs by sequence."""
+        return (self._runs[first] for first in self._firsts)
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages consumers hold."""
+        return self._in_flight
+
+    @property
+    def oldest(self) -> int | None:
+        """The first sequence."""
+        return self._firsts[0] if self._firsts else None
+
+    def find(self, sequence: int) -> Held | None:
+        """The run that holds a sequence."""
+        number = bisect_right(self._firsts, sequence) - 1
+        if number < 0:
+            return None
+        run = self._runs[self._firsts[number]]
+        return run if sequence < run.end else None
+
+    def covers(self, first: int, end: int, *, delivery: int, life: int) -> bool:
+        """Whether all sequences from first to end are held by this delivery of this life."""
+        while first < end:
+            run = self.find(first)
+            if run is None or run.delivery != delivery or run.life != life:
+                return False
+            first = run.end
+        return True
+
+    def between(self, first: int, end: int) -> list[Held]:
+        """The runs that hold any of these sequences, whole."""
+        low = max(0, bisect_right(self._firsts, first) - 1)
+        high = bisect_left(self._firsts, end)
+        return [run for one in self._firsts[low:high] if (run := self._runs[one]).end > first]
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    def add(self, run: Held) -> None:
+        """Add a run where none is."""
+        if not self._firsts or run.first > self._firsts[-1]:
+            self._firsts.append(run.first)
+        else:
+            self._firsts.insert(bisect_left(self._firsts, run.first), run.first)
+        self._runs[run.first] = run
+        self._count += len(run.ids)
+        self._in_flight += len(run.ids) if run.in_flight else 0
+        heapq.heappush(self._order, (run.visible_at_ms, run.first))
+        if len(self._order) > _STALE_MAX + 2 * len(self._runs):
+            self._order = [(one.visible_at_ms, first) for first, one in self._runs.items()]
+            heapq.heapify(self._order)
+
+    def take(self, first: int, end: int) -> list[Held]:
+        """Take out whatever is held of these sequences; runs that reach beyond are cut."""
+        taken = []
+        number = max(0, bisect_right(self._firsts, first) - 1)
+        while number < len(self._firsts) and self._firsts[number] < end:
+            run = self._runs[self._firsts[number]]
+            if run.end <= first:
+                number += 1
+                continue
+            self._remove(number, run)
+            low, high = max(first - run.first, 0), max(run.end - end, 0)
+            if low:
+                self.add(replace(run, ids=run.ids[:low]))
+                number += 1
+            stop = len(run.ids) - high
+            if high:
+                self.add(replace(run, first=end, ids=run.ids[stop:]))
+            taken.append(replace(run, first=run.first + low, ids=run.ids[low:stop]) if low or high else run)
+        return taken
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._firsts.clear()
+        self._runs.clear()
+        self._order.clear()
+        self._count = self._in_flight = 0
+
+    # -- in order of time --------------------------------------------------------------------------------------------
+
+    def visible(self, now_ms: int) -> Generator[Held, None, None]:
+        """The runs that are visible by now, in order of time, then of sequence. Changes nothing; nor may its user
+        before it is closed.
+        """
+        kept: list[tuple[int, int]] = []
+        try:
+            while self._order and self._order[0][0] <= now_ms:
+                place = heapq.heappop(self._order)
+                run = self._runs.get(place[1])
+                if run is None or run.visible_at_ms != place[0] or (kept and kept[-1] == place):
+                    continue  # settled or moved; or moved away and back, so that it has two places
+                kept.append(place)
+                yield run
+        finally:
+            for place in kept:
+                heapq.heappush(self._order, place)
+
+    def next_visible_ms(self) -> int | None:
+        """When the next run is visible; None where there is none."""
+        while self._order:
+            visible_at_ms, first = self._order[0]
+            run = self._runs.get(first)
+            if run is not None and run.visible_at_ms == visible_at_ms:
+                return visible_at_ms
+            heapq.heappop(self._order)
+        return None
+
+    def _remove(self, number: int, run: Held) -> None:
+        del self._firsts[number]
+        del self._runs[run.first]
+        self._count -= len(run.ids)
+        self._in_flight -= len(run.ids) if run.in_flight else 0

@@ -1,0 +1,334 @@
+"""Pulling: messages out to groups. What is decided is consume.group's; what becomes of a hand-out is consuming's."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from broker.consume.group import Death, Group, HandOut, Requeue
+from broker.consume.receipt import receipts_of
+from broker.consume.topic import Run
+from broker.log.reading import Found, read_runs
+from broker.state import Topic
+from broker.timing import Timing
+from messaging import journal
+from messaging.errors import InvalidMessage, StorageFailed
+from messaging.limits import (
+    INVISIBLE_MS_MAX,
+    INVISIBLE_MS_MIN,
+    PULL_MESSAGES_MAX,
+    PULL_WAIT_MS_MAX,
+)
+from messaging.message import Delivery, check_group, check_topic
+
+logger = logging.getLogger(__name__)
+
+_PASSES_MAX: Final = 1_000
+DAMAGED: Final = "its record in the message log is damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a pull means to hand out, before it is read: ranges of sequences, and the runs that hold them."""
+
+    now_ms: int
+    wanted: list[tuple[int, int]]
+    runs: list[list[Run]]
+    fresh: tuple[int, int]
+    count_max: int
+    sought_in_life: int
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A hand-out with its records, one for each of its ids."""
+
+    out: HandOut
+    records: list[journal.MessageRecord]
+
+    def receipts(self, topic: str, group: str) -> list[str]:
+        """What each is settled with."""
+        out = self.out
+        return receipts_of(topic, group, first=out.first, count=len(out.ids), delivery=out.delivery, life=out.life)
+
+
+class Pulling(Timing):
+    """Hand-outs."""
+
+    def pull(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 100,
+        wait_ms: int = 0,
+        invisible_ms: int = 30_000,
+        consumer: str | None = None,
+    ) -> list[Delivery]:
+        """Hand out what is ready, waiting up to `wait_ms` for the first message.
+
+        An unknown group starts at the earliest.
+        """
+        check_topic(topic)
+        check_group(group)
+        check_within("max_messages", max_messages, 1, PULL_MESSAGES_MAX)
+        check_within("wait_ms", wait_ms, 0, PULL_WAIT_MS_MAX)
+        check_within("invisible_ms", invisible_ms, INVISIBLE_MS_MIN, INVISIBLE_MS_MAX)
+        deadline_ms = self._clock.monotonic_ms() + wait_ms
+        arrived = threading.Condition()
+        woken = False
+
+        def wake() -> None:
+            nonlocal woken
+            with arrived:
+                woken = True
+                arrived.notify_all()
+
+        unsubscribe = self.subscribe(topic, group, wake) if wait_ms else None
+        try:
+            while True:
+                woken = False
+                found = self._take(
+                    topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer
+                )
+                left_ms = deadline_ms - self._clock.monotonic_ms()
+                if found or left_ms <= 0 or self._closed:
+                    return found
+                with arrived:
+                    if not woken:
+                        self._clock.wait(arrived, left_ms)
+        finally:
+            if unsubscribe is not None:
+                unsubscribe()
+
+    # -- handing out -------------------------------------------------------------------------------------------------
+
+    def _take(
+        self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None
+    ) -> list[Delivery]:
+        return [delivery for one in self.take(
+            topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer
+        ) for delivery in deliveries_of(topic, group, one)]  # fmt: skip
+
+    def take(
+        self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None
+    ) -> list[Handed]:
+        """Hand out what is ready, without waiting, as runs of records.
+
+        One pull of a group at a time: it chooses under the engine's lock, reads the disk without it, and hands out what
+        is still there under the lock again. So a group that reads what is long past slows down itself alone.
+        """
+        with self._lock:
+            self._refuse_if_closed()
+            self._fire_what_can_be()
+            found_topic, found = self._open_group(topic, group)
+        with found.pulling:
+            for _ in range(_PASSES_MAX):
+                with self._lock:
+                    self._refuse_if_closed()
+                    choice = self._choose(found_topic, found, count_max=max_messages)
+                if choice is None:
+                    return []
+                records = self._read(choice)
+                with self._lock:
+                    self._refuse_if_closed()
+                    handed = self._hand_out(
+                        found_topic, found, choice, records, invisible_ms=invisible_ms, consumer=consumer
+                    )
+                if handed:
+                    return handed
+                if found.accepts is not None:
+                    self._wake(topic, group)  # to look on, once others have had their turn
+                    return []
+        return []
+
+    def _fire_what_can_be(self) -> None:
+        """On a full disk nothing can fall due, but what is ready is handed out all the same."""
+        try:
+            self._fire_due()
+        except StorageFailed as error:
+            logger.warning("firing_failed", extra={"error": str(error)})
+
+    def _choose(self, topic: Topic, group: Group, *, count_max: int) -> Choice | None:
+        """What to read for a hand-out; None where nothing is ready."""
+        if group.paused:
+            return None
+        now_ms = self._clock.now_ms()
+        for _ in range(_PASSES_MAX):
+            again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
+            if not deaths:
+                break
+            self._bury(topic.index.name, group, deaths, at_ms=now_ms)
+        index = topic.index
+        left = count_max - sum(end - first for first, end in again)
+        if group.accepts is not None and left:
+            left = max(left, self._options.filter_scan_max)
+        end = index.visible_end(group.position, count_max=left, durable_end=self._messages.durable_end)
+        fresh = (group.position, max(end, group.position))
+        wanted = [*again, fresh] if end > group.position else again
+        if not wanted:
+            return None
+        runs = [list(index.runs(first, end)) for first, end in wanted]
+        return Choice(now_ms, wanted, runs, fresh=fresh, count_max=count_max, sought_in_life=group.sought_in_life)
+
+    def _read(self, choice: Choice) -> list[Found]:
+        records: list[Found] = []
+        bytes_max = self._options.pull_bytes_max
+        for (first, end), runs in zip(choice.wanted, choice.runs, strict=True):
+            if bytes_max < 0:
+                break
+            records += read_runs(self._messages, runs, first=first, end=end, bytes_max=bytes_max)
+            bytes_max -= sum(run.size_bytes for run in runs)
+        return _within(records, bytes_max=self._options.pull_bytes_max)
+
+    def _hand_out(
+        self, topic: Topic, group: Group, choice: Choice, records: Sequence[Found], *, invisible_ms: int,
+        consumer: str | None,
+    ) -> list[Handed]:  # fmt: skip
+        """Hand out what was read and is still there. Empty where all of it is to be put aside, or has moved."""
+        if group.paused or choice.sought_in_life != group.sought_in_life:
+            return []
+        there = _still_there(group, choice, records)
+        fit = self._fit(topic, group, there, now_ms=choice.now_ms, count_max=choice.count_max)
+        if not fit:
+            return []
+        runs = _runs_of(fit)
+        handed = group.decide_hand_out(
+            [(first, [one.id for one in found]) for first, found in runs], opening=self._state.openings
+        )
+        self._act(
+            journal.Handed(
+                topic=topic.index.name, group=group.name, at_ms=choice.now_ms,
+                visible_at_ms=choice.now_ms + invisible_ms, consumer=consumer,
+                runs=[journal.HandedRun(one.first, one.ids, one.delivery, one.attempt) for one in handed],
+            )
+        )  # fmt: skip
+        self._count_handed_out(topic.index.name, group.name, handed)
+        if len(handed) == len(runs):
+            return [Handed(one, found) for one, (_, found) in zip(handed, runs, strict=True)]
+        by_sequence = dict(fit)
+        return [Handed(one, [by_sequence[sequence] for sequence in range(one.first, one.end)]) for one in handed]
+
+    def _count_handed_out(self, topic: str, group: str, handed: Sequence[HandOut]) -> None:
+        self._state.counters["delivered", topic, group] += sum(len(one.ids) for one in handed)
+        again = sum(len(one.ids) for one in handed if one.again)
+        if again:
+            self._state.counters["redelivered", topic, group] += again
+
+    def _fit(
+        self, topic: Topic, group: Group, records: Sequence[Found], *, now_ms: int, count_max: int
+    ) -> list[tuple[int, journal.MessageRecord]]:
+        """The records up to the first that is not to be handed out; such ones at the head are put aside.
+
+        What the group's filter does not take is passed over: at the head by moving the position, behind a record by
+        that record's hand-out or, if it is the last, by the next pull. Putting aside moves the group's position in the
+        action log, so never before what precedes has been written.
+        """
+        fit: list[tuple[int, journal.MessageRecord]] = []
+        for sequence, record in records:
+            if record is not None and (record.deliver_at_ms or 0) <= now_ms:
+                if group.accepts is None or _is_wanted(group, sequence, record):
+                    fit.append((sequence, record))
+                    if len(fit) == count_max:
+                        break
+                elif not fit:
+                    group.skip(sequence)
+            elif fit:
+                break
+            else:
+                self._put_aside(topic.index.name, group, sequence, record, at_ms=now_ms)
+        return fit
+
+    def _put_aside(
+        self, topic: str, group: Group, sequence: int, record: journal.MessageRecord | None, *, at_ms: int
+    ) -> None:
+        """A damaged record becomes a dead letter rather than stop its group; one that is early, because the wall clock
+        stepped back after it fell due, waits for its time.
+        """
+        known = group.unsettled.find(sequence)
+        if record is None:
+            logger.error("record_quarantined", extra={"topic": topic, "sequence": sequence})
+            self._state.counters["quarantined", topic, ""] += 1
+            death = Death(sequence, known.message_id(sequence) if known else "", 0, DAMAGED)
+            self._bury(topic, group, [death], at_ms=at_ms)
+        else:
+            hold = group.decide_hold(sequence, record.id, until_ms=record.deliver_at_ms or 0)
+            self._requeue(topic, group.name, [hold], at_ms=at_ms, reason=known.reason if known else None)
+
+    def _requeue(
+        self, topic: str, group: str, decisions: Iterable[Requeue | Death], *, at_ms: int, reason: str | None
+    ) -> None:
+        entries = [
+            (sequence, message_id, one.visible_at_ms, one.attempts_used)
+            for one in decisions
+            if isinstance(one, Requeue)
+            for sequence, message_id in enumerate(one.ids, one.first)
+        ]
+        if entries:
+            self._act(journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=entries, reason=reason))
+
+
+def _is_wanted(group: Group, sequence: int, record: journal.MessageRecord) -> bool:
+    """Whether the group's filter takes a message; what was handed out before is the group's, whatever its filter."""
+    return group.accepts is None or group.unsettled.find(sequence) is not None or group.accepts(record.headers)
+
+
+def deliveries_of(topic: str, group: str, handed: Handed) -> list[Delivery]:
+    """The deliveries of a run."""
+    attempt = handed.out.attempt
+    return [
+        Delivery(
+            receipt=receipt, id=record.id, topic=topic, body=record.body, key=record.key, headers=record.headers,
+            attempt=attempt, created_at_ms=record.created_at_ms, deliver_at_ms=record.deliver_at_ms,
+        )
+        for receipt, record in zip(handed.receipts(topic, group), handed.records, strict=True)
+    ]  # fmt: skip
+
+
+def _within(records: list[Found], *, bytes_max: int) -> list[Found]:
+    """The first records whose bodies have so many bytes together; the one that exceeds them is the last."""
+    total = 0
+    for number, (_, record) in enumerate(records):
+        total += 0 if record is None else len(record.body)
+        if total > bytes_max:
+            return records[: number + 1]
+    return records
+
+
+def _still_there(group: Group, choice: Choice, records: Sequence[Found]) -> Sequence[Found]:
+    """The records that may still be handed out: while they were read, others may have been settled or moved."""
+    gone: list[tuple[int, int]] = []
+    for first, end in choice.wanted:
+        if (first, end) == choice.fresh:
+            there = group.position == first
+        else:
+            there = group.is_visible(first, end, now_ms=choice.now_ms)
+        if not there:
+            gone.append((first, end))
+    if not gone:
+        return records
+    return [one for one in records if not any(first <= one[0] < end for first, end in gone)]
+
+
+def _runs_of(
+    records: Sequence[tuple[int, journal.MessageRecord]],
+) -> list[tuple[int, list[journal.MessageRecord]]]:
+    """Records whose sequences follow each other, together: (first sequence, records)."""
+    runs: list[tuple[int, list[journal.MessageRecord]]] = []
+    following = -1
+    for sequence, record in records:
+        if sequence == following:
+            runs[-1][1].append(record)
+        else:
+            runs.append((sequence, [record]))
+        following = sequence + 1
+    return runs
+
+
+def check_within(name: str, value: int, low: int, high: int) -> None:
+    """Raise InvalidMessage, which names the bound, where a value is out of it."""
+    if not low <= value <= high:
+        raise InvalidMessage(f"{name} must be from {low:,} to {high:,}, not {value:,}")

@@ -1,0 +1,154 @@
+"""From the data folder to the state in memory, when a broker opens. Everything comes from the two logs.
+
+Checkpoints and index files only save time: a segment of actions that begins with a whole checkpoint is where replay
+begins, and a sealed segment of messages whose index file is sound need not be read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from broker import checkpoint
+from broker.checkpoint import Restored
+from broker.log.reading import record_at
+from broker.log.scanning import Gap, Segment, scan
+from broker.log.segment_index import Directory, read_directory, read_ids, write_index
+from broker.log.segmented_log import SegmentedLog
+from broker.options import EngineOptions
+from broker.state import BrokerState
+from messaging import journal
+from messaging.errors import StorageFailed
+
+logger = logging.getLogger(__name__)
+
+
+def recover(state: BrokerState, messages: SegmentedLog, actions: SegmentedLog, *, options: EngineOptions) -> None:
+    """Open both logs and replay them into an empty state.
+
+    Raises SegmentDamaged where a segment is missing, StorageFailed where no checkpoint is whole and the beginning of
+    the action log was dropped.
+    """
+    messages.open()
+    actions.open()
+    restored, replayed = _restore_checkpoint(state, actions)
+    MessageRecovery(state, messages, restored=restored, ids_max=options.dedup_messages_max).run()
+    for segment in replayed:
+        for one in actions.scan(segment):
+            if not isinstance(one, Gap):
+                state.replay_action(journal.decode_written(one.payload))
+    actions.ready()
+    _let_go_of_dropped(state)
+
+
+class MessageRecovery:
+    """The message log's part: places, recent ids, and what became scheduled after the checkpoint."""
+
+    def __init__(self, state: BrokerState, log: SegmentedLog, *, restored: Restored, ids_max: int) -> None:
+        self._state = state
+        self._log = log
+        self._restored = restored
+        self._ids_max = ids_max
+
+    def run(self) -> None:
+        """Go through all segments; write the index files that are missing."""
+        folder = self._log.folder
+        sealed = self._log.segments[:-1]
+        directories = [read_directory(folder, one.first_offset, one.end) for one in sealed]
+        for number, (segment, directory) in enumerate(zip(sealed, directories, strict=True)):
+            later = sum(one.ids_count for one in directories[number + 1 :] if one is not None)
+            if directory is None or not self._takes(segment, directory, with_ids=later < self._ids_max):
+                self._make_index(segment)
+        for segment in self._log.segments[-1:]:
+            self._read(segment)
+        self._log.ready()
+        self._complete_topics()
+
+    def _takes(self, segment: Segment, directory: Directory, *, with_ids: bool) -> bool:
+        """Take a segment's messages from its index; False, with nothing changed, where it does not fit."""
+        ids = read_ids(self._log.folder, segment.first_offset, directory) if with_ids else []
+        topics = self._state.topics
+        fits = all(
+            not entries or name not in topics or topics[name].index.continues_at(entries[0].first)
+            for name, entries in directory.topics.items()
+        )
+        if ids is None or not fits:
+            return False
+        for one in ids:
+            self._state.recent.add(one)
+        self._state.take_over(segment.first_offset, directory)
+        for offset in directory.special:
+            record = record_at(self._log, offset) if offset >= self._restored.messages_end else None
+            if record is not None:
+                self._state.replay_special(record, offset=offset)
+        return True
+
+    def _make_index(self, segment: Segment) -> None:
+        logger.info("segment_index_made", extra={"segment": segment.path.name})
+        state = self._state
+        before = state.recent.added
+        self._read(segment)
+        try:
+            directory = write_index(
+                self._log.folder, segment.first_offset, segment.end, topics=state.written.values(),
+                ids=state.recent.newest(state.recent.added - before), special=state.written_special.tolist(),
+            )  # fmt: skip
+        except OSError as error:
+            raise StorageFailed(
+                f"cannot write the index of {segment.path.name}: {error.strerror}; free some disk space"
+            ) from error
+        state.take_over(segment.first_offset, directory)
+
+    def _read(self, segment: Segment) -> None:
+        for one in self._log.scan(segment):
+            if isinstance(one, Gap):
+                continue
+            record = journal.decode_message(one.payload)
+            self._state.replay_message(record, offset=one.offset, size_bytes=one.end - one.offset)
+            if one.offset >= self._restored.messages_end and (record.sequence is None or record.copy):
+                self._state.replay_special(record, offset=one.offset)
+
+    def _complete_topics(self) -> None:
+        """Topics whose messages were dropped, or whose last ones are damaged, go on where they were."""
+        for name, end in self._restored.topics.items():
+            index = self._state.topic(name).index
+            index.begin_at(end)
+            if index.end < end:
+                logger.error("messages_missing", extra={"topic": name, "messages": end - index.end})
+                self._state.written[name] = index
+                index.skip_to(end, ready_at_ms=0)
+
+
+def _restore_checkpoint(state: BrokerState, actions: SegmentedLog) -> tuple[Restored, list[Segment]]:
+    """Restore the newest checkpoint that is whole; returns it, and the segments to replay."""
+    for number in reversed(range(len(actions.segments))):
+        data = checkpoint.read(_records(actions.segments[number]))
+        if data is not None:
+            return checkpoint.restore(state, data), actions.segments[number:]
+        if actions.segments[number].first_offset == 0:
+            break
+        logger.warning("checkpoint_unusable", extra={"segment": actions.segments[number].path.name})
+    if actions.segments and actions.segments[0].first_offset != 0:
+        raise StorageFailed(
+            f"no checkpoint in {actions.folder} is whole, and its first segments were dropped: restore the folder from "
+            "a copy"
+        )
+    return Restored(), actions.segments
+
+
+def _records(segment: Segment) -> Iterator[journal.Written | None]:
+    for one in scan(segment, start=segment.first_offset):
+        yield None if isinstance(one, Gap) else journal.decode_written(one.payload)
+
+
+def _let_go_of_dropped(state: BrokerState) -> None:
+    """Messages may have been dropped, by retention or by hand, without a word of it in the action log.
+
+    No topic goes back behind what a group was handed out: those sequences would never be delivered.
+    """
+    for name, topic in state.topics.items():
+        for group in topic.groups.values():
+            topic.index.begin_at(group.position)
+            lost = group.drop_before(topic.index.start)
+            if lost:
+                logger.error("unread_messages_missing", extra={"topic": name, "group": group.name, "messages": lost})

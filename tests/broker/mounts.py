@@ -1,0 +1,69 @@
+"""File systems for tests: small ones, and ones whose power can be cut. They need root and mounts: skipped without."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+EXT4_IOC_SHUTDOWN = 0x8004587D
+NO_LOG_FLUSH = 2
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        pytest.skip(f"{command[0]} is not allowed here: {done.stderr.strip()[:200]}")
+
+
+@contextmanager
+def small_disk(folder: Path, *, size_mb: int) -> Iterator[Path]:
+    """A file system in memory, of this size."""
+    place = folder / "small"
+    place.mkdir()
+    _run("mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", place)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True, timeout=60)
+
+
+class PoweredDisk:
+    """An ext4 in a file, mounted; cut_power() loses what was not synced, as the machine's end would."""
+
+    def __init__(self, folder: Path, *, size_mb: int) -> None:
+        self._image, self.place = folder / "disk.img", folder / "disk"
+        self.place.mkdir()
+        with self._image.open("wb") as file:
+            file.truncate(size_mb << 20)
+        _run("mkfs.ext4", "-q", "-F", self._image)
+        self.power_on()
+
+    def power_on(self) -> None:
+        _run("mount", "-o", "loop", self._image, self.place)
+
+    def cut_power(self) -> None:
+        descriptor = os.open(self.place, os.O_RDONLY)
+        try:
+            fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
+        finally:
+            os.close(descriptor)
+
+    def take_out(self) -> None:
+        subprocess.run(["umount", str(self.place)], check=True, capture_output=True, timeout=60)
+
+
+@contextmanager
+def powered_disk(folder: Path, *, size_mb: int = 64) -> Iterator[PoweredDisk]:
+    """An ext4 that is there until the end of the test."""
+    disk = PoweredDisk(folder, size_mb=size_mb)
+    try:
+        yield disk
+    finally:
+        disk.take_out()

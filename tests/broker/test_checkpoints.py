@@ -1,0 +1,209 @@
+"""What only saves time when a broker opens: checkpoints and index files. Lost, stale or damaged ones change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.engine import Engine
+from broker.log.segment_index import index_path
+from messaging import journal
+from messaging.clock import ManualClock
+from messaging.errors import StorageFailed
+from messaging.journal import segment_paths
+from messaging.message import GroupConfig, Message
+
+TOPIC, GROUP = "orders", "billing"
+SMALL = {"segment_bytes": 4096, "checkpoint_bytes": 4096}
+HOUR_MS = 3_600_000
+type_of_open = Callable[..., Engine]
+
+
+def publish(engine: Engine, *ids: str, topic: str = TOPIC, deliver_at_ms: int | None = None) -> list[str]:
+    messages = [Message(id=one, topic=topic, body=one.encode() * 20, deliver_at_ms=deliver_at_ms) for one in ids]
+    return [str(one.status) for one in engine.publish(messages)]
+
+
+def pull_ids(engine: Engine, *, topic: str = TOPIC) -> list[str]:
+    return [one.id for one in engine.pull(topic, GROUP, max_messages=1_000)]
+
+
+def busy_past(engine: Engine, clock: ManualClock) -> dict[str, str]:
+    """Many segments of both logs, with something of each kind in them; returns what is settled: receipts by id."""
+    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2, backoff_initial_ms=100))
+    publish(engine, "fires", "gone", deliver_at_ms=clock.now_ms() + 1_000)
+    publish(engine, "waits", deliver_at_ms=clock.now_ms() + HOUR_MS)
+    engine.cancel(["gone", "unborn"])
+    settled: dict[str, str] = {}
+    for number in range(60):
+        publish(engine, f"a{number}", f"b{number}", f"c{number}")
+        publish(engine, f"other{number}", topic=f"topic{number % 7}")
+        deliveries = engine.pull(TOPIC, GROUP, max_messages=2, invisible_ms=HOUR_MS)
+        engine.ack([deliveries[0].receipt])
+        settled[deliveries[0].id] = deliveries[0].receipt
+        if number % 9 == 0:
+            engine.nack([deliveries[1].receipt], delay_ms=0, reason="broken")
+    clock.advance(1_000)
+    publish(engine, "unborn")
+    return settled
+
+
+def seen(engine: Engine) -> object:
+    """All that can be seen of an engine without changing it."""
+    groups = [(topic, group) for topic in engine.topics() for group in engine.groups(topic)]
+    return (
+        {topic: dict(engine.topic_figures(topic)) for topic in engine.topics()},
+        {place: dict(engine.group_figures(*place)) for place in groups},
+        {place: engine.dead(*place) for place in groups},
+        engine.scheduled(),
+    )
+
+
+def drained(engine: Engine) -> list[str]:
+    ids: list[str] = []
+    while found := pull_ids(engine):
+        ids += found
+    return ids
+
+
+def lose_indexes(folder: Path) -> None:
+    for path in (folder / "messages").glob("*.index"):
+        path.unlink()
+
+
+def empty_indexes(folder: Path) -> None:
+    for path in (folder / "messages").glob("*.index"):
+        path.write_bytes(b"")
+
+
+def damage_indexes(folder: Path) -> None:
+    for number, path in enumerate((folder / "messages").glob("*.index")):
+        data = bytearray(path.read_bytes())
+        data[-30 - number % 40] ^= 1
+        path.write_bytes(data)
+
+
+def exchange_indexes(folder: Path) -> None:
+    first, *_, last = sorted((folder / "messages").glob("*.index"))
+    first.write_bytes(last.read_bytes())
+
+
+def damage_checkpoints(folder: Path) -> None:
+    """Flip a bit of the checkpoints, in all segments but the first, which begins with none."""
+    for path in segment_paths(folder / "actions")[1:]:
+        data = bytearray(path.read_bytes())
+        data[data.index(b"checkpoint") + 30] ^= 1
+        path.write_bytes(data)
+
+
+def nothing(folder: Path) -> None:
+    """Leave everything as it is."""
+
+
+@pytest.mark.parametrize(
+    "harm", [nothing, lose_indexes, empty_indexes, damage_indexes, exchange_indexes, damage_checkpoints]
+)
+def test_what_saves_time_may_be_lost_stale_or_damaged_and_nothing_changes(
+    open_engine: type_of_open, folder: Path, clock: ManualClock, harm: Callable[[Path], None]
+) -> None:
+    engine = open_engine(**SMALL)
+    settled = busy_past(engine, clock)
+    before = seen(engine)
+    engine.close()
+    assert len(segment_paths(folder / "messages")) > 5
+    assert len(segment_paths(folder / "actions")) > 2
+
+    harm(folder)
+    engine = open_engine(**SMALL)
+
+    assert seen(engine) == before
+    assert engine.ack(list(settled.values())) == ["already_acked"] * len(settled)
+    assert publish(engine, "a0", "b30", "c59", "fires", "waits", "gone") == ["duplicate"] * 6
+    ready = drained(engine)
+    assert "fires" in ready
+    assert not {"gone", "unborn", "waits"} & set(ready)
+    clock.advance(2 * HOUR_MS)
+    came = {*ready, *drained(engine), *(one.id for one in engine.dead(TOPIC, GROUP)[0])}
+    published = {f"{name}{number}" for name in "abc" for number in range(60)}
+    assert came == {"fires", "waits", *published} - set(settled)
+
+
+def test_a_block_of_an_index_that_is_damaged_while_the_broker_runs_is_refused_and_made_anew_on_opening(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    engine = open_engine(**SMALL)
+    busy_past(engine, clock)
+    engine.close()
+    path = index_path(folder / "messages", 0)
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+    engine = open_engine(**SMALL)
+
+    with pytest.raises(StorageFailed, match="restart the broker"):
+        engine.pull(TOPIC, "another")
+
+    engine = open_engine(**SMALL)
+    assert [one.id for one in engine.pull(TOPIC, "another", max_messages=3)] == ["a0", "b0", "c0"]
+
+
+def test_replay_begins_at_the_newest_checkpoint(
+    open_engine: type_of_open, folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(**SMALL)
+    busy_past(engine, clock)
+    engine.close()
+    decode, replayed = journal.decode_written, []
+    monkeypatch.setattr(journal, "decode_written", lambda payload: replayed.append(payload) or decode(payload))
+
+    open_engine(**SMALL)
+
+    last = segment_paths(folder / "actions")[-1]
+    assert 0 < sum(map(len, replayed)) <= 2 * last.stat().st_size
+
+
+def test_without_index_files_only_the_segments_that_lack_them_are_read(
+    open_engine: type_of_open, folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(**SMALL)
+    busy_past(engine, clock)
+    engine.close()
+    paths = segment_paths(folder / "messages")
+    index_path(folder / "messages", int(paths[2].stem)).unlink()
+    decode, read = journal.decode_message, []
+    monkeypatch.setattr(journal, "decode_message", lambda payload: read.append(payload) or decode(payload))
+
+    open_engine(**SMALL)
+
+    assert 0 < sum(map(len, read)) < paths[2].stat().st_size + paths[-1].stat().st_size
+    assert index_path(folder / "messages", int(paths[2].stem)).exists()
+
+
+def test_what_is_in_memory_does_not_grow_with_what_is_stored(open_engine: type_of_open) -> None:
+    engine = open_engine(segment_bytes=16_384, dedup_messages_max=100)
+
+    for number in range(40):
+        publish(engine, *(f"{number}-{part}" for part in range(100)))
+
+    index = engine._state.topics[TOPIC].index
+    assert len(index.tail) <= 10
+    assert index.end == 4_000
+
+
+def test_a_checkpoint_that_a_full_disk_cut_short_is_passed_over(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    engine = open_engine(**SMALL)
+    busy_past(engine, clock)
+    before = seen(engine)
+    engine.close()
+    newest = segment_paths(folder / "actions")[-1]
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[: whole.index(b"checkpoint") + 200])
+
+    engine = open_engine(**SMALL)
+
+    stored = {topic: dict(engine.topic_figures(topic)) for topic in engine.topics()}
+    assert stored == before[0]  # type: ignore[index]  # a tuple
