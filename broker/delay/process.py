@@ -31,7 +31,8 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
 
     The target is found by its URL's scheme, as everywhere: this room imports no adapter.
     """
-    logs.configure(format=config.log_format, level=config.log_level, quiet={"uvicorn": "warning"})
+    chosen = config.log_format or logs.fitting_format(sys.stderr)
+    logs.configure(format=chosen, level=config.log_level, quiet={"uvicorn": "warning"})
     access, tls = config.access(), config.tls
     target = connect(target_url, **({} if target_token is None else {"token": target_token}))
     bound = bind(config.host, config.port)
