@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,24 +26,6 @@ def pytest_configure() -> None:
     fetched = servers_folder() / "java"
     if "JAVA_HOME" not in os.environ and shutil.which("java") is None and fetched.exists():
         os.environ["JAVA_HOME"] = str(fetched)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For processes side by side: a file's tests stay together, all of Spark's do (one JVM), and what takes longest
-    begins first.
-    """
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item.path)))
-    items.sort(key=lambda item: _LONGEST_FIRST.get(_group(item.path), len(_LONGEST_FIRST)))
-
-
-_LONGEST_FIRST = {"spark_reconcile": 0, "outbox_demo": 1}
-
-
-def _group(path: Path) -> str:
-    room = path.relative_to(Path(__file__).parent).parts[0]
-    return room if room in _LONGEST_FIRST else path.stem + room
 
 
 @pytest.fixture
