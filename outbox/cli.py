@@ -17,7 +17,13 @@ COMMANDS_GROUP: Final = "outbox.commands"
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 
-_EXTRAS: Final = {"broker": "broker", "compensator": "compensator", "reconcile": "spark", "demo": "all"}
+_EXTRAS: Final = {
+    "broker": "broker",
+    "delay": "broker",
+    "compensator": "compensator",
+    "reconcile": "spark",
+    "demo": "all",
+}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -5,6 +5,7 @@ Bounded by count and by time.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import islice
 from typing import Final
@@ -18,7 +19,8 @@ class RememberedCancels:
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
-        self._ids: dict[str, tuple[int, bool]] = {}
+        # A plain dict steps over all that was deleted at its front to find its first key.
+        self._ids: OrderedDict[str, tuple[int, bool]] = OrderedDict()
 
     def __contains__(self, message_id: str) -> bool:
         return message_id in self._ids
@@ -56,4 +58,4 @@ class RememberedCancels:
 
     def restore(self, stored: Iterable[tuple[str, int, bool]]) -> None:
         """Remember what was written down."""
-        self._ids = {message_id: (at_ms, stopped) for message_id, at_ms, stopped in stored}
+        self._ids = OrderedDict((message_id, (at_ms, stopped)) for message_id, at_ms, stopped in stored)
