@@ -91,7 +91,9 @@ def _sent_along(frame: DataFrame) -> DataFrame:
     """A set that was worked out; small, it goes to every worker, so that the legs need not be shuffled."""
     from pyspark.sql.functions import broadcast
 
-    known = frame.localCheckpoint()
+    kept = frame.localCheckpoint()
+    # A checkpoint keeps its columns' identities: joined with the frame that it came from, they would be one.
+    known = kept.selectExpr(*(f"{name} as {name}" for name in kept.columns))
     return broadcast(known) if known.count() <= BROADCAST_ROWS_MAX else known
 
 
