@@ -357,6 +357,15 @@ def test_people_are_asked_before_and_see_progress(sqlite_shop: Shop) -> None:
     assert state_of(sqlite_shop) == {}
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A process that a shell began in its background ignores the signal, and so would the command."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_between_two_batches_and_says_how_far_it_came(
     sqlite_shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
