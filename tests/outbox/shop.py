@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,16 +72,16 @@ class Shop:
             options=ScanOptions(batch_rows=batch_rows, lease_ms=lease_ms),
         )
 
-    def end_leases(self) -> None:
-        """Let every lease be over, as if its time had passed by the database's clock."""
+    def end_leases(self, *, at_us: int = 1) -> None:
+        """Let every lease be over, as if its time had passed by the database's clock: long ago, or at a moment."""
         with self.engine.begin() as connection:
-            connection.execute(update(self.tables.message).values(due_at_us=1))
+            connection.execute(update(self.tables.message).values(due_at_us=at_us))
 
     def end_delays(self) -> None:
-        """Let every row that was put off be due, as if its time had come; rows in somebody's hands stay there."""
-        message = self.tables.message
+        """Let every row that was put off be due, as if its time had just come; rows in somebody's hands stay there."""
+        message, now = self.tables.message, time.time_ns() // 1_000
         with self.engine.begin() as connection:
-            connection.execute(update(message).where(message.c.token.is_(None)).values(due_at_us=1))
+            connection.execute(update(message).where(message.c.token.is_(None)).values(due_at_us=now))
 
     def payments(self) -> list[int]:
         """The committed business rows."""
