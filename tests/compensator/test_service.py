@@ -224,7 +224,7 @@ def test_metrics_say_what_turns_did_and_how_the_tables_stand(
 def test_the_age_of_the_oldest_due_row_is_the_databases_own_figure(
     shop: Shop, broker: RecordingBroker, metrics: WatchedMetrics, serve: Serve
 ) -> None:
-    add_due(shop, 3)
+    add_due(shop, 3, due_for_us=HOUR_US)
 
     backlog = shop.scan(broker).backlog()
     serve(shop, broker).start()
