@@ -40,8 +40,11 @@ class Settlement(StrEnum):
 
 @dataclass(slots=True)
 class Sending:
-    """One batch on its way to the broker. The relay writes `results` down; `error` is what publish raised."""
+    """One batch on its way to the broker, sent by `path`. The relay writes `results` down; `error` is what publish
+    raised.
+    """
 
+    path: SendPath
     results: Sequence[PublishResult] = ()
     error: BaseException | None = None
 
@@ -156,7 +159,7 @@ class Telemetry:
     @contextmanager
     def sending(self, messages: Sequence[Message], *, path: SendPath) -> Iterator[Sending]:
         """Around broker.publish(messages); write what it returned to `results` of what this yields."""
-        sending = Sending()
+        sending = Sending(path=path)
         started = time.perf_counter()
         try:
             with self.tracing.sending(messages, sending):

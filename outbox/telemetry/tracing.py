@@ -117,6 +117,7 @@ class OpenTelemetryTracing:
     def _sending(self, messages: Sequence[Message], sending: Sending) -> Iterator[None]:
         topics = {message.topic for message in messages}
         attributes = _of("send", topic=messages[0].topic if len(topics) == 1 else None, messages=messages)
+        attributes["messaging.outbox.path"] = str(sending.path)
         created = min((message.created_at_ms for message in messages), default=0)
         if created:
             attributes["messaging.outbox.dwell_seconds"] = max(0.0, time.time() - created / 1000)

@@ -40,7 +40,7 @@ def value(metrics: OutboxMetrics, name: str, **labels: str) -> float | None:
 def sent(metrics: OutboxMetrics, *messages: Message, path: SendPath = SendPath.INLINE, **options: Any) -> None:
     statuses = options.get("statuses", [PublishStatus.STORED] * len(messages))
     results = [PublishResult(one.id, status) for one, status in zip(messages, statuses, strict=True)]
-    metrics.sent(messages, Sending(results=results, error=options.get("error")), path=path, seconds=0.5)
+    metrics.sent(messages, Sending(path=path, results=results, error=options.get("error")), path=path, seconds=0.5)
 
 
 def test_messages_are_counted_as_enqueued_when_they_are_committed_and_cancels_are_not() -> None:

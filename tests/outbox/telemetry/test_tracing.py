@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from messaging.errors import BrokerUnavailable
 from messaging.limits import HEADERS_MAX
 from messaging.message import Delivery, Message, PublishResult, PublishStatus
-from outbox.telemetry import Handling, Sending, Settlement, Telemetry
+from outbox.telemetry import Handling, Sending, SendPath, Settlement, Telemetry
 from outbox.telemetry.tracing import ASK_SECONDS, LINKS_MAX, SCHEMA_URL, OpenTelemetryTracing, Relation
 from tests.outbox.telemetry.spans import Spans, attributes, context_of, ids, linked
 
@@ -144,7 +144,7 @@ def test_a_send_is_a_trace_of_its_own_linked_to_each_creation(spans: Spans) -> N
         spans.tracer.start_as_current_span("ambient") as ambient,
         telemetry.sending(
             [message(1, created_at_ms=an_hour_ago_ms), message(2, traced=False, created_at_ms=an_hour_ago_ms + 5)],
-            path="inline",  # type: ignore[arg-type]
+            path=SendPath.INLINE,
         ),
     ):
         inside = trace.get_current_span().get_span_context()
@@ -157,6 +157,7 @@ def test_a_send_is_a_trace_of_its_own_linked_to_each_creation(spans: Spans) -> N
     dwell = attributes(sent)["messaging.outbox.dwell_seconds"]
     assert isinstance(dwell, float)
     assert dwell >= 3600
+    assert attributes(sent)["messaging.outbox.path"] == "inline"
     assert attributes(sent)["messaging.batch.message_count"] == 2
     assert "messaging.message.id" not in attributes(sent)
     assert sent.status.status_code is StatusCode.UNSET
@@ -165,17 +166,18 @@ def test_a_send_is_a_trace_of_its_own_linked_to_each_creation(spans: Spans) -> N
 def test_a_batch_of_many_topics_names_none(spans: Spans) -> None:
     tracing = OpenTelemetryTracing(provider=spans.provider)
 
-    with tracing.sending([message(1), message(2, topic="bills")], Sending()):
+    with tracing.sending([message(1), message(2, topic="bills")], Sending(path=SendPath.COMPENSATOR)):
         pass
 
     assert spans.one("send").name == "send"
+    assert attributes(spans.one("send"))["messaging.outbox.path"] == "compensator"
     assert "messaging.destination.name" not in attributes(spans.one("send"))
 
 
 def test_links_are_bounded_and_the_count_is_not(spans: Spans) -> None:
     tracing = OpenTelemetryTracing(provider=spans.provider)
 
-    with tracing.sending([message(number) for number in range(500)], Sending()):
+    with tracing.sending([message(number) for number in range(500)], Sending(path=SendPath.COMPENSATOR)):
         pass
 
     assert len(spans.one("send").links) == LINKS_MAX
@@ -185,7 +187,7 @@ def test_links_are_bounded_and_the_count_is_not(spans: Spans) -> None:
 def test_a_send_that_fails_says_how_and_nothing_of_what_the_error_says(spans: Spans) -> None:
     telemetry = Telemetry(tracing=OpenTelemetryTracing(provider=spans.provider))
 
-    with pytest.raises(BrokerUnavailable), telemetry.sending([message()], path="inline"):  # type: ignore[arg-type]
+    with pytest.raises(BrokerUnavailable), telemetry.sending([message()], path=SendPath.INLINE):
         raise BrokerUnavailable("secret")
 
     sent = spans.one("send")
@@ -196,7 +198,7 @@ def test_a_send_that_fails_says_how_and_nothing_of_what_the_error_says(spans: Sp
 
 def test_a_send_of_which_a_part_was_rejected_is_an_error(spans: Spans) -> None:
     tracing = OpenTelemetryTracing(provider=spans.provider)
-    sending = Sending()
+    sending = Sending(path=SendPath.INLINE)
 
     with tracing.sending([message(1), message(2)], sending):
         sending.results = [PublishResult("m-1", PublishStatus.STORED), PublishResult("m-2", PublishStatus.REJECTED)]
