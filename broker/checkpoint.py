@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from broker.consume.group import Dead, Group
+from broker.consume.key_order import KeyOrder, OrderState
 from broker.consume.unsettled import Held
 from broker.delay.schedule import Scheduled
 from broker.state import BrokerState, config_of, settings_of
@@ -32,6 +33,7 @@ class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     sought_in_life: int
     held: list[tuple[int, list[str], int, int, int, int, bool, str | None]]
     dead: list[tuple[int, str, int, str, int]]
+    order: OrderState | None = None
 
 
 class _Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -121,6 +123,7 @@ def _group(topic: str, group: Group) -> _Group:
             (sequence, one.message_id, one.attempts, one.reason, one.dead_at_ms)
             for sequence, one in group.dead.items()
         ],
+        order=None if group.order is None else group.order.capture(),
     )  # fmt: skip
 
 
@@ -131,3 +134,6 @@ def _restore_group(group: Group, found: _Group) -> None:
         group.unsettled.add(Held(*held))
     for sequence, message_id, attempts, reason, dead_at_ms in found.dead:
         group.dead[sequence] = Dead(message_id, attempts, reason, dead_at_ms)
+    if found.order is not None:
+        group.order = KeyOrder()
+        group.order.restore(found.order)

@@ -169,6 +169,8 @@ class Core:
             by_reason[death.reason].append((death.sequence, death.message_id, death.attempts))
         for reason, entries in by_reason.items():
             self._act(journal.Died(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason))
+        if deaths and group.order is not None:
+            self._wake(topic, group.name)  # the next of their keys may go
         self._state.counters["dead_lettered", topic, group.name] += len(deaths)
 
     def _refuse_if_disk_is_full(self) -> None:

@@ -11,7 +11,7 @@ from broker.log.reading import read_runs
 from broker.pulling import DAMAGED
 from broker.timing import Timing
 from messaging import journal
-from messaging.errors import InvalidMessage, NotSupported
+from messaging.errors import InvalidMessage
 from messaging.message import DeadLetter, GroupConfig, check_group, check_topic
 
 
@@ -27,8 +27,6 @@ class Operating(Timing):
         check_group(group)
         if config.filter is not None:
             parse(config.filter)  # refused before anything is written
-        if config.ordered:
-            raise NotSupported("this broker does not order by key yet; declare the group without ordered")
         with self._lock:
             self._refuse_if_closed()
             self._declare(topic, group, config)
@@ -63,12 +61,11 @@ class Operating(Timing):
         with self._lock:
             index, known = self._known_topic(topic).index, self._known_group(topic, group)
             in_flight = known.in_flight()
-            unsettled = known.unsettled.oldest
-            oldest = max(index.start, known.position if unsettled is None else unsettled)
+            oldest = max(index.start, known.oldest_unsettled())
             age_ms = self._clock.now_ms() - index.ready_at_ms(oldest) if oldest < index.end else 0
             return {
                 "stored": index.end,
-                "backlog": index.end - min(known.position, index.end) + len(known.unsettled) - in_flight,
+                "backlog": index.end - min(known.position, index.end) + known.waiting(),
                 "in_flight": in_flight,
                 "scheduled": self._state.schedule.count(topic),
                 "dead": len(known.dead),

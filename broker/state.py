@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 
 from broker.consume.group import Death, Group, Requeue
+from broker.consume.key_order import KeyOrder
 from broker.consume.topic import BlockPlace, Blocks, TopicIndex
 from broker.dedup import RecentIds
 from broker.delay.schedule import MemorySchedule, Schedule, Scheduled
@@ -17,6 +18,7 @@ from broker.filter import compile_condition, parse
 from broker.log.segment_index import Directory
 from broker.options import EngineOptions
 from messaging import journal
+from messaging.journal_order import Filed
 from messaging.message import GroupConfig
 
 _SETTINGS = tuple(one.name for one in fields(GroupConfig))
@@ -142,6 +144,8 @@ class BrokerState:
             groups[name].config = config
         else:
             groups[name] = Group(name=name, config=config, position=position)
+        if config.ordered and groups[name].order is None:
+            groups[name].order = KeyOrder()
         groups[name].accepts = None if config.filter is None else compile_condition(parse(config.filter))
         return groups[name]
 
@@ -193,6 +197,8 @@ def _replay_on_group(group: Group, action: journal.Written) -> None:  # noqa: C9
             group.seek(action.position, life=action.life)
         case journal.Dropped():
             group.drop_before(action.position)
+        case Filed():
+            group.file(action.runs, position=action.position)
         case journal.Paused():
             group.paused = action.paused
         case _:

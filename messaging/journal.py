@@ -28,6 +28,7 @@ import google_crc32c
 import msgspec
 
 from messaging.errors import OutboxError
+from messaging.journal_order import Filed
 
 MAGIC: Final = b"OUTBOXMQ"
 VERSION: Final = 2
@@ -237,7 +238,7 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag
 
 Action = (
     Fired | Canceled | Declared | Delivered | Acked | Requeued | Extended | Died | Redriven | Sought | Paused
-    | Opened | Dropped | Checkpoint
+    | Opened | Dropped | Checkpoint | Filed
 )  # fmt: skip
 Written = Action | Handed | Settled
 """What stands in an action log; Delivered and Acked in those of earlier versions."""

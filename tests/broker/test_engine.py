@@ -17,7 +17,7 @@ import pytest
 
 from broker.engine import Engine
 from messaging.clock import ManualClock
-from messaging.errors import ConfigurationError, InvalidMessage, NotSupported, StorageFailed
+from messaging.errors import ConfigurationError, InvalidMessage, StorageFailed
 from messaging.journal import HEADER_BYTES, SegmentDamaged, SegmentHeader, SegmentKind, segment_paths
 from messaging.limits import DELAY_MAX_MS
 from messaging.message import Delivery, GroupConfig, Message
@@ -699,14 +699,6 @@ def test_declaring_again_changes_settings_and_keeps_the_position(open_engine: ty
     engine = open_engine()
     assert engine.group_config(TOPIC, GROUP).max_attempts == 7
     assert pull_ids(engine) == ["b"]
-
-
-def test_what_is_not_supported_is_refused_and_makes_no_group(engine: Engine) -> None:
-    publish(engine, "a")
-    with pytest.raises(NotSupported):
-        engine.declare_group(TOPIC, GROUP, GroupConfig(ordered=True))
-
-    assert engine.groups(TOPIC) == []
 
 
 def test_what_a_groups_filter_does_not_take_counts_as_consumed_for_it_alone(engine: Engine) -> None:
