@@ -15,6 +15,7 @@ import msgspec
 
 from broker.consume.group import Dead, Group
 from broker.consume.key_order import KeyOrder, OrderState
+from broker.consume.pace import Pace
 from broker.consume.unsettled import Held
 from broker.delay.schedule import Scheduled
 from broker.state import BrokerState, config_of, settings_of
@@ -34,6 +35,7 @@ class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     held: list[tuple[int, list[str], int, int, int, int, bool, str | None]]
     dead: list[tuple[int, str, int, str, int]]
     order: OrderState | None = None
+    redrive_pace: tuple[int, int] = (0, 0)
 
 
 class _Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -123,6 +125,7 @@ def _group(topic: str, group: Group) -> _Group:
             (sequence, one.message_id, one.attempts, one.reason, one.dead_at_ms)
             for sequence, one in group.dead.items()
         ],
+        redrive_pace=(group.redrive_pace.second_ms, group.redrive_pace.used),
         order=None if group.order is None else group.order.capture(),
     )  # fmt: skip
 
@@ -134,6 +137,7 @@ def _restore_group(group: Group, found: _Group) -> None:
         group.unsettled.add(Held(*held))
     for sequence, message_id, attempts, reason, dead_at_ms in found.dead:
         group.dead[sequence] = Dead(message_id, attempts, reason, dead_at_ms)
+    group.redrive_pace = Pace(*found.redrive_pace)
     if found.order is not None:
         group.order = KeyOrder()
         group.order.restore(found.order)

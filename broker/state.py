@@ -192,7 +192,9 @@ def _replay_on_group(group: Group, action: journal.Written) -> None:  # noqa: C9
             for sequence, message_id, attempts in action.entries:
                 group.die(Death(sequence, message_id, attempts, action.reason), at_ms=action.at_ms)
         case journal.Redriven():
-            group.redrive([sequence for sequence, _ in action.entries], now_ms=action.at_ms)
+            group.redrive(
+                [sequence for sequence, _ in action.entries], now_ms=action.at_ms, per_second=action.per_second
+            )
         case journal.Sought():
             group.seek(action.position, life=action.life)
         case journal.Dropped():

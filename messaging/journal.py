@@ -154,14 +154,13 @@ class Died(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="died
 
 
 class Redriven(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="redriven"):
-    """Dead letters went back to their group with a fresh count of attempts and a new life: entries are
-    (sequence, message id).
-    """
+    """Dead letters got a new life, `per_second` a second (None: at once); entries are (sequence, message id)."""
 
     topic: str
     group: str
     at_ms: int
     entries: list[tuple[int, str]]
+    per_second: int | None = None
 
 
 class Sought(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="sought"):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from broker.consume.key_order import KeyOrder
+from broker.consume.pace import Pace
 from broker.consume.unsettled import Held, Unsettled
 from broker.filter import Predicate
 from messaging.backoff import Backoff
@@ -85,6 +86,7 @@ class Group:
         self.sought_in_life = 0
         self.unsettled = Unsettled()
         self.dead: dict[int, Dead] = {}
+        self.redrive_pace = Pace()
         self.order: KeyOrder | None = None
         """Of a group that is ordered, or was and has filed messages left."""
         self.pulling = threading.Lock()
@@ -273,15 +275,29 @@ class Group:
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
-    def redrive(self, sequences: Iterable[int], *, now_ms: int) -> list[int]:
+    def redrive(self, sequences: Iterable[int], *, now_ms: int, per_second: int | None = None) -> list[int]:
         """Give dead letters a new life, attempts counted afresh; returns those that were dead. No order holds them."""
         found = [sequence for sequence in sequences if sequence in self.dead]
         if found:
             self.life += 1
+        runs: list[Held] = []
         for sequence in found:
             message_id = self.dead.pop(sequence).message_id
-            self.unsettled.add(Held(sequence, [message_id], now_ms, 0, 0, self.life, in_flight=False))
+            ready_ms = self.redrive_pace.next_ms(now_ms, per_second=per_second)
+            if runs and runs[-1].end == sequence and runs[-1].visible_at_ms == ready_ms:
+                runs[-1].ids.append(message_id)
+            else:
+                runs.append(Held(sequence, [message_id], ready_ms, 0, 0, self.life, in_flight=False))
+        for run in runs:
+            self.unsettled.add(run)
         return found
+
+    def redriving(self, *, now_ms: int) -> int:
+        """How many redriven messages are not ready yet."""
+        if self.redrive_pace.second_ms <= now_ms:
+            return 0
+        fresh = (run for run in self.unsettled if run.visible_at_ms > now_ms and run.life and not run.delivery)
+        return sum(len(run.ids) for run in fresh if not run.in_flight)
 
     def seek(self, position: int, *, life: int) -> None:
         """Go on from `position`: what was handed out is dropped, what lies ahead is fresh, old receipts are stale."""
