@@ -54,7 +54,7 @@ class Operating(Timing):
         """stored (handed to the topic), scheduled."""
         with self._lock:
             known = self._known_topic(topic)
-            return {"stored": known.index.end, "scheduled": self._state.schedule.count(topic)}
+            return {"stored": known.index.end, "scheduled": self._schedule.count(topic)}
 
     def group_figures(self, topic: str, group: str) -> Mapping[str, int]:
         """stored, backlog (not handed out, or waiting again), in_flight, scheduled, dead, position,
@@ -70,7 +70,7 @@ class Operating(Timing):
                 "stored": index.end,
                 "backlog": index.end - min(known.position, index.end) + len(known.unsettled) - in_flight,
                 "in_flight": in_flight,
-                "scheduled": self._state.schedule.count(topic),
+                "scheduled": self._schedule.count(topic),
                 "dead": len(known.dead),
                 "position": known.position,
                 "oldest_unacked_age_ms": max(0, age_ms),
