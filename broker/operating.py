@@ -57,7 +57,7 @@ class Operating(Timing):
         """stored (handed to the topic), scheduled."""
         with self._lock:
             known = self._known_topic(topic)
-            return {"stored": known.index.end, "scheduled": self._state.schedule.count(topic)}
+            return {"stored": known.index.end, "scheduled": self._schedule.count(topic)}
 
     def group_figures(self, topic: str, group: str) -> Mapping[str, int]:
         """stored, backlog (not handed out, or waiting again), in_flight, scheduled, dead, position,
@@ -72,7 +72,7 @@ class Operating(Timing):
                 "stored": index.end,
                 "backlog": index.end - min(known.position, index.end) + known.waiting(),
                 "in_flight": in_flight,
-                "scheduled": self._state.schedule.count(topic),
+                "scheduled": self._schedule.count(topic),
                 "dead": len(known.dead),
                 "redriving": known.redriving(now_ms=self._clock.now_ms()),
                 "position": known.position,

@@ -124,9 +124,9 @@ class Pulling(Timing):
         One pull of a group at a time: it chooses under the engine's lock, reads the disk without it, and hands out what
         is still there under the lock again. So a group that reads what is long past slows down itself alone.
         """
+        self._fire_what_can_be()
         with self._lock:
             self._refuse_if_closed()
-            self._fire_what_can_be()
             found_topic, found = self._open_group(topic, group)
         with found.pulling:
             looked_at = 0

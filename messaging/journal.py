@@ -31,7 +31,7 @@ from messaging.errors import OutboxError
 from messaging.journal_order import Filed
 
 MAGIC: Final = b"OUTBOXMQ"
-VERSION: Final = 2
+VERSION: Final = 3
 _HEADER: Final = struct.Struct("<8sHHQQ")
 _CRC: Final = struct.Struct("<I")
 _FRAME: Final = struct.Struct("<II")
@@ -48,12 +48,15 @@ class SegmentKind(IntEnum):
     ACTIONS = 2
 
 
-Copy = Literal[0, 1, 2]
-"""What a message record is: 0 as it was published; 1 written again, with its sequence, when it fell due; 2 canceled
-before it was published, so that it is neither scheduled nor placed."""
+Copy = Literal[0, 1, 2, 3]
+"""What a message record is: 0 as it was published; 1 a scheduled message, written with its sequence when it fell due;
+2 canceled before it was published, so that it is neither scheduled nor placed; 3 a note that a message was scheduled:
+its body is the SHA-256 of the message's, and its headers are left out, since both are in the schedule until it is due.
+"""
 PUBLISHED: Final = 0
 FIRED_COPY: Final = 1
 DEAD_ON_ARRIVAL: Final = 2
+SCHEDULED: Final = 3
 
 
 class MessageRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
