@@ -37,6 +37,7 @@ class BrokerConfig(BaseSettings):
     retention_ms: int | None = Field(default=EngineOptions().retention_ms, ge=1)
     retention_bytes: int | None = Field(default=None, ge=1)
     retention_drops_unread: bool = False
+    redrive_per_second: int = Field(default=EngineOptions().redrive_per_second, ge=1)
     tokens: Path | None = None
     insecure_no_auth: bool = False
     tls_cert: Path | None = None
@@ -60,6 +61,7 @@ class BrokerConfig(BaseSettings):
             retention_ms=self.retention_ms,
             retention_bytes=self.retention_bytes,
             retention_drops_unread=self.retention_drops_unread,
+            redrive_per_second=self.redrive_per_second,
         )
 
     @property

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from broker import checkpoint
 from broker.consume.group import Death, Group
 from broker.consume.topic import RUN_BYTES_MAX, RUN_MESSAGES_MAX
+from broker.delay.store import DelayStore
 from broker.log.folder_lock import FolderLock
 from broker.log.reserve import Reserve, is_disk_full
 from broker.log.segment_index import IndexFiles, write_index
@@ -29,6 +30,9 @@ from messaging.message import GroupConfig, check_group, check_topic
 class Core:
     """The shared half of an engine. Methods with an underscore are called under the lock."""
 
+    _schedule: DelayStore
+    """Opened with the engine."""
+
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
         """For open(), which is how an engine is made."""
         self._clock = clock
@@ -39,7 +43,10 @@ class Core:
         self._index_files = IndexFiles(folder / "messages")
         self._state = BrokerState(options, self._index_files)
         self._folder = folder
+        self._storage = storage
         self._folder_lock = FolderLock(folder)
+        self._firing_from: int | None = None
+        """Where the copies of the batch begin that the schedule does not know to be placed yet."""
         self._reserve = Reserve(folder / "reserve", size_bytes=options.reserve_bytes)
         self._closed = False
         self._looked_at_ms = clock.monotonic_ms()
@@ -113,9 +120,9 @@ class Core:
         The messages that it stands on are durable before it is written, so it is never ahead of them.
         """
         self._messages.commit()
-        records = checkpoint.records_of(
-            self._state, messages_end=self._messages.durable_end, at_ms=self._clock.now_ms()
-        )
+        self._schedule.commit()
+        messages_end = self._messages.durable_end if self._firing_from is None else self._firing_from
+        records = checkpoint.records_of(self._state, messages_end=messages_end, at_ms=self._clock.now_ms())
         try:
             self._actions.roll()
         except OSError as error:
@@ -124,12 +131,7 @@ class Core:
 
     def _write_messages(self, records: Sequence[journal.MessageRecord]) -> list[int]:
         """Append message records as one piece, and place those that have a sequence; returns the records' offsets."""
-        try:
-            if self._messages.is_full:
-                self._seal_message_segment()
-            offsets = self._messages.append([journal.encode_record(record) for record in records])
-        except OSError as error:
-            raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
+        offsets = self._append_messages([journal.encode_record(record) for record in records])
         place, count, start = self._state.place, len(records), 0
         durable_end = self._messages.durable_end
         ends = [*offsets[1:], self._messages.end]
@@ -152,6 +154,28 @@ class Core:
             start = stop
         return offsets
 
+    def _append_messages(self, payloads: Sequence[bytes]) -> list[int]:
+        """Append encoded message records as one piece, in a new segment where the old one is full."""
+        try:
+            if self._messages.is_full:
+                self._seal_message_segment()
+            return self._messages.append(payloads)
+        except OSError as error:
+            raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
+
+    @staticmethod
+    def _stretches(
+        offsets: Sequence[int], ends: Sequence[int], *, start: int, end: int
+    ) -> Iterator[tuple[int, int]]:  # fmt: skip
+        """Records of one topic that stand behind each other, in pieces of a run's size: (from, up to)."""
+        while start < end:
+            limit = offsets[start] + RUN_BYTES_MAX
+            stop = start + 1
+            while stop < min(end, start + RUN_MESSAGES_MAX) and ends[stop - 1] < limit:
+                stop += 1
+            yield start, stop
+            start = stop
+
     def _seal_message_segment(self) -> None:
         """Write the index of the segment that is full, then begin a new one."""
         segment, state = self._messages.segments[-1], self._state
@@ -169,6 +193,8 @@ class Core:
             by_reason[death.reason].append((death.sequence, death.message_id, death.attempts))
         for reason, entries in by_reason.items():
             self._act(journal.Died(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason))
+        if deaths and group.order is not None:
+            self._wake(topic, group.name)  # the next of their keys may go
         self._state.counters["dead_lettered", topic, group.name] += len(deaths)
 
     def _refuse_if_disk_is_full(self) -> None:

@@ -21,7 +21,8 @@ class EngineOptions:
 
     Segments that are older than `retention_ms`, or beyond `retention_bytes`, are dropped once no group needs them any
     more; with `retention_drops_unread` also before. `filter_scan_max` is how many messages a pull looks through for
-    one that its group's filter takes.
+    one that its group's filter takes. `redrive_per_second` is how many dead letters a redrive makes ready each second,
+    where it does not say so itself.
     """
 
     durability: Durability = Durability.FSYNC
@@ -39,6 +40,7 @@ class EngineOptions:
     fire_batch_max: int = 1_000
     pull_bytes_max: int = 32 * 1024 * 1024
     filter_scan_max: int = 2_000
+    redrive_per_second: int = 1_000
     clock_slice_ms: int = 1_000
 
     def __post_init__(self) -> None:
@@ -55,6 +57,7 @@ class EngineOptions:
             "dedup_messages_max",
             "cancel_tombstones_max",
             "filter_scan_max",
+            "redrive_per_second",
         ):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1")

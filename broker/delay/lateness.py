@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from typing import Final
 
 BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000, 3_600_000)
@@ -19,6 +20,11 @@ class Lateness:
         """One message."""
         self._counts[bisect_left(BOUNDS_MS, late_ms)] += 1
         self.worst_ms = max(self.worst_ms, late_ms)
+
+    def add_all(self, late_ms: Iterable[int]) -> None:
+        """Many messages."""
+        for one in late_ms:
+            self.add(one)
 
     def counts(self) -> list[tuple[int | None, int]]:
         """(bound, how many were at most this late and later than the bound before); the last bound is None."""
