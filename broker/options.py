@@ -21,7 +21,8 @@ class EngineOptions:
 
     Segments that are older than `retention_ms`, or beyond `retention_bytes`, are dropped once no group needs them any
     more; with `retention_drops_unread` also before. `filter_scan_max` is how many messages a pull looks through for
-    one that its group's filter takes.
+    one that its group's filter takes. The newest scheduled messages are in memory, up to `schedule_memory_...`; all
+    others are on the disk.
     """
 
     durability: Durability = Durability.FSYNC
@@ -37,6 +38,8 @@ class EngineOptions:
     dedup_messages_max: int = 500_000
     cancel_tombstones_max: int = 100_000
     fire_batch_max: int = 1_000
+    schedule_memory_messages_max: int = 65_536
+    schedule_memory_bytes_max: int = 32 * 1024 * 1024
     pull_bytes_max: int = 32 * 1024 * 1024
     filter_scan_max: int = 2_000
     clock_slice_ms: int = 1_000
@@ -54,6 +57,9 @@ class EngineOptions:
             "groups_per_topic_max",
             "dedup_messages_max",
             "cancel_tombstones_max",
+            "fire_batch_max",
+            "schedule_memory_messages_max",
+            "schedule_memory_bytes_max",
             "filter_scan_max",
         ):
             if getattr(self, name) < 1:

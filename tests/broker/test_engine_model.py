@@ -21,7 +21,7 @@ ATTEMPTS_MAX = 3
 BACKOFF_MS = 100
 BACK = st.integers(0, 5)
 IDS = st.sampled_from([f"m{number}" for number in range(12)])
-OPTIONS = EngineOptions(segment_bytes=4096, durability=Durability.OS)
+OPTIONS = EngineOptions(segment_bytes=4096, durability=Durability.OS, schedule_memory_messages_max=2)
 type_of_held = tuple[int, int, int]
 """(sequence, delivery, life): what a receipt stands for."""
 
