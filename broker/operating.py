@@ -65,6 +65,7 @@ class Operating(Timing):
         """
         with self._lock:
             index, known = self._known_topic(topic).index, self._known_group(topic, group)
+            self._come_past(self._known_topic(topic), known)
             in_flight = known.in_flight()
             oldest = max(index.start, known.oldest_unsettled())
             age_ms = self._clock.now_ms() - index.ready_at_ms(oldest) if oldest < index.end else 0

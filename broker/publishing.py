@@ -63,7 +63,7 @@ class Publishing(Timing):
             self._schedule.commit(place)
         self._messages.commit(end)
         for topic in topics:
-            self._wake_topic(topic)
+            self._wake_wanting(topic)
         if place is not None:
             with self._changed:
                 self._changed.notify_all()  # something may be due sooner than the timer thinks
@@ -84,7 +84,7 @@ class Publishing(Timing):
             self._append_plain(topic, batch, now_ms=self._clock.now_ms())
             end = self._messages.end
         self._messages.commit(end)
-        self._wake_topic(topic)
+        self._wake_wanting(topic)
         return True
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:

@@ -163,6 +163,7 @@ class Pulling(Timing):
         """What to read for a hand-out; None where nothing is ready."""
         if group.paused:
             return None
+        self._come_past(topic, group)
         now_ms = self._clock.now_ms()
         for _ in range(_PASSES_MAX):
             again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
@@ -239,6 +240,7 @@ class Pulling(Timing):
             )  # fmt: skip
         elif filing.position > group.position:
             group.skip(filing.position - 1)
+        self._count_filtered(topic.index.name, group.name, filing.filtered)
         order.note_look(filing.looked_at, looked_up_end=filing.looked_up_end, enough=filing.is_enough)
         return [one for one in found.items() if one[0] in filing.unordered or may_go(group, order, one[0])]
 
@@ -258,18 +260,24 @@ class Pulling(Timing):
         action log, so never before what precedes has been written.
         """
         fit: list[tuple[int, journal.MessageRecord]] = []
+        filtered = behind = 0
         for sequence, record in records:
             if record is not None and (record.deliver_at_ms or 0) <= now_ms:
                 if group.accepts is None or _is_wanted(group, sequence, record):
                     fit.append((sequence, record))
+                    filtered, behind = filtered + behind, 0
                     if len(fit) == count_max:
                         break
-                elif not fit:
+                elif fit:
+                    behind += 1
+                else:
                     group.skip(sequence)
+                    filtered += 1
             elif fit:
                 break
             else:
                 self._put_aside(topic.index.name, group, sequence, record, at_ms=now_ms)
+        self._count_filtered(topic.index.name, group.name, filtered)
         return fit
 
     def _put_aside(

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Filed(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="filed"):
-    """An ordered group came past messages, up to `position`: runs are (first sequence, hashes of their keys).
+    """A group came past messages, up to `position`; of an ordered one runs are (first sequence, hashes of keys).
 
     0 stands for no key, -1 for what the group has nothing to do with.
     """

@@ -163,10 +163,9 @@ class Group:
 
     def file(self, runs: Iterable[tuple[int, Iterable[int]]], *, position: int) -> None:
         """Come past messages up to a position, those that may be handed out later in order: (first, hashes of keys)."""
-        order = KeyOrder() if self.order is None else self.order
-        self.order = order
         for first, keys in runs:
-            order.file(first, keys)
+            self.order = KeyOrder() if self.order is None else self.order
+            self.order.file(first, keys)
         self.position = max(self.position, position)
 
     def skip(self, sequence: int) -> None:
