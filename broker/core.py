@@ -6,6 +6,7 @@ The one rule: an action is written down, then done, by the very code that replay
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -122,14 +123,33 @@ class Core:
             raise StorageFailed(f"cannot begin a segment: {error.strerror}; free some disk space") from error
         self._actions.append(records)
 
-    def _write_messages(self, records: Sequence[journal.MessageRecord]) -> list[int]:
-        """Append message records as one piece, and place those that have a sequence; returns the records' offsets."""
+    def _write_messages_of(self, topic: str, records: Sequence[journal.MessageRecord], *, ready_at_ms: int) -> None:
+        """Append records of one topic, all with sequences, as one piece, and place them."""
+        offsets = self._append_messages(records)
+        ends = [*offsets[1:], self._messages.end]
+        durable_end, count, start = self._messages.durable_end, len(records), 0
+        while start < count:
+            # A run ends behind the message that reaches a bound.
+            full = bisect_left(ends, offsets[start] + RUN_BYTES_MAX, start) + 1
+            stop = min(full, start + RUN_MESSAGES_MAX, count)
+            self._state.place(
+                topic, stop - start, offsets[start], ends[stop - 1] - offsets[start], ready_at_ms=ready_at_ms,
+                sealed_end=durable_end,
+            )  # fmt: skip
+            start = stop
+
+    def _append_messages(self, records: Sequence[journal.MessageRecord]) -> list[int]:
         try:
             if self._messages.is_full:
                 self._seal_message_segment()
-            offsets = self._messages.append([journal.encode_record(record) for record in records])
+            encode = journal.encode_record
+            return self._messages.append([encode(record) for record in records])
         except OSError as error:
             raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
+
+    def _write_messages(self, records: Sequence[journal.MessageRecord]) -> list[int]:
+        """Append message records as one piece, and place those that have a sequence; returns the records' offsets."""
+        offsets = self._append_messages(records)
         place, count, start = self._state.place, len(records), 0
         durable_end = self._messages.durable_end
         ends = [*offsets[1:], self._messages.end]

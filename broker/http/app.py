@@ -153,9 +153,10 @@ async def _serve(services: Services, route: Route, request: Request) -> Response
     answer_codec = codec.answer_codec(headers.get("accept"), default=body_codec)
     with _admitted(services, route, request):
         body = await _read(request, services.settings) if route.body is not None else b""
+        query = dict(request.query_params) if request.scope["query_string"] else {}
         call = Call(
             services=services, principal=principal, topic=topic, group=group, item=unquote(names.get("id", "")),
-            query=dict(request.query_params), body=body, body_codec=body_codec, answer_codec=answer_codec,
+            query=query, body=body, body_codec=body_codec, answer_codec=answer_codec,
         )  # fmt: skip
         answer = await (_pull(call, request) if route.work is Work.PULL else _work(call, route))
     return Response(answer, 200, _HEADERS, media_type=answer_codec.value)
