@@ -6,6 +6,7 @@ The one rule: an action is written down, then done, by the very code that replay
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -163,6 +164,18 @@ class Core:
             raise StorageFailed(f"cannot begin a segment: {error.strerror}; free some disk space") from error
         self._actions.append(records)
 
+    def _write_messages_of(self, topic: str, records: Sequence[journal.MessageRecord], *, ready_at_ms: int) -> None:
+        """Append records of one topic, all with sequences, as one piece, and place them."""
+        offsets = self._append_messages([journal.encode_record(record) for record in records])
+        ends = [*offsets[1:], self._messages.end]
+        durable_end = self._messages.durable_end
+        for start, stop in self._stretches(offsets, ends, start=0, end=len(records)):
+            self._state.place(
+                topic, stop - start, offsets[start], ends[stop - 1] - offsets[start], ready_at_ms=ready_at_ms,
+                sealed_end=durable_end,
+            )  # fmt: skip
+        self._tell_wanted(records)
+
     def _write_messages(self, records: Sequence[journal.MessageRecord]) -> list[int]:
         """Append message records as one piece, and place those that have a sequence; returns the records' offsets."""
         offsets = self._append_messages([journal.encode_record(record) for record in records])
@@ -204,10 +217,9 @@ class Core:
     ) -> Iterator[tuple[int, int]]:  # fmt: skip
         """Records of one topic that stand behind each other, in pieces of a run's size: (from, up to)."""
         while start < end:
-            limit = offsets[start] + RUN_BYTES_MAX
-            stop = start + 1
-            while stop < min(end, start + RUN_MESSAGES_MAX) and ends[stop - 1] < limit:
-                stop += 1
+            # A run ends behind the message that reaches a bound.
+            full = bisect_left(ends, offsets[start] + RUN_BYTES_MAX, start) + 1
+            stop = min(full, start + RUN_MESSAGES_MAX, end)
             yield start, stop
             start = stop
 

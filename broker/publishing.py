@@ -71,17 +71,18 @@ class Publishing(Timing):
                 self._wake_keeper()
         return results
 
-    def publish_plain(self, topic: str, batch: Sequence[Publishable]) -> bool:
-        """Store a batch for now as publish() does, in the form in which it came off the wire, checked by its caller.
+    def publish_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str]) -> bool:
+        """Store a batch for now as publish() does, in the form in which it came off the wire, checked by its caller,
+        who has its ids at hand.
 
         False, with nothing stored, where the topic or not every id is new: publish() tells what becomes of each.
         """
         with self._lock:
             self._refuse_if_closed()
             self._refuse_if_disk_is_full()
-            if topic not in self._state.topics or not self._are_new([one.id for one in batch]):
+            if topic not in self._state.topics or not self._are_new(ids):
                 return False
-            self._append_plain(topic, batch, now_ms=self._clock.now_ms())
+            self._append_plain(topic, batch, ids, now_ms=self._clock.now_ms())
             end = self._messages.end
         self._messages.commit(end)
         self._wake_wanting(topic)
@@ -130,7 +131,8 @@ class Publishing(Timing):
         """Store a batch; returns the results, the topics that have new messages, and the schedule's place, if any."""
         now_ms = self._clock.now_ms()
         if self._is_plain(batch):
-            ids = self._append_plain(batch[0].topic, batch, now_ms=now_ms)
+            ids = [one.id for one in batch]
+            self._append_plain(batch[0].topic, batch, ids, now_ms=now_ms)
             return [PublishResult(one, PublishStatus.STORED) for one in ids], {batch[0].topic}, None
         known = self._schedule.known([one.id for one in batch])
         sorting = _Sorting(now_ms=now_ms, known=known, is_recent=self._state.recent.__contains__)
@@ -191,8 +193,8 @@ class Publishing(Timing):
             and (self._schedule.is_empty_handed() or not self._schedule.known(ids))
         )
 
-    def _append_plain(self, topic: str, batch: Sequence[Publishable], *, now_ms: int) -> list[str]:
-        """Store a batch of which nothing is to be decided one by one; returns the ids."""
+    def _append_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str], *, now_ms: int) -> None:
+        """Store a batch of which nothing is to be decided one by one."""
         start = self._state.topic(topic).index.end
         records = [
             journal.MessageRecord(
@@ -202,11 +204,9 @@ class Publishing(Timing):
             )
             for sequence, one in enumerate(batch, start)
         ]  # fmt: skip
-        self._write_messages(records)
-        ids = [one.id for one in records]
+        self._write_messages_of(topic, records, ready_at_ms=now_ms)
         self._state.recent.add_new(ids)
         self._state.counters["published_stored", topic, ""] += len(ids)
-        return ids
 
     def _problem(self, message: Message, *, now_ms: int, topics_new: set[str]) -> str | None:
         if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:

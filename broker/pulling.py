@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from broker.consume.filing import decide_filing, may_go
 from broker.consume.group import Death, Group, HandOut, Requeue
@@ -259,6 +259,10 @@ class Pulling(Timing):
         that record's hand-out or, if it is the last, by the next pull. Putting aside moves the group's position in the
         action log, so never before what precedes has been written.
         """
+        if group.accepts is None and len(records) <= count_max:
+            odd = [sequence for sequence, record in records if record is None or record.deliver_at_ms is not None]
+            if not odd:
+                return cast("list[tuple[int, journal.MessageRecord]]", records)
         fit: list[tuple[int, journal.MessageRecord]] = []
         filtered = behind = 0
         for sequence, record in records:
@@ -328,6 +332,9 @@ def deliveries_of(topic: str, group: str, handed: Handed) -> list[Delivery]:
 
 def _within(records: list[Found], *, bytes_max: int) -> list[Found]:
     """The first records whose bodies have so many bytes together; the one that exceeds them is the last."""
+    total = sum([0 if record is None else len(record.body) for _, record in records])
+    if total <= bytes_max:
+        return records
     total = 0
     for number, (_, record) in enumerate(records):
         total += 0 if record is None else len(record.body)
@@ -355,6 +362,8 @@ def _runs_of(
     records: Sequence[tuple[int, journal.MessageRecord]],
 ) -> list[tuple[int, list[journal.MessageRecord]]]:
     """Records whose sequences follow each other, together: (first sequence, records)."""
+    if records and [sequence for sequence, _ in records] == list(range(records[0][0], records[0][0] + len(records))):
+        return [(records[0][0], [record for _, record in records])]
     runs: list[tuple[int, list[journal.MessageRecord]]] = []
     following = -1
     for sequence, record in records:

@@ -59,7 +59,7 @@ DEAD_ON_ARRIVAL: Final = 2
 SCHEDULED: Final = 3
 
 
-class MessageRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+class MessageRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
     """A stored message. `sequence` is its place in its topic, from 0; None while it is scheduled (see Fired)."""
 
     sequence: int | None

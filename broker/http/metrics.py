@@ -84,7 +84,12 @@ class Metrics:
     def count_handed_out(self, topic: str, group: str, handed: Sequence[Handed], *, now_ms: int) -> None:
         """Hand-outs are about to be sent; the latency is that of the oldest message that is handed out first."""
         ages_ms = [
-            now_ms - max(record.created_at_ms, record.deliver_at_ms or 0)
+            now_ms
+            - (
+                record.created_at_ms
+                if record.deliver_at_ms is None
+                else max(record.created_at_ms, record.deliver_at_ms)
+            )
             for one in handed
             if one.out.attempt == 1
             for record in one.records
