@@ -146,6 +146,8 @@ class Engine(Publishing, Consuming, Operating, Retaining):
         self._segments = LocalSegmentStore.open(self._folder / "schedule", storage=storage)
         options = DelayOptions(
             batch_messages_max=self._options.fire_batch_max,
+            memory_messages_max=self._options.schedule_memory_messages_max,
+            memory_bytes_max=self._options.schedule_memory_bytes_max,
             cancels_remembered_max=self._options.cancel_tombstones_max,
         )
         self._schedule = DelayStore.open(self._segments, options=options)

@@ -168,4 +168,4 @@ class Firing(Core):
                 self._state.counters["fired", topic, ""] += len(entries)
         for topic in placed.entries:
             self._wake_topic(topic)
-        self.lateness.add_all(now_ms - one.due_ms for one in batch.messages)
+        self.lateness.add_all(max(0, now_ms - one.due_ms) for one in batch.messages)

@@ -9,10 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from broker.delay.lateness import Lateness
 from broker.engine import Engine
 from broker.pulling import Handed
 
@@ -120,6 +121,7 @@ class EngineCollector(Collector):
         yield from self._families(totals, _BY_GROUP, labels=("topic", "group"))
         yield from self._groups()
         yield from _logs(self._engine.log_figures())
+        yield _lateness(self._engine.lateness)
 
     def _families(
         self, totals: Mapping[tuple[str, str, str], int], names: Mapping[str, tuple[str, str]], *, labels: Sequence[str]
@@ -166,6 +168,18 @@ class EngineCollector(Collector):
             except KeyError:
                 continue
         return places[: self._series_max]
+
+
+def _lateness(lateness: Lateness) -> Metric:
+    buckets: list[tuple[str, float]] = []
+    total = 0
+    for bound_ms, count in lateness.counts():
+        total += count
+        buckets.append(("+Inf" if bound_ms is None else str(bound_ms / 1000), total))
+    return HistogramMetricFamily(
+        "broker_delay_lateness_seconds", "From a scheduled message's due time to when it was ready, or delivered.",
+        buckets=buckets, sum_value=lateness.sum_ms / 1000,
+    )  # fmt: skip
 
 
 def _logs(figures: Mapping[str, int]) -> Iterator[Metric]:

@@ -21,7 +21,7 @@ ATTEMPTS_MAX = 3
 BACKOFF_MS = 100
 BACK = st.integers(0, 5)
 IDS = st.sampled_from([f"m{number}" for number in range(12)])
-OPTIONS = EngineOptions(segment_bytes=4096, durability=Durability.OS)
+OPTIONS = EngineOptions(segment_bytes=4096, durability=Durability.OS, schedule_memory_messages_max=2)
 KEYS = {"m0": "a", "m1": "b", "m2": "a", "m4": "a", "m5": "b", "m6": "a", "m8": "b", "m9": "a"}
 """The others have none."""
 type_of_held = tuple[int, int, int]

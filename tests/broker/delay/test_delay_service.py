@@ -105,6 +105,7 @@ def test_housekeeping_goes_on_while_the_target_is_out(
     clock.advance(29 * DAY_MS)
     for _ in range(20):
         clock.advance(service.turn())
+        service.keep()
 
     assert all(bucket.level > 0 or bucket.start_ms <= clock.now_ms() for bucket in schedule._state.buckets)
 
