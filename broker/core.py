@@ -230,7 +230,8 @@ class Core:
             self._act(journal.Died(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason))
         if deaths and group.order is not None:
             self._wake(topic, group.name)  # the next of their keys may go
-        self._state.counters["dead_lettered", topic, group.name] += len(deaths)
+        for death in deaths:
+            self._state.counters[f"dead_lettered_{death.cause}", topic, group.name] += 1
 
     def _refuse_if_disk_is_full(self) -> None:
         if not self._reserve.take():

@@ -14,13 +14,18 @@ from broker.scheduled_copy import NOT_STORED_YET_MS, to_be_fired
 from broker.timing import Timing
 from messaging import journal
 from messaging.errors import InvalidMessage
-from messaging.limits import DELAY_MAX_MS
+from messaging.limits import DELAY_MAX, DELAY_MAX_MS
 from messaging.message import CancelStatus, Message, PublishResult, PublishStatus
 
 BUCKETS_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 _FILL_MAX: Final = 2
 """Where the schedule's memory is this many times full, the keeper is behind, and publishes wait for it."""
+
+
+_DELAY_TOO_LONG: Final = f"a delay may be at most {DELAY_MAX.days} days"
+OTHERS: Final = "~others"
+"""In place of topics that are not there, in figures; no topic can have this name."""
 
 
 class Publishable(Protocol):
@@ -210,7 +215,7 @@ class Publishing(Timing):
 
     def _problem(self, message: Message, *, now_ms: int, topics_new: set[str]) -> str | None:
         if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:
-            return "a delay may be at most 731 days"
+            return _DELAY_TOO_LONG
         if message.topic in self._state.topics or message.topic in topics_new:
             return None
         if len(self._state.topics) + len(topics_new) >= self._options.topics_max:
@@ -219,7 +224,12 @@ class Publishing(Timing):
 
     def _count_published(self, results: Sequence[PublishResult], batch: Sequence[Message]) -> None:
         for result, message in zip(results, batch, strict=True):
-            self._state.counters[f"published_{result.status}", message.topic, ""] += 1
+            what = f"published_{result.status}"
+            if result.status is PublishStatus.REJECTED:
+                what += "_delay" if result.error == _DELAY_TOO_LONG else "_topics_max"
+            # A topic that was refused is no topic: names that anybody may invent are not counted one by one.
+            topic = message.topic if message.topic in self._state.topics else OTHERS
+            self._state.counters[what, topic, ""] += 1
 
     def _stop(self, message_ids: Sequence[str]) -> tuple[list[CancelStatus], Place | None]:
         """What becomes of cancels. What stands in the message log lately was delivered, unless it came canceled."""

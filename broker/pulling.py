@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.consume.filing import decide_filing, may_go
-from broker.consume.group import Death, Group, HandOut, Requeue
+from broker.consume.group import Cause, Death, Group, HandOut, Requeue
 from broker.consume.key_order import KeyOrder
 from broker.consume.receipt import receipts_of
 from broker.consume.topic import Run
@@ -290,7 +290,7 @@ class Pulling(Timing):
         if record is None:
             logger.error("record_quarantined", extra={"topic": topic, "sequence": sequence})
             self._state.counters["quarantined", topic, ""] += 1
-            death = Death(sequence, known.message_id(sequence) if known else "", 0, DAMAGED)
+            death = Death(sequence, known.message_id(sequence) if known else "", 0, DAMAGED, Cause.DAMAGED)
             self._bury(topic, group, [death], at_ms=at_ms)
         else:
             hold = group.decide_hold(sequence, record.id, until_ms=record.deliver_at_ms or 0)
