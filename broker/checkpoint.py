@@ -3,6 +3,7 @@
 So replay begins with the newest segment, and older ones may go. It is a part of the log, under the log's checksums and
 syncs: where one is torn or damaged, replay begins with the segment before, which is slower and comes to the same. What
 follows from the message log alone (places, recent ids) is not in it: that is what the segments' index files are for.
+Nor is the schedule, which is durable by itself.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Final
 import msgspec
 
 from broker.consume.group import Dead, Group
+from broker.consume.key_order import KeyOrder, OrderState
+from broker.consume.pace import Pace
 from broker.consume.unsettled import Held
-from broker.delay.schedule import Scheduled
 from broker.state import BrokerState, config_of, settings_of
 from messaging import journal
 
@@ -32,15 +34,14 @@ class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     sought_in_life: int
     held: list[tuple[int, list[str], int, int, int, int, bool, str | None]]
     dead: list[tuple[int, str, int, str, int]]
+    order: OrderState | None = None
+    redrive_pace: tuple[int, int] = (0, 0)
 
 
 class _Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     messages_end: int
     openings: int
     topics: dict[str, int]
-    canceled: list[str]
-    stopped: list[str]
-    schedule: list[tuple[str, str, int, int]]
     groups: list[_Group]
 
 
@@ -49,7 +50,10 @@ _decode = msgspec.msgpack.Decoder(_Checkpoint).decode
 
 
 def records_of(state: BrokerState, *, messages_end: int, at_ms: int) -> list[bytes]:
-    """The state as records of the action log. `messages_end` is the message log's end, which must be durable."""
+    """The state as records of the action log.
+
+    `messages_end`: before it, nothing in the message log says more of the schedule than the schedule itself does.
+    """
     data = _encode(_capture(state, messages_end))
     parts = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
     return [
@@ -75,7 +79,9 @@ def read(records: Iterator[journal.Written | None]) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a checkpoint says of the message log: its end at that moment, and the end of each topic."""
+    """What a checkpoint says of the message log: from where on it says something of the schedule, and the end of each
+    topic.
+    """
 
     messages_end: int = 0
     topics: dict[str, int] = field(default_factory=dict)
@@ -85,12 +91,6 @@ def restore(state: BrokerState, data: bytes) -> Restored:
     """Put a checkpoint into an empty state; what it says of the messages is to be held against the message log."""
     found = _decode(data)
     state.openings = found.openings
-    for message_id in found.canceled:
-        state.canceled.add(message_id)
-    for message_id in found.stopped:
-        state.stopped.add(message_id)
-    for message_id, topic, due_ms, offset in found.schedule:
-        state.schedule.add(Scheduled(message_id, topic, due_ms, offset))
     for one in found.groups:
         _restore_group(state.declare(one.topic, one.name, config_of(one.settings), position=one.position), one)
     return Restored(found.messages_end, found.topics)
@@ -101,9 +101,6 @@ def _capture(state: BrokerState, messages_end: int) -> _Checkpoint:
         messages_end=messages_end,
         openings=state.openings,
         topics={name: topic.index.end for name, topic in state.topics.items()},
-        canceled=state.canceled.newest(len(state.canceled)),
-        stopped=state.stopped.newest(len(state.stopped)),
-        schedule=[(one.id, one.topic, one.deliver_at_ms, one.offset) for one in state.schedule.all()],
         groups=[_group(name, group) for name, topic in state.topics.items() for group in topic.groups.values()],
     )
 
@@ -121,6 +118,8 @@ def _group(topic: str, group: Group) -> _Group:
             (sequence, one.message_id, one.attempts, one.reason, one.dead_at_ms)
             for sequence, one in group.dead.items()
         ],
+        redrive_pace=(group.redrive_pace.second_ms, group.redrive_pace.used),
+        order=None if group.order is None else group.order.capture(),
     )  # fmt: skip
 
 
@@ -131,3 +130,7 @@ def _restore_group(group: Group, found: _Group) -> None:
         group.unsettled.add(Held(*held))
     for sequence, message_id, attempts, reason, dead_at_ms in found.dead:
         group.dead[sequence] = Dead(message_id, attempts, reason, dead_at_ms)
+    group.redrive_pace = Pace(*found.redrive_pace)
+    if found.order is not None:
+        group.order = KeyOrder()
+        group.order.restore(found.order)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from broker import checkpoint
 from broker.consume.group import Death, Group
 from broker.consume.topic import RUN_BYTES_MAX, RUN_MESSAGES_MAX
+from broker.delay.store import DelayStore
 from broker.log.folder_lock import FolderLock
 from broker.log.reserve import Reserve, is_disk_full
 from broker.log.segment_index import IndexFiles, write_index
@@ -24,11 +25,15 @@ from broker.state import BrokerState, Topic, settings_of
 from messaging import journal
 from messaging.clock import Clock
 from messaging.errors import InvalidMessage, StorageFailed
+from messaging.journal_order import Filed
 from messaging.message import GroupConfig, check_group, check_topic
 
 
 class Core:
     """The shared half of an engine. Methods with an underscore are called under the lock."""
+
+    _schedule: DelayStore
+    """Opened with the engine."""
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
         """For open(), which is how an engine is made."""
@@ -37,10 +42,14 @@ class Core:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiters: defaultdict[tuple[str, str], set[Callable[[], None]]] = defaultdict(set)
+        self._waiting_groups: defaultdict[str, set[str]] = defaultdict(set)
         self._index_files = IndexFiles(folder / "messages")
         self._state = BrokerState(options, self._index_files)
         self._folder = folder
+        self._storage = storage
         self._folder_lock = FolderLock(folder)
+        self._firing_from: int | None = None
+        """Where the copies of the batch begin that the schedule does not know to be placed yet."""
         self._reserve = Reserve(folder / "reserve", size_bytes=options.reserve_bytes)
         self._closed = False
         self._looked_at_ms = clock.monotonic_ms()
@@ -64,6 +73,7 @@ class Core:
         place = (topic, group)
         with self._changed:
             self._waiters[place].add(wake)
+            self._waiting_groups[topic].add(group)
             self._changed.notify_all()
 
         def unsubscribe() -> None:
@@ -71,6 +81,9 @@ class Core:
                 self._waiters[place].discard(wake)
                 if not self._waiters[place]:
                     del self._waiters[place]
+                    self._waiting_groups[topic].discard(group)
+                if not self._waiting_groups[topic]:
+                    del self._waiting_groups[topic]
 
         return unsubscribe
 
@@ -83,9 +96,37 @@ class Core:
 
     def _wake_topic(self, topic: str) -> None:
         with self._lock:
-            groups = [name for on_topic, name in self._waiters if on_topic == topic]
+            groups = list(self._waiting_groups.get(topic, ()))
         for name in groups:
             self._wake(topic, name)
+
+    def _wake_wanting(self, topic: str) -> None:
+        """After a publish: wake the groups that want something of what is new, by the index of their filters."""
+        with self._lock:
+            groups = list(self._waiting_groups.get(topic, ()))
+            known = self._state.topics.get(topic)
+            if groups and known is not None and known.wanted is not None:
+                groups = known.wanted.to_wake(groups, durable_end=self._messages.durable_end, end=known.index.end)
+        for name in groups:
+            self._wake(topic, name)
+
+    def _tell_wanted(self, records: Sequence[journal.MessageRecord]) -> None:
+        """Hold what was published, and has its place, against the filters of its topics."""
+        if not self._state.is_filtering:
+            return
+        for topic in {record.topic for record in records if record.sequence is not None}:
+            wanted = self._state.topic(topic).wanted
+            if wanted is not None:
+                fresh = [one for one in records if one.topic == topic and one.sequence is not None]
+                wanted.published(fresh[0].sequence or 0, [one.headers for one in fresh], log_end=self._messages.end)
+
+    def _come_past(self, topic: Topic, group: Group) -> None:
+        """Have a group come past what its filter did not take as it was published."""
+        self._count_filtered(topic.index.name, group.name, topic.come_past(group))
+
+    def _count_filtered(self, topic: str, group: str, count: int) -> None:
+        if count:
+            self._state.counters["filtered", topic, group] += count
 
     # -- acting ------------------------------------------------------------------------------------------------------
 
@@ -114,9 +155,9 @@ class Core:
         The messages that it stands on are durable before it is written, so it is never ahead of them.
         """
         self._messages.commit()
-        records = checkpoint.records_of(
-            self._state, messages_end=self._messages.durable_end, at_ms=self._clock.now_ms()
-        )
+        self._schedule.commit()
+        messages_end = self._messages.durable_end if self._firing_from is None else self._firing_from
+        records = checkpoint.records_of(self._state, messages_end=messages_end, at_ms=self._clock.now_ms())
         try:
             self._actions.roll()
         except OSError as error:
@@ -125,31 +166,21 @@ class Core:
 
     def _write_messages_of(self, topic: str, records: Sequence[journal.MessageRecord], *, ready_at_ms: int) -> None:
         """Append records of one topic, all with sequences, as one piece, and place them."""
-        offsets = self._append_messages(records)
+        encode = journal.encode_record
+        offsets = self._append_messages([encode(record) for record in records])
         ends = [*offsets[1:], self._messages.end]
-        durable_end, count, start = self._messages.durable_end, len(records), 0
-        while start < count:
-            # A run ends behind the message that reaches a bound.
-            full = bisect_left(ends, offsets[start] + RUN_BYTES_MAX, start) + 1
-            stop = min(full, start + RUN_MESSAGES_MAX, count)
+        durable_end = self._messages.durable_end
+        for start, stop in self._stretches(offsets, ends, start=0, end=len(records)):
             self._state.place(
                 topic, stop - start, offsets[start], ends[stop - 1] - offsets[start], ready_at_ms=ready_at_ms,
                 sealed_end=durable_end,
             )  # fmt: skip
-            start = stop
-
-    def _append_messages(self, records: Sequence[journal.MessageRecord]) -> list[int]:
-        try:
-            if self._messages.is_full:
-                self._seal_message_segment()
-            encode = journal.encode_record
-            return self._messages.append([encode(record) for record in records])
-        except OSError as error:
-            raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
+        self._tell_wanted(records)
 
     def _write_messages(self, records: Sequence[journal.MessageRecord]) -> list[int]:
         """Append message records as one piece, and place those that have a sequence; returns the records' offsets."""
-        offsets = self._append_messages(records)
+        encode = journal.encode_record
+        offsets = self._append_messages([encode(record) for record in records])
         place, count, start = self._state.place, len(records), 0
         durable_end = self._messages.durable_end
         ends = [*offsets[1:], self._messages.end]
@@ -170,7 +201,28 @@ class Core:
                 ready_at_ms=records[start].stored_at_ms, sealed_end=durable_end,
             )  # fmt: skip
             start = stop
+        self._tell_wanted(records)
         return offsets
+
+    def _append_messages(self, payloads: Sequence[bytes]) -> list[int]:
+        """Append encoded message records as one piece, in a new segment where the old one is full."""
+        try:
+            if self._messages.is_full:
+                self._seal_message_segment()
+            return self._messages.append(payloads)
+        except OSError as error:
+            raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
+
+    @staticmethod
+    def _stretches(
+        offsets: Sequence[int], ends: Sequence[int], *, start: int, end: int
+    ) -> Iterator[tuple[int, int]]:  # fmt: skip
+        """Records of one topic that stand behind each other, in pieces of a run's size: (from, up to)."""
+        while start < end:
+            full = bisect_left(ends, offsets[start] + RUN_BYTES_MAX, start) + 1  # behind the one that reaches the bound
+            stop = min(full, start + RUN_MESSAGES_MAX, end)
+            yield start, stop
+            start = stop
 
     def _seal_message_segment(self) -> None:
         """Write the index of the segment that is full, then begin a new one."""
@@ -189,7 +241,10 @@ class Core:
             by_reason[death.reason].append((death.sequence, death.message_id, death.attempts))
         for reason, entries in by_reason.items():
             self._act(journal.Died(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason))
-        self._state.counters["dead_lettered", topic, group.name] += len(deaths)
+        if deaths and group.order is not None:
+            self._wake(topic, group.name)  # the next of their keys may go
+        for death in deaths:
+            self._state.counters[f"dead_lettered_{death.cause}", topic, group.name] += 1
 
     def _refuse_if_disk_is_full(self) -> None:
         if not self._reserve.take():
@@ -217,11 +272,25 @@ class Core:
                 position = known.index.sequence_at(config.start_at_ms or 0)
             case _:
                 position = known.index.start
+        self._settle_passed(known, name, config)
         self._act(
             journal.Declared(
                 topic=topic, group=name, at_ms=self._clock.now_ms(), position=position, settings=settings_of(config)
             )
         )
+
+    def _settle_passed(self, topic: Topic, name: str, config: GroupConfig) -> None:
+        """Write down what a group has passed by its filter, before it gets another one."""
+        group = topic.groups.get(name)
+        if group is None or group.accepts is None or group.config.filter == config.filter:
+            return
+        self._come_past(topic, group)
+        self._messages.commit()  # no position may be ahead of the messages
+        self._act(
+            Filed(
+                topic=topic.index.name, group=name, at_ms=self._clock.now_ms(), position=group.position, runs=[]
+            )
+        )  # fmt: skip
 
     def _check_topics_max(self) -> None:
         if len(self._state.topics) >= self._options.topics_max:

@@ -2,7 +2,9 @@
 
 A publish: checked -> appended to the message log -> synced (callers share a sync) -> answered. A pull: chosen by the
 group -> written to the action log -> read from the message log -> handed out. A settlement: decided by the group ->
-appended to the action log -> synced -> answered. Whatever is in memory is rebuilt from the two logs on opening.
+appended to the action log -> synced -> answered. A message for later: into the schedule (broker.delay), which has
+segments of its own, and from there, once it is due, into the message log. Whatever is in memory is rebuilt from the
+logs on opening.
 
 A hand-out is written but not synced: kill -9 does not touch it, but a power cut may make it forgotten. Its messages are
 then handed out again, under another delivery number: the count of openings is in it.
@@ -10,15 +12,18 @@ then handed out again, under another delivery number: the count of openings is i
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
 from broker.consuming import Consuming
-from broker.log.storage import DiskStorage, Storage
+from broker.delay.local_segments import LocalSegmentStore
+from broker.delay.store import DelayOptions, DelayStore
+from broker.log.storage import DiskStorage, Storage, Unsynced
+from broker.log.sync_times import TimedStorage
 from broker.operating import Operating
-from broker.options import EngineOptions
+from broker.options import Durability, EngineOptions
 from broker.publishing import BUCKETS_MS, Publishing
 from broker.recovering import recover
 from broker.retention import Retaining
@@ -37,8 +42,9 @@ class Engine(Publishing, Consuming, Operating, Retaining):
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
         """For open(), which is how an engine is made."""
-        super().__init__(folder, clock=clock, options=options, storage=storage)
-        self._timer = threading.Thread(target=self._run_timer, name="broker-timer", daemon=True)
+        self.syncs = TimedStorage(storage, clock_s=time.perf_counter)
+        super().__init__(folder, clock=clock, options=options, storage=self.syncs)
+        self._segments: LocalSegmentStore | None = None
 
     @classmethod
     def open(
@@ -69,11 +75,12 @@ class Engine(Publishing, Consuming, Operating, Retaining):
             if isinstance(error, OSError):
                 raise StorageFailed(f"cannot open the data folder {folder}: {error.strerror}") from error
             raise
-        engine._timer.start()
+        for thread in engine._threads:
+            thread.start()
         return engine
 
     def close(self, *, timeout_ms: int = 10_000) -> None:
-        """Stop the timer, sync, let go of the folder; idempotent."""
+        """Stop the threads, sync, let go of the folder; idempotent."""
         with self._changed:
             if self._closed:
                 return
@@ -82,9 +89,12 @@ class Engine(Publishing, Consuming, Operating, Retaining):
             wakes = [wake for group in self._waiters.values() for wake in group]
         for wake in wakes:
             wake()
-        self._timer.join(timeout_ms / 1000)
+        self._wake_keeper()
+        for thread in self._threads:
+            thread.join(timeout_ms / 1000)
         with self._lock:
             try:
+                self._schedule.close()
                 self._messages.sync_and_close()
                 self._actions.sync_and_close()
             finally:
@@ -96,13 +106,15 @@ class Engine(Publishing, Consuming, Operating, Retaining):
             return dict(self._state.counters)
 
     def log_figures(self) -> Mapping[str, int]:
-        """Bytes and syncs of both logs since the start, and what is scheduled."""
+        """Bytes and syncs of the logs since the start, and what is scheduled."""
+        schedule = self._schedule.figures()
         with self._lock:
             return {
                 "messages_bytes": self._messages.end,
                 "actions_bytes": self._actions.end,
                 "syncs": self._messages.syncs + self._actions.syncs,
-                "scheduled": self._state.schedule.count(),
+                "scheduled": schedule["scheduled"],
+                "schedule_buckets": schedule["buckets"],
                 "quarantined_bytes": self._messages.quarantined_bytes + self._actions.quarantined_bytes,
             }
 
@@ -112,14 +124,34 @@ class Engine(Publishing, Consuming, Operating, Retaining):
             self._refuse_if_closed()
             self._messages.refuse_if_failed()
             self._actions.refuse_if_failed()
+        self._schedule.check_ready()
 
     def _let_go(self) -> None:
         self._messages.close()
         self._actions.close()
+        if self._segments is not None:
+            self._segments.close()
         self._folder_lock.release()
 
     def _recover(self) -> None:
-        recover(self._state, self._messages, self._actions, options=self._options)
+        self._open_schedule()
+        out = [one.id for batch in self._batches for one in batch.messages]
+        recover(self._state, self._messages, self._actions, options=self._options, out=out)
+        for topic in self._schedule.topics():
+            self._state.topic(topic)
         self._act(journal.Opened(at_ms=self._clock.now_ms(), number=self._state.openings + 1))
         self._reserve.take()
         self._actions.commit()
+
+    def _open_schedule(self) -> None:
+        durable = self._options.durability is Durability.FSYNC
+        storage = self._storage if durable else Unsynced(self._storage)
+        self._segments = LocalSegmentStore.open(self._folder / "schedule", storage=storage)
+        options = DelayOptions(
+            batch_messages_max=self._options.fire_batch_max,
+            memory_messages_max=self._options.schedule_memory_messages_max,
+            memory_bytes_max=self._options.schedule_memory_bytes_max,
+            cancels_remembered_max=self._options.cancel_tombstones_max,
+        )
+        self._schedule = DelayStore.open(self._segments, options=options)
+        self._batches.extend(self._schedule.unsettled())

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from broker.delay.schedule_log import Place
+from broker.delay.store import Timed
+from broker.scheduled_copy import NOT_STORED_YET_MS, to_be_fired
 from broker.timing import Timing
 from messaging import journal
 from messaging.errors import InvalidMessage
-from messaging.limits import DELAY_MAX_MS
+from messaging.limits import DELAY_MAX, DELAY_MAX_MS
 from messaging.message import CancelStatus, Message, PublishResult, PublishStatus
 
 BUCKETS_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+
+_FILL_MAX: Final = 2
+"""Where the schedule's memory is this many times full, the keeper is behind, and publishes wait for it."""
+
+
+_DELAY_TOO_LONG: Final = f"a delay may be at most {DELAY_MAX.days} days"
+OTHERS: Final = "~others"
+"""In place of topics that are not there, in figures; no topic can have this name."""
 
 
 class Publishable(Protocol):
@@ -44,16 +57,23 @@ class Publishing(Timing):
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch; one result a message, in order, once all that is stored is durable."""
+        if any(one.deliver_at_ms is not None for one in batch):
+            self._schedule.make_room(self._clock.now_ms(), fill=_FILL_MAX)
         with self._lock:
             self._refuse_if_closed()
             self._refuse_if_disk_is_full()
-            results, topics = self._append(batch)
+            results, topics, place = self._append(batch)
             end = self._messages.end
+        if place is not None:
+            self._schedule.commit(place)
         self._messages.commit(end)
         for topic in topics:
-            self._wake_topic(topic)
-        with self._changed:
-            self._changed.notify_all()  # something may be due sooner than the timer thinks
+            self._wake_wanting(topic)
+        if place is not None:
+            with self._changed:
+                self._changed.notify_all()  # something may be due sooner than the timer thinks
+            if self._schedule.is_full():
+                self._wake_keeper()
         return results
 
     def publish_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str]) -> bool:
@@ -70,7 +90,7 @@ class Publishing(Timing):
             self._append_plain(topic, batch, ids, now_ms=self._clock.now_ms())
             end = self._messages.end
         self._messages.commit(end)
-        self._wake_topic(topic)
+        self._wake_wanting(topic)
         return True
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
@@ -78,19 +98,16 @@ class Publishing(Timing):
 
         An unknown id is remembered: should its publish come, it is not delivered.
         """
+        self._fire_due()
         with self._lock:
             self._refuse_if_closed()
-            self._fire_due()
-            statuses = [self._cancel_status(message_id) for message_id in message_ids]
-            gone = [
-                message_id
-                for message_id, status in zip(message_ids, statuses, strict=True)
-                if status is not CancelStatus.TOO_LATE and message_id not in self._state.canceled
-            ]
-            if gone:
-                self._act(journal.Canceled(at_ms=self._clock.now_ms(), ids=gone, messages_end=self._messages.end))
-            end = self._actions.end
-        self._actions.commit(end)
+            statuses, place = self._stop(message_ids)
+        self._schedule.commit(place)
+        gone = [
+            one for one, status in zip(message_ids, statuses, strict=True) if status is not CancelStatus.TOO_LATE
+        ]  # fmt: skip
+        if gone:
+            self._tell_canceled(gone)
         return statuses
 
     def scheduled(
@@ -100,49 +117,69 @@ class Publishing(Timing):
         if bucket not in BUCKETS_MS:
             raise InvalidMessage(f"bucket is one of {', '.join(BUCKETS_MS)}")
         now_ms = self._clock.now_ms()
-        with self._lock:
-            return self._state.schedule.histogram(
-                topic=topic,
-                from_ms=0 if from_ms is None else from_ms,
-                to_ms=now_ms + DELAY_MAX_MS + 1 if to_ms is None else to_ms,
-                bucket_ms=BUCKETS_MS[bucket],
-            )
+        self._refuse_if_closed()
+        return self._schedule.histogram(
+            topic=topic,
+            from_ms=0 if from_ms is None else from_ms,
+            to_ms=now_ms + DELAY_MAX_MS + 1 if to_ms is None else to_ms,
+            bucket_ms=BUCKETS_MS[bucket],
+        )
 
     def scheduled_message(self, message_id: str) -> Mapping[str, object] | None:
         """Id, topic and due time of one scheduled message; None where none is scheduled under this id."""
-        with self._lock:
-            found = self._state.schedule.find(message_id)
-            if found is None:
-                return None
-            return {"id": found.id, "topic": found.topic, "deliver_at_ms": found.deliver_at_ms}
+        found = self._schedule.find(message_id)
+        return None if found is None else {"id": found.id, "topic": found.topic, "deliver_at_ms": found.due_ms}
 
-    def _append(self, batch: Sequence[Message]) -> tuple[list[PublishResult], set[str]]:
+    # -- storing -----------------------------------------------------------------------------------------------------
+
+    def _append(self, batch: Sequence[Message]) -> tuple[list[PublishResult], set[str], Place | None]:
+        """Store a batch; returns the results, the topics that have new messages, and the schedule's place, if any."""
         now_ms = self._clock.now_ms()
         if self._is_plain(batch):
             ids = [one.id for one in batch]
             self._append_plain(batch[0].topic, batch, ids, now_ms=now_ms)
-            return [PublishResult(one, PublishStatus.STORED) for one in ids], {batch[0].topic}
-        results: list[PublishResult] = []
-        records: list[journal.MessageRecord] = []
-        fresh: defaultdict[str, int] = defaultdict(int)
-        seen: set[str] = set()
-        topics_new: set[str] = set()
+            return [PublishResult(one, PublishStatus.STORED) for one in ids], {batch[0].topic}, None
+        known = self._schedule.known([one.id for one in batch])
+        sorting = _Sorting(now_ms=now_ms, known=known, is_recent=self._state.recent.__contains__)
         for message in batch:
-            problem = self._problem(message, now_ms=now_ms, topics_new=topics_new)
-            if problem is not None:
-                results.append(PublishResult(message.id, PublishStatus.REJECTED, problem))
-            elif message.id in seen or self._is_known(message.id):
-                results.append(PublishResult(message.id, PublishStatus.DUPLICATE))
+            sorting.sort(message, problem=self._problem(message, now_ms=now_ms, topics_new=sorting.topics_new))
+            if message.topic not in self._state.topics and sorting.results[-1].status is PublishStatus.STORED:
+                sorting.topics_new.add(message.topic)
+        place = self._put(sorting, now_ms=now_ms) if sorting.later else None
+        self._store(sorting, now_ms=now_ms)
+        self._count_published(sorting.results, batch)
+        return sorting.results, {one.topic for one in sorting.plain}, place
+
+    def _put(self, sorting: _Sorting, *, now_ms: int) -> Place:
+        """Schedule what is for later, or was canceled before it came. The schedule has the last word on each."""
+        timed = [_timed(message, now_ms=now_ms) for _, message in sorting.later]
+        statuses, place = self._schedule.put(timed, now_ms=now_ms)
+        for (number, message), status in zip(sorting.later, statuses, strict=True):
+            sorting.results[number] = PublishResult(message.id, status)
+            if status is PublishStatus.STORED:
+                sorting.scheduled.append(message)
+        return place
+
+    def _store(self, sorting: _Sorting, *, now_ms: int) -> None:
+        """Write what is for now to the message log, and a note of what was scheduled, for whoever reads the log."""
+        fresh: defaultdict[str, int] = defaultdict(int)
+        records: list[journal.MessageRecord] = []
+        for message in sorting.plain:
+            known = self._state.topics.get(message.topic)
+            sequence = (0 if known is None else known.index.end) + fresh[message.topic]
+            fresh[message.topic] += 1
+            records.append(_record(message, now_ms=now_ms, sequence=sequence))
+        ids = [one.id for one in records]
+        for message in sorting.scheduled:
+            self._state.topic(message.topic)
+            if self._schedule.is_canceled(message.id):
+                records.append(_record(message, now_ms=now_ms, copy=journal.DEAD_ON_ARRIVAL))
+                ids.append(message.id)
             else:
-                seen.add(message.id)
-                if message.topic not in self._state.topics:
-                    topics_new.add(message.topic)
-                results.append(PublishResult(message.id, PublishStatus.STORED))
-                records.append(self._record(message, now_ms=now_ms, fresh=fresh))
+                records.append(_note(message, now_ms=now_ms))
         if records:
-            self._store(records)
-        self._count_published(results, batch)
-        return results, set(fresh)
+            self._write_messages(records)
+            self._state.recent.add_new(ids)
 
     def _is_plain(self, batch: Sequence[Message]) -> bool:
         """Whether all of a batch is new, of one topic that is there, and for now: the usual case."""
@@ -158,8 +195,7 @@ class Publishing(Timing):
         return (
             len(set(ids)) == len(ids)
             and not state.recent.has_any(ids)
-            and not (len(state.canceled) and state.canceled.has_any(ids))
-            and not (state.schedule.count() and any(state.schedule.find(one) for one in ids))
+            and (self._schedule.is_empty_handed() or not self._schedule.known(ids))
         )
 
     def _append_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str], *, now_ms: int) -> None:
@@ -177,36 +213,9 @@ class Publishing(Timing):
         self._state.recent.add_new(ids)
         self._state.counters["published_stored", topic, ""] += len(ids)
 
-    def _store(self, records: Sequence[journal.MessageRecord]) -> None:
-        offsets = self._write_messages(records)
-        state = self._state
-        state.recent.add_new([record.id for record in records])
-        for record, offset in zip(records, offsets, strict=True):
-            if record.sequence is None:
-                state.written_special.append(offset)
-                state.replay_special(record, offset=offset)
-
-    def _record(self, message: Message, *, now_ms: int, fresh: defaultdict[str, int]) -> journal.MessageRecord:
-        """The record of a message; one that was canceled before it came is stored, but takes no place in its topic."""
-        dead = message.id in self._state.canceled
-        sequence = None
-        if not dead and (message.deliver_at_ms is None or message.deliver_at_ms <= now_ms):
-            topic = self._state.topics.get(message.topic)
-            sequence = (0 if topic is None else topic.index.end) + fresh[message.topic]
-            fresh[message.topic] += 1
-        return journal.MessageRecord(
-            sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=dict(message.headers),
-            body=message.body, created_at_ms=message.created_at_ms or now_ms, stored_at_ms=now_ms,
-            deliver_at_ms=message.deliver_at_ms, copy=journal.DEAD_ON_ARRIVAL if dead else journal.PUBLISHED,
-        )  # fmt: skip
-
-    def _is_known(self, message_id: str) -> bool:
-        """Whether a message came lately, or waits for its due time, however long ago it came."""
-        return message_id in self._state.recent or self._state.schedule.find(message_id) is not None
-
     def _problem(self, message: Message, *, now_ms: int, topics_new: set[str]) -> str | None:
         if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:
-            return "a delay may be at most 731 days"
+            return _DELAY_TOO_LONG
         if message.topic in self._state.topics or message.topic in topics_new:
             return None
         if len(self._state.topics) + len(topics_new) >= self._options.topics_max:
@@ -215,11 +224,86 @@ class Publishing(Timing):
 
     def _count_published(self, results: Sequence[PublishResult], batch: Sequence[Message]) -> None:
         for result, message in zip(results, batch, strict=True):
-            self._state.counters[f"published_{result.status}", message.topic, ""] += 1
+            what = f"published_{result.status}"
+            if result.status is PublishStatus.REJECTED:
+                what += "_delay" if result.error == _DELAY_TOO_LONG else "_topics_max"
+            # A topic that was refused is no topic: names that anybody may invent are not counted one by one.
+            topic = message.topic if message.topic in self._state.topics else OTHERS
+            self._state.counters[what, topic, ""] += 1
 
-    def _cancel_status(self, message_id: str) -> CancelStatus:
-        if message_id in self._state.canceled:
-            return CancelStatus.CANCELED if message_id in self._state.stopped else CancelStatus.UNKNOWN
-        if self._state.schedule.find(message_id) is not None:
-            return CancelStatus.CANCELED
-        return CancelStatus.TOO_LATE if message_id in self._state.recent else CancelStatus.UNKNOWN
+    def _stop(self, message_ids: Sequence[str]) -> tuple[list[CancelStatus], Place | None]:
+        """What becomes of cancels. What stands in the message log lately was delivered, unless it came canceled."""
+        known = self._schedule.known(message_ids)
+        late = {one for one in message_ids if one not in known and one in self._state.recent}
+        asked = [one for one in message_ids if one not in late]
+        if not asked:
+            return [CancelStatus.TOO_LATE] * len(message_ids), None
+        statuses, place = self._schedule.stop(asked, now_ms=self._clock.now_ms())
+        decided = dict(zip(asked, statuses, strict=True))
+        return [decided.get(one, CancelStatus.TOO_LATE) for one in message_ids], place
+
+    def _tell_canceled(self, ids: Sequence[str]) -> None:
+        """Write cancels down for whoever reads the action log, once they hold."""
+        with self._lock:
+            self._refuse_if_closed()
+            at_ms = self._clock.now_ms()
+            self._act(journal.Canceled(at_ms=at_ms, ids=list(dict.fromkeys(ids)), messages_end=self._messages.end))
+            end = self._actions.end
+        self._actions.commit(end)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sorting:
+    """The messages of a batch by where they go: `plain` into the message log, `later` (with their places in the batch)
+    into the schedule.
+    """
+
+    now_ms: int
+    known: set[str]  # to the schedule
+    is_recent: Callable[[str], bool]
+    results: list[PublishResult] = field(default_factory=list)
+    plain: list[Message] = field(default_factory=list)
+    later: list[tuple[int, Message]] = field(default_factory=list)
+    scheduled: list[Message] = field(default_factory=list)
+    topics_new: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
+
+    def sort(self, message: Message, *, problem: str | None) -> None:
+        """The next message; of what goes into the schedule, that will say what becomes of it."""
+        status = PublishStatus.STORED
+        if problem is not None:
+            status = PublishStatus.REJECTED
+        elif message.id in self.seen or self.is_recent(message.id):
+            status = PublishStatus.DUPLICATE
+        elif message.id in self.known or (message.deliver_at_ms or 0) > self.now_ms:
+            self.later.append((len(self.results), message))
+        else:
+            self.plain.append(message)
+        if problem is None:
+            self.seen.add(message.id)
+        self.results.append(PublishResult(message.id, status, problem))
+
+
+def _record(
+    message: Message, *, now_ms: int, stored_at_ms: int | None = None, sequence: int | None = None,
+    copy: journal.Copy = journal.PUBLISHED,
+) -> journal.MessageRecord:  # fmt: skip
+    return journal.MessageRecord(
+        sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=dict(message.headers),
+        body=message.body, created_at_ms=message.created_at_ms or now_ms,
+        stored_at_ms=now_ms if stored_at_ms is None else stored_at_ms, deliver_at_ms=message.deliver_at_ms, copy=copy,
+    )  # fmt: skip
+
+
+def _timed(message: Message, *, now_ms: int) -> Timed:
+    due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
+    record = _record(message, now_ms=now_ms, stored_at_ms=NOT_STORED_YET_MS, copy=journal.FIRED_COPY)
+    return Timed(due_ms, message.id, message.topic, to_be_fired(record))
+
+
+def _note(message: Message, *, now_ms: int) -> journal.MessageRecord:
+    return journal.MessageRecord(
+        sequence=None, id=message.id, topic=message.topic, key=message.key, headers={},
+        body=hashlib.sha256(message.body).digest(), created_at_ms=message.created_at_ms or now_ms,
+        stored_at_ms=now_ms, deliver_at_ms=message.deliver_at_ms, copy=journal.SCHEDULED,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ begins, and a sealed segment of messages whose index file is sound need not be r
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from broker import checkpoint
 from broker.checkpoint import Restored
@@ -23,8 +23,11 @@ from messaging.errors import StorageFailed
 logger = logging.getLogger(__name__)
 
 
-def recover(state: BrokerState, messages: SegmentedLog, actions: SegmentedLog, *, options: EngineOptions) -> None:
-    """Open both logs and replay them into an empty state.
+def recover(
+    state: BrokerState, messages: SegmentedLog, actions: SegmentedLog, *, options: EngineOptions,
+    out: Collection[str] = (),
+) -> None:  # fmt: skip
+    """Open both logs and replay them into an empty state. `out`: ids that the schedule will hand out again.
 
     Raises SegmentDamaged where a segment is missing, StorageFailed where no checkpoint is whole and the beginning of
     the action log was dropped.
@@ -32,7 +35,7 @@ def recover(state: BrokerState, messages: SegmentedLog, actions: SegmentedLog, *
     messages.open()
     actions.open()
     restored, replayed = _restore_checkpoint(state, actions)
-    MessageRecovery(state, messages, restored=restored, ids_max=options.dedup_messages_max).run()
+    MessageRecovery(state, messages, restored=restored, ids_max=options.dedup_messages_max).run(out)
     for segment in replayed:
         for one in actions.scan(segment):
             if not isinstance(one, Gap):
@@ -42,15 +45,16 @@ def recover(state: BrokerState, messages: SegmentedLog, actions: SegmentedLog, *
 
 
 class MessageRecovery:
-    """The message log's part: places, recent ids, and what became scheduled after the checkpoint."""
+    """The message log's part: places, recent ids, and what fell due without the schedule's knowing it."""
 
     def __init__(self, state: BrokerState, log: SegmentedLog, *, restored: Restored, ids_max: int) -> None:
         self._state = state
         self._log = log
         self._restored = restored
         self._ids_max = ids_max
+        self._fired: list[int] = []  # offsets, after the checkpoint
 
-    def run(self) -> None:
+    def run(self, out: Collection[str]) -> None:
         """Go through all segments; write the index files that are missing."""
         folder = self._log.folder
         sealed = self._log.segments[:-1]
@@ -63,6 +67,7 @@ class MessageRecovery:
             self._read(segment)
         self._log.ready()
         self._complete_topics()
+        self._note_fired(frozenset(out))
 
     def _takes(self, segment: Segment, directory: Directory, *, with_ids: bool) -> bool:
         """Take a segment's messages from its index; False, with nothing changed, where it does not fit."""
@@ -77,10 +82,7 @@ class MessageRecovery:
         for one in ids:
             self._state.recent.add(one)
         self._state.take_over(segment.first_offset, directory)
-        for offset in directory.special:
-            record = record_at(self._log, offset) if offset >= self._restored.messages_end else None
-            if record is not None:
-                self._state.replay_special(record, offset=offset)
+        self._fired += [offset for offset in directory.special if offset >= self._restored.messages_end]
         return True
 
     def _make_index(self, segment: Segment) -> None:
@@ -105,8 +107,15 @@ class MessageRecovery:
                 continue
             record = journal.decode_message(one.payload)
             self._state.replay_message(record, offset=one.offset, size_bytes=one.end - one.offset)
-            if one.offset >= self._restored.messages_end and (record.sequence is None or record.copy):
-                self._state.replay_special(record, offset=one.offset)
+            if record.copy == journal.FIRED_COPY and one.offset >= self._restored.messages_end:
+                self._fired.append(one.offset)
+
+    def _note_fired(self, out: frozenset[str]) -> None:
+        """Which of the messages that will come again have their places: they are among the last that fell due."""
+        for offset in self._fired[-len(out) :] if out else ():
+            record = record_at(self._log, offset)
+            if record is not None and record.id in out and record.sequence is not None:
+                self._state.fired_before[record.id] = record.sequence
 
     def _complete_topics(self) -> None:
         """Topics whose messages were dropped, or whose last ones are damaged, go on where they were."""

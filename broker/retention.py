@@ -1,7 +1,7 @@
 """Retention: which old segments may go. Decisions are pure; dropping is whole segments, by age or size.
 
 What a group still has to deliver, its dead letters among it, holds a segment back, unless `retention_drops_unread` says
-otherwise: then the group is moved behind it, and that is told. What is scheduled always holds it back.
+otherwise: then the group is moved behind it, and that is told. What is scheduled is not in the log, and holds nothing.
 """
 
 from __future__ import annotations
@@ -40,12 +40,10 @@ def outdated(segments: Sequence[Segment], *, now_ms: int, options: EngineOptions
 
 def held_from(state: BrokerState, segments: Sequence[Segment], *, drops_unread: bool) -> int:
     """The offset from which on the message log is needed, as far as these segments go."""
-    needed = state.schedule.first_offset()
-    limit = segments[-1].end if needed is None else min(needed, segments[-1].end)
     if drops_unread:
-        return limit
+        return segments[-1].end
     for segment in segments:
-        if segment.end > limit or any(_is_needed(topic, segment) for topic in state.topics.values()):
+        if any(_is_needed(topic, segment) for topic in state.topics.values()):
             return segment.first_offset
     return segments[-1].end
 
@@ -79,6 +77,9 @@ class Retaining(Timing):
         old = segments[: outdated(segments, now_ms=now_ms, options=self._options)]
         if not old:
             return 0
+        for topic in self._state.topics.values():
+            for group in topic.groups.values() if topic.wanted else ():
+                self._come_past(topic, group)
         drops_unread = self._options.retention_drops_unread
         end = held_from(self._state, old, drops_unread=drops_unread)
         going = [one for one in old if one.end <= end]

@@ -1,6 +1,6 @@
-"""What the engine keeps in memory: topics, groups, schedule, recent ids; all of it rebuilt from the logs.
+"""What the engine keeps in memory: topics, groups, recent ids; all of it rebuilt from the logs.
 
-Not the logs.
+Not the logs, nor the schedule.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 
 from broker.consume.group import Death, Group, Requeue
+from broker.consume.key_order import KeyOrder
 from broker.consume.topic import BlockPlace, Blocks, TopicIndex
+from broker.consume.wanted import Wanted
 from broker.dedup import RecentIds
-from broker.delay.schedule import MemorySchedule, Schedule, Scheduled
 from broker.filter import compile_condition, parse
 from broker.log.segment_index import Directory
 from broker.options import EngineOptions
 from messaging import journal
+from messaging.journal_order import Filed
 from messaging.message import GroupConfig
 
 _SETTINGS = tuple(one.name for one in fields(GroupConfig))
@@ -24,10 +26,18 @@ _SETTINGS = tuple(one.name for one in fields(GroupConfig))
 
 @dataclass(slots=True)
 class Topic:
-    """A topic's index and its groups."""
+    """A topic's index and its groups; `wanted` where one of them has, or had, a filter."""
 
     index: TopicIndex
     groups: dict[str, Group] = field(default_factory=dict)
+    wanted: Wanted | None = None
+
+    def come_past(self, group: Group) -> int:
+        """Have a group come past what its filter did not take as it was published; returns how many messages."""
+        place = group.position
+        if self.wanted is not None:
+            group.position = self.wanted.passed(group.name, place)
+        return group.position - place
 
 
 class BrokerState:
@@ -35,17 +45,19 @@ class BrokerState:
 
     def __init__(self, options: EngineOptions, blocks: Blocks) -> None:
         self._blocks = blocks
+        self._options = options
         self.topics: dict[str, Topic] = {}
-        self.schedule: Schedule = MemorySchedule()
         self.recent = RecentIds(options.dedup_messages_max)
-        self.canceled = RecentIds(options.cancel_tombstones_max)
-        self.stopped = RecentIds(options.cancel_tombstones_max)  # of those canceled: whose messages came
         self.counters: Counter[tuple[str, str, str]] = Counter()
         self.openings = 0
+        self.is_filtering = False
+        """Whether any group has, or had, a filter."""
         self.written: dict[str, TopicIndex] = {}
         """The topics with messages in the segment that is being written."""
         self.written_special = array("Q")
-        """Offsets of records in it that are not simply placed: what an index file names for replay_special()."""
+        """Offsets in it of messages that fell due: what an index file names, so that they are found again."""
+        self.fired_before: dict[str, int] = {}
+        """Sequences, by id, of messages that fell due before a restart, and that the schedule will hand out again."""
         self.recent_before_written = 0
         """How many ids had come when that segment was begun."""
 
@@ -71,16 +83,16 @@ class BrokerState:
 
     def replay_message(self, record: journal.MessageRecord, *, offset: int, size_bytes: int) -> None:
         """A message as the message log tells it: its id and its place."""
-        if record.copy != journal.FIRED_COPY:
+        if record.copy != journal.SCHEDULED:  # which the schedule knows, or forgot with a power cut: it is asked
             self.recent.add(record.id)
+        index = self.topic(record.topic).index
         if record.sequence is not None:
-            index = self.topic(record.topic).index
             ready_at_ms = record.stored_at_ms
             if record.sequence != index.end:
                 index.begin_at(record.sequence)
                 index.skip_to(record.sequence, ready_at_ms=ready_at_ms)
             self.place(record.topic, 1, offset, size_bytes, ready_at_ms=ready_at_ms, sealed_end=0)
-        if record.sequence is None or record.copy:
+        if record.copy == journal.FIRED_COPY:
             self.written_special.append(offset)
 
     def take_over(self, segment: int, directory: Directory) -> None:
@@ -95,28 +107,13 @@ class BrokerState:
         self.written_special = array("Q")
         self.recent_before_written = self.recent.added
 
-    def replay_special(self, record: journal.MessageRecord, *, offset: int) -> None:
-        """What a message record means besides its place: it waits, or no longer waits, for its time."""
-        if record.copy == journal.FIRED_COPY:
-            self.schedule.remove(record.id)
-        elif record.copy == journal.DEAD_ON_ARRIVAL:
-            self.canceled.add(record.id)
-            self.stopped.add(record.id)
-        elif record.sequence is None:
-            self.topic(record.topic)
-            self.schedule.add(Scheduled(record.id, record.topic, record.deliver_at_ms or 0, offset))
-
     # -- actions -----------------------------------------------------------------------------------------------------
 
     def replay_action(self, action: journal.Written) -> None:
         """An action as the action log tells it, in order, all messages having been replayed."""
         match action:
-            case journal.Fired():
-                self._replay_fired(action)
-            case journal.Canceled():
-                for message_id in action.ids:
-                    self.canceled.add(message_id)
-                    self.stop(message_id, messages_end=action.messages_end)
+            case journal.Fired() | journal.Canceled():
+                pass  # for whoever reads the log: the schedule has a log of its own
             case journal.Opened():
                 self.openings = action.number
             case journal.Checkpoint():
@@ -128,13 +125,6 @@ class BrokerState:
                 if group is not None:
                     _replay_on_group(group, action)
 
-    def stop(self, message_id: str, *, messages_end: int | None = None) -> None:
-        """Take a canceled message out of the schedule, if it has come (before this end of the message log)."""
-        found = self.schedule.find(message_id)
-        if found is not None and (messages_end is None or found.offset < messages_end):
-            self.schedule.remove(message_id)
-            self.stopped.add(message_id)
-
     def declare(self, topic: str, name: str, config: GroupConfig, *, position: int) -> Group:
         """Make a group at a position, or change the settings of one that is there."""
         groups = self.topic(topic).groups
@@ -142,13 +132,25 @@ class BrokerState:
             groups[name].config = config
         else:
             groups[name] = Group(name=name, config=config, position=position)
-        groups[name].accepts = None if config.filter is None else compile_condition(parse(config.filter))
+        if config.ordered and groups[name].order is None:
+            groups[name].order = KeyOrder()
+        self._set_filter(topic, groups[name], config.filter)
         return groups[name]
 
-    def _replay_fired(self, action: journal.Fired) -> None:
-        """Fired messages were written again, with their sequences; logs of the first version only say so here."""
-        for _, message_id in action.entries:
-            self.schedule.remove(message_id)
+    def _set_filter(self, topic: str, group: Group, text: str | None) -> None:
+        known = self.topic(topic)
+        if text is None:
+            group.accepts = None
+            if known.wanted is not None:
+                known.wanted.declare(group.name, None, end=known.index.end)
+            return
+        self.is_filtering = True
+        node = parse(text)
+        group.accepts = compile_condition(node)
+        if known.wanted is None:
+            options = self._options
+            known.wanted = Wanted(options.filter_index_headers.get(topic, options.filter_index_header))
+        known.wanted.declare(group.name, text, node, end=known.index.end)
 
 
 def settings_of(config: GroupConfig) -> dict[str, str | int | float | bool | None]:
@@ -188,11 +190,15 @@ def _replay_on_group(group: Group, action: journal.Written) -> None:  # noqa: C9
             for sequence, message_id, attempts in action.entries:
                 group.die(Death(sequence, message_id, attempts, action.reason), at_ms=action.at_ms)
         case journal.Redriven():
-            group.redrive([sequence for sequence, _ in action.entries], now_ms=action.at_ms)
+            group.redrive(
+                [sequence for sequence, _ in action.entries], now_ms=action.at_ms, per_second=action.per_second
+            )
         case journal.Sought():
             group.seek(action.position, life=action.life)
         case journal.Dropped():
             group.drop_before(action.position)
+        case Filed():
+            group.file(action.runs, position=action.position)
         case journal.Paused():
             group.paused = action.paused
         case _:

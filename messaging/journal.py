@@ -28,9 +28,10 @@ import google_crc32c
 import msgspec
 
 from messaging.errors import OutboxError
+from messaging.journal_order import Filed
 
 MAGIC: Final = b"OUTBOXMQ"
-VERSION: Final = 2
+VERSION: Final = 3
 _HEADER: Final = struct.Struct("<8sHHQQ")
 _CRC: Final = struct.Struct("<I")
 _FRAME: Final = struct.Struct("<II")
@@ -47,12 +48,15 @@ class SegmentKind(IntEnum):
     ACTIONS = 2
 
 
-Copy = Literal[0, 1, 2]
-"""What a message record is: 0 as it was published; 1 written again, with its sequence, when it fell due; 2 canceled
-before it was published, so that it is neither scheduled nor placed."""
+Copy = Literal[0, 1, 2, 3]
+"""What a message record is: 0 as it was published; 1 a scheduled message, written with its sequence when it fell due;
+2 canceled before it was published, so that it is neither scheduled nor placed; 3 a note that a message was scheduled:
+its body is the SHA-256 of the message's, and its headers are left out, since both are in the schedule until it is due.
+"""
 PUBLISHED: Final = 0
 FIRED_COPY: Final = 1
 DEAD_ON_ARRIVAL: Final = 2
+SCHEDULED: Final = 3
 
 
 class MessageRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
@@ -153,14 +157,13 @@ class Died(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="died
 
 
 class Redriven(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="redriven"):
-    """Dead letters went back to their group with a fresh count of attempts and a new life: entries are
-    (sequence, message id).
-    """
+    """Dead letters got a new life, `per_second` a second (None: at once); entries are (sequence, message id)."""
 
     topic: str
     group: str
     at_ms: int
     entries: list[tuple[int, str]]
+    per_second: int | None = None
 
 
 class Sought(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="sought"):
@@ -237,7 +240,7 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag
 
 Action = (
     Fired | Canceled | Declared | Delivered | Acked | Requeued | Extended | Died | Redriven | Sought | Paused
-    | Opened | Dropped | Checkpoint
+    | Opened | Dropped | Checkpoint | Filed
 )  # fmt: skip
 Written = Action | Handed | Settled
 """What stands in an action log; Delivered and Acked in those of earlier versions."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,6 +54,7 @@ class DelayCore:
         """For DelayStore.open()."""
         self._store = store
         self._options = options
+        self._keeping = threading.RLock()  # held before the lock; buckets change only under it
         self._lock = threading.RLock()
         self._state = ScheduleState(cancels_max=options.cancels_remembered_max)
         self._log = ScheduleLog(store)
@@ -67,11 +68,12 @@ class DelayCore:
         self._far_first_ms: int | None = None
         self._horizon_ms = 0
         self._next_begin_ms = 0
+        self._soonest_ms = 0
         self._garbage: list[str] = []
         self._garbage_at_checkpoint: list[str] = []
         self._ids_made = 0
         self._again: deque[int] = deque()
-        self._recent: deque[frozenset[int]] = deque()
+        self._recent: tuple[frozenset[int], ...] = ()
         self._hashes: dict[str, int] = {}  # of what is in memory, mostly
         self._closed = False
 
@@ -94,7 +96,7 @@ class DelayCore:
         self._store.delete(sorted(names - used))
         for one in self._state.index:
             self._index.add(one)
-        self._recent.append(frozenset(self._index.newest_hashes(self._options.dedup_messages)))
+        self._recent = (frozenset(self._index.newest_hashes(self._options.dedup_messages)),)
         self._again.extend(sorted(self._state.hand_outs))
         for name in used:
             if not name.startswith(PREFIX):
@@ -109,6 +111,7 @@ class DelayCore:
         self._opened.clear()
         self._expanding = None
         self._far, self._far_first_ms, self._horizon_ms, self._next_begin_ms = [], None, 0, 0
+        self._soonest_ms = 0
         self._remember(self._state.pending.values())
 
     # -- changes -----------------------------------------------------------------------------------------------------
@@ -144,17 +147,26 @@ class DelayCore:
 
     def _remember(self, entries: Iterable[Entry]) -> None:
         """Put messages in memory where they will be found in time."""
-        horizon_ms = self._horizon_ms
+        horizon_ms, soonest_ms = self._horizon_ms, self._soonest_ms
         far = []
         for entry in entries:
             if entry[0] < horizon_ms:
                 self._wheel.push(entry)
+                if entry[0] < soonest_ms:
+                    soonest_ms = entry[0]
             else:
                 far.append(entry)
+        self._soonest_ms = soonest_ms
         if far:
             self._far += far
             first_ms = min(far)[0]
             self._far_first_ms = first_ms if self._far_first_ms is None else min(first_ms, self._far_first_ms)
+            self._soonest_ms = min(self._soonest_ms, self._far_first_ms)
+
+    def _look_ahead(self) -> None:
+        """Note when something may be due next, for who asks without the lock."""
+        times = (self._wheel.next_due_ms(), self._far_first_ms, self._next_begin_ms)
+        self._soonest_ms = min(time_ms for time_ms in times if time_ms is not None)
 
     def _advance(self, now_ms: int) -> None:
         """Let the wheel have whatever may be due: messages in memory, and buckets whose time has begun."""
@@ -183,6 +195,29 @@ class DelayCore:
             if bucket_id in self._opened:
                 self._wheel.add(one.runs)
             self._next_begin_ms = min(self._next_begin_ms, bucket_id.start_ms)
+        self._look_ahead()
+
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Those that wait, fired lately, or were canceled: of any other, nothing is known. Waits for nobody.
+
+        Every id is looked for in the places that it passes, in the order in which it passes them.
+        """
+        state = self._state
+        canceled, pending, passed = state.canceled, state.pending, state.passed
+        found = {one for one in ids if one in pending or one in passed or one in canceled}
+        recent = self._recent
+        if any(recent):
+            found.update(one for one in ids if one not in found and any(id_hash(one) in hashes for hashes in recent))
+        return found
+
+    def is_canceled(self, message_id: str) -> bool:
+        """Whether an id was canceled, before or after its message came, and that is remembered. Waits for nobody."""
+        return message_id in self._state.canceled
+
+    def is_empty_handed(self) -> bool:
+        """Whether known() finds nothing, whatever it is asked."""
+        state = self._state
+        return not (state.pending or state.passed or len(state.canceled) or any(self._recent))
 
     def _is_recent(self, message_id: str) -> bool:
         """Whether an id came with one of the last flushes; its hash is kept for the next one."""

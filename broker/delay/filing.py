@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from broker.delay.levels import LEVELS, BucketId, place
@@ -17,6 +18,24 @@ from broker.delay.state import ScheduleState
 from broker.delay.wheel import CROWD_MESSAGES
 
 _APPENDED_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Filed:
+    """Where messages stand now: what was added to buckets, and the messages of each run by its id."""
+
+    added: list[RunsAdded] = field(default_factory=list)
+    entries: list[tuple[int, Sequence[Entry]]] = field(default_factory=list)
+
+    def gone(self, alive: Mapping[str, Entry]) -> list[tuple[int, int]]:
+        """(run id, index) of those that are not among the living any more."""
+        find = alive.get
+        return [
+            (run_id, index)
+            for run_id, entries in self.entries
+            for index, entry in enumerate(entries)
+            if find(entry[2]) is not entry
+        ]
 
 
 class Filing:
@@ -33,7 +52,7 @@ class Filing:
         now_ms: int,
         below: int = -1,
         hash_of: Callable[[str], int] = id_hash,
-    ) -> list[RunsAdded]:
+    ) -> Filed:
         """Write messages to their buckets, on levels finer than `below`, and return where they are, durably.
 
         Raises StorageFailed with nothing changed.
@@ -42,12 +61,12 @@ class Filing:
         for bucket_id, filed in self._placed(sorted(entries), now_ms=now_ms, below=below):
             by_bucket.setdefault(bucket_id, []).extend(filed)
         next_run = self._state.next_run
-        added: list[RunsAdded] = []
+        result = Filed()
         for bucket_id, filed in by_bucket.items():
-            added.append(self._write(bucket_id, filed, next_run=next_run, hash_of=hash_of))
-            next_run += len(added[-1].runs)
-        self._store.sync([one.segment for one in added])
-        return added
+            added = self._write(bucket_id, filed, result, next_run=next_run, hash_of=hash_of)
+            next_run += len(added.runs)
+        self._store.sync([one.segment for one in result.added])
+        return result
 
     def _placed(self, entries: list[Entry], *, now_ms: int, below: int) -> Iterator[tuple[BucketId, list[Entry]]]:
         """Sorted messages by bucket, found for whole stretches of due times: up to a bucket's end, or to a barrier."""
@@ -62,7 +81,13 @@ class Filing:
             start = stop
 
     def _write(
-        self, bucket_id: BucketId, entries: list[Entry], *, next_run: int, hash_of: Callable[[str], int]
+        self,
+        bucket_id: BucketId,
+        entries: list[Entry],
+        result: Filed,
+        *,
+        next_run: int,
+        hash_of: Callable[[str], int],
     ) -> RunsAdded:
         bucket = self._state.buckets.get(bucket_id)
         segment = bucket.segment if bucket else segment_name(bucket_id, life=next_run)
@@ -85,6 +110,7 @@ class Filing:
                         topic=topic,
                     )
                 )  # fmt: skip
+                result.entries.append((runs[-1].id, piece))
             waiting.clear()
             cuts.clear()
 
@@ -96,7 +122,8 @@ class Filing:
                     append()
         if waiting:
             append()
-        return RunsAdded(bucket_id.level, bucket_id.slot, segment, end, runs)
+        result.added.append(RunsAdded(bucket_id.level, bucket_id.slot, segment, end, runs))
+        return result.added[-1]
 
 
 def by_crowd(entries: list[Entry]) -> Iterator[tuple[str | None, list[Entry]]]:

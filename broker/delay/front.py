@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
+from broker.delay.lateness import Lateness
 from broker.delay.service import DelayService
 from broker.delay.store import DelayStore, Timed
 from broker.publishing import BUCKETS_MS
@@ -96,6 +97,11 @@ class DelayFront:
         """Id, topic and due time of one scheduled message."""
         found = self._schedule.find(message_id)
         return None if found is None else {"id": found.id, "topic": found.topic, "deliver_at_ms": found.due_ms}
+
+    @property
+    def lateness(self) -> Lateness:
+        """How late messages reached the target."""
+        return self.service.lateness
 
     # -- what operators ask ------------------------------------------------------------------------------------------
 

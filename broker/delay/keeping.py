@@ -6,9 +6,10 @@ Flushing memory into buckets, re-filing buckets into finer ones, merging the id 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from broker.delay.core import IDS_PREFIX, DelayCore
+from broker.delay.filing import Filed
 from broker.delay.id_index import index_entry
 from broker.delay.levels import BucketState, is_to_expand
 from broker.delay.records import BucketChanged, Flushed, Moved, StoredIndex
@@ -31,52 +32,89 @@ class Keeping(DelayCore):
 
         Raises StorageFailed with nothing lost; the step is then done again.
         """
-        with self._lock:
-            self._refuse_if_closed()
-            self._advance(now_ms)
-            self._drop_finished()
-            if self._is_full():
+        with self._keeping:
+            if self.is_full():
                 self._flush(now_ms)
                 return True
-            place = self._log.place
-            garbage, self._garbage = self._garbage, []  # done with by what the log says up to this place
-            more = self._expand_step(now_ms) or self._merge_step(now_ms)
-        self._log.commit(place)
-        self._store.delete(garbage)
-        return more
+            with self._lock:
+                self._refuse_if_closed()
+                self._advance(now_ms)
+                self._drop_finished()
+                place = self._log.place
+                garbage, self._garbage = self._garbage, []  # done with by what the log says up to this place
+                more = self._expand_step(now_ms) or self._merge_step(now_ms)
+                self._look_ahead()
+            self._log.commit(place)
+            self._store.delete(garbage)
+            return more
 
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
+        """Whether memory is to be flushed. Waits for nobody."""
+        return self._is_filled(1)
+
+    def make_room(self, now_ms: int, *, fill: int = 1) -> None:
+        """Flush memory where it is `fill` times as full as it may be, before more is taken in. Raises StorageFailed.
+
+        To be called without the lock, or one's own, since it may take long.
+        """
+        if self._is_filled(fill):
+            with self._keeping:
+                if self._is_filled(fill):
+                    self._flush(now_ms)
+
+    def _is_filled(self, fill: int) -> bool:
         state, options = self._state, self._options
         return (
-            state.pending_bytes >= options.memory_bytes_max
-            or len(state.pending) + len(state.passed) >= options.memory_messages_max
-            or self._log.grown_bytes >= options.log_bytes_max
+            state.pending_bytes >= fill * options.memory_bytes_max
+            or len(state.pending) + len(state.passed) >= fill * options.memory_messages_max
+            or self._log.grown_bytes >= fill * options.log_bytes_max
         )
 
     # -- memory into buckets -----------------------------------------------------------------------------------------
 
     def _flush(self, now_ms: int) -> None:
-        """Put what is in memory into buckets and the id index, and begin a new log segment."""
+        """Put what is in memory into buckets and the id index, and begin a new log segment.
+
+        Everything goes on while it is written: the lock is held to see what is in memory, and to make it count. What
+        fires or is canceled in between is marked then.
+        """
+        with self._lock:
+            self._refuse_if_closed()
+            before = self._state.next_seq
+            entries, passed = list(self._state.pending.values()), list(self._state.passed.items())
+        filed = self._filing.file(entries, now_ms=now_ms, hash_of=self._hash_of)
+        index, hashes = self._write_index(entries, passed)
+        with self._lock:
+            self._refuse_if_closed()
+            self._take_over(filed, index, hashes, before=before)
+            garbage = self._log.old_segments() + self._garbage_at_checkpoint
+            self._garbage_at_checkpoint = []
+        self._log.commit()
+        self._garbage += garbage
+
+    def _take_over(
+        self, filed: Filed, index: StoredIndex | None, hashes: frozenset[int], *, before: int
+    ) -> None:  # fmt: skip
+        """What was written counts from now on."""
         state = self._state
-        added = self._filing.file(state.pending.values(), now_ms=now_ms, hash_of=self._hash_of)
-        index, hashes = self._write_index()
-        self._log.commit(self._act(Flushed(added, index)))
+        self._remember_hashes(hashes)
+        self._act(Flushed(filed.added, index, before, filed.gone(state.pending)))
         if index is not None:
             self._index.add(index)
-        self._forget_hashes(hashes)
         self._hashes.clear()
         self._wheel.clear_near()
         self._far, self._far_first_ms = [], None
-        self._place_runs(added)
+        self._remember(state.pending.values())
+        self._place_runs(filed.added)
         self._log.begin(state.checkpoint())
-        self._garbage += self._log.old_segments() + self._garbage_at_checkpoint
-        self._garbage_at_checkpoint = []
 
-    def _write_index(self) -> tuple[StoredIndex | None, frozenset[int]]:
+    def _write_index(
+        self, entries: Sequence[Entry], passed: Sequence[tuple[str, tuple[int, int]]]
+    ) -> tuple[StoredIndex | None, frozenset[int]]:
         """A piece of the id index for all that came since the last flush, fired or not."""
         hash_of = self._hash_of
-        keys = [(hash_of(entry[2]), entry[0], entry[1]) for entry in self._state.pending.values()]
-        keys += [(hash_of(message_id), *place) for message_id, place in self._state.passed.items()]
+        keys = [(hash_of(entry[2]), entry[0], entry[1]) for entry in entries]
+        keys += [(hash_of(message_id), *place) for message_id, place in passed]
         hashes = frozenset(key[0] for key in keys)
         if not keys:
             return None, hashes
@@ -91,11 +129,12 @@ class Keeping(DelayCore):
         self._ids_made += 1
         return f"{IDS_PREFIX}{self._ids_made:012d}"
 
-    def _forget_hashes(self, newest: frozenset[int]) -> None:
+    def _remember_hashes(self, newest: frozenset[int]) -> None:
         """Remember the ids of the last flushes, so that a repeated publish is known; at least `dedup_messages`."""
-        self._recent.append(newest)
-        while self._recent and sum(map(len, self._recent)) - len(self._recent[0]) >= self._options.dedup_messages:
-            self._recent.popleft()
+        kept = [*self._recent, newest]
+        while kept and sum(map(len, kept[1:])) >= self._options.dedup_messages:
+            del kept[0]
+        self._recent = tuple(kept)
 
     # -- buckets into finer ones -------------------------------------------------------------------------------------
 
@@ -112,7 +151,7 @@ class Keeping(DelayCore):
             self._quarantine(damage)
             return True
         try:
-            added = self._filing.file(entries, now_ms=now_ms, below=bucket.id.level)
+            added = self._filing.file(entries, now_ms=now_ms, below=bucket.id.level).added
             taken = [(piece.run.id, piece.stop) for piece in pieces]
             self._act(Moved(bucket.id.level, bucket.id.slot, taken, added))
         except StorageFailed:

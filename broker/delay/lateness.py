@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
 from typing import Final
 
 BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000, 3_600_000)
@@ -14,11 +16,18 @@ class Lateness:
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS_MS) + 1)
         self.worst_ms = 0
+        self.sum_ms = 0
 
-    def add(self, late_ms: int) -> None:
-        """One message."""
-        self._counts[bisect_left(BOUNDS_MS, late_ms)] += 1
+    def add(self, late_ms: int, *, messages: int = 1) -> None:
+        """One message, or some that are equally late."""
+        self._counts[bisect_left(BOUNDS_MS, late_ms)] += messages
         self.worst_ms = max(self.worst_ms, late_ms)
+        self.sum_ms += late_ms * messages
+
+    def add_all(self, late_ms: Iterable[int]) -> None:
+        """Many messages."""
+        for one, messages in Counter(late_ms).items():
+            self.add(one, messages=messages)
 
     def counts(self) -> list[tuple[int | None, int]]:
         """(bound, how many were at most this late and later than the bound before); the last bound is None."""

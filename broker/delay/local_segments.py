@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import google_crc32c
 
@@ -43,20 +43,6 @@ _NAME: Final = re.compile(r"[a-z0-9-]{1,64}")
 _EPOCH_BYTES: Final = 24
 
 
-class DelayStorage(Storage, Protocol):
-    """The broker's storage, and removing."""
-
-    def remove(self, path: Path) -> None:
-        """Remove a file, if it is there."""
-
-
-class DelayDisk(DiskStorage):
-    """The real thing."""
-
-    def remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-
-
 @dataclass(slots=True, eq=False)
 class _File:
     """An open file. `written` counts appends, `synced` those that are durable; `turn` guards both."""
@@ -72,7 +58,7 @@ class _File:
 class LocalSegmentStore:
     """A SegmentStore in a folder. close() gives the folder to the next writer."""
 
-    def __init__(self, folder: Path, *, storage: DelayStorage, epoch: int, lock: FolderLock) -> None:
+    def __init__(self, folder: Path, *, storage: Storage, epoch: int, lock: FolderLock) -> None:
         """For open()."""
         self.epoch = epoch
         self._folder = folder
@@ -87,9 +73,9 @@ class LocalSegmentStore:
         self.syncs = 0
 
     @classmethod
-    def open(cls, folder: Path, *, storage: DelayStorage | None = None) -> LocalSegmentStore:
+    def open(cls, folder: Path, *, storage: Storage | None = None) -> LocalSegmentStore:
         """Become the folder's writer; it is made where it is missing. Raises ConfigurationError naming the holder."""
-        storage = storage or DelayDisk()
+        storage = storage or DiskStorage()
         lock = FolderLock(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -342,7 +328,7 @@ def _read_epoch(folder: Path) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _write_epoch(folder: Path, epoch: int, storage: DelayStorage) -> None:
+def _write_epoch(folder: Path, epoch: int, storage: Storage) -> None:
     """Write the epoch aside and rename it, so that a cut leaves the old one or the new one."""
     aside = folder / "epoch.new"
     descriptor = storage.create(aside)

@@ -109,10 +109,15 @@ class StoredIndex(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Flushed(msgspec.Struct, array_like=True, frozen=True, tag="flushed"):
-    """All that was pending stands in buckets now, and in a new piece of the id index."""
+    """What was in memory and came before `before_seq` stands in buckets now, and in a new piece of the id index.
+
+    `gone` (run id, index) are those among it that fired or were canceled while it was written.
+    """
 
     added: list[RunsAdded]
     index: StoredIndex | None
+    before_seq: int
+    gone: list[tuple[int, int]]
 
 
 class StoredHandOut(msgspec.Struct, array_like=True, frozen=True):
@@ -134,6 +139,8 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True, tag="checkpoint",
     hand_outs: list[StoredHandOut]
     canceled: list[tuple[str, int, bool]]
     topics: dict[str, int]
+    pending: list[Entry]
+    passed: dict[str, tuple[int, int]]
 
 
 LogRecord = Checkpoint | Scheduled | Canceled | Handed | Fired | Flushed | BucketChanged | Moved | Quarantined

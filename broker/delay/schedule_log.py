@@ -76,11 +76,13 @@ class ScheduleLog:
 
     def commit(self, place: Place | None = None) -> None:
         """Return once everything up to a place (all, by default) is durable."""
-        name, end = place or (self.name, self._end)
         with self._guard:
-            if self._durable.get(name, 0) >= end or name < self.name:
-                return  # a later segment's checkpoint holds all of an earlier one
-        written = self._end if name == self.name else end
+            name, end = place or (self.name, self._end)
+            if name < self.name:  # a later segment's checkpoint holds all of an earlier one
+                name, end = self.name, self._begun
+            if self._durable.get(name, 0) >= end:
+                return
+            written = self._end
         self._store.sync([name])
         with self._guard:
             if name == self.name:
@@ -91,14 +93,13 @@ class ScheduleLog:
         self._store.sync(())
 
     def begin(self, checkpoint: records.Checkpoint) -> None:
-        """Begin a new segment, durably; the older ones have nothing to say any more. Raises StorageFailed.
+        """Begin a new segment; once it is durable, the older ones have nothing to say any more. Raises StorageFailed.
 
         Where that fails, the log goes on in the old segment.
         """
         name = f"{PREFIX}{self._number + 1:012d}"
         try:
             *_, end = self._store.append(name, [records.encode(checkpoint)], position=0)
-            self._store.sync([name])
         except StorageFailed:
             self._store.delete([name])
             raise
@@ -107,7 +108,7 @@ class ScheduleLog:
                 self._old.append(self.name)
             self._number += 1
             self._end = self._begun = end
-            self._durable = {name: end}
+            self._durable = {}
 
     def old_segments(self) -> list[str]:
         """The segments that may be deleted; each is told once."""

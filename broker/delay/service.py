@@ -1,4 +1,4 @@
-"""The thread that turns a schedule: hands what is due to a target, and keeps house. What a target is, others say.
+"""The threads that turn a schedule: one hands what is due to a target, one keeps house. What a target is, others say.
 
 Never early: the wall clock is asked right before each batch is taken. It waits on monotonic time in slices of at most
 a second, so that a wall clock that steps, or a process that was suspended, is noticed within one.
@@ -37,7 +37,7 @@ class _Held:
 
 
 class DelayService:
-    """One thread on one schedule. start() and stop() are idempotent; wake() is for any thread."""
+    """Two threads on one schedule. start() and stop() are idempotent; wake() is for any thread."""
 
     def __init__(self, schedule: DelayStore, *, deliver: Deliver, clock: Clock, backoff: Backoff | None = None) -> None:
         self._schedule = schedule
@@ -45,9 +45,9 @@ class DelayService:
         self._clock = clock
         self._backoff = backoff or Backoff(initial_ms=100, max_ms=30_000)
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._stopping = False
-        self._is_woken = False
+        self._wakes = 0
         self._held: _Held | None = None
         self.lateness = Lateness()
         self.delivered = 0
@@ -56,37 +56,41 @@ class DelayService:
 
     def start(self) -> None:
         """Begin."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="delay-service", daemon=True)
-            self._thread.start()
+        if not self._threads:
+            self._threads = [
+                threading.Thread(target=self._run, args=(self.turn,), name="delay-service", daemon=True),
+                threading.Thread(target=self._run, args=(self.keep,), name="delay-keeper", daemon=True),
+            ]
+            for thread in self._threads:
+                thread.start()
 
     def stop(self, *, timeout_ms: int = 10_000) -> None:
-        """End after the delivery that is in work, waiting up to a deadline. What was not delivered comes again."""
+        """End after what is in work, waiting up to a deadline. What was not delivered comes again."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(timeout_ms / 1000)
+        for thread in self._threads:
+            thread.join(timeout_ms / 1000)
 
     def wake(self) -> None:
         """Something was scheduled that may be due earlier than all else."""
         with self._changed:
-            self._is_woken = True
+            self._wakes += 1
             self._changed.notify_all()
 
     def turn(self) -> int:
-        """Deliver one batch or do one step of housekeeping; returns how long to wait then."""
+        """Deliver one batch; returns how long to wait then."""
         batch = self._take()
         if batch is not None:
             self._try(batch)
-            self._schedule.maintain(self._clock.now_ms())
             return 0 if self._held is None else self._wait_for_retry_ms()
-        if self._schedule.maintain(self._clock.now_ms()):
-            return 0
         if self._held is not None:
             return self._wait_for_retry_ms()
-        next_ms = self._schedule.next_due_ms()
-        return SLICE_MS if next_ms is None else max(0, min(next_ms - self._clock.now_ms(), SLICE_MS))
+        return max(0, min(self._schedule.soonest_ms() - self._clock.now_ms(), SLICE_MS))
+
+    def keep(self) -> int:
+        """Do one step of housekeeping; returns how long to wait then."""
+        return 0 if self._schedule.maintain(self._clock.now_ms()) else SLICE_MS
 
     def _take(self) -> Batch | None:
         if self._held is None:
@@ -109,8 +113,7 @@ class DelayService:
         self._schedule.fired(batch.number, again=again)
         self.delivered += len(batch.messages) - len(again)
         self.refused += len(again)
-        for message in batch.messages:
-            self.lateness.add(now_ms - message.due_ms)
+        self.lateness.add_all(now_ms - message.due_ms for message in batch.messages)
 
     def _hold(self, batch: Batch, error: OutboxError) -> None:
         """Keep the batch, and everything behind it, until the target takes it."""
@@ -124,19 +127,15 @@ class DelayService:
             "delivery_failed", extra={"messages": len(batch.messages), "failures": failures, "error": str(error)}
         )
 
-    def _run(self) -> None:
+    def _run(self, turn: Callable[[], int]) -> None:
         while not self._stopping:
-            wait_ms = SLICE_MS
+            wakes, wait_ms = self._wakes, SLICE_MS
             try:
-                wait_ms = self.turn()
+                wait_ms = turn()
             except OutboxError as error:
                 logger.warning("delay_service_failed", extra={"error": str(error)})
             except Exception:  # the thread boundary: a service that ends silently would hold every scheduled message
                 logger.exception("delay_service_failed")
-            self._wait(wait_ms)
-
-    def _wait(self, wait_ms: int) -> None:
-        with self._changed:
-            if wait_ms > 0 and not self._is_woken and not self._stopping:
-                self._clock.wait(self._changed, wait_ms)
-            self._is_woken = False
+            with self._changed:
+                if wait_ms > 0 and self._wakes == wakes and not self._stopping:
+                    self._clock.wait(self._changed, wait_ms)

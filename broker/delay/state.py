@@ -117,9 +117,7 @@ class ScheduleState:
             yield one.segment
 
     def checkpoint(self) -> records.Checkpoint:
-        """All of it, as a record. What is pending must have been flushed before."""
-        if self.pending or self.passed:
-            raise RuntimeError("messages in memory have no place in a checkpoint")
+        """All of it, as a record. What is in memory is in it whole, so it is written when little is."""
         return records.Checkpoint(
             next_seq=self.next_seq,
             next_run=self.next_run,
@@ -138,6 +136,8 @@ class ScheduleState:
             ],
             canceled=self.canceled.stored(),
             topics={topic: count for topic, count in self.topics.items() if count},
+            pending=list(self.pending.values()),
+            passed=self.passed,
         )  # fmt: skip
 
     def add_runs(self, added: Iterable[records.RunsAdded]) -> None:
@@ -176,9 +176,10 @@ class ScheduleState:
     def _hand_out(self, record: records.Handed) -> None:
         entries: dict[int, Entry] = {}
         for message_id in record.ids:
-            entry = self.pending.pop(message_id)
+            entry = self.pending[message_id]
             entries[entry.seq] = entry
             self.passed[message_id] = (entry.due_ms, entry.seq)
+            del self.pending[message_id]  # afterwards, so that who looks without the lock finds it in one of them
             self.pending_bytes -= len(entry.payload)
         self.topics.subtract(record.topics)
         self.hand_outs[record.batch] = HandOut(record.batch, record.parts, entries)
@@ -200,7 +201,12 @@ class ScheduleState:
         self.add_runs(record.added)
         if record.index is not None:
             self.index.append(record.index)
-        self.pending, self.passed, self.pending_bytes = {}, {}, 0
+        for run_id, index in record.gone:
+            self.run(run_id)[1].mark_gone(index)
+        before = record.before_seq
+        self.pending = {one: entry for one, entry in self.pending.items() if entry[1] >= before}
+        self.passed = {one: place for one, place in self.passed.items() if place[1] >= before}
+        self.pending_bytes = sum(map(len, map(_PAYLOAD, self.pending.values())))
 
     def _quarantine(self, bucket: Bucket, run: Run) -> None:
         bucket.quarantined.add(run.id)
@@ -236,3 +242,6 @@ class ScheduleState:
         self.index = list(record.index)
         self.canceled.restore(record.canceled)
         self.topics = Counter(record.topics)
+        self.pending = {entry.id: entry for entry in record.pending}
+        self.pending_bytes = sum(map(len, map(_PAYLOAD, record.pending)))
+        self.passed = dict(record.passed)

@@ -22,6 +22,7 @@ from broker.delay.keeping import Keeping
 from broker.delay.records import FROM_MEMORY, Canceled, Fired, Handed, Part, Scheduled
 from broker.delay.run import Entry, Timed
 from broker.delay.run_reader import RunDamaged
+from broker.delay.schedule_log import Place
 from broker.delay.searching import Searching
 from broker.delay.segment_store import SegmentStore
 from broker.delay.wheel import Piece, Taken
@@ -62,26 +63,42 @@ class DelayStore(Keeping, Searching):
         A due time in the past means now. An id that came lately is a duplicate; one that was canceled before it came
         is stored, and never delivered. Raises StorageFailed with nothing stored.
         """
+        self.make_room(now_ms)
+        statuses, place = self.put(batch, now_ms=now_ms)
+        self.commit(place)
+        return statuses
+
+    def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[CancelStatus]:
+        """Cancel, durably; an unknown id is remembered, and its message, should it come yet, is not delivered."""
+        statuses, place = self.stop(ids, now_ms=now_ms)
+        self.commit(place)
+        return statuses
+
+    def put(self, batch: Sequence[Timed], *, now_ms: int) -> tuple[list[PublishStatus], Place]:
+        """schedule() without waiting for the disk: durable, and to be answered, once commit() of the place returns.
+
+        For callers that hold a lock of their own; they call make_room() before they take it.
+        """
         with self._lock:
             self._refuse_if_closed()
-            if self._is_full():
-                self._flush(now_ms)
             statuses, record = self._decide(batch, now_ms=now_ms)
             place = self._log.place
             if record.entries or record.dead:
                 place = self._act(record)
                 self._remember(record.entries)
-        self._log.commit(place)
-        return statuses
+            return statuses, place
 
-    def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[CancelStatus]:
-        """Cancel, durably; an unknown id is remembered, and its message, should it come yet, is not delivered."""
+    def stop(self, ids: Sequence[str], *, now_ms: int) -> tuple[list[CancelStatus], Place]:
+        """cancel() without waiting for the disk, as put() is to schedule()."""
         with self._lock:
             self._refuse_if_closed()
             statuses, record = self._decide_cancels(ids, now_ms=now_ms)
             place = self._act(record) if record.stopped or record.early else self._log.place
+            return statuses, place
+
+    def commit(self, place: Place | None = None) -> None:
+        """Return once everything up to a place (all, by default) is durable."""
         self._log.commit(place)
-        return statuses
 
     def due(self, now_ms: int) -> Batch | None:
         """What is due now and was not handed out yet, a batch of it; None where nothing is, or too much is out.
@@ -96,10 +113,25 @@ class DelayStore(Keeping, Searching):
                 return None
             self._advance(now_ms)
             batch = self._take(now_ms)
+            self._look_ahead()
             place = self._log.place
         if batch is not None:
             self._log.commit(place)
         return batch
+
+    def unsettled(self) -> list[Batch]:
+        """The batches that were out when the schedule was last closed, or killed. due() then hands them out no more."""
+        with self._lock:
+            self._refuse_if_closed()
+            return [self._hand_again() for _ in range(len(self._again))]
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether due() may have something. Waits for nobody."""
+        return bool(self._again) or self._soonest_ms <= now_ms
+
+    def soonest_ms(self) -> int:
+        """A time before which nothing is due, as far as is known without waiting for anybody."""
+        return self._soonest_ms
 
     def fired(self, number: int, *, again: Sequence[Timed] = ()) -> None:
         """A batch was delivered, but for those that are to be tried `again`, at the due times given with them.
@@ -141,8 +173,11 @@ class DelayStore(Keeping, Searching):
             if due_ms > latest_ms:
                 statuses.append(PublishStatus.REJECTED)
             elif message_id in canceled:
-                dead.append(message_id)
-                statuses.append(PublishStatus.STORED)
+                is_repeat = message_id in seen or canceled.has_stopped(message_id)
+                statuses.append(PublishStatus.DUPLICATE if is_repeat else PublishStatus.STORED)
+                if not is_repeat:
+                    seen.add(message_id)
+                    dead.append(message_id)
             elif message_id in pending or message_id in passed or message_id in seen or self._is_recent(message_id):
                 statuses.append(PublishStatus.DUPLICATE)
             else:

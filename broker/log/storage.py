@@ -25,6 +25,9 @@ class Storage(Protocol):
     def sync_folder(self, folder: Path) -> None:
         """Return once the folder's entries are on disk."""
 
+    def remove(self, path: Path) -> None:
+        """Remove a file, if it is there."""
+
 
 class DiskStorage:
     """The real thing."""
@@ -51,3 +54,21 @@ class DiskStorage:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+
+class Unsynced:
+    """A storage whose syncs are left to the operating system: durability `os`."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.create, self.write = storage.create, storage.write
+        self.truncate, self.remove = storage.truncate, storage.remove
+
+    def sync(self, descriptor: int) -> None:
+        """Nothing."""
+
+    def sync_folder(self, folder: Path) -> None:
+        """Nothing."""

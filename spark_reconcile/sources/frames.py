@@ -47,9 +47,11 @@ def message_rows(frame: journal.Frame) -> Iterator[Row]:
     """A stored message as a row of MESSAGE_SCHEMA."""
     one = journal.decode_message(frame.payload)
     if one.copy == journal.FIRED_COPY:
-        return  # the same message once more, with its sequence, which the action log tells too
+        return  # a scheduled message once more, with its sequence, which the action log tells too
+    is_note = one.copy == journal.SCHEDULED
+    body_sha256 = one.body.hex() if is_note else hashlib.sha256(one.body).hexdigest()
     yield (
-        one.id, one.topic, one.key, one.sequence, hashlib.sha256(one.body).hexdigest(), one.created_at_ms,
+        one.id, one.topic, one.key, one.sequence, body_sha256, one.created_at_ms,
         one.stored_at_ms, one.deliver_at_ms, None,
     )  # fmt: skip
 

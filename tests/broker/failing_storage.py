@@ -43,6 +43,10 @@ class FailingStorage:
         self._note(f"sync_folder {folder.name}")
         self._disk.sync_folder(folder)
 
+    def remove(self, path: Path) -> None:
+        self._note("remove")
+        self._disk.remove(path)
+
     def fail(self, call: str, code: int = errno.EIO) -> None:
         """From now on, this call fails."""
 

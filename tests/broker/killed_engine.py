@@ -22,7 +22,7 @@ from messaging.message import GroupConfig, Message
 TOPIC, GROUP = "orders", "billing"
 START_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
-CALLS_MAX = 500
+CALLS_MAX = 1_000
 type_of_tell = Callable[..., None]
 
 
@@ -37,42 +37,56 @@ class _File:
 class KillingStorage:
     """Ends the process at the `at`-th call, by this `way`. Syncs are only noted: the machine runs on.
 
-    before: instead of the call. half: after half of a write. power, power-messages, power-actions: as before, and what
-    was not synced (of both logs, or of the one) is not on the disk.
+    before: instead of the call. half: after half of a write. power, power-messages, power-actions, power-schedule: as
+    before, and what was not synced (of everything, or of the one folder) is not on the disk.
     """
 
     def __init__(self, *, at: int, way: str) -> None:
         self._left = at
         self._way = way
         self._disk = DiskStorage()
-        self._files: dict[int, _File] = {}
-        self._lock = threading.Lock()
+        self._open: dict[int, _File] = {}
+        self._files: dict[Path, _File] = {}
+        self._removed: dict[Path, bytes] = {}
+        self._lock = threading.RLock()
 
     def create(self, path: Path) -> int:
         self._count()
         descriptor = self._disk.create(path)
         size = os.fstat(descriptor).st_size
-        self._files[descriptor] = _File(path, size, size, in_folder=size > 0)
+        if path not in self._files:
+            self._files[path] = _File(path, size, size, in_folder=size > 0)
+        self._open[descriptor] = self._files[path]
         return descriptor
 
     def write(self, descriptor: int, data: bytes, *, position: int) -> None:
         self._count(lambda: self._disk.write(descriptor, data[: len(data) // 2], position=position))
         self._disk.write(descriptor, data, position=position)
-        self._files[descriptor].size = position + len(data)
+        self._open[descriptor].size = position + len(data)
 
     def truncate(self, descriptor: int, size: int) -> None:
         self._count()
         self._disk.truncate(descriptor, size)
-        self._files[descriptor].size = size
+        self._open[descriptor].size = size
 
     def sync(self, descriptor: int) -> None:
         self._count()
-        self._files[descriptor].synced = self._files[descriptor].size
+        self._open[descriptor].synced = self._open[descriptor].size
 
     def sync_folder(self, folder: Path) -> None:
         self._count()
-        for file in self._files.values():
-            file.in_folder |= file.path.parent == folder
+        with self._lock:
+            for file in self._files.values():
+                file.in_folder |= file.path.parent == folder
+            self._removed = {path: data for path, data in self._removed.items() if path.parent != folder}
+
+    def remove(self, path: Path) -> None:
+        self._count()
+        with self._lock:
+            if path.exists():
+                self._removed[path] = path.read_bytes()
+                self._files.pop(path, None)
+        self._disk.remove(path)
 
     def _count(self, half: Callable[[], None] | None = None) -> None:
         with self._lock:
@@ -85,13 +99,15 @@ class KillingStorage:
                 self._cut_power(self._way.removeprefix("power").removeprefix("-"))
             os._exit(137)
 
-    def _cut_power(self, log: str) -> None:
+    def _cut_power(self, folder: str) -> None:
         for file in self._files.values():
-            if log not in {"", file.path.parent.name}:
-                continue
-            os.truncate(file.path, min(file.size, file.synced))
-            if not file.in_folder:
-                file.path.unlink()
+            if folder in {"", file.path.parent.name} and file.path.exists():
+                os.truncate(file.path, min(file.size, file.synced))
+                if not file.in_folder:
+                    file.path.unlink()
+        for path, data in self._removed.items():
+            if folder in {"", path.parent.name}:
+                path.write_bytes(data)
 
 
 def message(message_id: str, *, deliver_at_ms: int | None = None) -> Message:

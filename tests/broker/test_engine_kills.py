@@ -84,7 +84,7 @@ def check_recovered(folder: Path, told: Told) -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("way", ["before", "half", "power", "power-messages", "power-actions"])
+@pytest.mark.parametrize("way", ["before", "half", "power", "power-messages", "power-actions", "power-schedule"])
 def test_whatever_storage_call_is_the_last_what_was_answered_holds(tmp_path: Path, way: str) -> None:
     subprocess.run([sys.executable, "-m", "tests.broker.killed_engine", way, str(tmp_path)], cwd=ROOT, check=True)
     told = {int(path.stem): told_in(path.read_bytes()) for path in tmp_path.glob("*.told")}

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from broker.delay.local_segments import DelayStorage, LocalSegmentStore
+from broker.delay.local_segments import LocalSegmentStore
 from broker.delay.store import DelayOptions, DelayStore, Timed
+from broker.log.storage import Storage
 
 NOW_MS = 1_800_000_000_000
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
@@ -29,7 +30,7 @@ class Opened:
         self.segments: LocalSegmentStore | None = None
         self.schedule: DelayStore | None = None
 
-    def open(self, *, storage: DelayStorage | None = None, **options: Any) -> DelayStore:
+    def open(self, *, storage: Storage | None = None, **options: Any) -> DelayStore:
         """Open, or open again after a kill; options stay until others are given."""
         self.drop()
         if options:
@@ -77,5 +78,4 @@ def settle(schedule: DelayStore, now_ms: int) -> None:
 
 def flush(schedule: DelayStore, now_ms: int) -> None:
     """What is in memory goes to buckets."""
-    with schedule._lock:
-        schedule._flush(now_ms)
+    schedule._flush(now_ms)

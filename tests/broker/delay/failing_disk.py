@@ -6,16 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.delay.local_segments import DelayDisk
-from tests.broker.failing_storage import FailingStorage
-
-
-class FailingDisk(FailingStorage):
-    """FailingStorage that removes, too."""
-
-    def remove(self, path: Path) -> None:
-        self._note("remove")
-        path.unlink(missing_ok=True)
+from broker.log.storage import DiskStorage
 
 
 class Killed(BaseException):
@@ -29,7 +20,7 @@ class _Known:
     in_folder: bool
 
 
-class KillingDisk(DelayDisk):
+class KillingDisk(DiskStorage):
     """Ends the writing at the `at`-th call, by this `way`; every call after that is refused as well.
 
     before: instead of the call. half: after half of a write. power: as before, and what was not synced is not there.

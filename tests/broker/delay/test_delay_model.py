@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from broker.delay import id_index
-from broker.delay.local_segments import DelayDisk
 from broker.delay.store import Batch
+from broker.log.storage import DiskStorage
 from messaging.limits import DELAY_MAX_MS
 from tests.broker.delay.conftest import DAY_MS, HOUR_MS, NOW_MS, SECOND_MS, Opened, flush, settle, timed
 
@@ -28,7 +28,7 @@ PASSING = st.one_of(
 )
 
 
-class NoSync(DelayDisk):
+class NoSync(DiskStorage):
     """The machine runs on, only the process is killed."""
 
     def sync(self, descriptor: int) -> None:

@@ -99,13 +99,13 @@ def test_housekeeping_goes_on_while_the_target_is_out(
     service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
 ) -> None:
     put(schedule, NOW_MS, timed("a", NOW_MS), timed("far", NOW_MS + 30 * DAY_MS))
-    with schedule._lock:
-        schedule._flush(NOW_MS)
+    schedule._flush(NOW_MS)
     target.errors = [BrokerUnavailable("out")] * 1_000
 
     clock.advance(29 * DAY_MS)
     for _ in range(20):
         clock.advance(service.turn())
+        service.keep()
 
     assert all(bucket.level > 0 or bucket.start_ms <= clock.now_ms() for bucket in schedule._state.buckets)
 

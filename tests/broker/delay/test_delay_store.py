@@ -24,7 +24,7 @@ from tests.broker.delay.conftest import (
     settle,
     timed,
 )
-from tests.broker.delay.failing_disk import FailingDisk
+from tests.broker.failing_storage import FailingStorage
 
 
 @pytest.mark.parametrize("is_flushed", [False, True], ids=["in_memory", "in_buckets"])
@@ -413,7 +413,7 @@ def test_two_ids_with_one_hash_are_told_apart(opened: Opened, monkeypatch: pytes
 
 
 def test_a_full_disk_refuses_what_comes_keeps_what_is_and_goes_on_when_there_is_room(opened: Opened) -> None:
-    disk = FailingDisk()
+    disk = FailingStorage()
     schedule = opened.open(storage=disk, memory_messages_max=4)
     put(schedule, NOW_MS, *(timed(f"m{number}", NOW_MS + number) for number in range(4)))
     disk.room_bytes = 10
@@ -435,7 +435,7 @@ def test_a_full_disk_refuses_what_comes_keeps_what_is_and_goes_on_when_there_is_
 
 
 def test_a_failed_sync_is_final_and_answers_nothing(opened: Opened) -> None:
-    disk = FailingDisk()
+    disk = FailingStorage()
     schedule = opened.open(storage=disk)
     disk.fail("sync")
 

@@ -14,18 +14,18 @@ from broker.delay.local_segments import HEADER_BYTES, LocalSegmentStore
 from broker.delay.segment_store import WriterFenced
 from messaging.errors import ConfigurationError, StorageFailed
 from messaging.journal import FRAME_BYTES, SegmentDamaged
-from tests.broker.delay.failing_disk import FailingDisk
+from tests.broker.failing_storage import FailingStorage
 
 RECORDS = [b"\x91first", b"\x91" + b"second" * 20, b"\x91last"]
 
 
 @pytest.fixture
-def disk() -> FailingDisk:
-    return FailingDisk()
+def disk() -> FailingStorage:
+    return FailingStorage()
 
 
 @pytest.fixture
-def store(tmp_path: Path, disk: FailingDisk) -> Iterator[LocalSegmentStore]:
+def store(tmp_path: Path, disk: FailingStorage) -> Iterator[LocalSegmentStore]:
     """An open store on a disk that can be told to fail."""
     opened = LocalSegmentStore.open(tmp_path, storage=disk)
     yield opened
@@ -94,7 +94,7 @@ def test_a_flipped_bit_in_any_byte_before_the_last_record_is_told_by_scan_and_re
 
 
 def test_a_full_disk_refuses_the_append_and_the_next_one_goes_where_it_would_have_gone(
-    store: LocalSegmentStore, disk: FailingDisk
+    store: LocalSegmentStore, disk: FailingStorage
 ) -> None:
     *_, end = store.append("a", RECORDS[:1], position=0)
     disk.room_bytes = 3
@@ -107,7 +107,7 @@ def test_a_full_disk_refuses_the_append_and_the_next_one_goes_where_it_would_hav
     assert [one.payload for one in store.scan("a")] == [RECORDS[0], RECORDS[2]]
 
 
-def test_a_failed_sync_is_final(store: LocalSegmentStore, disk: FailingDisk) -> None:
+def test_a_failed_sync_is_final(store: LocalSegmentStore, disk: FailingStorage) -> None:
     store.append("a", RECORDS, position=0)
     disk.fail("sync")
 
@@ -120,7 +120,9 @@ def test_a_failed_sync_is_final(store: LocalSegmentStore, disk: FailingDisk) -> 
             refused()
 
 
-def test_a_new_file_is_synced_with_its_folder_before_it_is_durable(store: LocalSegmentStore, disk: FailingDisk) -> None:
+def test_a_new_file_is_synced_with_its_folder_before_it_is_durable(
+    store: LocalSegmentStore, disk: FailingStorage
+) -> None:
     disk.calls.clear()
 
     store.append("a", RECORDS, position=0)
@@ -130,7 +132,7 @@ def test_a_new_file_is_synced_with_its_folder_before_it_is_durable(store: LocalS
     assert [call.partition(" ")[0] for call in disk.calls] == ["create", "write", "write", "sync", "sync_folder"]
 
 
-def test_what_another_process_wrote_is_synced_before_it_is_answered_for(tmp_path: Path, disk: FailingDisk) -> None:
+def test_what_another_process_wrote_is_synced_before_it_is_answered_for(tmp_path: Path, disk: FailingStorage) -> None:
     written(tmp_path)
     store = LocalSegmentStore.open(tmp_path, storage=disk)
     disk.calls.clear()
@@ -166,7 +168,7 @@ def test_a_second_process_is_told_who_holds_the_folder(store: LocalSegmentStore,
 
 
 def test_few_files_are_open_and_one_with_unsynced_writes_is_synced_before_it_is_closed(
-    store: LocalSegmentStore, disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
+    store: LocalSegmentStore, disk: FailingStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_segments, "OPEN_FILES_MAX", 3)
     for number in range(10):
@@ -178,7 +180,7 @@ def test_few_files_are_open_and_one_with_unsynced_writes_is_synced_before_it_is_
 
 
 def test_a_file_that_fails_to_sync_when_it_is_closed_fails_the_store(
-    store: LocalSegmentStore, disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
+    store: LocalSegmentStore, disk: FailingStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_segments, "OPEN_FILES_MAX", 1)
     store.append("a", RECORDS, position=0)
