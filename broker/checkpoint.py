@@ -15,6 +15,8 @@ from typing import Final
 import msgspec
 
 from broker.consume.group import Dead, Group
+from broker.consume.key_order import KeyOrder, OrderState
+from broker.consume.pace import Pace
 from broker.consume.unsettled import Held
 from broker.state import BrokerState, config_of, settings_of
 from messaging import journal
@@ -32,6 +34,8 @@ class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     sought_in_life: int
     held: list[tuple[int, list[str], int, int, int, int, bool, str | None]]
     dead: list[tuple[int, str, int, str, int]]
+    order: OrderState | None = None
+    redrive_pace: tuple[int, int] = (0, 0)
 
 
 class _Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -114,6 +118,8 @@ def _group(topic: str, group: Group) -> _Group:
             (sequence, one.message_id, one.attempts, one.reason, one.dead_at_ms)
             for sequence, one in group.dead.items()
         ],
+        redrive_pace=(group.redrive_pace.second_ms, group.redrive_pace.used),
+        order=None if group.order is None else group.order.capture(),
     )  # fmt: skip
 
 
@@ -124,3 +130,7 @@ def _restore_group(group: Group, found: _Group) -> None:
         group.unsettled.add(Held(*held))
     for sequence, message_id, attempts, reason, dead_at_ms in found.dead:
         group.dead[sequence] = Dead(message_id, attempts, reason, dead_at_ms)
+    group.redrive_pace = Pace(*found.redrive_pace)
+    if found.order is not None:
+        group.order = KeyOrder()
+        group.order.restore(found.order)

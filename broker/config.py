@@ -37,6 +37,9 @@ class BrokerConfig(BaseSettings):
     retention_ms: int | None = Field(default=EngineOptions().retention_ms, ge=1)
     retention_bytes: int | None = Field(default=None, ge=1)
     retention_drops_unread: bool = False
+    filter_index_header: str = Field(default=EngineOptions().filter_index_header, min_length=1)
+    filter_index_headers: dict[str, str] = Field(default_factory=dict)
+    redrive_per_second: int = Field(default=EngineOptions().redrive_per_second, ge=1)
     tokens: Path | None = None
     insecure_no_auth: bool = False
     tls_cert: Path | None = None
@@ -60,6 +63,9 @@ class BrokerConfig(BaseSettings):
             retention_ms=self.retention_ms,
             retention_bytes=self.retention_bytes,
             retention_drops_unread=self.retention_drops_unread,
+            filter_index_header=self.filter_index_header,
+            filter_index_headers=self.filter_index_headers,
+            redrive_per_second=self.redrive_per_second,
         )
 
     @property

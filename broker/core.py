@@ -6,6 +6,7 @@ The one rule: an action is written down, then done, by the very code that replay
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from broker.state import BrokerState, Topic, settings_of
 from messaging import journal
 from messaging.clock import Clock
 from messaging.errors import InvalidMessage, StorageFailed
+from messaging.journal_order import Filed
 from messaging.message import GroupConfig, check_group, check_topic
 
 
@@ -40,6 +42,7 @@ class Core:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiters: defaultdict[tuple[str, str], set[Callable[[], None]]] = defaultdict(set)
+        self._waiting_groups: defaultdict[str, set[str]] = defaultdict(set)
         self._index_files = IndexFiles(folder / "messages")
         self._state = BrokerState(options, self._index_files)
         self._folder = folder
@@ -70,6 +73,7 @@ class Core:
         place = (topic, group)
         with self._changed:
             self._waiters[place].add(wake)
+            self._waiting_groups[topic].add(group)
             self._changed.notify_all()
 
         def unsubscribe() -> None:
@@ -77,6 +81,9 @@ class Core:
                 self._waiters[place].discard(wake)
                 if not self._waiters[place]:
                     del self._waiters[place]
+                    self._waiting_groups[topic].discard(group)
+                if not self._waiting_groups[topic]:
+                    del self._waiting_groups[topic]
 
         return unsubscribe
 
@@ -89,9 +96,37 @@ class Core:
 
     def _wake_topic(self, topic: str) -> None:
         with self._lock:
-            groups = [name for on_topic, name in self._waiters if on_topic == topic]
+            groups = list(self._waiting_groups.get(topic, ()))
         for name in groups:
             self._wake(topic, name)
+
+    def _wake_wanting(self, topic: str) -> None:
+        """After a publish: wake the groups that want something of what is new, by the index of their filters."""
+        with self._lock:
+            groups = list(self._waiting_groups.get(topic, ()))
+            known = self._state.topics.get(topic)
+            if groups and known is not None and known.wanted is not None:
+                groups = known.wanted.to_wake(groups, durable_end=self._messages.durable_end, end=known.index.end)
+        for name in groups:
+            self._wake(topic, name)
+
+    def _tell_wanted(self, records: Sequence[journal.MessageRecord]) -> None:
+        """Hold what was published, and has its place, against the filters of its topics."""
+        if not self._state.is_filtering:
+            return
+        for topic in {record.topic for record in records if record.sequence is not None}:
+            wanted = self._state.topic(topic).wanted
+            if wanted is not None:
+                fresh = [one for one in records if one.topic == topic and one.sequence is not None]
+                wanted.published(fresh[0].sequence or 0, [one.headers for one in fresh], log_end=self._messages.end)
+
+    def _come_past(self, topic: Topic, group: Group) -> None:
+        """Have a group come past what its filter did not take as it was published."""
+        self._count_filtered(topic.index.name, group.name, topic.come_past(group))
+
+    def _count_filtered(self, topic: str, group: str, count: int) -> None:
+        if count:
+            self._state.counters["filtered", topic, group] += count
 
     # -- acting ------------------------------------------------------------------------------------------------------
 
@@ -129,9 +164,23 @@ class Core:
             raise StorageFailed(f"cannot begin a segment: {error.strerror}; free some disk space") from error
         self._actions.append(records)
 
+    def _write_messages_of(self, topic: str, records: Sequence[journal.MessageRecord], *, ready_at_ms: int) -> None:
+        """Append records of one topic, all with sequences, as one piece, and place them."""
+        encode = journal.encode_record
+        offsets = self._append_messages([encode(record) for record in records])
+        ends = [*offsets[1:], self._messages.end]
+        durable_end = self._messages.durable_end
+        for start, stop in self._stretches(offsets, ends, start=0, end=len(records)):
+            self._state.place(
+                topic, stop - start, offsets[start], ends[stop - 1] - offsets[start], ready_at_ms=ready_at_ms,
+                sealed_end=durable_end,
+            )  # fmt: skip
+        self._tell_wanted(records)
+
     def _write_messages(self, records: Sequence[journal.MessageRecord]) -> list[int]:
         """Append message records as one piece, and place those that have a sequence; returns the records' offsets."""
-        offsets = self._append_messages([journal.encode_record(record) for record in records])
+        encode = journal.encode_record
+        offsets = self._append_messages([encode(record) for record in records])
         place, count, start = self._state.place, len(records), 0
         durable_end = self._messages.durable_end
         ends = [*offsets[1:], self._messages.end]
@@ -152,6 +201,7 @@ class Core:
                 ready_at_ms=records[start].stored_at_ms, sealed_end=durable_end,
             )  # fmt: skip
             start = stop
+        self._tell_wanted(records)
         return offsets
 
     def _append_messages(self, payloads: Sequence[bytes]) -> list[int]:
@@ -169,10 +219,8 @@ class Core:
     ) -> Iterator[tuple[int, int]]:  # fmt: skip
         """Records of one topic that stand behind each other, in pieces of a run's size: (from, up to)."""
         while start < end:
-            limit = offsets[start] + RUN_BYTES_MAX
-            stop = start + 1
-            while stop < min(end, start + RUN_MESSAGES_MAX) and ends[stop - 1] < limit:
-                stop += 1
+            full = bisect_left(ends, offsets[start] + RUN_BYTES_MAX, start) + 1  # behind the one that reaches the bound
+            stop = min(full, start + RUN_MESSAGES_MAX, end)
             yield start, stop
             start = stop
 
@@ -193,7 +241,10 @@ class Core:
             by_reason[death.reason].append((death.sequence, death.message_id, death.attempts))
         for reason, entries in by_reason.items():
             self._act(journal.Died(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason))
-        self._state.counters["dead_lettered", topic, group.name] += len(deaths)
+        if deaths and group.order is not None:
+            self._wake(topic, group.name)  # the next of their keys may go
+        for death in deaths:
+            self._state.counters[f"dead_lettered_{death.cause}", topic, group.name] += 1
 
     def _refuse_if_disk_is_full(self) -> None:
         if not self._reserve.take():
@@ -221,11 +272,25 @@ class Core:
                 position = known.index.sequence_at(config.start_at_ms or 0)
             case _:
                 position = known.index.start
+        self._settle_passed(known, name, config)
         self._act(
             journal.Declared(
                 topic=topic, group=name, at_ms=self._clock.now_ms(), position=position, settings=settings_of(config)
             )
         )
+
+    def _settle_passed(self, topic: Topic, name: str, config: GroupConfig) -> None:
+        """Write down what a group has passed by its filter, before it gets another one."""
+        group = topic.groups.get(name)
+        if group is None or group.accepts is None or group.config.filter == config.filter:
+            return
+        self._come_past(topic, group)
+        self._messages.commit()  # no position may be ahead of the messages
+        self._act(
+            Filed(
+                topic=topic.index.name, group=name, at_ms=self._clock.now_ms(), position=group.position, runs=[]
+            )
+        )  # fmt: skip
 
     def _check_topics_max(self) -> None:
         if len(self._state.topics) >= self._options.topics_max:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from broker.consume.group import Group
 from broker.consume.topic import TopicIndex
 from broker.filter import parse
 from broker.log.reading import read_runs
-from broker.pulling import DAMAGED
+from broker.pulling import DAMAGED, check_within
 from broker.timing import Timing
 from messaging import journal
-from messaging.errors import InvalidMessage, NotSupported
+from messaging.errors import InvalidMessage
 from messaging.message import DeadLetter, GroupConfig, check_group, check_topic
+
+REDRIVE_PER_SECOND_MAX: Final = 1_000_000
+REDRIVE_BATCH_MAX: Final = 10_000
+"""So many dead letters are in one action at most."""
 
 
 class Operating(Timing):
@@ -27,8 +32,6 @@ class Operating(Timing):
         check_group(group)
         if config.filter is not None:
             parse(config.filter)  # refused before anything is written
-        if config.ordered:
-            raise NotSupported("this broker does not order by key yet; declare the group without ordered")
         with self._lock:
             self._refuse_if_closed()
             self._declare(topic, group, config)
@@ -58,32 +61,40 @@ class Operating(Timing):
 
     def group_figures(self, topic: str, group: str) -> Mapping[str, int]:
         """stored, backlog (not handed out, or waiting again), in_flight, scheduled, dead, position,
-        oldest_unacked_age_ms.
+        redriving (of the backlog: redriven, and not ready yet), oldest_unacked_age_ms.
         """
         with self._lock:
             index, known = self._known_topic(topic).index, self._known_group(topic, group)
+            self._come_past(self._known_topic(topic), known)
             in_flight = known.in_flight()
-            unsettled = known.unsettled.oldest
-            oldest = max(index.start, known.position if unsettled is None else unsettled)
+            oldest = max(index.start, known.oldest_unsettled())
             age_ms = self._clock.now_ms() - index.ready_at_ms(oldest) if oldest < index.end else 0
             return {
                 "stored": index.end,
-                "backlog": index.end - min(known.position, index.end) + len(known.unsettled) - in_flight,
+                "backlog": index.end - min(known.position, index.end) + known.waiting(),
                 "in_flight": in_flight,
                 "scheduled": self._schedule.count(topic),
                 "dead": len(known.dead),
+                "redriving": known.redriving(now_ms=self._clock.now_ms()),
                 "position": known.position,
                 "oldest_unacked_age_ms": max(0, age_ms),
             }
 
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
-        """Move a group to a time or to an offset (a sequence of the topic); receipts handed out before are stale."""
+        """Move a group to a time or to an offset (a sequence of the topic); receipts handed out before are stale.
+
+        What retention has dropped is passed over. Raises InvalidMessage for an offset beyond the topic's end.
+        """
         if (to_ms is None) == (to_offset is None) or (to_offset is not None and to_offset < 0):
             raise InvalidMessage("seek to a time (to_ms) or to an offset (to_offset >= 0), one of them")
         with self._lock:
             self._refuse_if_closed()
             index, known = self._known_topic(topic).index, self._known_group(topic, group)
             wanted = index.sequence_at(to_ms) if to_ms is not None else to_offset or 0
+            if wanted > index.end:
+                raise InvalidMessage(
+                    f"offset {wanted:,} is beyond the end of {topic}; {index.end:,} is where the next message comes"
+                )
             position = min(max(wanted, index.start), index.end)
             self._act(
                 journal.Sought(
@@ -108,7 +119,7 @@ class Operating(Timing):
         self, topic: str, group: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[list[DeadLetter], str | None]:
         """One page of dead letters by sequence, and the cursor of the next one."""
-        if after is not None and not after.isdigit():
+        if after is not None and not (after.isascii() and after.isdigit()):
             raise InvalidMessage("after must be the `next` of an earlier page")
         with self._lock:
             self._refuse_if_closed()
@@ -129,22 +140,28 @@ class Operating(Timing):
                 )  # fmt: skip
         return letters, str(page[-1][0]) if len(sequences) > limit else None
 
-    def redrive(self, topic: str, group: str, *, ids: Sequence[str] | None = None) -> int:
-        """Give dead letters a new life; returns how many. An id that is not dead (any more) is passed over."""
+    def redrive(
+        self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
+    ) -> int:
+        """Give dead letters a new life; returns how many. An id that is not dead (any more) is passed over.
+
+        `per_second` of them are ready at once, as many a second later, and so on (None: `redrive_per_second`).
+        """
+        check_within("per_second", 1 if per_second is None else per_second, 1, REDRIVE_PER_SECOND_MAX)
         with self._lock:
             self._refuse_if_closed()
             known = self._known_group(topic, group)
             self._bury_expired(topic, known)
             wanted = None if ids is None else set(ids)
-            entries = [
+            entries = sorted(
                 (sequence, dead.message_id)
                 for sequence, dead in known.dead.items()
                 if dead.reason != DAMAGED and (wanted is None or dead.message_id in wanted)
-            ]
-            if entries:
-                self._act(
-                    journal.Redriven(topic=topic, group=group, at_ms=self._clock.now_ms(), entries=sorted(entries))
-                )
+            )
+            now_ms, rate = self._clock.now_ms(), per_second or self._options.redrive_per_second
+            for start in range(0, len(entries), REDRIVE_BATCH_MAX):
+                part = entries[start : start + REDRIVE_BATCH_MAX]
+                self._act(journal.Redriven(topic=topic, group=group, at_ms=now_ms, entries=part, per_second=rate))
             end = self._actions.end
         self._actions.commit(end)
         self._wake(topic, group)

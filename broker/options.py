@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from broker.filter import INDEX_HEADER
 from messaging.errors import ConfigurationError
 
 
@@ -21,8 +23,10 @@ class EngineOptions:
 
     Segments that are older than `retention_ms`, or beyond `retention_bytes`, are dropped once no group needs them any
     more; with `retention_drops_unread` also before. `filter_scan_max` is how many messages a pull looks through for
-    one that its group's filter takes. The newest scheduled messages are in memory, up to `schedule_memory_...`; all
-    others are on the disk.
+    one that its group's filter takes. Filters are indexed by the header `filter_index_header`, or by what
+    `filter_index_headers` says for their topic. `redrive_per_second` is how many dead letters a redrive makes ready
+    each second, where it does not say so itself. The newest scheduled messages are in memory, up to
+    `schedule_memory_...`; all others are on the disk.
     """
 
     durability: Durability = Durability.FSYNC
@@ -42,6 +46,9 @@ class EngineOptions:
     schedule_memory_bytes_max: int = 32 * 1024 * 1024
     pull_bytes_max: int = 32 * 1024 * 1024
     filter_scan_max: int = 2_000
+    filter_index_header: str = INDEX_HEADER
+    filter_index_headers: Mapping[str, str] = field(default_factory=dict)
+    redrive_per_second: int = 1_000
     clock_slice_ms: int = 1_000
 
     def __post_init__(self) -> None:
@@ -61,6 +68,7 @@ class EngineOptions:
             "schedule_memory_messages_max",
             "schedule_memory_bytes_max",
             "filter_scan_max",
+            "redrive_per_second",
         ):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1")

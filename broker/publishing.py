@@ -14,13 +14,18 @@ from broker.scheduled_copy import NOT_STORED_YET_MS, to_be_fired
 from broker.timing import Timing
 from messaging import journal
 from messaging.errors import InvalidMessage
-from messaging.limits import DELAY_MAX_MS
+from messaging.limits import DELAY_MAX, DELAY_MAX_MS
 from messaging.message import CancelStatus, Message, PublishResult, PublishStatus
 
 BUCKETS_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 _FILL_MAX: Final = 2
 """Where the schedule's memory is this many times full, the keeper is behind, and publishes wait for it."""
+
+
+_DELAY_TOO_LONG: Final = f"a delay may be at most {DELAY_MAX.days} days"
+OTHERS: Final = "~others"
+"""In place of topics that are not there, in figures; no topic can have this name."""
 
 
 class Publishable(Protocol):
@@ -63,7 +68,7 @@ class Publishing(Timing):
             self._schedule.commit(place)
         self._messages.commit(end)
         for topic in topics:
-            self._wake_topic(topic)
+            self._wake_wanting(topic)
         if place is not None:
             with self._changed:
                 self._changed.notify_all()  # something may be due sooner than the timer thinks
@@ -71,20 +76,21 @@ class Publishing(Timing):
                 self._wake_keeper()
         return results
 
-    def publish_plain(self, topic: str, batch: Sequence[Publishable]) -> bool:
-        """Store a batch for now as publish() does, in the form in which it came off the wire, checked by its caller.
+    def publish_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str]) -> bool:
+        """Store a batch for now as publish() does, in the form in which it came off the wire, checked by its caller,
+        who has its ids at hand.
 
         False, with nothing stored, where the topic or not every id is new: publish() tells what becomes of each.
         """
         with self._lock:
             self._refuse_if_closed()
             self._refuse_if_disk_is_full()
-            if topic not in self._state.topics or not self._are_new([one.id for one in batch]):
+            if topic not in self._state.topics or not self._are_new(ids):
                 return False
-            self._append_plain(topic, batch, now_ms=self._clock.now_ms())
+            self._append_plain(topic, batch, ids, now_ms=self._clock.now_ms())
             end = self._messages.end
         self._messages.commit(end)
-        self._wake_topic(topic)
+        self._wake_wanting(topic)
         return True
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
@@ -130,7 +136,8 @@ class Publishing(Timing):
         """Store a batch; returns the results, the topics that have new messages, and the schedule's place, if any."""
         now_ms = self._clock.now_ms()
         if self._is_plain(batch):
-            ids = self._append_plain(batch[0].topic, batch, now_ms=now_ms)
+            ids = [one.id for one in batch]
+            self._append_plain(batch[0].topic, batch, ids, now_ms=now_ms)
             return [PublishResult(one, PublishStatus.STORED) for one in ids], {batch[0].topic}, None
         if self._is_later(batch, now_ms=now_ms):
             results, scheduled_to = self._append_later(batch, now_ms=now_ms)
@@ -216,8 +223,8 @@ class Publishing(Timing):
             and (self._schedule.is_empty_handed() or not self._schedule.known(ids))
         )
 
-    def _append_plain(self, topic: str, batch: Sequence[Publishable], *, now_ms: int) -> list[str]:
-        """Store a batch of which nothing is to be decided one by one; returns the ids."""
+    def _append_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str], *, now_ms: int) -> None:
+        """Store a batch of which nothing is to be decided one by one."""
         start = self._state.topic(topic).index.end
         records = [
             journal.MessageRecord(
@@ -227,15 +234,13 @@ class Publishing(Timing):
             )
             for sequence, one in enumerate(batch, start)
         ]  # fmt: skip
-        self._write_messages(records)
-        ids = [one.id for one in records]
+        self._write_messages_of(topic, records, ready_at_ms=now_ms)
         self._state.recent.add_new(ids)
         self._state.counters["published_stored", topic, ""] += len(ids)
-        return ids
 
     def _problem(self, message: Message, *, now_ms: int, topics_new: set[str]) -> str | None:
         if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:
-            return "a delay may be at most 731 days"
+            return _DELAY_TOO_LONG
         if message.topic in self._state.topics or message.topic in topics_new:
             return None
         if len(self._state.topics) + len(topics_new) >= self._options.topics_max:
@@ -243,9 +248,15 @@ class Publishing(Timing):
         return None
 
     def _count_published(self, results: Sequence[PublishResult], batch: Sequence[Message]) -> None:
-        counts = Counter((result.status, message.topic) for result, message in zip(results, batch, strict=True))
-        for (status, topic), count in counts.items():
-            self._state.counters[f"published_{status}", topic, ""] += count
+        counts = Counter(
+            (message.topic, result.status, result.error) for result, message in zip(results, batch, strict=True)
+        )
+        for (name, status, error), count in counts.items():
+            what = f"published_{status}"
+            if status is PublishStatus.REJECTED:
+                what += "_delay" if error == _DELAY_TOO_LONG else "_topics_max"
+            # A topic that was refused is no topic: names that anybody may invent are not counted one by one.
+            self._state.counters[what, name if name in self._state.topics else OTHERS, ""] += count
 
     def _stop(self, message_ids: Sequence[str]) -> tuple[list[CancelStatus], Place | None]:
         """What becomes of cancels. What stands in the message log lately was delivered, unless it came canceled."""

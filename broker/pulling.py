@@ -6,9 +6,11 @@ import logging
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
-from broker.consume.group import Death, Group, HandOut, Requeue
+from broker.consume.filing import decide_filing, may_go
+from broker.consume.group import Cause, Death, Group, HandOut, Requeue
+from broker.consume.key_order import KeyOrder
 from broker.consume.receipt import receipts_of
 from broker.consume.topic import Run
 from broker.log.reading import Found, read_runs
@@ -16,6 +18,7 @@ from broker.state import Topic
 from broker.timing import Timing
 from messaging import journal
 from messaging.errors import InvalidMessage, StorageFailed
+from messaging.journal_order import Filed
 from messaging.limits import (
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,
@@ -126,6 +129,7 @@ class Pulling(Timing):
             self._refuse_if_closed()
             found_topic, found = self._open_group(topic, group)
         with found.pulling:
+            looked_at = 0
             for _ in range(_PASSES_MAX):
                 with self._lock:
                     self._refuse_if_closed()
@@ -140,7 +144,10 @@ class Pulling(Timing):
                     )
                 if handed:
                     return handed
-                if found.accepts is not None:
+                looked_at += len(records)
+                if found.order is not None and looked_at < self._options.filter_scan_max:
+                    continue
+                if found.accepts is not None or found.order is not None:
                     self._wake(topic, group)  # to look on, once others have had their turn
                     return []
         return []
@@ -156,6 +163,7 @@ class Pulling(Timing):
         """What to read for a hand-out; None where nothing is ready."""
         if group.paused:
             return None
+        self._come_past(topic, group)
         now_ms = self._clock.now_ms()
         for _ in range(_PASSES_MAX):
             again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
@@ -164,7 +172,10 @@ class Pulling(Timing):
             self._bury(topic.index.name, group, deaths, at_ms=now_ms)
         index = topic.index
         left = count_max - sum(end - first for first, end in again)
-        if group.accepts is not None and left:
+        if group.order is not None:
+            filed, left = group.order.to_read(left, scan_max=self._options.filter_scan_max)
+            again += filed
+        elif group.accepts is not None and left:
             left = max(left, self._options.filter_scan_max)
         end = index.visible_end(group.position, count_max=left, durable_end=self._messages.durable_end)
         fresh = (group.position, max(end, group.position))
@@ -192,6 +203,8 @@ class Pulling(Timing):
         if group.paused or choice.sought_in_life != group.sought_in_life:
             return []
         there = _still_there(group, choice, records)
+        if group.order is not None:
+            there = self._in_order(topic, group, group.order, choice, there)
         fit = self._fit(topic, group, there, now_ms=choice.now_ms, count_max=choice.count_max)
         if not fit:
             return []
@@ -212,6 +225,25 @@ class Pulling(Timing):
         by_sequence = dict(fit)
         return [Handed(one, [by_sequence[sequence] for sequence in range(one.first, one.end)]) for one in handed]
 
+    def _in_order(
+        self, topic: Topic, group: Group, order: KeyOrder, choice: Choice, records: Sequence[Found]
+    ) -> Sequence[Found]:
+        """File what the group came past, and what a key has come to; returns what may be handed out now."""
+        found = dict(records)  # what is ready may be among what is looked up, too
+        filing = decide_filing(group, order, found, count_max=choice.count_max)
+        if filing.runs:
+            self._act(
+                Filed(
+                    topic=topic.index.name, group=group.name, at_ms=choice.now_ms, position=filing.position,
+                    runs=filing.runs,
+                )
+            )  # fmt: skip
+        elif filing.position > group.position:
+            group.skip(filing.position - 1)
+        self._count_filtered(topic.index.name, group.name, filing.filtered)
+        order.note_look(filing.looked_at, looked_up_end=filing.looked_up_end, enough=filing.is_enough)
+        return [one for one in found.items() if one[0] in filing.unordered or may_go(group, order, one[0])]
+
     def _count_handed_out(self, topic: str, group: str, handed: Sequence[HandOut]) -> None:
         self._state.counters["delivered", topic, group] += sum(len(one.ids) for one in handed)
         again = sum(len(one.ids) for one in handed if one.again)
@@ -227,19 +259,29 @@ class Pulling(Timing):
         that record's hand-out or, if it is the last, by the next pull. Putting aside moves the group's position in the
         action log, so never before what precedes has been written.
         """
+        if group.accepts is None and len(records) <= count_max:
+            odd = [sequence for sequence, record in records if record is None or record.deliver_at_ms is not None]
+            if not odd:
+                return cast("list[tuple[int, journal.MessageRecord]]", records)
         fit: list[tuple[int, journal.MessageRecord]] = []
+        filtered = behind = 0
         for sequence, record in records:
             if record is not None and (record.deliver_at_ms or 0) <= now_ms:
                 if group.accepts is None or _is_wanted(group, sequence, record):
                     fit.append((sequence, record))
+                    filtered, behind = filtered + behind, 0
                     if len(fit) == count_max:
                         break
-                elif not fit:
+                elif fit:
+                    behind += 1
+                else:
                     group.skip(sequence)
+                    filtered += 1
             elif fit:
                 break
             else:
                 self._put_aside(topic.index.name, group, sequence, record, at_ms=now_ms)
+        self._count_filtered(topic.index.name, group.name, filtered)
         return fit
 
     def _put_aside(
@@ -252,7 +294,7 @@ class Pulling(Timing):
         if record is None:
             logger.error("record_quarantined", extra={"topic": topic, "sequence": sequence})
             self._state.counters["quarantined", topic, ""] += 1
-            death = Death(sequence, known.message_id(sequence) if known else "", 0, DAMAGED)
+            death = Death(sequence, known.message_id(sequence) if known else "", 0, DAMAGED, Cause.DAMAGED)
             self._bury(topic, group, [death], at_ms=at_ms)
         else:
             hold = group.decide_hold(sequence, record.id, until_ms=record.deliver_at_ms or 0)
@@ -272,8 +314,8 @@ class Pulling(Timing):
 
 
 def _is_wanted(group: Group, sequence: int, record: journal.MessageRecord) -> bool:
-    """Whether the group's filter takes a message; what was handed out before is the group's, whatever its filter."""
-    return group.accepts is None or group.unsettled.find(sequence) is not None or group.accepts(record.headers)
+    """Whether the group's filter takes a message; what the group came past before is its own, whatever its filter."""
+    return group.accepts is None or sequence < group.position or group.accepts(record.headers)
 
 
 def deliveries_of(topic: str, group: str, handed: Handed) -> list[Delivery]:
@@ -290,6 +332,9 @@ def deliveries_of(topic: str, group: str, handed: Handed) -> list[Delivery]:
 
 def _within(records: list[Found], *, bytes_max: int) -> list[Found]:
     """The first records whose bodies have so many bytes together; the one that exceeds them is the last."""
+    total = sum([0 if record is None else len(record.body) for _, record in records])
+    if total <= bytes_max:
+        return records
     total = 0
     for number, (_, record) in enumerate(records):
         total += 0 if record is None else len(record.body)
@@ -305,7 +350,7 @@ def _still_there(group: Group, choice: Choice, records: Sequence[Found]) -> Sequ
         if (first, end) == choice.fresh:
             there = group.position == first
         else:
-            there = group.is_visible(first, end, now_ms=choice.now_ms)
+            there = group.is_visible(first, end, now_ms=choice.now_ms) or group.is_filed(first, end)
         if not there:
             gone.append((first, end))
     if not gone:
@@ -317,6 +362,8 @@ def _runs_of(
     records: Sequence[tuple[int, journal.MessageRecord]],
 ) -> list[tuple[int, list[journal.MessageRecord]]]:
     """Records whose sequences follow each other, together: (first sequence, records)."""
+    if records and [sequence for sequence, _ in records] == list(range(records[0][0], records[0][0] + len(records))):
+        return [(records[0][0], [record for _, record in records])]
     runs: list[tuple[int, list[journal.MessageRecord]]] = []
     following = -1
     for sequence, record in records:

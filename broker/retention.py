@@ -77,6 +77,9 @@ class Retaining(Timing):
         old = segments[: outdated(segments, now_ms=now_ms, options=self._options)]
         if not old:
             return 0
+        for topic in self._state.topics.values():
+            for group in topic.groups.values() if topic.wanted else ():
+                self._come_past(topic, group)
         drops_unread = self._options.retention_drops_unread
         end = held_from(self._state, old, drops_unread=drops_unread)
         going = [one for one in old if one.end <= end]

@@ -10,12 +10,15 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 
 from broker.consume.group import Death, Group, Requeue
+from broker.consume.key_order import KeyOrder
 from broker.consume.topic import BlockPlace, Blocks, TopicIndex
+from broker.consume.wanted import Wanted
 from broker.dedup import RecentIds
 from broker.filter import compile_condition, parse
 from broker.log.segment_index import Directory
 from broker.options import EngineOptions
 from messaging import journal
+from messaging.journal_order import Filed
 from messaging.message import GroupConfig
 
 _SETTINGS = tuple(one.name for one in fields(GroupConfig))
@@ -23,10 +26,18 @@ _SETTINGS = tuple(one.name for one in fields(GroupConfig))
 
 @dataclass(slots=True)
 class Topic:
-    """A topic's index and its groups."""
+    """A topic's index and its groups; `wanted` where one of them has, or had, a filter."""
 
     index: TopicIndex
     groups: dict[str, Group] = field(default_factory=dict)
+    wanted: Wanted | None = None
+
+    def come_past(self, group: Group) -> int:
+        """Have a group come past what its filter did not take as it was published; returns how many messages."""
+        place = group.position
+        if self.wanted is not None:
+            group.position = self.wanted.passed(group.name, place)
+        return group.position - place
 
 
 class BrokerState:
@@ -34,10 +45,13 @@ class BrokerState:
 
     def __init__(self, options: EngineOptions, blocks: Blocks) -> None:
         self._blocks = blocks
+        self._options = options
         self.topics: dict[str, Topic] = {}
         self.recent = RecentIds(options.dedup_messages_max)
         self.counters: Counter[tuple[str, str, str]] = Counter()
         self.openings = 0
+        self.is_filtering = False
+        """Whether any group has, or had, a filter."""
         self.written: dict[str, TopicIndex] = {}
         """The topics with messages in the segment that is being written."""
         self.written_special = array("Q")
@@ -118,8 +132,25 @@ class BrokerState:
             groups[name].config = config
         else:
             groups[name] = Group(name=name, config=config, position=position)
-        groups[name].accepts = None if config.filter is None else compile_condition(parse(config.filter))
+        if config.ordered and groups[name].order is None:
+            groups[name].order = KeyOrder()
+        self._set_filter(topic, groups[name], config.filter)
         return groups[name]
+
+    def _set_filter(self, topic: str, group: Group, text: str | None) -> None:
+        known = self.topic(topic)
+        if text is None:
+            group.accepts = None
+            if known.wanted is not None:
+                known.wanted.declare(group.name, None, end=known.index.end)
+            return
+        self.is_filtering = True
+        node = parse(text)
+        group.accepts = compile_condition(node)
+        if known.wanted is None:
+            options = self._options
+            known.wanted = Wanted(options.filter_index_headers.get(topic, options.filter_index_header))
+        known.wanted.declare(group.name, text, node, end=known.index.end)
 
 
 def settings_of(config: GroupConfig) -> dict[str, str | int | float | bool | None]:
@@ -159,11 +190,15 @@ def _replay_on_group(group: Group, action: journal.Written) -> None:  # noqa: C9
             for sequence, message_id, attempts in action.entries:
                 group.die(Death(sequence, message_id, attempts, action.reason), at_ms=action.at_ms)
         case journal.Redriven():
-            group.redrive([sequence for sequence, _ in action.entries], now_ms=action.at_ms)
+            group.redrive(
+                [sequence for sequence, _ in action.entries], now_ms=action.at_ms, per_second=action.per_second
+            )
         case journal.Sought():
             group.seek(action.position, life=action.life)
         case journal.Dropped():
             group.drop_before(action.position)
+        case Filed():
+            group.file(action.runs, position=action.position)
         case journal.Paused():
             group.paused = action.paused
         case _:

@@ -144,10 +144,12 @@ class EmbeddedAdmin:
         with _unknown_is_refused():
             return self._engine.dead(topic, group, limit=limit, after=after)
 
-    def redrive(self, topic: str, group: str, *, ids: Sequence[str] | None = None) -> int:
+    def redrive(
+        self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
+    ) -> int:
         """Send dead letters again."""
         with _unknown_is_refused():
-            return self._engine.redrive(topic, group, ids=ids)
+            return self._engine.redrive(topic, group, ids=ids, per_second=per_second)
 
 
 class _unknown_is_refused:  # noqa: N801 - reads as the statement that it is

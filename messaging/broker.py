@@ -91,5 +91,10 @@ class BrokerAdmin(Protocol):
     ) -> tuple[list[DeadLetter], str | None]:
         """One page of dead letters, oldest first, and the cursor of the next page (None at the end)."""
 
-    def redrive(self, topic: str, group: str, *, ids: Sequence[str] | None = None) -> int:
-        """Send dead letters again (all, or these ids), attempts counted afresh; returns how many. Idempotent by id."""
+    def redrive(
+        self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
+    ) -> int:
+        """Send dead letters again (all, or these ids), attempts counted afresh; returns how many. Idempotent by id.
+
+        They are ready `per_second` at a time, by default as many as the broker's operator has set.
+        """

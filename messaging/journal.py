@@ -28,6 +28,7 @@ import google_crc32c
 import msgspec
 
 from messaging.errors import OutboxError
+from messaging.journal_order import Filed
 
 MAGIC: Final = b"OUTBOXMQ"
 VERSION: Final = 3
@@ -58,7 +59,7 @@ DEAD_ON_ARRIVAL: Final = 2
 SCHEDULED: Final = 3
 
 
-class MessageRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+class MessageRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
     """A stored message. `sequence` is its place in its topic, from 0; None while it is scheduled (see Fired)."""
 
     sequence: int | None
@@ -156,14 +157,13 @@ class Died(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="died
 
 
 class Redriven(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="redriven"):
-    """Dead letters went back to their group with a fresh count of attempts and a new life: entries are
-    (sequence, message id).
-    """
+    """Dead letters got a new life, `per_second` a second (None: at once); entries are (sequence, message id)."""
 
     topic: str
     group: str
     at_ms: int
     entries: list[tuple[int, str]]
+    per_second: int | None = None
 
 
 class Sought(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="sought"):
@@ -240,7 +240,7 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag
 
 Action = (
     Fired | Canceled | Declared | Delivered | Acked | Requeued | Extended | Died | Redriven | Sought | Paused
-    | Opened | Dropped | Checkpoint
+    | Opened | Dropped | Checkpoint | Filed
 )  # fmt: skip
 Written = Action | Handed | Settled
 """What stands in an action log; Delivered and Acked in those of earlier versions."""

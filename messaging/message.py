@@ -1,4 +1,8 @@
-"""A message and what happens to it, as plain values checked where they are made. No I/O."""
+"""A message and what happens to it, as plain values checked where they are made. No I/O.
+
+What there is one of for each message is a msgspec Struct: made in a quarter of a dataclass's time, and off the wire
+without a step in between.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -24,8 +29,7 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)
 _encode_json = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One message as its producer made it.
 
     Times are milliseconds since the Unix epoch, UTC. `deliver_at_ms` None means at once.
@@ -36,7 +40,7 @@ class Message:
     topic: str
     body: bytes
     key: str | None = None
-    headers: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
+    headers: Mapping[str, str] = NO_HEADERS
     created_at_ms: int = 0
     deliver_at_ms: int | None = None
 
@@ -54,8 +58,7 @@ class Message:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One hand-out of a message to one consumer of a group; settle it with `receipt` before the invisible time ends.
 
     `attempt` counts from 1. `created_at_ms` is the producer's time, `deliver_at_ms` the due time, if one was asked for.
@@ -119,8 +122,7 @@ class CancelStatus(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class PublishResult:
+class PublishResult(msgspec.Struct, frozen=True, gc=False):
     """The broker's word on one message; `error` says why it was rejected. `duplicate` counts as success."""
 
     id: str
@@ -254,11 +256,17 @@ def check_deliver_at(deliver_at_ms: int, *, now_ms: int) -> int:
 
 
 def _check_name(name: str, *, what: str) -> str:
-    if not _is_text(name) or not _NAME.fullmatch(name) or name in {".", ".."}:
+    if not _is_text(name) or not _is_name(name):
         raise InvalidMessage(
             f"{what} {_shown(name)} must be 1 to 255 of the characters A-Z a-z 0-9 . _ - and neither . nor .."
         )
     return name
+
+
+@lru_cache(maxsize=4096)
+def _is_name(name: str) -> bool:
+    """Remembered: a program has few topics, and many messages of each."""
+    return _NAME.fullmatch(name) is not None and name not in {".", ".."}
 
 
 def _is_text(value: object) -> bool:

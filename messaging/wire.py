@@ -374,15 +374,13 @@ class RedriveRequest(_Request, frozen=True, kw_only=True):
 
     ids: list[str] | None = None
     all: bool = False
+    per_second: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
 
 
 class RedriveAnswer(_Answer, frozen=True, kw_only=True):
     """How many dead letters went back to their group."""
 
     redriven: int
-
-
-# -- health ----------------------------------------------------------------------------------------------------------
 
 
 class Check(_Answer, frozen=True, kw_only=True):

@@ -13,8 +13,11 @@ import threading
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Final
 
+from broker.consume.key_order import KeyOrder
+from broker.consume.pace import Pace
 from broker.consume.unsettled import Held, Unsettled
 from broker.filter import Predicate
 from messaging.backoff import Backoff
@@ -50,6 +53,15 @@ class HandOut:
         return self.first + len(self.ids)
 
 
+class Cause(StrEnum):
+    """What made a dead letter: its consumer's word, an invisible time, fewer attempts than it has had, a bad record."""
+
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    DELIVERY_LIMIT = "delivery_limit"
+    DAMAGED = "damaged"
+
+
 @dataclass(frozen=True, slots=True)
 class Death:
     """A message that has just used up its attempts."""
@@ -58,6 +70,7 @@ class Death:
     message_id: str
     attempts: int
     reason: str
+    cause: Cause = Cause.DELIVERY_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,9 @@ class Group:
         self.sought_in_life = 0
         self.unsettled = Unsettled()
         self.dead: dict[int, Dead] = {}
+        self.redrive_pace = Pace()
+        self.order: KeyOrder | None = None
+        """Of a group that is ordered, or was and has filed messages left."""
         self.pulling = threading.Lock()
         """Held while a pull chooses and reads; taken before the engine's lock, never under it."""
 
@@ -105,7 +121,8 @@ class Group:
                     ready.append((run.first, run.first + len(ids)))
                 else:
                     reason = run.reason or f"invisible time ran out, {used} attempts"
-                    deaths += (Death(sequence, one, used, reason) for sequence, one in enumerate(ids, run.first))
+                    cause = Cause.EXPIRED if run.in_flight else Cause.DELIVERY_LIMIT
+                    deaths += (Death(sequence, one, used, reason, cause) for sequence, one in enumerate(ids, run.first))
                 if left <= 0:
                     break
         return ready, deaths
@@ -118,6 +135,10 @@ class Group:
                 return False
             first = held.end
         return True
+
+    def is_filed(self, first: int, end: int) -> bool:
+        """Whether all of these were filed in the group's order, and not handed out."""
+        return self.order is not None and self.order.is_open(first, end)
 
     def decide_hand_out(self, runs: Iterable[tuple[int, list[str]]], *, opening: int = 0) -> list[HandOut]:
         """What handing these out comes to, (first, ids): fresh ones, or ones that visible_again() named.
@@ -145,13 +166,21 @@ class Group:
 
     def hand_out(self, first: int, ids: list[str], *, delivery: int, attempt: int, visible_at_ms: int) -> None:
         """Carry out a HandOut."""
+        if self.order is not None:
+            self.order.hand_out(first, first + len(ids))
         for held in self._begun(first, ids):
             self.unsettled.add(
                 replace(held, delivery=delivery, attempts_used=attempt - 1, in_flight=True, visible_at_ms=visible_at_ms)
             )
 
+    def file(self, runs: Iterable[tuple[int, Iterable[int]]], *, position: int) -> None:
+        """Come past messages up to a position, those that may be handed out later in order: (first, hashes of keys)."""
+        for first, keys in runs:
+            self.order = KeyOrder() if self.order is None else self.order
+            self.order.file(first, keys)
+        self.position = max(self.position, position)
+
     def skip(self, sequence: int) -> None:
-        """Pass over fresh sequences up to this one, which have nothing to deliver."""
         """Pass over a fresh sequence that has nothing to deliver, or nothing that the filter takes."""
         self.position = max(self.position, sequence + 1)
 
@@ -161,8 +190,17 @@ class Group:
 
     def oldest(self) -> int:
         """The first sequence that the group may still deliver, dead letters among them."""
-        held = self.unsettled.oldest
-        return min(self.position if held is None else held, min(self.dead, default=self.position), self.position)
+        return min(self.oldest_unsettled(), min(self.dead, default=self.position))
+
+    def oldest_unsettled(self) -> int:
+        """The first sequence that is not settled, or has not been come past."""
+        filed = None if self.order is None else self.order.oldest
+        return min(place for place in (self.unsettled.oldest, filed, self.position) if place is not None)
+
+    def waiting(self) -> int:
+        """How many messages that the group came past wait to be handed out, again or for the first time."""
+        filed = 0 if self.order is None else len(self.order)
+        return filed + len(self.unsettled) - self.unsettled.in_flight
 
     # -- settling ----------------------------------------------------------------------------------------------------
 
@@ -174,7 +212,7 @@ class Group:
             return AckStatus.ACKED if newest else AckStatus.STALE
         if sequence in self.dead:
             return AckStatus.STALE
-        if sequence >= self.position:
+        if sequence >= self.position or (self.order is not None and self.order.is_open(sequence, sequence + 1)):
             return AckStatus.UNKNOWN if life == self.life else AckStatus.STALE
         # A seek forgets who was acknowledged: what was handed out before it is no longer known by its receipt.
         return AckStatus.STALE if life < self.sought_in_life else AckStatus.ALREADY_ACKED
@@ -194,6 +232,8 @@ class Group:
         """Settle: these messages are done for this group, also those that it never got (filtered out)."""
         self.unsettled.take(first, first + count)
         self.position = max(self.position, first + count)
+        if self.order is not None:
+            self.order.end(first, first + count)
 
     def holds(self, sequence: int, *, delivery: int, life: int) -> bool:
         """Whether this delivery is the newest one of an unsettled message and has not been given back."""
@@ -208,7 +248,8 @@ class Group:
         message_id = held.message_id(sequence)
         used = held.attempts_used + (1 if counts else 0)
         if counts and used >= self.config.max_attempts:
-            return Death(sequence, message_id, used, reason or f"refused by its consumer, {used} attempts")
+            reason = reason or f"refused by its consumer, {used} attempts"
+            return Death(sequence, message_id, used, reason, Cause.REJECTED)
         if delay_ms is None:
             delay_ms = self._backoff_ms(used) if counts else 0
         return Requeue(sequence, [message_id], now_ms + delay_ms, used)
@@ -221,6 +262,8 @@ class Group:
 
     def requeue(self, decision: Requeue, *, reason: str | None) -> None:
         """Carry out a Requeue; one of fresh messages holds them back before their first hand-out."""
+        if self.order is not None:
+            self.order.hand_out(decision.first, decision.first + len(decision.ids))
         for held in self._begun(decision.first, decision.ids):
             self.unsettled.add(
                 replace(
@@ -233,6 +276,8 @@ class Group:
         """Carry out a Death."""
         self.unsettled.take(death.sequence, death.sequence + 1)
         self.position = max(self.position, death.sequence + 1)
+        if self.order is not None:
+            self.order.end(death.sequence, death.sequence + 1)
         self.dead[death.sequence] = Dead(death.message_id, death.attempts, death.reason, at_ms)
 
     def extend(self, first: int, count: int = 1, *, visible_at_ms: int) -> None:
@@ -242,32 +287,51 @@ class Group:
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
-    def redrive(self, sequences: Iterable[int], *, now_ms: int) -> list[int]:
-        """Give dead letters a new life, attempts counted afresh; returns those that were dead."""
+    def redrive(self, sequences: Iterable[int], *, now_ms: int, per_second: int | None = None) -> list[int]:
+        """Give dead letters a new life, attempts counted afresh; returns those that were dead. No order holds them."""
         found = [sequence for sequence in sequences if sequence in self.dead]
         if found:
             self.life += 1
+        runs: list[Held] = []
         for sequence in found:
             message_id = self.dead.pop(sequence).message_id
-            self.unsettled.add(Held(sequence, [message_id], now_ms, 0, 0, self.life, in_flight=False))
+            ready_ms = self.redrive_pace.next_ms(now_ms, per_second=per_second)
+            if runs and runs[-1].end == sequence and runs[-1].visible_at_ms == ready_ms:
+                runs[-1].ids.append(message_id)
+            else:
+                runs.append(Held(sequence, [message_id], ready_ms, 0, 0, self.life, in_flight=False))
+        for run in runs:
+            self.unsettled.add(run)
         return found
+
+    def redriving(self, *, now_ms: int) -> int:
+        """How many redriven messages are not ready yet."""
+        if self.redrive_pace.second_ms <= now_ms:
+            return 0
+        fresh = (run for run in self.unsettled if run.visible_at_ms > now_ms and run.life and not run.delivery)
+        return sum(len(run.ids) for run in fresh if not run.in_flight)
 
     def seek(self, position: int, *, life: int) -> None:
         """Go on from `position`: what was handed out is dropped, what lies ahead is fresh, old receipts are stale."""
         self.life = self.sought_in_life = life
         self.position = position
         self.unsettled.clear()
+        if self.order is not None:
+            self.order.clear()
         self.dead = {sequence: dead for sequence, dead in self.dead.items() if sequence < position}
 
     def unread_before(self, position: int) -> int:
         """How many messages below a sequence the group has not settled, dead letters among them."""
+        filed = 0 if self.order is None else self.order.count_before(position)
         held = sum(min(one.end, position) - one.first for one in self.unsettled.between(0, position))
-        return max(0, position - self.position) + held + sum(sequence < position for sequence in self.dead)
+        return max(0, position - self.position) + filed + held + sum(sequence < position for sequence in self.dead)
 
     def drop_before(self, position: int) -> int:
         """Let go of everything below a sequence, which retention dropped; returns how many were not settled."""
         lost = self.unread_before(position)
         self.unsettled.take(0, position)
+        if self.order is not None:
+            self.order.drop_before(position)
         self.dead = {sequence: dead for sequence, dead in self.dead.items() if sequence >= position}
         self.position = max(self.position, position)
         return lost

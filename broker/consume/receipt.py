@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _RECEIPT = re.compile(r"([A-Za-z0-9._-]{1,255})/([A-Za-z0-9._-]{1,255})/(\d{1,18})\.(\d{1,18})\.(\d{1,9})", re.ASCII)
+_STRETCH_MIN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,23 @@ def runs_of(receipts: Sequence[str]) -> Iterator[ReceiptRun]:
         place += 1
         if found is None:
             continue
-        prefix, suffix = f"{found.topic}/{found.group}/", f".{found.delivery}.{found.life}"
-        sequence = found.sequence + 1
-        while place < count and receipts[place] == f"{prefix}{sequence}{suffix}":
-            place += 1
-            sequence += 1
+        place += _following(receipts, place, found)
         yield ReceiptRun(found.topic, found.group, found.sequence, place - start, found.delivery, found.life, start)
+
+
+def _following(receipts: Sequence[str], place: int, found: Receipt) -> int:
+    """How many receipts from a place on go on from one: stretches, each twice as long, are held against what they
+    would be.
+    """
+    count, size = 0, _STRETCH_MIN
+    while place + count < len(receipts):
+        there = list(receipts[place + count : place + count + size])
+        expected = receipts_of(
+            found.topic, found.group, first=found.sequence + 1 + count, count=len(there), delivery=found.delivery,
+            life=found.life,
+        )  # fmt: skip
+        if there != expected:
+            return count + next(number for number, one in enumerate(expected) if there[number] != one)
+        count += len(there)
+        size *= 2
+    return count

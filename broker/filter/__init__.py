@@ -4,9 +4,9 @@
 """
 
 from broker.filter.compiling import Predicate, compile_condition
-from broker.filter.index import FilterIndex
+from broker.filter.index import INDEX_HEADER, FilterIndex
 from broker.filter.parsing import parse
 from broker.filter.rendering import render
 from messaging.errors import FilterError
 
-__all__ = ["FilterError", "FilterIndex", "Predicate", "compile_condition", "parse", "render"]
+__all__ = ["INDEX_HEADER", "FilterError", "FilterIndex", "Predicate", "compile_condition", "parse", "render"]

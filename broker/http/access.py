@@ -16,6 +16,7 @@ import hmac
 import ipaddress
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -25,7 +26,6 @@ from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 import msgspec
-from starlette.datastructures import Headers
 
 from broker.http.problems import Problem
 from messaging.errors import ConfigurationError
@@ -91,7 +91,7 @@ class Access:
     tokens: tuple[tuple[bytes, Principal], ...] | None = None
     loopback_hosts_only: bool = False
 
-    def principal(self, headers: Headers) -> Principal:
+    def principal(self, headers: Mapping[str, str]) -> Principal:
         """Who sends this. Raises Problem, unauthenticated, for a token that is missing or unknown."""
         if self.tokens is None:
             return ANYONE
@@ -107,7 +107,7 @@ class Access:
             raise _unauthenticated("the token is not known")
         return found
 
-    def check_origin(self, method: str, headers: Headers) -> None:
+    def check_origin(self, method: str, headers: Mapping[str, str]) -> None:
         """Refuse what a foreign web page has a browser send, and on an open server hosts that are not loopback's."""
         host = headers.get("host", "")
         if self.loopback_hosts_only and not is_loopback(_host_name(host)):

@@ -1,48 +1,37 @@
-"""The ASGI application: from a request to a Call, to a handler in a worker thread, to the answer. No routes."""
+"""The ASGI application: its parts, its routes' endpoints, its requests read. Not what is done with a request."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from http import HTTPStatus
 from time import perf_counter
-from typing import Final
-from urllib.parse import unquote
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker.engine import Engine
-from broker.http import codec, deliveries, health
-from broker.http.access import Access, authorize
-from broker.http.call import Call, Services
+from broker.http import codec, health
+from broker.http.access import Access
+from broker.http.call import Services
 from broker.http.codec import Codec
 from broker.http.direct import DIRECT, BrokerApp, Endpoint
 from broker.http.gate import Gate
-from broker.http.long_poll import LongPolls, Taken
+from broker.http.long_poll import LongPolls
 from broker.http.metrics import Metrics
 from broker.http.openapi import document
-from broker.http.problems import Problem, of_error
+from broker.http.problems import Problem
 from broker.http.routes import ROUTES, Route, Work
+from broker.http.serving import HEADERS, admitted, answered, read_head, serve, too_large, too_slow
 from broker.http.settings import HttpSettings
 from messaging.clock import Clock, SystemClock
-from messaging.errors import InvalidMessage, OutboxError
-from messaging.message import check_group, check_topic
 from messaging.problem import ProblemKind
 from messaging.wire import (
     JSON_TYPE,
-    PullRequest,
 )
-
-logger = logging.getLogger(__name__)
-
-_HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 def create_app(
@@ -114,7 +103,7 @@ def _endpoint(services: Services, path: str, by_method: dict[str, Route]) -> End
         if route is None:  # HEAD, which Starlette adds wherever there is a GET
             route = by_method["GET"]
         start = perf_counter()
-        response = await _answer(services, route, request)
+        response = await answered(services, route, _serve(services, route, request))
         waited = route.work is Work.PULL
         services.metrics.count_request(
             route.method, path, status=response.status_code, seconds=None if waited else perf_counter() - start
@@ -124,99 +113,24 @@ def _endpoint(services: Services, path: str, by_method: dict[str, Route]) -> End
     return endpoint
 
 
-async def _answer(services: Services, route: Route, request: Request) -> Response:
-    """The one boundary of a request: every error becomes its answer here."""
-    try:
-        return await _serve(services, route, request)
-    except Problem as problem:
-        return problem.response()
-    except OutboxError as error:
-        logger.info("request_failed", extra={"route": route.path, "error": str(error)})
-        return of_error(error, storage_retry_after_ms=services.settings.storage_retry_after_ms).response()
-    except ClientDisconnect:
-        return Response(status_code=499)
-    except Exception:
-        services.metrics.count_failure()
-        logger.exception("request_met_a_defect", extra={"route": route.path})
-        return Problem(ProblemKind.INTERNAL, "the broker met a defect of its own; its log says which").response()
-
-
 async def _serve(services: Services, route: Route, request: Request) -> Response:
-    headers, names = request.headers, request.path_params
-    services.access.check_origin(request.method, headers)
-    principal = services.access.principal(headers)
-    topic, group = _topic(names.get("topic")), _group(names.get("group"))
-    authorize(principal, route.role, topic or None)
-    body_codec = Codec.JSON
-    if route.body is not None and not (route.body_optional and headers.get("content-length", "0") == "0"):
-        body_codec = codec.request_codec(headers.get("content-type"))
-    answer_codec = codec.answer_codec(headers.get("accept"), default=body_codec)
-    with _admitted(services, route, request):
+    head = read_head(services, route, request.headers, names=request.path_params)
+    with admitted(services, route, size_bytes=_declared_bytes(request, services.settings)):
         body = await _read(request, services.settings) if route.body is not None else b""
-        call = Call(
-            services=services, principal=principal, topic=topic, group=group, item=unquote(names.get("id", "")),
-            query=dict(request.query_params), body=body, body_codec=body_codec, answer_codec=answer_codec,
-        )  # fmt: skip
-        answer = await (_pull(call, request) if route.work is Work.PULL else _work(call, route))
-    return Response(answer, 200, _HEADERS, media_type=answer_codec.value)
-
-
-async def _work(call: Call, route: Route) -> bytes:
-    services = call.services
-    pool = services.publish_pool if route.work is Work.PUBLISH else services.settle_pool
-    handler = route.handler
-    if handler is None:
-        raise TypeError(f"{route.path} has no handler")
-    return await asyncio.get_running_loop().run_in_executor(
-        pool, lambda: codec.encode(handler(call), call.answer_codec)
-    )
-
-
-async def _pull(call: Call, request: Request) -> bytes:
-    """Pull at once, then wait in line. To a client that has gone nothing is handed out, as far as can be known."""
-    services, wanted = call.services, call.read(PullRequest)
-    loop = asyncio.get_running_loop()
-
-    async def take() -> Taken | None:
-        return await loop.run_in_executor(services.pull_pool, deliveries.take, call, wanted)
-
-    deadline = loop.time() + wanted.wait_ms / 1000
-    gone = asyncio.create_task(_gone(request))
-    try:
-        taken = await take()
-        if taken is None and wanted.wait_ms and not gone.done():
-            with services.metrics.waiting.track_inprogress():
-                taken = await services.polls.wait(
-                    call.topic, call.group, take=take, timeout_s=max(0.0, deadline - loop.time()), gone=gone
-                )
-        if taken is not None and gone.done():
-            await loop.run_in_executor(services.pull_pool, deliveries.give_back, call, taken.receipts)
-            raise ClientDisconnect
-    finally:
-        gone.cancel()
-    return deliveries.no_deliveries(call) if taken is None else taken.answer
+        query = dict(request.query_params)
+        if route.work is not Work.PULL:
+            return await serve(services, head, body, query=query, gone=None)
+        gone = asyncio.create_task(_gone(request))
+        try:
+            return await serve(services, head, body, query=query, gone=gone)
+        finally:
+            gone.cancel()
 
 
 async def _gone(request: Request) -> None:
     """Ends when the client closes its connection. The body has been read: nothing else can come."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-@contextmanager
-def _admitted(services: Services, route: Route, request: Request) -> Iterator[None]:
-    """Inside the bound that the route's work falls under; a body is counted before any of it is read."""
-    match route.work:
-        case Work.PUBLISH:
-            size_bytes = _declared_bytes(request, services.settings)
-            with services.publishes.entered(size_bytes):
-                yield
-        case Work.SETTLE:
-            with services.requests.entered():
-                yield
-        case Work.PULL:
-            with services.pulls.entered():
-                yield
 
 
 def _declared_bytes(request: Request, settings: HttpSettings) -> int:
@@ -229,7 +143,7 @@ async def _read(request: Request, settings: HttpSettings) -> bytes:
     """The body. Raises Problem as soon as it is known to be too large, or when it takes too long."""
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > settings.request_bytes_max:
-        raise _too_large(settings)
+        raise too_large(settings)
     chunks: list[bytes] = []
     size = 0
     try:
@@ -237,40 +151,11 @@ async def _read(request: Request, settings: HttpSettings) -> bytes:
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > settings.request_bytes_max:
-                    raise _too_large(settings)
+                    raise too_large(settings)
                 chunks.append(chunk)
     except TimeoutError as error:
-        raise Problem(
-            ProblemKind.BODY_TOO_SLOW,
-            "the body did not arrive in time",
-            bound=("request_read_ms_max", settings.request_read_ms_max),
-            headers={"connection": "close"},
-        ) from error
+        raise too_slow(settings) from error
     return b"".join(chunks)
-
-
-def _too_large(settings: HttpSettings) -> Problem:
-    return Problem(
-        ProblemKind.BODY_TOO_LARGE,
-        f"the request has more than the {settings.request_bytes_max:,} bytes allowed; send smaller batches",
-        bound=("request_bytes_max", settings.request_bytes_max),
-        headers={"connection": "close"},
-    )
-
-
-def _topic(part: str | None) -> str:
-    return "" if part is None else _checked(part, check_topic, where="path.topic")
-
-
-def _group(part: str | None) -> str:
-    return "" if part is None else _checked(part, check_group, where="path.group")
-
-
-def _checked(part: str, check: Callable[[str], str], *, where: str) -> str:
-    try:
-        return check(unquote(part))
-    except InvalidMessage as error:
-        raise Problem(ProblemKind.INVALID_NAME, str(error), where=where) from error
 
 
 async def _http_problem(request: Request, error: Exception) -> Response:
@@ -308,7 +193,7 @@ def _add_operations(app: FastAPI, services: Services) -> None:
         text, content_type = await asyncio.get_running_loop().run_in_executor(
             services.settle_pool, services.metrics.exposition, request.headers.get("accept", "")
         )
-        return Response(text, headers={**_HEADERS, "content-type": content_type})
+        return Response(text, headers={**HEADERS, "content-type": content_type})
 
     openapi = codec.encode(document(ROUTES), Codec.JSON)
 
@@ -326,4 +211,4 @@ def _add_operations(app: FastAPI, services: Services) -> None:
 
 
 def _json(answer: object, *, status: int = 200) -> Response:
-    return Response(codec.encode(answer, Codec.JSON), status, _HEADERS, media_type=JSON_TYPE)
+    return Response(codec.encode(answer, Codec.JSON), status, HEADERS, media_type=JSON_TYPE)

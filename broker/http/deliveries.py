@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
+import msgspec
+
 from broker.http import codec
+from broker.http.alike import alike
 from broker.http.call import Call
 from broker.http.long_poll import Taken
 from broker.pulling import Handed
@@ -15,15 +18,12 @@ from messaging.wire import (
     AckAnswer,
     AckOutcome,
     AckRequest,
-    Encoding,
     ExtendAnswer,
     ExtendOutcome,
     ExtendRequest,
     NackAnswer,
     NackOutcome,
     NackRequest,
-    PackedPullAnswer,
-    PackedPulledMessage,
     PullAnswer,
     PulledMessage,
     PullRequest,
@@ -31,6 +31,26 @@ from messaging.wire import (
 from messaging.wire_messages import text_body
 
 Status = TypeVar("Status", AckStatus, NackStatus, ExtendStatus)
+
+
+class _Pulled(msgspec.Struct, gc=False, tag_field="encoding", tag="binary"):
+    """wire.PackedPulledMessage, made in half the time: by position, in the order in which clients read it."""
+
+    receipt: str
+    id: str
+    topic: str
+    body: bytes
+    key: str | None
+    headers: dict[str, str]
+    attempt: int
+    created_at_ms: int
+    deliver_at_ms: int | None
+
+
+class _PulledAnswer(msgspec.Struct):
+    """wire.PackedPullAnswer."""
+
+    deliveries: list[_Pulled]
 
 
 def take(call: Call, request: PullRequest) -> Taken | None:
@@ -60,11 +80,17 @@ def no_deliveries(call: Call) -> bytes:
     return codec.encode(PullAnswer(deliveries=[]), call.answer_codec)
 
 
-def ack(call: Call) -> AckAnswer:
+def ack(call: Call) -> AckAnswer | msgspec.Raw:
     """Settle deliveries."""
     receipts = call.read(AckRequest).receipts
     statuses = _settle(call, receipts, settle=call.engine.ack, foreign=AckStatus.UNKNOWN)
-    return AckAnswer(results=[AckOutcome(receipt=one, status=status) for one, status in statuses])
+    if call.is_packed and statuses.count(AckStatus.ACKED) == len(statuses):
+        packed = alike("receipt", receipts, {"status": AckStatus.ACKED})
+        if packed is not None:
+            return packed
+    return AckAnswer(
+        results=[AckOutcome(receipt=one, status=status) for one, status in zip(receipts, statuses, strict=True)]
+    )
 
 
 def nack(call: Call) -> NackAnswer:
@@ -75,7 +101,8 @@ def nack(call: Call) -> NackAnswer:
         return call.engine.nack(receipts, delay_ms=request.delay_ms, reason=request.reason, counts=request.counts)
 
     statuses = _settle(call, request.receipts, settle=settle, foreign=NackStatus.STALE)
-    return NackAnswer(results=[NackOutcome(receipt=one, status=status) for one, status in statuses])
+    outcomes = zip(request.receipts, statuses, strict=True)
+    return NackAnswer(results=[NackOutcome(receipt=one, status=status) for one, status in outcomes])
 
 
 def extend(call: Call) -> ExtendAnswer:
@@ -86,20 +113,21 @@ def extend(call: Call) -> ExtendAnswer:
         return call.engine.extend(receipts, invisible_ms=request.invisible_ms)
 
     statuses = _settle(call, request.receipts, settle=settle, foreign=ExtendStatus.STALE)
-    return ExtendAnswer(results=[ExtendOutcome(receipt=one, status=status) for one, status in statuses])
+    outcomes = zip(request.receipts, statuses, strict=True)
+    return ExtendAnswer(results=[ExtendOutcome(receipt=one, status=status) for one, status in outcomes])
 
 
 def _settle(
     call: Call, receipts: Sequence[str], *, settle: Callable[[Sequence[str]], list[Status]], foreign: Status
-) -> list[tuple[str, Status]]:
+) -> list[Status]:
     """One status a receipt. Those of other groups never reach the engine: the path's group is what was allowed."""
     call.check_batch(receipts, where="$.receipts")
     prefix = f"{call.topic}/{call.group}/"
     if receipts and all(receipt.startswith(prefix) for receipt in receipts):
-        return list(zip(receipts, settle(receipts), strict=True))
+        return settle(receipts)
     own = [receipt for receipt in receipts if receipt.startswith(prefix)]
     statuses = iter(settle(own) if own else [])
-    return [(receipt, next(statuses) if receipt.startswith(prefix) else foreign) for receipt in receipts]
+    return [next(statuses) if receipt.startswith(prefix) else foreign for receipt in receipts]
 
 
 def _count_within(handed: Sequence[Handed], *, bytes_max: int) -> int | None:
@@ -116,14 +144,12 @@ def _answer(call: Call, handed: Sequence[Handed], receipts: Sequence[str]) -> by
     records = [(record, one.out.attempt) for one in handed for record in one.records]
     if call.is_packed:
         packed = [
-            PackedPulledMessage(
-                receipt=receipt, id=one.id, topic=topic, key=one.key, headers=one.headers, body=one.body,
-                encoding=Encoding.BINARY, attempt=attempt, created_at_ms=one.created_at_ms,
-                deliver_at_ms=one.deliver_at_ms,
+            _Pulled(
+                receipt, one.id, topic, one.body, one.key, one.headers, attempt, one.created_at_ms, one.deliver_at_ms
             )
             for receipt, (one, attempt) in zip(receipts, records, strict=False)
-        ]  # fmt: skip
-        return codec.encode(PackedPullAnswer(deliveries=packed), call.answer_codec)
+        ]
+        return codec.encode(_PulledAnswer(packed), call.answer_codec)
     text = []
     for receipt, (one, attempt) in zip(receipts, records, strict=False):
         body, encoding = text_body(one.body)

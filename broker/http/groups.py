@@ -105,7 +105,8 @@ def redrive(call: Call) -> RedriveAnswer:
         raise Problem(ProblemKind.WRONG_SHAPE, 'send {"ids": [...]} or {"all": true}', where="$")
     call.check_batch(request.ids or (), where="$.ids")
     with _not_found():
-        return RedriveAnswer(redriven=call.engine.redrive(call.topic, call.group, ids=request.ids))
+        count = call.engine.redrive(call.topic, call.group, ids=request.ids, per_second=request.per_second)
+    return RedriveAnswer(redriven=count)
 
 
 def config_of(settings: GroupSettings) -> GroupConfig:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Final, cast
+
+import msgspec
 
 from broker.http.access import Role
+from broker.http.alike import alike
 from broker.http.call import Call
 from broker.http.codec import Codec
+from broker.http.plain import publish_plain
 from broker.http.problems import Problem
-from broker.publishing import Publishable
 from messaging.errors import InvalidMessage
 from messaging.ids import new_message_id
 from messaging.message import (
     CancelStatus,
     Message,
     PublishStatus,
-    check_headers,
-    check_key,
     check_message_id,
     check_topic,
 )
@@ -27,7 +26,6 @@ from messaging.wire import (
     CancelAnswer,
     CancelOutcome,
     CancelRequest,
-    Encoding,
     PackedPublishRequest,
     PublishAnswer,
     PublishedMessage,
@@ -40,22 +38,20 @@ from messaging.wire import (
 )
 from messaging.wire_messages import body_bytes
 
-_IDS: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}(?:\n[A-Za-z0-9._:-]{1,64})*", re.ASCII)
-"""Message ids, one a line: a batch of them is checked at once."""
-_AS_IT_IS: Final = frozenset({None, Encoding.BINARY})
 _BUCKET_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 
-def publish(call: Call) -> PublishAnswer:
+def publish(call: Call) -> PublishAnswer | msgspec.Raw:
     """Store a batch; all of it is checked before any of it is stored."""
+    stored = None if call.body_codec is Codec.JSON else publish_plain(call)
+    if stored is not None:
+        return _all_stored(call, stored)
     sent: Sequence[PublishedMessage]
     if call.body_codec is Codec.JSON:
         sent = call.read(PublishRequest).messages
     else:
         sent = call.read(PackedPublishRequest).messages
     call.check_batch(sent, where="$.messages")
-    if _is_plain(call, sent) and call.engine.publish_plain(call.topic, cast("Sequence[Publishable]", sent)):
-        return PublishAnswer(results=[_stored(one) for one in sent])
     now_ms = call.services.clock.now_ms()
     batch = [_message(call, one, number=number, now_ms=now_ms) for number, one in enumerate(sent)]
     results = call.engine.publish(batch)
@@ -64,35 +60,11 @@ def publish(call: Call) -> PublishAnswer:
     )
 
 
-def _is_plain(call: Call, sent: Sequence[PublishedMessage]) -> bool:
-    """Whether all of a batch may be stored as it came off the wire: bodies as they are, ids given, for now, in bounds.
-
-    What is out of bounds is no plain batch either: it is looked at one by one, to say where.
-    """
-    if call.body_codec is Codec.JSON or not sent:
-        return False
-    limit = call.services.settings.body_bytes_max
-    try:
-        text = "\n".join([one.id for one in sent])  # type: ignore[misc]  # None is a TypeError
-        if not _IDS.fullmatch(text) or text.count("\n") != len(sent) - 1:
-            return False
-        for one in sent:
-            body: object = one.body
-            if not isinstance(body, bytes) or len(body) > limit or one.encoding not in _AS_IT_IS:
-                return False
-            if one.deliver_at_ms is not None or one.delay_ms is not None:
-                return False
-            if one.key is not None:
-                check_key(one.key)
-            if one.headers:
-                check_headers(one.headers)
-    except (TypeError, InvalidMessage):
-        return False
-    return True
-
-
-def _stored(sent: PublishedMessage) -> PublishOutcome:
-    return PublishOutcome(id=sent.id or "", status=PublishStatus.STORED)
+def _all_stored(call: Call, ids: Sequence[str]) -> PublishAnswer | msgspec.Raw:
+    packed = alike("id", ids, {"status": PublishStatus.STORED, "error": None}) if call.is_packed else None
+    if packed is not None:
+        return packed
+    return PublishAnswer(results=[PublishOutcome(id=one, status=PublishStatus.STORED) for one in ids])
 
 
 def cancel(call: Call) -> CancelAnswer:

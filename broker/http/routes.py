@@ -35,7 +35,7 @@ class Route:
     role: Role
     summary: str
     answer: type[msgspec.Struct]
-    handler: Callable[[Call], msgspec.Struct] | None
+    handler: Callable[[Call], msgspec.Struct | msgspec.Raw] | None
     body: type[msgspec.Struct] | None = None
     body_optional: bool = False
     query: type[msgspec.Struct] | None = None

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from broker.engine import Engine
 from broker.http import app as http_app
 from broker.http.access import Access
+from broker.http.call import Services
 from broker.http.settings import HttpSettings
 from messaging.errors import ConfigurationError
 
@@ -145,7 +146,7 @@ class _Server(uvicorn.Server):
 def _uvicorn_config(app: FastAPI, settings: HttpSettings, tls: Tls | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=_http_protocol(settings),
+        http=_http_protocol(app.state.services),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -161,13 +162,13 @@ def _uvicorn_config(app: FastAPI, settings: HttpSettings, tls: Tls | None) -> uv
     )
 
 
-def _http_protocol(settings: HttpSettings) -> Any:
+def _http_protocol(services: Services) -> Any:
     """httptools where it is installed; h11, slower, where it is not. Both bound a request's head."""
     if find_spec("httptools") is None:
         return "h11"
-    from broker.http.bounded_http import bounded_protocol
+    from broker.http.short_http import short_protocol
 
-    return bounded_protocol(settings.request_head_bytes_max)
+    return short_protocol(services)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

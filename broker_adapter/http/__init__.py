@@ -1,4 +1,4 @@
-"""The broker of `outbox broker serve`, or any that speaks its protocol, behind the Broker port; over requests."""
+"""The broker of `outbox broker serve`, or any that speaks its protocol, behind the Broker port."""
 
 from broker_adapter.http.broker import HttpBroker
 

@@ -79,15 +79,18 @@ class HttpAdmin:
             page = self._connection.send("GET", path, wire.DeadAnswer, query=query, repeatable=True)
         return [_letter(one) for one in page.dead], page.next
 
-    def redrive(self, topic: str, group: str, *, ids: Sequence[str] | None = None) -> int:
+    def redrive(
+        self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
+    ) -> int:
         """Send dead letters again; returns how many."""
         path = f"{_path(topic, group)}/dead/redrive"
         if ids is None:
-            body = wire.RedriveRequest(all=True)
+            body = wire.RedriveRequest(all=True, per_second=per_second)
             return self._connection.send("POST", path, wire.RedriveAnswer, body=body).redriven
         redriven = 0
         for start in range(0, len(ids), limits.BATCH_MESSAGES_MAX):
-            body = wire.RedriveRequest(ids=list(ids[start : start + limits.BATCH_MESSAGES_MAX]))
+            part = list(ids[start : start + limits.BATCH_MESSAGES_MAX])
+            body = wire.RedriveRequest(ids=part, per_second=per_second)
             redriven += self._connection.send("POST", path, wire.RedriveAnswer, body=body).redriven
         return redriven
 

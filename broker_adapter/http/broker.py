@@ -55,6 +55,12 @@ class _Deliveries(msgspec.Struct, frozen=True):
     deliveries: list[Delivery]
 
 
+class _Published(msgspec.Struct, frozen=True):
+    """wire.PublishAnswer, read into what callers get."""
+
+    results: list[PublishResult]
+
+
 class HttpBroker:
     """A Broker at a URL, e.g. `http://127.0.0.1:7788`. Does no I/O before it is used; all methods are thread-safe.
 
@@ -96,6 +102,8 @@ class HttpBroker:
         Where the token does not allow some of its topics, the others are published all the same, and NotAuthorized is
         raised in the end: publish the batch again once an operator has seen to it.
         """
+        if _is_one_request(batch):
+            return self._gathering.publish(batch[0].topic, batch)
         results: dict[int, PublishResult] = {}
         refusal: BrokerRefused | None = None
         for topic, places in _by(batch, key=lambda message: message.topic).items():
@@ -210,18 +218,22 @@ class HttpBroker:
             body = wire.PackedPublishRequest(messages=[wire_messages.packed_message(one) for one in messages])
         else:
             body = wire.PublishRequest(messages=[wire_messages.text_message(one) for one in messages])
-        answer = self._connection.send(
-            "POST", f"/v1/topics/{topic}/messages", wire.PublishAnswer, body=body, repeatable=True
-        )
-        if [one.id for one in answer.results] != [one.id for one in messages]:
+        path = f"/v1/topics/{topic}/messages"
+        results = self._connection.send("POST", path, _Published, body=body, repeatable=True).results
+        if [one.id for one in results] != [one.id for one in messages]:
             raise BrokerUnavailable("the broker's answer is about other messages than those published")
-        return [PublishResult(one.id, one.status, one.error) for one in answer.results]
+        return results
 
 
 def _settled(
     receipts: Sequence[str], *, send: Callable[[str, list[str]], list[Status]], foreign: Status
 ) -> list[Status]:
     """One status a receipt, each asked for where its group is."""
+    path = _common_path(receipts)
+    if path is not None:
+        answered = send(path, list(receipts))
+        _check_count(answered, receipts)
+        return answered
     statuses = [foreign] * len(receipts)
     for path, places in _by(receipts, key=_receipt_path).items():
         if path is None:
@@ -232,6 +244,25 @@ def _settled(
             for place, status in zip(chunk, answered, strict=True):
                 statuses[place] = status
     return statuses
+
+
+def _common_path(receipts: Sequence[str]) -> str | None:
+    """Where all of these are settled by one request; None where it takes several, or none."""
+    if not 0 < len(receipts) <= limits.BATCH_MESSAGES_MAX:
+        return None
+    topic, _, rest = receipts[0].partition("/")
+    start = f"{topic}/{rest.partition('/')[0]}/"
+    return _receipt_path(start) if all(one.startswith(start) for one in receipts) else None
+
+
+def _is_one_request(batch: Sequence[Message]) -> bool:
+    """Whether a batch is of one topic, and within a request's bounds."""
+    size_bytes = sum([len(one.body) for one in batch]) + _MESSAGE_OVERHEAD_BYTES * len(batch)
+    return (
+        0 < len(batch) <= limits.BATCH_MESSAGES_MAX
+        and size_bytes <= REQUEST_BYTES_MAX
+        and len({one.topic for one in batch}) == 1
+    )
 
 
 def _check_count(answered: Sequence[object], asked: Sequence[object]) -> None:

@@ -7,18 +7,16 @@ import threading
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 import msgspec
-import requests
 from requests import exceptions as http
-from requests.adapters import HTTPAdapter
-from requests.hooks import default_hooks
-from requests.structures import CaseInsensitiveDict
+from urllib3.connection import HTTPConnection
 from urllib3.exceptions import NewConnectionError, ProtocolError
 
-from broker_adapter.http.answers import read_answer
+from broker_adapter.http.answers import Answer, read_answer
 from broker_adapter.http.failures import of_answer, of_exception
+from broker_adapter.http.sockets import Sockets
 from messaging.decoding import json_decoder, msgpack_decoder
 from messaging.errors import BrokerUnavailable, ConfigurationError
 from messaging.wire import (
@@ -51,7 +49,11 @@ class Options:
     codec: WireCodec = WireCodec.MSGPACK
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+            _host_of(parts)
+        except ValueError as error:
+            raise ConfigurationError(f"an HTTP broker's URL has no host or port that could be: {error}") from error
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ConfigurationError(
                 "an HTTP broker's URL looks like http://127.0.0.1:7788, with nothing behind the path"
@@ -69,15 +71,14 @@ class Connection:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._base = options.url.rstrip("/")
+        self._parts = urlsplit(options.url.rstrip("/"))
         self._lock = threading.Lock()
-        self._pool: HTTPAdapter | None = None
+        self._sockets: Sockets | None = None
         self._process = os.getpid()
         self._closed = False
         self._type = MSGPACK_TYPE if options.codec is WireCodec.MSGPACK else JSON_TYPE
-        self._headers = {"accept": self._type, "accept-encoding": "identity", "user-agent": USER_AGENT}
-        if options.token is not None:
-            self._headers["authorization"] = f"Bearer {options.token}"
+        self._base = quote(self._parts.path, safe="/%:@!$&'()*+,;=~")
+        self._head = _head_of(self._parts, accept=self._type, token=options.token)
 
     @property
     def packed(self) -> bool:
@@ -120,56 +121,57 @@ class Connection:
         """Close the connections of this process; idempotent."""
         with self._lock:
             self._closed = True
-            pool, self._pool = self._pool, None
+            sockets, self._sockets = self._sockets, None
             owned = self._process == os.getpid()
-        if pool is not None and owned:
-            pool.close()
+        if sockets is not None and owned:
+            sockets.close()
 
-    def _request(
-        self, method: str, path: str, body: msgspec.Struct | None, *, query: dict[str, str] | None
-    ) -> requests.PreparedRequest:
-        """Put together by hand: what a Session merges into it costs a third of a small request."""
-        request = requests.PreparedRequest()
-        request.method = method
-        request.url = self._base + path + (f"?{urlencode(query)}" if query else "")
-        request.headers = CaseInsensitiveDict(self._headers)
-        request.hooks = default_hooks()
-        if body is not None:
-            data = self._encode(body)
-            request.body = data
-            request.headers["content-type"] = self._type
-            request.headers["content-length"] = str(len(data))
-        elif method != "GET":
-            request.headers["content-length"] = "0"
-        return request
+    def _request(self, method: str, path: str, body: msgspec.Struct | None, *, query: dict[str, str] | None) -> bytes:
+        """The request as it goes over the wire."""
+        target = self._base + path + (f"?{urlencode(query)}" if query else "")
+        if body is None:
+            length = "" if method == "GET" else "content-length: 0\r\n"
+            return f"{method} {target} HTTP/1.1\r\n{self._head}{length}\r\n".encode("ascii")
+        data = self._encode(body)
+        fields = f"content-type: {self._type}\r\ncontent-length: {len(data)}\r\n"
+        return f"{method} {target} HTTP/1.1\r\n{self._head}{fields}\r\n".encode("ascii") + data
 
-    def _exchange(self, request: requests.PreparedRequest, *, wait_ms: int) -> requests.Response:
+    def _exchange(self, request: bytes, *, wait_ms: int) -> Answer:
         timeout_s = self.options.timeout_ms / 1000
-        response = self._own_pool().send(
-            request,
-            stream=True,
-            timeout=(min(timeout_s, CONNECT_TIMEOUT_S_MAX), timeout_s + wait_ms / 1000),
-            verify=self.options.ca_file or True,
-        )
-        return read_answer(response, timeout_s=timeout_s)
+        sockets = self._own_sockets()
+        connection = sockets.take()
+        stays_open = False
+        try:
+            answer = _asked(connection, request, timeout_s=timeout_s, wait_s=wait_ms / 1000)
+            stays_open = answer.stays_open
+            return answer
+        finally:  # whatever ended it, an interrupt too: only what is whole leaves the connection in a known state
+            if stays_open:
+                sockets.give_back(connection)
+            else:
+                connection.close()
 
-    def _own_pool(self) -> HTTPAdapter:
-        """This process's pool. After a fork the parent's is left alone: its sockets are not ours to write to."""
+    def _own_sockets(self) -> Sockets:
+        """This process's connections. After a fork the parent's are left alone: they are not ours to write to."""
         with self._lock:
             if self._closed:
                 raise ConfigurationError("this broker was closed; connect again")
-            if self._pool is None or self._process != os.getpid():
-                self._pool, self._process = self._new_pool(), os.getpid()
-            return self._pool
+            if self._sockets is None or self._process != os.getpid():
+                self._sockets, self._process = self._new_sockets(), os.getpid()
+            return self._sockets
 
-    def _new_pool(self) -> HTTPAdapter:
-        """Without a Session nothing of the environment is asked: no proxies, no .netrc, no other certificates."""
-        return HTTPAdapter(pool_connections=1, pool_maxsize=self.options.pool_size, max_retries=0)
+    def _new_sockets(self) -> Sockets:
+        return Sockets(
+            self._parts,
+            kept_max=self.options.pool_size,
+            connect_timeout_s=min(self.options.timeout_ms / 1000, CONNECT_TIMEOUT_S_MAX),
+            ca_file=self.options.ca_file,
+        )
 
     def _encode(self, body: msgspec.Struct) -> bytes:
         return msgspec.msgpack.encode(body) if self.packed else msgspec.json.encode(body)
 
-    def _decode(self, response: requests.Response, answer: type[Shape], *, what: str) -> Shape:
+    def _decode(self, response: Answer, answer: type[Shape], *, what: str) -> Shape:
         kind = response.headers.get("content-type", "").partition(";")[0]
         try:
             return _decoder(kind, answer).decode(response.content)
@@ -177,14 +179,45 @@ class Connection:
             raise BrokerUnavailable(f"{what}: the answer is not one of this protocol ({error})") from error
 
 
+def _head_of(parts: SplitResult, *, accept: str, token: str | None) -> str:
+    """The header lines that all requests have in common."""
+    lines = [f"host: {_host_of(parts)}", f"accept: {accept}", "accept-encoding: identity", f"user-agent: {USER_AGENT}"]
+    if token is not None:
+        lines.append(f"authorization: Bearer {token}")
+    return "".join(f"{line}\r\n" for line in lines)
+
+
+def _host_of(parts: SplitResult) -> str:
+    """Host and port as a request names them. Raises ValueError where there can be none like it."""
+    name = parts.hostname.encode("idna").decode("ascii") if parts.hostname else ""
+    return (f"[{name}]" if ":" in name else name) + (f":{parts.port}" if parts.port else "")
+
+
+def _asked(connection: HTTPConnection, request: bytes, *, timeout_s: float, wait_s: float) -> Answer:
+    """Send a request and read its answer. Raises exceptions of requests."""
+    socket = connection.sock
+    if socket is None:
+        raise http.ConnectionError(ProtocolError("the connection is closed"))
+    try:
+        socket.settimeout(timeout_s)
+        socket.sendall(request)
+        socket.settimeout(timeout_s + wait_s)
+    except TimeoutError as error:
+        raise http.ReadTimeout(error) from error
+    except BrokenPipeError:
+        pass  # refused before all of it was sent; the answer says why
+    except OSError as error:
+        raise http.ConnectionError(ProtocolError("the connection broke", error)) from error
+    return read_answer(socket, timeout_s=timeout_s)
+
+
 def _may_repeat(error: http.RequestException, *, repeatable: bool) -> bool:
     if isinstance(error, http.Timeout | http.SSLError | http.ProxyError):
         return False
     inner = error.args[0] if error.args else None
-    if isinstance(getattr(inner, "reason", None), NewConnectionError):
+    if isinstance(inner, NewConnectionError):
         return True
-    broken = isinstance(error, http.ConnectionError | http.ChunkedEncodingError) and isinstance(inner, ProtocolError)
-    return repeatable and broken
+    return repeatable and isinstance(error, http.ConnectionError) and isinstance(inner, ProtocolError)
 
 
 def _decoder(kind: str, answer: type[Shape]) -> msgspec.json.Decoder[Shape] | msgspec.msgpack.Decoder[Shape]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final, assert_never
+from collections.abc import Mapping
+from typing import Final, Protocol, assert_never
 
 import msgspec
-import requests
 from requests import exceptions as http
 
 from messaging.decoding import json_decoder
@@ -25,6 +25,23 @@ from messaging.problem import PROBLEM_PREFIX, ProblemAnswer, ProblemKind
 _RETRY_AFTER_MS_DEFAULT: Final = 1_000
 _RETRY_AFTER_MS_MAX: Final = 60 * 60 * 1000
 _DETAIL_CHARS_MAX: Final = 500
+
+
+class Answered(Protocol):
+    """What is looked at of an answer. Names of headers are in lower case, or are found in any."""
+
+    @property
+    def status_code(self) -> int:
+        """The status."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers."""
+
+    @property
+    def content(self) -> bytes:
+        """The body."""
+
 
 OF_EXCEPTIONS: Final[tuple[tuple[type[http.RequestException], type[OutboxError]], ...]] = (
     (http.SSLError, BrokerUnavailable),
@@ -58,7 +75,7 @@ def of_exception(error: http.RequestException, *, what: str) -> OutboxError:
     return kind(f"{what}: {_cause(error)}")
 
 
-def of_answer(response: requests.Response, *, what: str) -> BrokerError:
+def of_answer(response: Answered, *, what: str) -> BrokerError:
     """The error that an answer other than 200 stands for: by its problem type, and without one by its status."""
     try:
         problem = json_decoder(ProblemAnswer).decode(response.content)
@@ -107,7 +124,7 @@ def of_kind(kind: ProblemKind) -> type[BrokerError]:
             assert_never(kind)
 
 
-def _of_status(response: requests.Response, text: str) -> BrokerError:
+def _of_status(response: Answered, text: str) -> BrokerError:
     """Something in between answered, not the broker: only what cannot be meant otherwise is final."""
     status = response.status_code
     if status in {401, 403}:
@@ -117,7 +134,7 @@ def _of_status(response: requests.Response, text: str) -> BrokerError:
     return BrokerUnavailable(text)
 
 
-def _retry_after_ms(response: requests.Response) -> int:
+def _retry_after_ms(response: Answered) -> int:
     value = response.headers.get("retry-after", "")
     return _bounded(int(value) * 1000 if value.isdigit() and len(value) < 10 else None)
 

@@ -25,12 +25,37 @@ REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
 Send = Callable[[str, Sequence[Message]], list[PublishResult]]
 
 
+class _Signal:
+    """An event for one who waits, and told once. A lock by itself: threading.Event costs more than its message."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Tell."""
+        self._lock.release()
+
+    def wait(self, timeout_s: float = -1) -> bool:
+        """Wait until told; whether it was."""
+        told = self._lock.acquire(timeout=timeout_s)
+        if told:
+            self._lock.release()
+        return told
+
+    def is_set(self) -> bool:
+        """Whether it was told."""
+        return not self._lock.locked()
+
+
 @dataclass(eq=False, slots=True)
 class _Call:
     """One publish that waits. `leads` is what it is to send, itself first; else `results` or `error` is what it got."""
 
     messages: Sequence[Message]
-    woken: threading.Event = field(default_factory=threading.Event)
+    woken: _Signal = field(default_factory=_Signal)
     leads: list[_Call] | None = None
     results: list[PublishResult] | None = None
     error: BaseException | None = None
@@ -166,4 +191,4 @@ def _outcome(call: _Call) -> list[PublishResult]:
 
 
 def _size_bytes(messages: Sequence[Message]) -> int:
-    return sum(len(message.body) for message in messages)
+    return sum([len(message.body) for message in messages])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from messaging.errors import InvalidMessage, NotSupported
 from messaging.message import DeadLetter, GroupConfig, check_group, check_topic
@@ -13,6 +13,9 @@ from outbox.testing.memory_topics import MemoryTopic
 
 if TYPE_CHECKING:
     from outbox.testing.memory_broker import _Store
+
+
+REDRIVE_PER_SECOND: Final = 1_000
 
 
 class MemoryAdmin:
@@ -25,8 +28,8 @@ class MemoryAdmin:
         """Make the group, or change its settings."""
         check_topic(topic)
         check_group(group)
-        if config.filter is not None or config.ordered:
-            raise NotSupported("the in-memory broker neither filters nor orders: declare it without filter and ordered")
+        if config.filter is not None:
+            raise NotSupported("the in-memory broker does not filter: declare the group without filter")
         with self._open() as store:
             store.topics.fire_due(now_ms=store.clock.now_ms())
             store.topics.group(topic, group, config)
@@ -55,7 +58,9 @@ class MemoryAdmin:
             store.topics.fire_due(now_ms=store.clock.now_ms())
             known, place = store.topics.known_group(topic, group), store.topics.known_topic(topic)
             wanted = place.position_at(to_ms) if to_ms is not None else to_offset or 0
-            known.seek(min(wanted, len(place.messages)))
+            if wanted > len(place.messages):
+                raise InvalidMessage(f"offset {wanted:,} is beyond the end of {topic}, {len(place.messages):,}")
+            known.seek(wanted)
             store.changed.notify_all()
 
     def pause(self, topic: str, group: str, *, paused: bool) -> None:
@@ -77,8 +82,10 @@ class MemoryAdmin:
             letters = [_dead_letter(place, group, slot) for slot in found[:limit]]
             return letters, str(found[limit - 1].sequence) if len(found) > limit else None
 
-    def redrive(self, topic: str, group: str, *, ids: Sequence[str] | None = None) -> int:
-        """Give dead letters a new life; returns how many."""
+    def redrive(
+        self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
+    ) -> int:
+        """Give dead letters a new life, so many ready a second; returns how many."""
         with self._open() as store:
             now_ms = store.clock.now_ms()
             known, place = store.topics.known_group(topic, group), store.topics.known_topic(topic)
@@ -89,8 +96,8 @@ class MemoryAdmin:
                 for slot in known.dead()
                 if wanted is None or place.messages[slot.sequence].message.id in wanted
             ]  # fmt: skip
-            for slot in found:
-                known.redrive(slot, now_ms=now_ms)
+            for number, slot in enumerate(found):
+                known.redrive(slot, now_ms=now_ms + number // (per_second or REDRIVE_PER_SECOND) * 1_000)
             store.changed.notify_all()
             return len(found)
 
@@ -102,6 +109,7 @@ def _group_figures(topic: MemoryTopic, group: MemoryGroup, *, now_ms: int) -> di
         "backlog": stored - group.position + group.count(SlotState.WAITING),
         "in_flight": group.count(SlotState.IN_FLIGHT),
         "dead": group.count(SlotState.DEAD),
+        "redriving": group.redriving(now_ms=now_ms),
         "position": group.position,
         "oldest_unacked_age_ms": max(0, now_ms - topic.messages[oldest].ready_at_ms) if oldest < stored else 0,
     }

@@ -188,7 +188,10 @@ class MemoryBroker:
         store.topics.fire_due(now_ms=now_ms)
         taker = store.topics.group(topic, group)
         messages = store.topics.topic(topic).messages
-        slots = taker.take(end=len(messages), count_max=count_max, now_ms=now_ms, invisible_ms=invisible_ms)
+        slots = taker.take(
+            end=len(messages), count_max=count_max, now_ms=now_ms, invisible_ms=invisible_ms,
+            key_of=lambda sequence: messages[sequence].message.key,
+        )  # fmt: skip
         return [_delivery(messages[slot.sequence].message, group, slot) for slot in slots]
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -34,10 +34,17 @@ class Slot:
     visible_at_ms: int = 0
     reason: str = ""
     dead_at_ms: int = 0
+    in_order: bool = False
+    """Whether others of its key wait for it."""
+
+
+_OPEN: Final = frozenset({SlotState.WAITING, SlotState.IN_FLIGHT})
 
 
 class MemoryGroup:
-    """The state of a group. A sequence at `position` or above is fresh; each one below has a slot."""
+    """The state of a group. A sequence at `position` or above is fresh; each one below has a slot, unless it waits for
+    an earlier one of its key.
+    """
 
     def __init__(self, *, name: str, config: GroupConfig, position: int) -> None:
         self.name = name
@@ -45,20 +52,26 @@ class MemoryGroup:
         self.position = position
         self.paused = False
         self._slots: dict[int, Slot] = {}
+        self._passed: list[int] = []
         self._numbers = 0
         self._sought_at_number = 0
         self._visible: list[tuple[int, int]] = []
 
     # -- handing out -------------------------------------------------------------------------------------------------
 
-    def take(self, *, end: int, count_max: int, now_ms: int, invisible_ms: int) -> list[Slot]:
+    def take(
+        self, *, end: int, count_max: int, now_ms: int, invisible_ms: int, key_of: Callable[[int], str | None]
+    ) -> list[Slot]:
         """Hand out what came back, then fresh sequences below `end`; nothing while the group is paused."""
         if self.paused:
             return []
         slots = list(self._come_back(count_max=count_max, now_ms=now_ms))
-        for sequence in range(self.position, min(end, self.position + count_max - len(slots))):
-            slots.append(self._slots.setdefault(sequence, Slot(sequence)))
-            self.position = sequence + 1
+        if self.config.ordered or self._passed:
+            slots += self._next_of_keys(end=end, count_max=count_max - len(slots), key_of=key_of)
+        else:
+            for sequence in range(self.position, min(end, self.position + count_max - len(slots))):
+                slots.append(self._slots.setdefault(sequence, Slot(sequence)))
+                self.position = sequence + 1
         for slot in slots:
             self._numbers += 1
             slot.state, slot.number = SlotState.IN_FLIGHT, self._numbers
@@ -75,7 +88,7 @@ class MemoryGroup:
     def bury_expired(self, now_ms: int) -> None:
         """Make dead letters of those whose last attempt's invisible time has run out."""
         for slot in list(self._slots.values()):
-            if slot.state in {SlotState.IN_FLIGHT, SlotState.WAITING} and slot.visible_at_ms <= now_ms:
+            if slot.state in _OPEN and slot.visible_at_ms <= now_ms:
                 self._bury_if_used_up(slot, now_ms=now_ms)
 
     # -- settling ----------------------------------------------------------------------------------------------------
@@ -127,24 +140,51 @@ class MemoryGroup:
     def redrive(self, slot: Slot, *, now_ms: int) -> None:
         """Give a dead letter a new life; receipts of the old one are stale."""
         slot.state, slot.number, slot.attempts, slot.reason = SlotState.WAITING, 0, 0, ""
+        slot.in_order = False
         self._hide(slot, until_ms=now_ms)
+
+    def redriving(self, *, now_ms: int) -> int:
+        """How many redriven messages are not ready yet."""
+        waiting = (slot for slot in self._slots.values() if slot.state is SlotState.WAITING and not slot.number)
+        return sum(slot.visible_at_ms > now_ms for slot in waiting)
 
     def seek(self, position: int) -> None:
         """Go on from there: what lies ahead is fresh, what was handed out is forgotten, old receipts are stale."""
         self._sought_at_number = self._numbers
         self._slots = {slot.sequence: slot for slot in self.dead() if slot.sequence < position}
+        self._passed = []
         self.position = position
 
     def count(self, state: SlotState) -> int:
         """How many messages are in a state."""
-        return sum(slot.state is state for slot in self._slots.values())
+        passed = len(self._passed) if state is SlotState.WAITING else 0
+        return passed + sum(slot.state is state for slot in self._slots.values())
 
     def oldest_unsettled(self) -> int:
         """The lowest sequence that is not settled; `position` where all are that were handed out."""
-        open_states = {SlotState.IN_FLIGHT, SlotState.WAITING}
-        return min((slot.sequence for slot in self._slots.values() if slot.state in open_states), default=self.position)
+        found = [slot.sequence for slot in self._slots.values() if slot.state in _OPEN]
+        return min([*found, *self._passed[:1], self.position])
 
     # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _next_of_keys(self, *, end: int, count_max: int, key_of: Callable[[int], str | None]) -> list[Slot]:
+        """The first of each key that has none in hand. The others are passed; looks through all, as a test may."""
+        busy = {key_of(slot.sequence) for slot in self._slots.values() if slot.in_order and slot.state in _OPEN}
+        waiting = [*self._passed, *range(self.position, end)]
+        found: list[Slot] = []
+        self._passed = []
+        for place, sequence in enumerate(waiting):
+            if len(found) >= count_max:
+                self._passed += [one for one in waiting[place:] if one < self.position]
+                break
+            key = key_of(sequence)
+            self.position = max(self.position, sequence + 1)
+            if key is not None and key in busy:
+                self._passed.append(sequence)
+                continue
+            busy.add(key)
+            found.append(self._slots.setdefault(sequence, Slot(sequence, in_order=key is not None)))
+        return found
 
     def _come_back(self, *, count_max: int, now_ms: int) -> Iterator[Slot]:
         found = 0

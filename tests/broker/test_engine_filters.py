@@ -85,8 +85,8 @@ def test_a_message_far_behind_what_is_not_wanted_ends_a_long_poll(open_engine: t
 
 def test_a_pull_that_found_nothing_yet_has_its_group_woken_to_look_on(open_engine: type_of_open) -> None:
     engine = open_engine(filter_scan_max=10)
+    publish(engine, *["made"] * 15)  # before there is a filter that could be asked at once
     declare(engine)
-    publish(engine, *["made"] * 15)
     woken: list[int] = []
     unsubscribe = engine.subscribe(TOPIC, GROUP, lambda: woken.append(engine.group_figures(TOPIC, GROUP)["position"]))
 

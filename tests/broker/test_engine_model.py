@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from broker.engine import Engine
 from broker.options import Durability, EngineOptions
 from messaging.clock import ManualClock
+from messaging.errors import InvalidMessage
 from messaging.message import GroupConfig, Message
 
 TOPIC, GROUP = "orders", "billing"
@@ -22,6 +24,8 @@ BACKOFF_MS = 100
 BACK = st.integers(0, 5)
 IDS = st.sampled_from([f"m{number}" for number in range(12)])
 OPTIONS = EngineOptions(segment_bytes=4096, durability=Durability.OS, schedule_memory_messages_max=2)
+KEYS = {"m0": "a", "m1": "b", "m2": "a", "m4": "a", "m5": "b", "m6": "a", "m8": "b", "m9": "a"}
+"""The others have none."""
 type_of_held = tuple[int, int, int]
 """(sequence, delivery, life): what a receipt stands for."""
 
@@ -35,6 +39,7 @@ class Entry:
     used: int = 0
     in_flight: bool = False
     life: int = 0
+    redriven: bool = False
 
 
 @dataclass
@@ -51,6 +56,8 @@ class Model:
     life: int = 0
     sought_in: int = 0
     paused: bool = False
+    ordered: bool = False
+    passed: list[int] = field(default_factory=list)
 
     def publish(self, message_id: str, due_ms: int, now_ms: int) -> str:
         if message_id in self.known:
@@ -95,7 +102,10 @@ class Model:
         if self.paused:
             return []
         again = self.bury_expired(now_ms, count_max=count)
-        found = [*again, *range(self.position, len(self.stored))][:count]
+        if self.ordered:
+            found = [*again, *self.next_of_keys(count - len(again))]
+        else:
+            found = [*again, *range(self.position, len(self.stored))][:count]
         self.position = max([self.position, *(sequence + 1 for sequence in found)])
         out = []
         for sequence in found:
@@ -104,6 +114,24 @@ class Model:
             entry.deliveries, entry.in_flight, entry.visible_ms = entry.deliveries + 1, True, now_ms + invisible_ms
             out.append((self.stored[sequence], entry.used + 1, (sequence, entry.deliveries, entry.life)))
         return out
+
+    def next_of_keys(self, count: int) -> list[int]:
+        """The first message of each key of which none is in hand or waits for its retry; the others are passed."""
+        busy = {self.key(sequence) for sequence, entry in self.unsettled.items() if not entry.redriven}
+        found: list[int] = []
+        passed, self.passed = self.passed, []
+        for sequence in [*passed, *range(self.position, len(self.stored))]:
+            if len(found) == count and sequence >= self.position:
+                break
+            key = self.key(sequence)
+            may_go = len(found) < count and (key is None or key not in busy)
+            (found if may_go else self.passed).append(sequence)
+            busy.add(key)
+            self.position = max(self.position, sequence + 1)
+        return found
+
+    def key(self, sequence: int) -> str | None:
+        return KEYS.get(self.stored[sequence])
 
     def newest(self, held: type_of_held) -> Entry | None:
         entry = self.unsettled.get(held[0])
@@ -135,26 +163,27 @@ class Model:
         self.bury_expired(now_ms)
         dead, self.dead = self.dead, {}
         self.life += bool(dead)
-        self.unsettled.update({sequence: Entry(now_ms, life=self.life) for sequence in dead})
+        self.unsettled.update({sequence: Entry(now_ms, life=self.life, redriven=True) for sequence in dead})
         return len(dead)
 
     def seek(self, position: int) -> None:
         self.life += 1
         self.position, self.sought_in, self.unsettled = min(position, len(self.stored)), self.life, {}
         self.dead = {sequence: used for sequence, used in self.dead.items() if sequence < self.position}
+        self.passed = []
 
 
 class EngineMachine(RuleBasedStateMachine):
     """Does to the engine and to the model the same, and compares the answers."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(ordered=st.booleans())
+    def begin(self, ordered: bool) -> None:
         self.end = ExitStack()
         self.folder = Path(self.end.enter_context(tempfile.TemporaryDirectory()))
         self.clock = ManualClock()
-        self.model = Model()
+        self.model = Model(ordered=ordered)
         self.engine = Engine.open(self.folder, clock=self.clock, options=OPTIONS)
-        config = GroupConfig(max_attempts=ATTEMPTS_MAX, backoff_initial_ms=BACKOFF_MS)
+        config = GroupConfig(max_attempts=ATTEMPTS_MAX, backoff_initial_ms=BACKOFF_MS, ordered=ordered)
         self.engine.declare_group(TOPIC, GROUP, config)
         self.receipts: list[tuple[str, type_of_held]] = []
         self.publish([("m0", 0), ("m1", 0), ("m2", 0), ("m3", 50), ("m4", 50)])
@@ -163,8 +192,8 @@ class EngineMachine(RuleBasedStateMachine):
     def publish(self, batch: list[tuple[str, int]]) -> None:
         now_ms = self.clock.now_ms()
         results = self.engine.publish(
-            [Message(id=one, topic=TOPIC, body=one.encode(), deliver_at_ms=now_ms + ms if ms else None)
-             for one, ms in batch]
+            [Message(id=one, topic=TOPIC, body=one.encode(), key=KEYS.get(one),
+                     deliver_at_ms=now_ms + ms if ms else None) for one, ms in batch]
         )  # fmt: skip
         assert [one.status for one in results] == [self.model.publish(one, now_ms + ms, now_ms) for one, ms in batch]
 
@@ -217,6 +246,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(position=st.integers(0, 12))
     def seek(self, position: int) -> None:
+        if position > len(self.model.stored):
+            with pytest.raises(InvalidMessage, match="beyond the end"):
+                self.engine.seek(TOPIC, GROUP, to_offset=position)
+            return
         self.engine.seek(TOPIC, GROUP, to_offset=position)
         self.model.seek(position)
 
@@ -260,7 +293,7 @@ class EngineMachine(RuleBasedStateMachine):
             "scheduled": len(model.scheduled),
             "dead": len(model.dead),
             "in_flight": in_flight,
-            "backlog": len(model.stored) - model.position + len(model.unsettled) - in_flight,
+            "backlog": len(model.stored) - model.position + len(model.passed) + len(model.unsettled) - in_flight,
             "position": model.position,
         }
         assert {name: figures[name] for name in expected} == expected

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from messaging import Broker, GroupConfig, Message
-from messaging.errors import BrokerRefused, InvalidMessage, NotSupported
+from messaging.errors import BrokerRefused, InvalidMessage
 from messaging.ids import new_message_id
 
 
@@ -53,11 +53,6 @@ def test_declaring_a_group_again_keeps_its_position(broker: Broker, topic: str) 
     broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=3))
 
     assert pulled_ids(broker, topic) == []
-
-
-def test_ordered_groups_are_refused_with_a_clear_text(broker: Broker, topic: str) -> None:
-    with pytest.raises(NotSupported, match="order"):
-        broker.admin.declare_group(topic, "g", GroupConfig(ordered=True))
 
 
 def test_a_paused_group_gets_nothing_until_it_is_resumed(broker: Broker, topic: str) -> None:
@@ -153,3 +148,15 @@ def next_millisecond() -> int:
     while (now := time.time_ns() // 1_000_000) <= start:
         time.sleep(0.001)
     return now
+
+
+def test_a_seek_beyond_the_end_is_refused_and_moves_nothing(broker: Broker, topic: str) -> None:
+    ids = publish(broker, topic, 2)
+    broker.admin.declare_group(topic, "g", GroupConfig())
+
+    with pytest.raises((InvalidMessage, BrokerRefused), match="beyond the end"):
+        broker.admin.seek(topic, "g", to_offset=3)
+
+    assert pulled_ids(broker, topic) == ids
+    broker.admin.seek(topic, "g", to_offset=2)
+    assert pulled_ids(broker, topic) == []

@@ -250,3 +250,15 @@ def wait_until(time_ms: int) -> None:
     """Let the wall clock pass a time that the broker compares with; there is no event to wait for."""
     while time.time_ns() // 1_000_000 <= time_ms:
         time.sleep(0.005)
+
+
+def test_a_redrive_makes_so_many_ready_a_second(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=1))
+    ids = [new_message_id() for _ in range(3)]
+    broker.publish([Message(id=one, topic=topic, body=b"x") for one in ids])
+    broker.nack([one.receipt for one in broker.pull(topic, "g")])
+
+    assert broker.admin.redrive(topic, "g", per_second=2) == 3
+
+    assert [one.id for one in broker.pull(topic, "g")] == ids[:2]
+    assert [one.id for one in broker.pull(topic, "g", wait_ms=10_000)] == ids[2:]

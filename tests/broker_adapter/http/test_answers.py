@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from requests import exceptions as http
 
 from broker_adapter.http import HttpBroker, answers
+from broker_adapter.http.answers import Answer, read_answer
 from messaging.errors import BrokerUnavailable
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: %d\r\n\r\n"
@@ -73,3 +78,90 @@ def test_an_answer_without_a_length_is_none_since_its_head_may_have_broken_off()
         with pytest.raises(BrokerUnavailable, match="no length"):
             broker.pull("t", "g")
         broker.close()
+
+
+class Pieces:
+    """A connection that brings these pieces, then ends."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.left = deque(pieces)
+
+    def recv(self, _size: int, /) -> bytes:
+        """The next piece."""
+        return self.left.popleft() if self.left else b""
+
+
+def read(*pieces: bytes) -> Answer:
+    return read_answer(Pieces(*pieces), timeout_s=20)
+
+
+PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\ncontent-length:  5 \r\n\r\nhello"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3;x=y\r\nhel\r\n2\r\nlo\r\n0\r\ntrailer: t\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer", [PLAIN, CHUNKED, b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 X\r\na: b\r\n\r\n" + PLAIN]
+)
+@given(data=st.data())
+def test_an_answer_is_the_same_in_whatever_pieces_it_comes(answer: bytes, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
+    pieces = [answer[start:end] for start, end in zip([0, *cuts], [*cuts, len(answer)], strict=True) if end > start]
+
+    found = read(*pieces)
+
+    assert (found.status_code, found.content, found.stays_open) == (200, b"hello", True)
+
+
+@pytest.mark.parametrize("answer", [PLAIN, CHUNKED])
+def test_an_answer_that_is_cut_anywhere_is_none(answer: bytes) -> None:
+    for size in range(len(answer)):
+        with pytest.raises(http.ConnectionError):
+            read(answer[:size])
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"content-length: -1", b"content-length: 0x5", b"content-length: 5, 5", b"content-length: ", b"nothing",
+        b"content-length: 5\r\ncontent-length: 6", b"transfer-encoding: gzip, chunked", b"content-length: \xb2",
+        b"content-length: 9999999999999999",
+    ],
+)  # fmt: skip
+def test_an_answer_whose_end_is_not_certain_is_none(head: bytes) -> None:
+    with pytest.raises(http.ConnectionError):
+        read(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\nhello")
+
+
+@pytest.mark.parametrize("size", [b"g", b"-1", b"", b"fffffffffffffffff", b"5" * 10_000])
+def test_a_chunk_without_a_sensible_size_ends_the_answer(size: bytes) -> None:
+    with pytest.raises(http.RequestException):
+        read(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + size + b"\r\nhello\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "start", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/2 200 OK\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"x" * 200_000]
+)
+def test_what_is_not_http_is_known_by_its_beginning(start: bytes) -> None:
+    with pytest.raises(http.ConnectionError, match="HTTP"):
+        read(start)
+
+
+def test_a_head_that_does_not_end_is_given_up() -> None:
+    with pytest.raises(http.ConnectionError, match="head"):
+        read(b"HTTP/1.1 200 OK\r\n", *[b"a: b\r\n" * 1_000] * 1_000)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        PLAIN.replace(b"HTTP/1.1", b"HTTP/1.0"),
+        PLAIN.replace(b"Content-Type: a/b", b"Connection: Close"),
+        PLAIN + b"and more",
+        CHUNKED.replace(b"chunked\r\n", b"chunked\r\ncontent-length: 5\r\n"),
+    ],
+)
+def test_a_connection_that_may_not_carry_on_is_not_used_again(answer: bytes) -> None:
+    found = read(answer)
+
+    assert found.content == b"hello"
+    assert not found.stays_open

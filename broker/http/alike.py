@@ -1,0 +1,42 @@
+"""Answers that say the same of every entry, put together from pieces: what a batch gets whose every message is stored.
+
+Not what is said where entries fare differently: that is encoded entry by entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+_FIXSTR_MAX = 31
+_STR8_MAX = 255
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def alike(name: str, texts: Sequence[str], more: dict[str, str | None]) -> msgspec.Raw | None:
+    """`{"results": [{name: text, **more}, ...]}` in MessagePack; None where a text is not ASCII, or very long."""
+    fields = len(more) + 1
+    start = _text(bytes([0x80 | fields]) + _encode(name))
+    heads = {size: start + head for size in {len(one) for one in texts} if (head := _head_of(size)) is not None}
+    tail = _text(b"".join(_encode(one) for pair in more.items() for one in pair))
+    try:
+        # Latin-1 takes every byte for a character and back: texts join faster than they turn to bytes one by one.
+        entries = "".join([heads[len(one)] + one + tail for one in texts])
+    except KeyError:
+        return None
+    if not "".join(texts).isascii():
+        return None
+    count = len(texts).to_bytes(4, "big")
+    return msgspec.Raw(b"\x81" + _encode("results") + b"\xdd" + count + entries.encode("latin-1"))
+
+
+def _head_of(size: int) -> str | None:
+    """What a text of so many bytes begins with."""
+    if size <= _FIXSTR_MAX:
+        return chr(0xA0 | size)
+    return "\xd9" + chr(size) if size <= _STR8_MAX else None
+
+
+def _text(data: bytes) -> str:
+    return data.decode("latin-1")
