@@ -1,23 +1,23 @@
-"""`outbox broker serve | check | token`: the broker as a process. Only `serve` loads the server's libraries."""
+"""`outbox broker serve | check | token | group`: the broker as a process. Only `serve` loads the server's libraries."""
 
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import secrets
-import ssl
 import sys
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 
+from broker import group_cli
+from broker.asking import Asking
 from messaging.errors import BrokerUnavailable, ConfigurationError
 from messaging.logs import LogFormat
 
 app = typer.Typer(no_args_is_help=True, help="Run the broker, and probe one.")
+app.add_typer(group_cli.app, name="group")
 
 
 @app.callback()
@@ -69,7 +69,7 @@ def check(
 ) -> None:
     """Exit 0 where a broker can serve; for probes where there is no curl."""
     path = "/livez" if live else "/readyz"
-    status, text = _get(url, path, timeout_ms=timeout_ms, ca_file=ca_file)
+    status, text = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file).ask("GET", path)
     if status != 200:
         raise BrokerUnavailable(f"{url} is not ready: {text[:500]}")
     print(text)
@@ -94,23 +94,3 @@ def token(
     print(f"roles = {json.dumps(role)}")
     print(f"topics = {json.dumps(topic or ['*'])}")
     print(f"the token, shown this once: {secret}", file=sys.stderr)
-
-
-def _get(url: str, path: str, *, timeout_ms: int, ca_file: Path | None) -> tuple[int, str]:
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or parts.hostname is None:
-        raise ConfigurationError("a broker's URL looks like http://127.0.0.1:7788")
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        context = ssl.create_default_context(cafile=ca_file)
-        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_ms / 1000, context=context)
-    else:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_ms / 1000)
-    try:
-        connection.request("GET", parts.path.rstrip("/") + path)
-        response = connection.getresponse()
-        return response.status, response.read(64 * 1024).decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException) as error:
-        raise BrokerUnavailable(f"no broker answers at {url}: {error}") from error
-    finally:
-        connection.close()
