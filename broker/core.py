@@ -42,6 +42,7 @@ class Core:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiters: defaultdict[tuple[str, str], set[Callable[[], None]]] = defaultdict(set)
+        self._short: set[tuple[str, str]] = set()  # groups that got less than there is, for want of room in hand
         self._waiting_groups: defaultdict[str, set[str]] = defaultdict(set)
         self._index_files = IndexFiles(folder / "messages")
         self._state = BrokerState(options, self._index_files)
@@ -99,6 +100,24 @@ class Core:
             groups = list(self._waiting_groups.get(topic, ()))
         for name in groups:
             self._wake(topic, name)
+
+    def _wake_next(self, topic: str, group: Group) -> None:
+        """After a settlement: the next of its keys may go, and there is room for who got less than there is."""
+        if group.order is not None:
+            self._wake(topic, group.name)
+        short, self._short = self._short, set()
+        for place in short:
+            self._wake(*place)
+
+    def _room_in_hand(self, topic: str, group: Group, wanted: int) -> int:
+        """How many fresh messages a group may be handed, up to those wanted; woken for others when there is room."""
+        options = self._options
+        room = min(
+            options.group_in_hand_max - len(group.unsettled), options.in_hand_max - self._state.in_hand.count
+        )  # fmt: skip
+        if room < wanted:
+            self._short.add((topic, group.name))
+        return min(wanted, max(room, 0))
 
     def _wake_wanting(self, topic: str) -> None:
         """After a publish: wake the groups that want something of what is new, by the index of their filters."""
@@ -241,8 +260,8 @@ class Core:
             by_reason[death.reason].append((death.sequence, death.message_id, death.attempts))
         for reason, entries in by_reason.items():
             self._act(journal.Died(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason))
-        if deaths and group.order is not None:
-            self._wake(topic, group.name)  # the next of their keys may go
+        if deaths:
+            self._wake_next(topic, group)
         for death in deaths:
             self._state.counters[f"dead_lettered_{death.cause}", topic, group.name] += 1
 

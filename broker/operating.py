@@ -102,6 +102,7 @@ class Operating(Timing):
                 )
             )
             end = self._actions.end
+            self._wake_next(topic, known)
         self._actions.commit(end)
         self._wake(topic, group)
 

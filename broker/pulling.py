@@ -171,7 +171,9 @@ class Pulling(Timing):
                 break
             self._bury(topic.index.name, group, deaths, at_ms=now_ms)
         index = topic.index
-        left = count_max - sum(end - first for first, end in again)
+        found = sum(end - first for first, end in again)
+        left = self._room_in_hand(topic.index.name, group, count_max - found)
+        count_max = found + left
         if group.order is not None:
             filed, left = group.order.to_read(left, scan_max=self._options.filter_scan_max)
             again += filed
@@ -242,6 +244,8 @@ class Pulling(Timing):
             group.skip(filing.position - 1)
         self._count_filtered(topic.index.name, group.name, filing.filtered)
         order.note_look(filing.looked_at, looked_up_end=filing.looked_up_end, enough=filing.is_enough)
+        if not choice.count_max:
+            return []
         return [one for one in found.items() if one[0] in filing.unordered or may_go(group, order, one[0])]
 
     def _count_handed_out(self, topic: str, group: str, handed: Sequence[HandOut]) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 
 from broker.consume.key_order import KeyOrder
 from broker.consume.pace import Pace
-from broker.consume.unsettled import Held, Unsettled
+from broker.consume.unsettled import Held, Tally, Unsettled
 from broker.filter import Predicate
 from messaging.backoff import Backoff
 from messaging.message import AckStatus, GroupConfig
@@ -86,7 +86,7 @@ class Requeue:
 class Group:
     """The state of one group; every method that changes it is also what replays it from the action log."""
 
-    def __init__(self, *, name: str, config: GroupConfig, position: int) -> None:
+    def __init__(self, *, name: str, config: GroupConfig, position: int, tally: Tally | None = None) -> None:
         self.name = name
         self.config = config
         self.position = position
@@ -95,7 +95,7 @@ class Group:
         self.paused = False
         self.life = 0
         self.sought_in_life = 0
-        self.unsettled = Unsettled()
+        self.unsettled = Unsettled(tally)
         self.dead: dict[int, Dead] = {}
         self.redrive_pace = Pace()
         self.order: KeyOrder | None = None
