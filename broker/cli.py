@@ -1,23 +1,28 @@
-"""`outbox broker serve | check | token`: the broker as a process. Only `serve` loads the server's libraries."""
+"""`outbox broker serve | check | scheduled | token | group`: the broker as a process, and questions to one.
+
+Only `serve` loads the server's libraries.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import secrets
-import ssl
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode
 
 import typer
 
+from broker import group_cli
+from broker.asking import Asking
 from messaging.errors import BrokerUnavailable, ConfigurationError
 from messaging.logs import LogFormat
 
 app = typer.Typer(no_args_is_help=True, help="Run the broker, and probe one.")
+app.add_typer(group_cli.app, name="group")
 
 
 @app.callback()
@@ -69,10 +74,39 @@ def check(
 ) -> None:
     """Exit 0 where a broker can serve; for probes where there is no curl."""
     path = "/livez" if live else "/readyz"
-    status, text = _get(url, path, timeout_ms=timeout_ms, ca_file=ca_file)
+    status, text = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file).ask("GET", path)
     if status != 200:
         raise BrokerUnavailable(f"{url} is not ready: {text[:500]}")
     print(text)
+
+
+@app.command()
+def scheduled(
+    message_id: Annotated[str | None, typer.Argument(help="One message; without, how many are due when.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
+    bucket: Annotated[str, typer.Option(help="Count by minute, hour or day.")] = "hour",
+    url: group_cli.Url = "http://127.0.0.1:7788",
+    timeout_ms: group_cli.Timeout = 30_000,
+    ca_file: group_cli.CaFile = None,
+    token_file: group_cli.TokenFile = None,
+) -> None:
+    """Show how many scheduled messages are due when, a line each (UTC, tab, count); or when and where one of them is.
+
+    Ask a broker, or a delay service.
+    """
+    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    if message_id is not None:
+        found = asking.told("GET", f"/v1/scheduled/{quote(message_id, safe='')}")
+        print(f"{_utc(found['deliver_at_ms'])}\t{found['topic']}\t{found['id']}")
+        return
+    asked = {"bucket": bucket} if topic is None else {"bucket": bucket, "topic": topic}
+    while True:
+        page = asking.told("GET", f"/v1/scheduled?{urlencode(asked)}")
+        for one in page["counts"]:
+            print(f"{_utc(one['at_ms'])}\t{one['messages']}")
+        if page["next_from_ms"] is None:
+            return
+        asked["from_ms"] = str(page["next_from_ms"])
 
 
 @app.command()
@@ -96,21 +130,5 @@ def token(
     print(f"the token, shown this once: {secret}", file=sys.stderr)
 
 
-def _get(url: str, path: str, *, timeout_ms: int, ca_file: Path | None) -> tuple[int, str]:
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or parts.hostname is None:
-        raise ConfigurationError("a broker's URL looks like http://127.0.0.1:7788")
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        context = ssl.create_default_context(cafile=ca_file)
-        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_ms / 1000, context=context)
-    else:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_ms / 1000)
-    try:
-        connection.request("GET", parts.path.rstrip("/") + path)
-        response = connection.getresponse()
-        return response.status, response.read(64 * 1024).decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException) as error:
-        raise BrokerUnavailable(f"no broker answers at {url}: {error}") from error
-    finally:
-        connection.close()
+def _utc(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -39,6 +39,8 @@ class BrokerConfig(BaseSettings):
     retention_drops_unread: bool = False
     filter_index_header: str = Field(default=EngineOptions().filter_index_header, min_length=1)
     filter_index_headers: dict[str, str] = Field(default_factory=dict)
+    in_hand_max: int = Field(default=EngineOptions().in_hand_max, ge=1)
+    group_in_hand_max: int = Field(default=EngineOptions().group_in_hand_max, ge=1)
     redrive_per_second: int = Field(default=EngineOptions().redrive_per_second, ge=1)
     tokens: Path | None = None
     insecure_no_auth: bool = False
@@ -65,6 +67,8 @@ class BrokerConfig(BaseSettings):
             retention_drops_unread=self.retention_drops_unread,
             filter_index_header=self.filter_index_header,
             filter_index_headers=self.filter_index_headers,
+            in_hand_max=self.in_hand_max,
+            group_in_hand_max=self.group_in_hand_max,
             redrive_per_second=self.redrive_per_second,
         )
 

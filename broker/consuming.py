@@ -39,8 +39,7 @@ class Consuming(Pulling):
             runs = [(first, group.ids(first, end)) for first, end in ranges]
             self._act(journal.Settled(topic=topic, group=group.name, at_ms=self._clock.now_ms(), runs=runs))
             self._state.counters["acknowledged", topic, group.name] += sum(len(ids) for _, ids in runs)
-            if group.order is not None:
-                self._wake(topic, group.name)  # the next of their keys may go
+            self._wake_next(topic, group)
 
     def nack(
         self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True

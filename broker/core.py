@@ -42,6 +42,7 @@ class Core:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiters: defaultdict[tuple[str, str], set[Callable[[], None]]] = defaultdict(set)
+        self._short: set[tuple[str, str]] = set()  # groups that got less than there is, for want of room in hand
         self._waiting_groups: defaultdict[str, set[str]] = defaultdict(set)
         self._index_files = IndexFiles(folder / "messages")
         self._state = BrokerState(options, self._index_files)
@@ -99,6 +100,24 @@ class Core:
             groups = list(self._waiting_groups.get(topic, ()))
         for name in groups:
             self._wake(topic, name)
+
+    def _wake_next(self, topic: str, group: Group) -> None:
+        """After a settlement: the next of its keys may go, and there is room for who got less than there is."""
+        if group.order is not None:
+            self._wake(topic, group.name)
+        short, self._short = self._short, set()
+        for place in short:
+            self._wake(*place)
+
+    def _room_in_hand(self, topic: str, group: Group, wanted: int) -> int:
+        """How many fresh messages a group may be handed, up to those wanted; woken for others when there is room."""
+        options = self._options
+        room = min(
+            options.group_in_hand_max - len(group.unsettled), options.in_hand_max - self._state.in_hand.count
+        )  # fmt: skip
+        if room < wanted:
+            self._short.add((topic, group.name))
+        return min(wanted, max(room, 0))
 
     def _wake_wanting(self, topic: str) -> None:
         """After a publish: wake the groups that want something of what is new, by the index of their filters."""
@@ -166,7 +185,8 @@ class Core:
 
     def _write_messages_of(self, topic: str, records: Sequence[journal.MessageRecord], *, ready_at_ms: int) -> None:
         """Append records of one topic, all with sequences, as one piece, and place them."""
-        offsets = self._append_messages([journal.encode_record(record) for record in records])
+        encode = journal.encode_record
+        offsets = self._append_messages([encode(record) for record in records])
         ends = [*offsets[1:], self._messages.end]
         durable_end = self._messages.durable_end
         for start, stop in self._stretches(offsets, ends, start=0, end=len(records)):
@@ -178,7 +198,8 @@ class Core:
 
     def _write_messages(self, records: Sequence[journal.MessageRecord]) -> list[int]:
         """Append message records as one piece, and place those that have a sequence; returns the records' offsets."""
-        offsets = self._append_messages([journal.encode_record(record) for record in records])
+        encode = journal.encode_record
+        offsets = self._append_messages([encode(record) for record in records])
         place, count, start = self._state.place, len(records), 0
         durable_end = self._messages.durable_end
         ends = [*offsets[1:], self._messages.end]
@@ -217,8 +238,7 @@ class Core:
     ) -> Iterator[tuple[int, int]]:  # fmt: skip
         """Records of one topic that stand behind each other, in pieces of a run's size: (from, up to)."""
         while start < end:
-            # A run ends behind the message that reaches a bound.
-            full = bisect_left(ends, offsets[start] + RUN_BYTES_MAX, start) + 1
+            full = bisect_left(ends, offsets[start] + RUN_BYTES_MAX, start) + 1  # behind the one that reaches the bound
             stop = min(full, start + RUN_MESSAGES_MAX, end)
             yield start, stop
             start = stop
@@ -240,9 +260,10 @@ class Core:
             by_reason[death.reason].append((death.sequence, death.message_id, death.attempts))
         for reason, entries in by_reason.items():
             self._act(journal.Died(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason))
-        if deaths and group.order is not None:
-            self._wake(topic, group.name)  # the next of their keys may go
-        self._state.counters["dead_lettered", topic, group.name] += len(deaths)
+        if deaths:
+            self._wake_next(topic, group)
+        for death in deaths:
+            self._state.counters[f"dead_lettered_{death.cause}", topic, group.name] += 1
 
     def _refuse_if_disk_is_full(self) -> None:
         if not self._reserve.take():

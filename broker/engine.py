@@ -12,6 +12,7 @@ then handed out again, under another delivery number: the count of openings is i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
@@ -20,6 +21,7 @@ from broker.consuming import Consuming
 from broker.delay.local_segments import LocalSegmentStore
 from broker.delay.store import DelayOptions, DelayStore
 from broker.log.storage import DiskStorage, Storage, Unsynced
+from broker.log.sync_times import TimedStorage
 from broker.operating import Operating
 from broker.options import Durability, EngineOptions
 from broker.publishing import BUCKETS_MS, Publishing
@@ -40,7 +42,8 @@ class Engine(Publishing, Consuming, Operating, Retaining):
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
         """For open(), which is how an engine is made."""
-        super().__init__(folder, clock=clock, options=options, storage=storage)
+        self.syncs = TimedStorage(storage, clock_s=time.perf_counter)
+        super().__init__(folder, clock=clock, options=options, storage=self.syncs)
         self._segments: LocalSegmentStore | None = None
 
     @classmethod

@@ -81,13 +81,20 @@ class Operating(Timing):
             }
 
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
-        """Move a group to a time or to an offset (a sequence of the topic); receipts handed out before are stale."""
+        """Move a group to a time or to an offset (a sequence of the topic); receipts handed out before are stale.
+
+        What retention has dropped is passed over. Raises InvalidMessage for an offset beyond the topic's end.
+        """
         if (to_ms is None) == (to_offset is None) or (to_offset is not None and to_offset < 0):
             raise InvalidMessage("seek to a time (to_ms) or to an offset (to_offset >= 0), one of them")
         with self._lock:
             self._refuse_if_closed()
             index, known = self._known_topic(topic).index, self._known_group(topic, group)
             wanted = index.sequence_at(to_ms) if to_ms is not None else to_offset or 0
+            if wanted > index.end:
+                raise InvalidMessage(
+                    f"offset {wanted:,} is beyond the end of {topic}; {index.end:,} is where the next message comes"
+                )
             position = min(max(wanted, index.start), index.end)
             self._act(
                 journal.Sought(
@@ -95,6 +102,7 @@ class Operating(Timing):
                 )
             )
             end = self._actions.end
+            self._wake_next(topic, known)
         self._actions.commit(end)
         self._wake(topic, group)
 
@@ -112,7 +120,7 @@ class Operating(Timing):
         self, topic: str, group: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[list[DeadLetter], str | None]:
         """One page of dead letters by sequence, and the cursor of the next one."""
-        if after is not None and not after.isdigit():
+        if after is not None and not (after.isascii() and after.isdigit()):
             raise InvalidMessage("after must be the `next` of an earlier page")
         with self._lock:
             self._refuse_if_closed()

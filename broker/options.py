@@ -25,7 +25,9 @@ class EngineOptions:
     more; with `retention_drops_unread` also before. `filter_scan_max` is how many messages a pull looks through for
     one that its group's filter takes. Filters are indexed by the header `filter_index_header`, or by what
     `filter_index_headers` says for their topic. `redrive_per_second` is how many dead letters a redrive makes ready
-    each second, where it does not say so itself. The newest scheduled messages are in memory, up to
+    each second, where it does not say so itself. A pull hands out nothing new that would take its group beyond
+    `group_in_hand_max` messages that are not settled, or all groups together beyond `in_hand_max`: their ids are in
+    memory, some 90 bytes each. The newest scheduled messages are in memory, up to
     `schedule_memory_...`; all others are on the disk.
     """
 
@@ -41,7 +43,7 @@ class EngineOptions:
     groups_per_topic_max: int = 1_000
     dedup_messages_max: int = 500_000
     cancel_tombstones_max: int = 100_000
-    fire_batch_max: int = 1_000
+    fire_batch_max: int = 500
     schedule_memory_messages_max: int = 65_536
     schedule_memory_bytes_max: int = 32 * 1024 * 1024
     pull_bytes_max: int = 32 * 1024 * 1024
@@ -49,6 +51,8 @@ class EngineOptions:
     filter_index_header: str = INDEX_HEADER
     filter_index_headers: Mapping[str, str] = field(default_factory=dict)
     redrive_per_second: int = 1_000
+    in_hand_max: int = 1_000_000
+    group_in_hand_max: int = 100_000
     clock_slice_ms: int = 1_000
 
     def __post_init__(self) -> None:
@@ -69,6 +73,8 @@ class EngineOptions:
             "schedule_memory_bytes_max",
             "filter_scan_max",
             "redrive_per_second",
+            "in_hand_max",
+            "group_in_hand_max",
         ):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1")

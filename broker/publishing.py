@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -14,13 +14,18 @@ from broker.scheduled_copy import NOT_STORED_YET_MS, to_be_fired
 from broker.timing import Timing
 from messaging import journal
 from messaging.errors import InvalidMessage
-from messaging.limits import DELAY_MAX_MS
+from messaging.limits import DELAY_MAX, DELAY_MAX_MS
 from messaging.message import CancelStatus, Message, PublishResult, PublishStatus
 
 BUCKETS_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 _FILL_MAX: Final = 2
 """Where the schedule's memory is this many times full, the keeper is behind, and publishes wait for it."""
+
+
+_DELAY_TOO_LONG: Final = f"a delay may be at most {DELAY_MAX.days} days"
+OTHERS: Final = "~others"
+"""In place of topics that are not there, in figures; no topic can have this name."""
 
 
 class Publishable(Protocol):
@@ -134,47 +139,72 @@ class Publishing(Timing):
             ids = [one.id for one in batch]
             self._append_plain(batch[0].topic, batch, ids, now_ms=now_ms)
             return [PublishResult(one, PublishStatus.STORED) for one in ids], {batch[0].topic}, None
+        if self._is_later(batch, now_ms=now_ms):
+            results, scheduled_to = self._append_later(batch, now_ms=now_ms)
+            self._count_published(results, batch)
+            return results, set(), scheduled_to
         known = self._schedule.known([one.id for one in batch])
         sorting = _Sorting(now_ms=now_ms, known=known, is_recent=self._state.recent.__contains__)
         for message in batch:
             sorting.sort(message, problem=self._problem(message, now_ms=now_ms, topics_new=sorting.topics_new))
             if message.topic not in self._state.topics and sorting.results[-1].status is PublishStatus.STORED:
                 sorting.topics_new.add(message.topic)
-        place = self._put(sorting, now_ms=now_ms) if sorting.later else None
-        self._store(sorting, now_ms=now_ms)
+        place: Place | None = None
+        if sorting.later:
+            later, place = self._append_later([one for _, one in sorting.later], now_ms=now_ms)
+            for (number, _), result in zip(sorting.later, later, strict=True):
+                sorting.results[number] = result
+        self._store(sorting.plain, now_ms=now_ms)
         self._count_published(sorting.results, batch)
         return sorting.results, {one.topic for one in sorting.plain}, place
 
-    def _put(self, sorting: _Sorting, *, now_ms: int) -> Place:
-        """Schedule what is for later, or was canceled before it came. The schedule has the last word on each."""
-        timed = [_timed(message, now_ms=now_ms) for _, message in sorting.later]
-        statuses, place = self._schedule.put(timed, now_ms=now_ms)
-        for (number, message), status in zip(sorting.later, statuses, strict=True):
-            sorting.results[number] = PublishResult(message.id, status)
-            if status is PublishStatus.STORED:
-                sorting.scheduled.append(message)
-        return place
+    def _append_later(self, batch: Sequence[Message], *, now_ms: int) -> tuple[list[PublishResult], Place]:
+        """Schedule what is for later, or was canceled before it came: the schedule has the last word on each.
 
-    def _store(self, sorting: _Sorting, *, now_ms: int) -> None:
-        """Write what is for now to the message log, and a note of what was scheduled, for whoever reads the log."""
+        Of each that it takes, a note goes to the message log, for whoever reads that.
+        """
+        statuses, place = self._schedule.put([_timed(one, now_ms=now_ms) for one in batch], now_ms=now_ms)
+        stored = [one for one, status in zip(batch, statuses, strict=True) if status is PublishStatus.STORED]
+        dead = [one for one in stored if self._schedule.is_canceled(one.id)]
+        for topic in {one.topic for one in stored}:
+            self._state.topic(topic)
+        notes = [_note(one, now_ms=now_ms) for one in stored] if not dead else self._notes(stored, now_ms=now_ms)
+        if notes:
+            self._append_messages([journal.encode_record(one) for one in notes])
+            self._state.recent.add_new([one.id for one in dead])
+        return [PublishResult(one.id, status) for one, status in zip(batch, statuses, strict=True)], place
+
+    def _notes(self, stored: Sequence[Message], *, now_ms: int) -> list[journal.MessageRecord]:
+        """What the message log tells of messages of which some were canceled before they came."""
+        return [
+            _record(one, now_ms=now_ms, copy=journal.DEAD_ON_ARRIVAL)
+            if self._schedule.is_canceled(one.id)
+            else _note(one, now_ms=now_ms)
+            for one in stored
+        ]
+
+    def _store(self, batch: Sequence[Message], *, now_ms: int) -> None:
+        """Write what is for now to the message log."""
         fresh: defaultdict[str, int] = defaultdict(int)
         records: list[journal.MessageRecord] = []
-        for message in sorting.plain:
+        for message in batch:
             known = self._state.topics.get(message.topic)
             sequence = (0 if known is None else known.index.end) + fresh[message.topic]
             fresh[message.topic] += 1
             records.append(_record(message, now_ms=now_ms, sequence=sequence))
-        ids = [one.id for one in records]
-        for message in sorting.scheduled:
-            self._state.topic(message.topic)
-            if self._schedule.is_canceled(message.id):
-                records.append(_record(message, now_ms=now_ms, copy=journal.DEAD_ON_ARRIVAL))
-                ids.append(message.id)
-            else:
-                records.append(_note(message, now_ms=now_ms))
         if records:
             self._write_messages(records)
-            self._state.recent.add_new(ids)
+            self._state.recent.add_new([one.id for one in records])
+
+    def _is_later(self, batch: Sequence[Message], *, now_ms: int) -> bool:
+        """Whether all of a batch is for later, of topics that are there, and nothing was stored under its ids."""
+        topics, latest_ms = self._state.topics, now_ms + DELAY_MAX_MS
+        ids = [one.id for one in batch]
+        return (
+            all(now_ms < (one.deliver_at_ms or 0) <= latest_ms and one.topic in topics for one in batch)
+            and len(set(ids)) == len(ids)
+            and not self._state.recent.has_any(ids)
+        )
 
     def _is_plain(self, batch: Sequence[Message]) -> bool:
         """Whether all of a batch is new, of one topic that is there, and for now: the usual case."""
@@ -210,7 +240,7 @@ class Publishing(Timing):
 
     def _problem(self, message: Message, *, now_ms: int, topics_new: set[str]) -> str | None:
         if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:
-            return "a delay may be at most 731 days"
+            return _DELAY_TOO_LONG
         if message.topic in self._state.topics or message.topic in topics_new:
             return None
         if len(self._state.topics) + len(topics_new) >= self._options.topics_max:
@@ -218,8 +248,15 @@ class Publishing(Timing):
         return None
 
     def _count_published(self, results: Sequence[PublishResult], batch: Sequence[Message]) -> None:
-        for result, message in zip(results, batch, strict=True):
-            self._state.counters[f"published_{result.status}", message.topic, ""] += 1
+        counts = Counter(
+            (message.topic, result.status, result.error) for result, message in zip(results, batch, strict=True)
+        )
+        for (name, status, error), count in counts.items():
+            what = f"published_{status}"
+            if status is PublishStatus.REJECTED:
+                what += "_delay" if error == _DELAY_TOO_LONG else "_topics_max"
+            # A topic that was refused is no topic: names that anybody may invent are not counted one by one.
+            self._state.counters[what, name if name in self._state.topics else OTHERS, ""] += count
 
     def _stop(self, message_ids: Sequence[str]) -> tuple[list[CancelStatus], Place | None]:
         """What becomes of cancels. What stands in the message log lately was delivered, unless it came canceled."""
@@ -254,7 +291,6 @@ class _Sorting:
     results: list[PublishResult] = field(default_factory=list)
     plain: list[Message] = field(default_factory=list)
     later: list[tuple[int, Message]] = field(default_factory=list)
-    scheduled: list[Message] = field(default_factory=list)
     topics_new: set[str] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from broker.consume.filing import decide_filing, may_go
-from broker.consume.group import Death, Group, HandOut, Requeue
+from broker.consume.group import Cause, Death, Group, HandOut, Requeue
 from broker.consume.key_order import KeyOrder
 from broker.consume.receipt import receipts_of
 from broker.consume.topic import Run
@@ -171,7 +171,9 @@ class Pulling(Timing):
                 break
             self._bury(topic.index.name, group, deaths, at_ms=now_ms)
         index = topic.index
-        left = count_max - sum(end - first for first, end in again)
+        found = sum(end - first for first, end in again)
+        left = self._room_in_hand(topic.index.name, group, count_max - found)
+        count_max = found + left
         if group.order is not None:
             filed, left = group.order.to_read(left, scan_max=self._options.filter_scan_max)
             again += filed
@@ -242,6 +244,8 @@ class Pulling(Timing):
             group.skip(filing.position - 1)
         self._count_filtered(topic.index.name, group.name, filing.filtered)
         order.note_look(filing.looked_at, looked_up_end=filing.looked_up_end, enough=filing.is_enough)
+        if not choice.count_max:
+            return []
         return [one for one in found.items() if one[0] in filing.unordered or may_go(group, order, one[0])]
 
     def _count_handed_out(self, topic: str, group: str, handed: Sequence[HandOut]) -> None:
@@ -294,7 +298,7 @@ class Pulling(Timing):
         if record is None:
             logger.error("record_quarantined", extra={"topic": topic, "sequence": sequence})
             self._state.counters["quarantined", topic, ""] += 1
-            death = Death(sequence, known.message_id(sequence) if known else "", 0, DAMAGED)
+            death = Death(sequence, known.message_id(sequence) if known else "", 0, DAMAGED, Cause.DAMAGED)
             self._bury(topic, group, [death], at_ms=at_ms)
         else:
             hold = group.decide_hold(sequence, record.id, until_ms=record.deliver_at_ms or 0)

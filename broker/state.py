@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from broker.consume.group import Death, Group, Requeue
 from broker.consume.key_order import KeyOrder
 from broker.consume.topic import BlockPlace, Blocks, TopicIndex
+from broker.consume.unsettled import Tally
 from broker.consume.wanted import Wanted
 from broker.dedup import RecentIds
 from broker.filter import compile_condition, parse
@@ -50,6 +51,7 @@ class BrokerState:
         self.recent = RecentIds(options.dedup_messages_max)
         self.counters: Counter[tuple[str, str, str]] = Counter()
         self.openings = 0
+        self.in_hand = Tally()
         self.is_filtering = False
         """Whether any group has, or had, a filter."""
         self.written: dict[str, TopicIndex] = {}
@@ -131,7 +133,7 @@ class BrokerState:
         if name in groups:
             groups[name].config = config
         else:
-            groups[name] = Group(name=name, config=config, position=position)
+            groups[name] = Group(name=name, config=config, position=position, tally=self.in_hand)
         if config.ordered and groups[name].order is None:
             groups[name].order = KeyOrder()
         self._set_filter(topic, groups[name], config.filter)

@@ -58,7 +58,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One hand-out of a message to one consumer of a group; settle it with `receipt` before the invisible time ends.
 
     `attempt` counts from 1. `created_at_ms` is the producer's time, `deliver_at_ms` the due time, if one was asked for.
@@ -122,7 +122,7 @@ class CancelStatus(StrEnum):
     UNKNOWN = "unknown"
 
 
-class PublishResult(msgspec.Struct, frozen=True):
+class PublishResult(msgspec.Struct, frozen=True, gc=False):
     """The broker's word on one message; `error` says why it was rejected. `duplicate` counts as success."""
 
     id: str

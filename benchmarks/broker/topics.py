@@ -1,10 +1,12 @@
 """What many topics, many groups and many consumers cost: each beside the same work on one topic. No peers.
 
-    python -m benchmarks.broker.topics [--topics 40000] [--rounds 5] [--quick] [--only topics,groups,fan_in]
+    python -m benchmarks.broker.topics [--topics 40000] [--rounds 5] [--quick] [--only topics,groups,fan_in,checkpoint]
 
 topics: one message on each of 40,000 topics beside as many on one topic, in mixed batches of 500 to the embedded broker
 and one request a message over HTTP. groups: bytes on disk before and after 100 groups have consumed a topic. fan_in: a
 backlog drained by 1, 50 and 500 consumers of one group over HTTP, whose handlers wait 5 ms for each batch of 10.
+checkpoint: how long the engine stands still while it writes one, with a message on each of 40,000 topics and 100 groups
+on one more, each with 100 messages in hand.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from benchmarks.broker.contestants.shape import BATCH, BODY, in_threads
 from benchmarks.harness import servers
 from benchmarks.harness.report import machine, progress, table
 from benchmarks.harness.rounds import ratio, rotated, spread
+from broker.engine import Engine
 from broker_adapter.http import HttpBroker
 from messaging import Broker, Message, connect
 
-PARTS: Final = ("topics", "groups", "fan_in")
+PARTS: Final = ("topics", "groups", "fan_in", "checkpoint")
 HTTP_WORKERS: Final = 8
 CONSUMERS: Final = (1, 50, 500)
 HANDLED: Final = 10
@@ -41,6 +44,7 @@ def main() -> None:
         "topics": topics,
         "groups": groups,
         "fan_in": fan_in,
+        "checkpoint": checkpoint,
     }
     results = {name: parts[name](chosen) for name in chosen.only}
     options = {"benchmark": "broker.topics", "options": vars(chosen), "machine": machine()}
@@ -116,6 +120,30 @@ def fan_in(chosen: argparse.Namespace) -> dict[str, Any]:
     rows = [[name, one["median"], one["median"] / rates["1"]["median"]] for name, one in rates.items()]
     table("a backlog, messages a second", ["consumers", "handled", "to one"], rows)
     return rates
+
+
+def checkpoint(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds and bytes of a checkpoint."""
+    milliseconds: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="outbox-bench-checkpoint-") as folder:
+        engine = Engine.open(Path(folder))
+        for start in range(0, chosen.topics, BATCH):
+            numbers = range(start, min(start + BATCH, chosen.topics))
+            engine.publish([Message(id=f"t{one}", topic=f"t{one}", body=b"") for one in numbers])
+        engine.publish([Message(id=f"m{number}", topic="shared", body=b"") for number in range(100)])
+        for number in range(100):
+            engine.pull("shared", f"group-{number}")
+        before = _bytes(Path(folder) / "actions")
+        for _ in range(chosen.rounds):
+            started = time.perf_counter()
+            engine._write_checkpoint()  # noqa: SLF001  (the engine writes them when a segment is full)
+            milliseconds.append((time.perf_counter() - started) * 1_000)
+        size = (_bytes(Path(folder) / "actions") - before) // chosen.rounds
+        engine.close()
+    found = {"topics": chosen.topics, "groups": 100, "bytes": size, "milliseconds": spread(milliseconds)}
+    rows = [[name, value["median"] if isinstance(value, dict) else value] for name, value in found.items()]
+    table("a checkpoint", ["figure", "value"], rows)
+    return found
 
 
 def _arguments() -> argparse.Namespace:

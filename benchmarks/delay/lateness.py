@@ -1,29 +1,38 @@
-"""How late messages are handed to the target of the schedule's service, at a steady rate.
+"""How late scheduled messages reach a consumer that waits for them, at a steady rate, beside what others do for it.
 
-    python -m benchmarks.delay.lateness [--per-second 1000] [--seconds 30]
+    python -m benchmarks.delay.lateness [--per-second 1000] [--seconds 30] [--only embedded,http,redis,rabbitmq]
 
-One thread schedules batches of ten, each message due 200 to 1,200 ms later; the target only notes the time.
-JSON on stdout.
+One thread publishes batches of ten, each message due 200 to 1,200 ms later; a consumer notes the time at which it has
+each, and settles it. Embedded: both are threads of the broker's process. HTTP: both are one process beside `outbox
+broker serve`. Redis: a sorted set by due time, polled every 10 ms. RabbitMQ: a queue whose messages have a time to live
+each, and are dead-lettered to the consumer's. All are durable before they answer. JSON on stdout.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any, Final
 
+from benchmarks.broker import peers, servers
+from benchmarks.delay.pace import figures, paced
 from benchmarks.harness.report import machine
-from broker.delay.local_segments import LocalSegmentStore
-from broker.delay.service import DelayService
-from broker.delay.store import DelayStore, Timed
+from broker_adapter.embedded import EmbeddedBroker
+from broker_adapter.http import HttpBroker
+from messaging import Broker, Message
 from messaging.clock import SystemClock
 
-BATCH = 10
+TOPIC, GROUP = "trips", "bench"
+BODY: Final = b"x" * 512
+_ROOT: Final = Path(__file__).parents[2]
 
 
 def main() -> None:
@@ -31,46 +40,88 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--per-second", type=int, default=1_000)
     parser.add_argument("--seconds", type=int, default=30)
+    parser.add_argument("--only", default=",".join(_MEASURES))
     chosen = parser.parse_args()
+    results = {
+        name: _MEASURES[name](chosen.per_second, chosen.seconds)
+        for name in chosen.only.split(",")
+    }  # fmt: skip
+    print(json.dumps({"benchmark": "delay.lateness", "machine": machine(), **results}, indent=2))
+
+
+def _embedded(per_second: int, seconds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
-        late = sorted(_measure(Path(name), per_second=chosen.per_second, seconds=chosen.seconds))
-    shares = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
-    figures = {name: late[min(len(late) - 1, int(share * len(late)))] for name, share in shares.items()}
-    result = {"messages": len(late), "late_ms": {**figures, "max": late[-1], "min": late[0]}}
-    print(json.dumps({"benchmark": "delay.lateness", "machine": machine(), **result}, indent=2))
+        broker = EmbeddedBroker(f"embedded:{name}/data")
+        try:
+            return _measure(broker, broker, per_second=per_second, seconds=seconds)
+        finally:
+            broker.close()
 
 
-def _measure(folder: Path, *, per_second: int, seconds: int) -> list[float]:
-    store = LocalSegmentStore.open(folder / "delay")
-    schedule = DelayStore.open(store)
-    late: list[float] = []
+def _http(per_second: int, seconds: int) -> dict[str, Any]:
+    with servers.outbox_http() as peer:
+        publisher, consumer = HttpBroker(peer.address), HttpBroker(peer.address)
+        try:
+            return _measure(publisher, consumer, per_second=per_second, seconds=seconds)
+        finally:
+            publisher.close()
+            consumer.close()
+
+
+def _measure(publisher: Broker, consumer: Broker, *, per_second: int, seconds: int) -> dict[str, Any]:
     total = per_second * seconds
-    done = threading.Event()
+    late_ms: list[float] = []
+    thread = threading.Thread(target=_consume, args=(consumer, late_ms, total), daemon=True)
+    thread.start()
+    random, clock = Random(1), SystemClock()
 
-    def deliver(batch: Sequence[Timed]) -> list[Timed]:
-        now_us = time.time_ns() // 1_000
-        late.extend(now_us / 1_000 - one.due_ms for one in batch)
-        if len(late) >= total:
-            done.set()
-        return []
+    def publish(first: int, count: int) -> None:
+        now_ms = clock.now_ms()
+        publisher.publish(
+            [
+                Message(
+                    id=f"m{first + at}", topic=TOPIC, body=BODY, deliver_at_ms=now_ms + random.randrange(200, 1_200)
+                )
+                for at in range(count)
+            ]
+        )
 
-    service = DelayService(schedule, deliver=deliver, clock=SystemClock())
-    service.start()
-    random, pause, started = Random(1), threading.Event(), time.perf_counter()
-    for number in range(0, total, BATCH):
-        now_ms = time.time_ns() // 1_000_000
-        batch = [
-            Timed(now_ms + random.randrange(200, 1_200), f"m{number + at}", "trips", b"x" * 512) for at in range(BATCH)
-        ]
-        schedule.schedule(batch, now_ms=now_ms)
-        service.wake()
-        pause.wait(max(0.0, started + number / per_second - time.perf_counter()))
-    if not done.wait(60):
-        raise SystemExit(f"only {len(late)} of {total} came")
-    service.stop()
-    schedule.close()
-    store.close()
-    return late
+    paced(publish, total=total, per_second=per_second)
+    thread.join(60)
+    if thread.is_alive():
+        raise SystemExit(f"only {len(late_ms)} of {total} came")
+    return figures(late_ms)
+
+
+def _consume(consumer: Broker, late_ms: list[float], total: int) -> None:
+    while len(late_ms) < total:
+        deliveries = consumer.pull(TOPIC, GROUP, max_messages=100, wait_ms=1_000)
+        now_ms = time.time_ns() / 1e6
+        late_ms.extend(now_ms - (one.deliver_at_ms or 0) for one in deliveries)
+        if deliveries:
+            consumer.ack([one.receipt for one in deliveries])
+
+
+def _peer(name: str) -> Callable[[int, int], dict[str, Any]]:
+    def measured(per_second: int, seconds: int) -> dict[str, Any]:
+        started = servers.redis_streams if name == "redis" else servers.rabbitmq
+        with started() as peer:
+            done = subprocess.run(
+                [
+                    peers.peers_python(), "-m", "benchmarks.delay.lateness_peers", name, peer.address,
+                    str(per_second), str(seconds),
+                ],
+                cwd=_ROOT, env={**os.environ, "PYTHONPATH": str(_ROOT)}, stdout=subprocess.PIPE, check=True,
+            )  # fmt: skip
+            found: dict[str, Any] = json.loads(done.stdout)
+            return {"version": peer.version, **found}
+
+    return measured
+
+
+_MEASURES: Final[dict[str, Callable[[int, int], dict[str, Any]]]] = {
+    "embedded": _embedded, "http": _http, "redis": _peer("redis"), "rabbitmq": _peer("rabbitmq"),
+}  # fmt: skip
 
 
 if __name__ == "__main__":

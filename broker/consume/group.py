@@ -13,11 +13,12 @@ import threading
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Final
 
 from broker.consume.key_order import KeyOrder
 from broker.consume.pace import Pace
-from broker.consume.unsettled import Held, Unsettled
+from broker.consume.unsettled import Held, Tally, Unsettled
 from broker.filter import Predicate
 from messaging.backoff import Backoff
 from messaging.message import AckStatus, GroupConfig
@@ -52,6 +53,15 @@ class HandOut:
         return self.first + len(self.ids)
 
 
+class Cause(StrEnum):
+    """What made a dead letter: its consumer's word, an invisible time, fewer attempts than it has had, a bad record."""
+
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    DELIVERY_LIMIT = "delivery_limit"
+    DAMAGED = "damaged"
+
+
 @dataclass(frozen=True, slots=True)
 class Death:
     """A message that has just used up its attempts."""
@@ -60,6 +70,7 @@ class Death:
     message_id: str
     attempts: int
     reason: str
+    cause: Cause = Cause.DELIVERY_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,7 @@ class Requeue:
 class Group:
     """The state of one group; every method that changes it is also what replays it from the action log."""
 
-    def __init__(self, *, name: str, config: GroupConfig, position: int) -> None:
+    def __init__(self, *, name: str, config: GroupConfig, position: int, tally: Tally | None = None) -> None:
         self.name = name
         self.config = config
         self.position = position
@@ -84,7 +95,7 @@ class Group:
         self.paused = False
         self.life = 0
         self.sought_in_life = 0
-        self.unsettled = Unsettled()
+        self.unsettled = Unsettled(tally)
         self.dead: dict[int, Dead] = {}
         self.redrive_pace = Pace()
         self.order: KeyOrder | None = None
@@ -110,7 +121,8 @@ class Group:
                     ready.append((run.first, run.first + len(ids)))
                 else:
                     reason = run.reason or f"invisible time ran out, {used} attempts"
-                    deaths += (Death(sequence, one, used, reason) for sequence, one in enumerate(ids, run.first))
+                    cause = Cause.EXPIRED if run.in_flight else Cause.DELIVERY_LIMIT
+                    deaths += (Death(sequence, one, used, reason, cause) for sequence, one in enumerate(ids, run.first))
                 if left <= 0:
                     break
         return ready, deaths
@@ -236,7 +248,8 @@ class Group:
         message_id = held.message_id(sequence)
         used = held.attempts_used + (1 if counts else 0)
         if counts and used >= self.config.max_attempts:
-            return Death(sequence, message_id, used, reason or f"refused by its consumer, {used} attempts")
+            reason = reason or f"refused by its consumer, {used} attempts"
+            return Death(sequence, message_id, used, reason, Cause.REJECTED)
         if delay_ms is None:
             delay_ms = self._backoff_ms(used) if counts else 0
         return Requeue(sequence, [message_id], now_ms + delay_ms, used)

@@ -86,6 +86,11 @@ class RunColumns:
         return found
 
 
+_NO_SEQUENCES: Final = array("Q")
+_NO_TIMES: Final = array("q")
+"""Of a topic without blocks, of which there may be 40,000. Nobody changes them."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
     """Where a block of runs lies: in which segment's index file, from which byte on, how many runs, and their CRC."""
@@ -114,8 +119,8 @@ class TopicIndex:
         self.start = 0
         self.end = 0
         self._load = blocks
-        self._block_firsts = array("Q")
-        self._block_times = array("q")
+        self._block_firsts = _NO_SEQUENCES
+        self._block_times = _NO_TIMES
         self._places: list[BlockPlace] = []
         self._tail = RunColumns()
         self._tail_first = 0
@@ -160,6 +165,8 @@ class TopicIndex:
     def add_block(self, first: int, end: int, first_time_ms: int, place: BlockPlace) -> None:
         """A block that was read from an index file, behind all others. Its sequences go from `first` to `end`."""
         self.begin_at(first)
+        if self._block_firsts is _NO_SEQUENCES:
+            self._block_firsts, self._block_times = array("Q"), array("q")
         self._block_firsts.append(first)
         self._block_times.append(first_time_ms)
         self._places.append(place)

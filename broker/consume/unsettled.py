@@ -40,10 +40,18 @@ class Held:
         return self.ids[sequence - self.first]
 
 
+@dataclass(slots=True)
+class Tally:
+    """How many messages all groups together hold unsettled."""
+
+    count: int = 0
+
+
 class Unsettled:
     """The runs of one group, by sequence and by time."""
 
-    def __init__(self) -> None:
+    def __init__(self, tally: Tally | None = None) -> None:
+        self._tally = Tally() if tally is None else tally
         self._firsts: list[int] = []
         self._runs: dict[int, Held] = {}
         self._order: list[tuple[int, int]] = []
@@ -101,6 +109,7 @@ class Unsettled:
             self._firsts.insert(bisect_left(self._firsts, run.first), run.first)
         self._runs[run.first] = run
         self._count += len(run.ids)
+        self._tally.count += len(run.ids)
         self._in_flight += len(run.ids) if run.in_flight else 0
         heapq.heappush(self._order, (run.visible_at_ms, run.first))
         if len(self._order) > _STALE_MAX + 2 * len(self._runs):
@@ -132,6 +141,7 @@ class Unsettled:
         self._firsts.clear()
         self._runs.clear()
         self._order.clear()
+        self._tally.count -= self._count
         self._count = self._in_flight = 0
 
     # -- in order of time --------------------------------------------------------------------------------------------
@@ -167,4 +177,5 @@ class Unsettled:
         del self._firsts[number]
         del self._runs[run.first]
         self._count -= len(run.ids)
+        self._tally.count -= len(run.ids)
         self._in_flight -= len(run.ids) if run.in_flight else 0

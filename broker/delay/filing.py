@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final
 
 from broker.delay.levels import LEVELS, BucketId, place
@@ -18,6 +19,7 @@ from broker.delay.state import ScheduleState
 from broker.delay.wheel import CROWD_MESSAGES
 
 _APPENDED_BYTES_MAX: Final = 4 * 1024 * 1024
+_DUE: Final = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -55,10 +57,12 @@ class Filing:
     ) -> Filed:
         """Write messages to their buckets, on levels finer than `below`, and return where they are, durably.
 
+        Messages of the same due time are given in order of arrival.
+
         Raises StorageFailed with nothing changed.
         """
         by_bucket: dict[BucketId, list[Entry]] = {}
-        for bucket_id, filed in self._placed(sorted(entries), now_ms=now_ms, below=below):
+        for bucket_id, filed in self._placed(sorted(entries, key=_DUE), now_ms=now_ms, below=below):
             by_bucket.setdefault(bucket_id, []).extend(filed)
         next_run = self._state.next_run
         result = Filed()

@@ -6,7 +6,9 @@ Flushing memory into buckets, re-filing buckets into finer ones, merging the id 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from typing import Final
 
 from broker.delay.core import IDS_PREFIX, DelayCore
 from broker.delay.filing import Filed
@@ -20,6 +22,9 @@ from broker.delay.wheel import FAR, Cursor, Piece
 from messaging.errors import StorageFailed
 
 logger = logging.getLogger(__name__)
+
+_ID: Final = itemgetter(2)
+_ID_PASSED: Final = itemgetter(0)
 
 
 class Keeping(DelayCore):
@@ -82,8 +87,9 @@ class Keeping(DelayCore):
             self._refuse_if_closed()
             before = self._state.next_seq
             entries, passed = list(self._state.pending.values()), list(self._state.passed.items())
-        filed = self._filing.file(entries, now_ms=now_ms, hash_of=self._hash_of)
-        index, hashes = self._write_index(entries, passed)
+        hash_of = {one: self._hash_of(one) for one in (*map(_ID, entries), *map(_ID_PASSED, passed))}.__getitem__
+        filed = self._filing.file(entries, now_ms=now_ms, hash_of=hash_of)
+        index, hashes = self._write_index(entries, passed, hash_of=hash_of)
         with self._lock:
             self._refuse_if_closed()
             self._take_over(filed, index, hashes, before=before)
@@ -109,10 +115,13 @@ class Keeping(DelayCore):
         self._log.begin(state.checkpoint())
 
     def _write_index(
-        self, entries: Sequence[Entry], passed: Sequence[tuple[str, tuple[int, int]]]
+        self,
+        entries: Sequence[Entry],
+        passed: Sequence[tuple[str, tuple[int, int]]],
+        *,
+        hash_of: Callable[[str], int],
     ) -> tuple[StoredIndex | None, frozenset[int]]:
         """A piece of the id index for all that came since the last flush, fired or not."""
-        hash_of = self._hash_of
         keys = [(hash_of(entry[2]), entry[0], entry[1]) for entry in entries]
         keys += [(hash_of(message_id), *place) for message_id, place in passed]
         hashes = frozenset(key[0] for key in keys)

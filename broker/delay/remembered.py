@@ -28,6 +28,10 @@ class RememberedCancels:
     def __len__(self) -> int:
         return len(self._ids)
 
+    def has_any(self, message_ids: Iterable[str]) -> bool:
+        """Whether one of these is remembered."""
+        return bool(self._ids) and not self._ids.keys().isdisjoint(message_ids)
+
     def has_stopped(self, message_id: str) -> bool:
         """Whether the cancel of a remembered id stopped a message."""
         return self._ids[message_id][1]

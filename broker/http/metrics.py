@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
@@ -15,24 +16,26 @@ from prometheus_client.registry import Collector
 
 from broker.delay.lateness import Lateness
 from broker.engine import Engine
+from broker.log.sync_times import TimedStorage
+from broker.publishing import OTHERS
 from broker.pulling import Handed
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _LATENCY_SECONDS: Final = (*_SECONDS, 300, 1800, 3600, 6 * 3600, 24 * 3600)
-OTHERS: Final = "~others"
-"""The label of all topics and groups beyond the bound on series; no topic can have this name."""
-
 _BY_TOPIC: Final = {
     "published_stored": ("broker_messages_received", "Messages stored."),
     "published_duplicate": ("broker_messages_duplicate", "Messages passed over because their id was stored before."),
-    "published_rejected": ("broker_messages_rejected", "Messages refused one by one."),
     "fired": ("broker_messages_fired", "Scheduled messages that fell due."),
 }
 _BY_GROUP: Final = {
     "delivered": ("broker_messages_delivered", "Hand-outs."),
     "redelivered": ("broker_messages_redelivered", "Hand-outs that were not a message's first to its group."),
     "acknowledged": ("broker_messages_acknowledged", "Deliveries acknowledged."),
-    "dead_lettered": ("broker_messages_dead_lettered", "Messages that a group gave up on."),
+    "filtered": ("broker_messages_filtered", "Messages that a group passed because its filter does not take them."),
+}
+_REASONS: Final = {
+    "published_rejected": ("broker_messages_rejected", "Messages refused one by one.", ("topic",)),
+    "dead_lettered": ("broker_messages_dead_lettered", "Messages that a group gave up on.", ("topic", "group")),
 }
 _FIGURES: Final = {
     "backlog": ("broker_ready_messages", "Messages that wait to be handed out."),
@@ -124,9 +127,11 @@ class EngineCollector(Collector):
         totals = self._engine.counters()
         yield from self._families(totals, _BY_TOPIC, labels=("topic",))
         yield from self._families(totals, _BY_GROUP, labels=("topic", "group"))
+        yield from self._by_reason(totals)
         yield from self._groups()
         yield from _logs(self._engine.log_figures())
         yield _lateness(self._engine.lateness)
+        yield _syncs(self._engine.syncs)
 
     def _families(
         self, totals: Mapping[tuple[str, str, str], int], names: Mapping[str, tuple[str, str]], *, labels: Sequence[str]
@@ -139,6 +144,24 @@ class EngineCollector(Collector):
             rest = sum(total for _, total in found[self._series_max :])
             if rest:
                 family.add_metric([OTHERS] * len(labels), rest)
+            yield family
+
+    def _by_reason(self, totals: Mapping[tuple[str, str, str], int]) -> Iterator[Metric]:
+        """What has its reason behind its name: `what`, an underscore, the reason."""
+        for what, (name, help_text, labels) in _REASONS.items():
+            family = CounterMetricFamily(name, help_text, labels=(*labels, "reason"))
+            found = sorted(
+                ((*place[: len(labels)], kind.removeprefix(f"{what}_")), total)
+                for (kind, *place), total in totals.items()
+                if kind.startswith(f"{what}_")
+            )
+            for place, total in found[: self._series_max]:
+                family.add_metric(place, total)
+            rest: defaultdict[str, int] = defaultdict(int)
+            for place, total in found[self._series_max :]:
+                rest[place[-1]] += total
+            for reason, total in rest.items():
+                family.add_metric([*[OTHERS] * len(labels), reason], total)
             yield family
 
     def _groups(self) -> Iterator[Metric]:
@@ -184,6 +207,18 @@ def _lateness(lateness: Lateness) -> Metric:
     return HistogramMetricFamily(
         "broker_delay_lateness_seconds", "From a scheduled message's due time to when it was ready, or delivered.",
         buckets=buckets, sum_value=lateness.sum_ms / 1000,
+    )  # fmt: skip
+
+
+def _syncs(syncs: TimedStorage) -> Metric:
+    buckets: list[tuple[str, float]] = []
+    total = 0
+    for bound_s, count in syncs.counts():
+        total += count
+        buckets.append(("+Inf" if bound_s is None else str(bound_s), total))
+    return HistogramMetricFamily(
+        "broker_fsync_duration_seconds", "How long the disk took to say that a log is on it.", buckets=buckets,
+        sum_value=syncs.sum_s,
     )  # fmt: skip
 
 

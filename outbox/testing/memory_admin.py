@@ -58,7 +58,9 @@ class MemoryAdmin:
             store.topics.fire_due(now_ms=store.clock.now_ms())
             known, place = store.topics.known_group(topic, group), store.topics.known_topic(topic)
             wanted = place.position_at(to_ms) if to_ms is not None else to_offset or 0
-            known.seek(min(wanted, len(place.messages)))
+            if wanted > len(place.messages):
+                raise InvalidMessage(f"offset {wanted:,} is beyond the end of {topic}, {len(place.messages):,}")
+            known.seek(wanted)
             store.changed.notify_all()
 
     def pause(self, topic: str, group: str, *, paused: bool) -> None:
@@ -107,6 +109,7 @@ def _group_figures(topic: MemoryTopic, group: MemoryGroup, *, now_ms: int) -> di
         "backlog": stored - group.position + group.count(SlotState.WAITING),
         "in_flight": group.count(SlotState.IN_FLIGHT),
         "dead": group.count(SlotState.DEAD),
+        "redriving": group.redriving(now_ms=now_ms),
         "position": group.position,
         "oldest_unacked_age_ms": max(0, now_ms - topic.messages[oldest].ready_at_ms) if oldest < stored else 0,
     }

@@ -143,6 +143,11 @@ class MemoryGroup:
         slot.in_order = False
         self._hide(slot, until_ms=now_ms)
 
+    def redriving(self, *, now_ms: int) -> int:
+        """How many redriven messages are not ready yet."""
+        waiting = (slot for slot in self._slots.values() if slot.state is SlotState.WAITING and not slot.number)
+        return sum(slot.visible_at_ms > now_ms for slot in waiting)
+
     def seek(self, position: int) -> None:
         """Go on from there: what lies ahead is fresh, what was handed out is forgotten, old receipts are stale."""
         self._sought_at_number = self._numbers

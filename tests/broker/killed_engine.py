@@ -182,13 +182,40 @@ def short_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None
     engine.close()
 
 
-def run_until_call(folder: Path, *, way: str) -> None:
+def scheduling_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
+    """A schedule that is flushed again and again, goes down its levels, fires, and is canceled on the way."""
+    clock = ManualClock(START_MS)
+    options = EngineOptions(schedule_memory_messages_max=4, fire_batch_max=3)
+    engine = Engine.open(folder, clock=clock, options=options, storage=storage)
+    client = Client(engine, tell)
+    for number in range(4):
+        client.publish(f"near{number}", f"x{number}", deliver_at_ms=START_MS + 1_000 + number)
+        client.publish(f"far{number}", f"y{number}", deliver_at_ms=START_MS + 20 * DAY_MS + number)
+    client.cancel("x0", "y0", "unborn")
+    clock.advance(2_000)
+    tell(now_ms=clock.now_ms())
+    client.ack(client.pull(5))
+    client.publish("unborn", "soon", deliver_at_ms=clock.now_ms() + 500)
+    for passing_ms in (8 * DAY_MS, 6 * DAY_MS, 5 * DAY_MS, DAY_MS):
+        clock.advance(passing_ms)
+        tell(now_ms=clock.now_ms())
+        client.cancel(f"y{passing_ms // DAY_MS % 4}")
+        client.ack(client.pull(2))
+    for _ in range(8):
+        client.ack(client.pull(3))
+    engine.close()
+
+
+RUNS = {"short": short_run, "scheduling": scheduling_run}
+
+
+def run_until_call(folder: Path, *, way: str, run: str) -> None:
     """One process for each number of storage calls, until one lives to the end; tells into `folder/<number>.told`."""
     for number in range(1, CALLS_MAX):
         child = os.fork()
         if child == 0:
             told = os.open(folder / f"{number}.told", os.O_WRONLY | os.O_CREAT)
-            short_run(folder / f"{number}", KillingStorage(at=number, way=way), teller(told))
+            RUNS[run](folder / f"{number}", KillingStorage(at=number, way=way), teller(told))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if os.waitstatus_to_exitcode(status) == 0:
@@ -232,4 +259,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "signal":
         run_until_signal(Path(sys.argv[2]), round_name=sys.argv[3])
     else:
-        run_until_call(Path(sys.argv[2]), way=sys.argv[1])
+        run_until_call(Path(sys.argv[2]), way=sys.argv[1], run=sys.argv[3])

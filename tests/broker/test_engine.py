@@ -844,7 +844,9 @@ def test_a_seek_by_time_goes_to_what_came_then_and_one_ahead_of_all_is_the_end(
     assert pull_ids(engine) == ["b"]
     engine.seek(TOPIC, GROUP, to_ms=0)
     assert pull_ids(engine) == ["a", "b"]
-    engine.seek(TOPIC, GROUP, to_offset=10**9)
+    with pytest.raises(InvalidMessage, match="2 is where the next message comes"):
+        engine.seek(TOPIC, GROUP, to_offset=3)
+    engine.seek(TOPIC, GROUP, to_ms=clock.now_ms() + 10**9)
     assert pull_ids(engine) == []
 
     assert engine.ack([old_a.receipt, old_b.receipt]) == ["stale", "stale"]

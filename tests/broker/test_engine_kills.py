@@ -84,14 +84,31 @@ def check_recovered(folder: Path, told: Told) -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("way", ["before", "half", "power", "power-messages", "power-actions", "power-schedule"])
-def test_whatever_storage_call_is_the_last_what_was_answered_holds(tmp_path: Path, way: str) -> None:
-    subprocess.run([sys.executable, "-m", "tests.broker.killed_engine", way, str(tmp_path)], cwd=ROOT, check=True)
-    told = {int(path.stem): told_in(path.read_bytes()) for path in tmp_path.glob("*.told")}
-
+def killed_at_each_call(folder: Path, way: str, run: str) -> dict[int, Told]:
+    """Let a run be killed at each of its storage calls, and hold what each left behind against what it told."""
+    command = [sys.executable, "-m", "tests.broker.killed_engine", way, str(folder), run]
+    subprocess.run(command, cwd=ROOT, check=True)
+    told = {int(path.stem): told_in(path.read_bytes()) for path in folder.glob("*.told")}
     for number, one in sorted(told.items()):
         print(f"call {number}")
-        check_recovered(tmp_path / str(number), one)
+        check_recovered(folder / str(number), one)
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["before", "half", "power", "power-schedule"])
+def test_whatever_call_is_the_last_while_a_schedule_moves_each_message_comes_once_unless_canceled(
+    tmp_path: Path, way: str
+) -> None:
+    told = killed_at_each_call(tmp_path, way, "scheduling")
+
+    assert len(told) > 100
+    assert {"publish", "ack", "cancel", "pull"} <= {what for what, ids in told[max(told)].answered.items() if ids}
+
+
+@pytest.mark.parametrize("way", ["before", "half", "power", "power-messages", "power-actions", "power-schedule"])
+def test_whatever_storage_call_is_the_last_what_was_answered_holds(tmp_path: Path, way: str) -> None:
+    told = killed_at_each_call(tmp_path, way, "short")
 
     whole = told[max(told)]
     assert len(told) > 40

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from broker.engine import Engine
 from broker.options import Durability, EngineOptions
 from messaging.clock import ManualClock
+from messaging.errors import InvalidMessage
 from messaging.message import GroupConfig, Message
 
 TOPIC, GROUP = "orders", "billing"
@@ -244,6 +246,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(position=st.integers(0, 12))
     def seek(self, position: int) -> None:
+        if position > len(self.model.stored):
+            with pytest.raises(InvalidMessage, match="beyond the end"):
+                self.engine.seek(TOPIC, GROUP, to_offset=position)
+            return
         self.engine.seek(TOPIC, GROUP, to_offset=position)
         self.model.seek(position)
 

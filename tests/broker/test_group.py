@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.consume.group import Death, Group, HandOut, Requeue
+from broker.consume.group import Cause, Death, Group, HandOut, Requeue
 from broker.consume.receipt import Receipt
 from broker.consume.unsettled import Held
 from messaging.message import AckStatus, GroupConfig
@@ -150,7 +150,9 @@ def test_a_nack_that_counts_dies_at_the_last_attempt_and_one_that_does_not_never
     group = group_of(max_attempts=1)
     hand_out(group, 0, visible_at_ms=10)
 
-    assert group.decide_nack(0, now_ms=5, delay_ms=0, reason="bad", counts=True) == Death(0, "m0", 1, "bad")
+    assert group.decide_nack(0, now_ms=5, delay_ms=0, reason="bad", counts=True) == Death(
+        0, "m0", 1, "bad", Cause.REJECTED
+    )
     assert group.decide_nack(0, now_ms=5, delay_ms=None, reason="bad", counts=False) == Requeue(0, ["m0"], 5, 0)
 
 

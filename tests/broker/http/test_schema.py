@@ -13,8 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 
+from broker.filter import render
 from broker.http.routes import ROUTES
 from messaging import limits
+from tests.broker.filter.generated import nodes
 from tests.broker_adapter.servers import served
 
 EXAMPLES = 20
@@ -56,28 +58,32 @@ def test_requests_made_from_the_document_are_answered_as_it_says(
 ) -> None:
     operation = promised[path][method]
 
-    @given(case=operation.as_strategy(generation_mode=mode))
+    @given(case=operation.as_strategy(generation_mode=mode), filtering=nodes.map(render))
     @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
-    def answered_as_promised(case: Any) -> None:
+    def answered_as_promised(case: Any, filtering: str) -> None:
         if mode is GenerationMode.POSITIVE:
-            _as_a_schema_cannot_say(case)
+            _as_a_schema_cannot_say(case, filtering=filtering)
         case.call_and_validate(checks=PROMISES, timeout=20)
 
     answered_as_promised()
 
 
-def _as_a_schema_cannot_say(case: Any) -> None:
+def _as_a_schema_cannot_say(case: Any, *, filtering: str) -> None:
     """Rules that JSON Schema has no words for are kept here; and nothing waits.
 
-    An integer is written without a fraction; a filter is a language; a backoff does not begin above its end.
+    An integer is written without a fraction; a filter is a language; a backoff does not begin above its end; a topic
+    has one.
     """
     if not isinstance(case.body, dict):
         return
     body = {name: _whole(value) for name, value in case.body.items()}
     if isinstance(body.get("wait_ms"), int) and body["wait_ms"] <= limits.PULL_WAIT_MS_MAX:
         body["wait_ms"] = 0
-    for name in ("filter", "backoff", "ordered"):
-        body.pop(name, None)
+    if isinstance(body.get("filter"), str):
+        body["filter"] = filtering
+    if isinstance(body.get("to_offset"), int):
+        body["to_offset"] = 0
+    body.pop("backoff", None)
     case.body = body
 
 

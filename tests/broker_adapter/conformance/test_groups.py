@@ -148,3 +148,15 @@ def next_millisecond() -> int:
     while (now := time.time_ns() // 1_000_000) <= start:
         time.sleep(0.001)
     return now
+
+
+def test_a_seek_beyond_the_end_is_refused_and_moves_nothing(broker: Broker, topic: str) -> None:
+    ids = publish(broker, topic, 2)
+    broker.admin.declare_group(topic, "g", GroupConfig())
+
+    with pytest.raises((InvalidMessage, BrokerRefused), match="beyond the end"):
+        broker.admin.seek(topic, "g", to_offset=3)
+
+    assert pulled_ids(broker, topic) == ids
+    broker.admin.seek(topic, "g", to_offset=2)
+    assert pulled_ids(broker, topic) == []

@@ -1,0 +1,70 @@
+"""A request of the command line to a broker that runs, by the standard library alone. Not the client of programs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from messaging.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
+
+ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """Where a broker is, and how it is spoken to."""
+
+    url: str
+    timeout_ms: int
+    ca_file: Path | None = None
+    token_file: Path | None = None
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, str]:
+        """The status and the text of the answer. Raises BrokerUnavailable where there is none."""
+        connection = self._connection()
+        headers = {} if body is None else {"content-type": "application/json"}
+        if self.token_file is not None:
+            headers["authorization"] = f"Bearer {self._token(self.token_file)}"
+        try:
+            sent = None if body is None else json.dumps(body)
+            connection.request(method, urlsplit(self.url).path.rstrip("/") + path, sent, headers)
+            response = connection.getresponse()
+            return response.status, response.read(ANSWER_BYTES_MAX).decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise BrokerUnavailable(f"no broker answers at {self.url}: {error}") from error
+        finally:
+            connection.close()
+
+    def told(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The answer. Raises BrokerRefused, with the broker's words, where it is a problem."""
+        status, text = self.ask(method, path, body)
+        try:
+            answer = json.loads(text)
+        except ValueError as error:
+            raise BrokerRefused(f"{self.url} answered {status}, and no JSON: {text[:200]}") from error
+        if status != http.HTTPStatus.OK:
+            raise BrokerRefused(str(answer.get("detail", text[:500])))
+        return dict(answer)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url)
+        if parts.scheme not in {"http", "https"} or parts.hostname is None:
+            raise ConfigurationError("a broker's URL looks like http://127.0.0.1:7788")
+        timeout_s = self.timeout_ms / 1000
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+        context = ssl.create_default_context(cafile=self.ca_file)
+        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
+
+    @staticmethod
+    def _token(file: Path) -> str:
+        try:
+            return file.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigurationError(f"cannot read the token in {file}: {error.strerror}") from error

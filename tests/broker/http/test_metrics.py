@@ -1,0 +1,127 @@
+"""What /metrics says: names, labels and reasons as dashboards expect them, in bounds whatever clients send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.engine import Engine
+from broker.http.metrics import Metrics
+from broker.log.storage import DiskStorage
+from broker.log.sync_times import TimedStorage
+from messaging.clock import ManualClock
+from messaging.errors import InvalidMessage
+from messaging.limits import DELAY_MAX_MS
+from messaging.message import GroupConfig, Message
+
+TOPIC, GROUP = "orders", "billing"
+
+
+def shown(engine: Engine, *, series_max: int = 100) -> dict[str, float]:
+    """Samples by name and labels, as they are in the text."""
+    text, _ = Metrics(engine, series_max=series_max).exposition("")
+    lines = [line.rpartition(" ") for line in text.decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def publish(engine: Engine, *ids: str, topic: str = TOPIC) -> None:
+    engine.publish([Message(id=one, topic=topic, body=b"", headers={"type": one[0]}) for one in ids])
+
+
+def test_dead_letters_are_counted_by_what_made_them(engine: Engine, clock: ManualClock) -> None:
+    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    publish(engine, "a", "b", "c")
+    receipts = [one.receipt for one in engine.pull(TOPIC, GROUP, max_messages=2, invisible_ms=50)]
+    engine.nack(receipts[:1])
+    clock.advance(50)
+    assert [one.id for one in engine.pull(TOPIC, GROUP)] == ["c"]
+    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=3))
+    for _ in range(2):
+        clock.advance(3_600_000)
+        engine.nack([one.receipt for one in engine.pull(TOPIC, GROUP)], delay_ms=0)
+        engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    engine.pull(TOPIC, GROUP)
+
+    found = {
+        reason: shown(engine).get(
+            f'broker_messages_dead_lettered_total{{group="{GROUP}",reason="{reason}",topic="{TOPIC}"}}'
+        )
+        for reason in ("rejected", "expired", "delivery_limit")
+    }
+
+    assert found == {"rejected": 1, "expired": 1, "delivery_limit": 1}
+
+
+def test_refused_messages_are_counted_by_reason_and_those_for_no_topic_under_one_name(
+    open_engine: Callable[..., Engine], clock: ManualClock
+) -> None:
+    engine = open_engine(topics_max=1)
+    publish(engine, "a")
+
+    far_ms = clock.now_ms() + DELAY_MAX_MS + 1
+    engine.publish([Message(id="far", topic=TOPIC, body=b"", deliver_at_ms=far_ms)])
+    for number in range(5):
+        publish(engine, f"x{number}", topic=f"invented-{number}")
+
+    samples = shown(engine)
+    assert samples[f'broker_messages_rejected_total{{reason="delay",topic="{TOPIC}"}}'] == 1
+    assert samples['broker_messages_rejected_total{reason="topics_max",topic="~others"}'] == 5
+    assert not [name for name in engine.counters() if "invented" in name[1]], "nobody makes figures grow by names"
+
+
+def test_filtered_messages_are_counted(engine: Engine) -> None:
+    engine.declare_group(TOPIC, GROUP, GroupConfig(filter="type = 'a'"))
+    publish(engine, "a1", "b1", "b2")
+    engine.pull(TOPIC, GROUP)
+    engine.pull(TOPIC, GROUP)
+
+    assert shown(engine)[f'broker_messages_filtered_total{{group="{GROUP}",topic="{TOPIC}"}}'] == 2
+
+
+def test_beyond_the_bound_on_series_reasons_are_still_told_apart(engine: Engine) -> None:
+    for number in range(5):
+        engine.declare_group(TOPIC, f"g{number}", GroupConfig(max_attempts=1))
+    publish(engine, "a")
+    for number in range(5):
+        engine.nack([one.receipt for one in engine.pull(TOPIC, f"g{number}")])
+
+    samples = shown(engine, series_max=2)
+
+    others = 'broker_messages_dead_lettered_total{group="~others",reason="rejected",topic="~others"}'
+    assert samples[others] == 3
+    assert sum("dead_lettered_total" in name for name in samples) == 3
+
+
+def test_every_sync_of_a_log_is_in_the_histogram(engine: Engine) -> None:
+    before = shown(engine)["broker_fsync_duration_seconds_count"]
+
+    publish(engine, "a")
+    publish(engine, "b")
+
+    samples = shown(engine)
+    assert samples["broker_fsync_duration_seconds_count"] == before + 2
+    assert samples['broker_fsync_duration_seconds_bucket{le="+Inf"}'] == before + 2
+    assert samples["broker_fsync_duration_seconds_sum"] > 0
+
+
+def test_a_sync_s_time_goes_where_it_belongs_also_where_it_fails(tmp_path: Path) -> None:
+    times = iter([0.0, 0.002, 10.0, 13.0])
+    storage = TimedStorage(DiskStorage(), clock_s=lambda: next(times))
+    with (tmp_path / "file").open("wb") as file:
+        storage.sync(file.fileno())
+    with pytest.raises(OSError, match="descriptor"):
+        storage.sync(10**6)
+
+    assert [(bound, count) for bound, count in storage.counts() if count] == [(0.0025, 1), (5, 1)]
+    assert storage.sum_s == pytest.approx(3.002)
+
+
+@pytest.mark.parametrize("after", ["x", "-1", "٣", "²", ""])  # digits to str.isdigit, and to nobody else
+def test_a_cursor_that_no_page_gave_is_refused(engine: Engine, after: str) -> None:
+    publish(engine, "a")
+    engine.pull(TOPIC, GROUP)
+
+    with pytest.raises(InvalidMessage, match="next"):
+        engine.dead(TOPIC, GROUP, after=after)

@@ -1,0 +1,189 @@
+"""Requests that a connection answers itself: the same answers, whatever pieces, order and end they come with."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+import msgspec
+import pytest
+import requests
+
+from broker.http.server import HttpServer
+from broker.http.settings import HttpSettings
+
+Client = Callable[..., requests.Response]
+DEADLINE_S = 20.0
+
+
+@contextmanager
+def connected(url: str) -> Iterator[tuple[socket.socket, BinaryIO]]:
+    """A connection, and what comes over it."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as made, made.makefile("rb") as reader:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield made, reader
+
+
+def request(path: str, body: object, *headers: str, version: str = "1.1") -> bytes:
+    data = msgspec.json.encode(body)
+    lines = [
+        f"POST {path} HTTP/{version}", "host: localhost", "content-type: application/json",
+        f"content-length: {len(data)}", *headers,
+    ]  # fmt: skip
+    return "\r\n".join([*lines, "", ""]).encode() + data
+
+
+def answer(reader: BinaryIO) -> tuple[int, dict[str, str], Any]:
+    status = int(reader.readline().split()[1])
+    headers = {}
+    while (line := reader.readline().decode().strip()) != "":
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
+    body = reader.read(int(headers["content-length"]))
+    return status, headers, msgspec.json.decode(body) if body else None
+
+
+def publish(topic: str, *ids: str, headers: tuple[str, ...] = (), version: str = "1.1") -> bytes:
+    body = {"messages": [{"id": one + topic, "body": "b"} for one in ids]}
+    return request(f"/v1/topics/{topic}/messages", body, *headers, version=version)
+
+
+def test_a_request_that_comes_byte_by_byte_is_the_same_request(shared_url: str, topic: str) -> None:
+    with connected(shared_url) as (made, reader):
+        for one in publish(topic, "m"):
+            made.sendall(bytes([one]))
+
+        status, headers, found = answer(reader)
+
+    assert status == 200
+    assert found == {"results": [{"id": f"m{topic}", "status": "stored", "error": None}]}
+    assert headers["content-type"] == "application/json"
+    assert headers["cache-control"] == "no-store"
+    assert "date" in headers
+
+
+def test_requests_behind_each_other_are_answered_in_their_order(shared_url: str, topic: str) -> None:
+    ids = [f"m{number}" for number in range(20)]
+    with connected(shared_url) as (made, reader):
+        made.sendall(b"".join(publish(topic, one) for one in ids))
+
+        found = [answer(reader)[2]["results"][0]["id"] for _ in ids]
+
+    assert found == [one + topic for one in ids]
+
+
+def test_a_connection_carries_requests_of_either_way_in_turn(shared_url: str, topic: str) -> None:
+    with connected(shared_url) as (made, reader):
+        for number in range(3):
+            made.sendall(publish(topic, f"m{number}"))
+            assert answer(reader)[0] == 200
+            made.sendall(request(f"/v1/topics/{topic}/groups/g/seek", {"to_offset": 0}))
+            assert answer(reader)[0] == (404 if number == 0 else 200)
+            made.sendall(request(f"/v1/topics/{topic}/groups/g/pull", {}))
+            assert len(answer(reader)[2]["deliveries"]) == number + 1
+
+
+@pytest.mark.parametrize(("headers", "version"), [(("connection: close",), "1.1"), ((), "1.0")])
+def test_a_client_that_wants_one_answer_gets_one_and_the_end(
+    shared_url: str, topic: str, headers: tuple[str, ...], version: str
+) -> None:
+    with connected(shared_url) as (made, reader):
+        made.sendall(publish(topic, "m", headers=headers, version=version))
+
+        status, told, _ = answer(reader)
+
+        assert (status, told["connection"]) == (200, "close")
+        assert reader.read() == b""
+
+
+def test_a_client_that_goes_before_its_body_is_whole_leaves_its_place(
+    serve: Callable[..., HttpServer], client: Client, topic: str
+) -> None:
+    url = serve(HttpSettings(publishes_max=1)).url
+    for _ in range(3):
+        with connected(url) as (made, reader):
+            made.sendall(publish(topic, "never")[:-3])
+            made.sendall(b"")
+            made.shutdown(socket.SHUT_WR)
+            reader.read()  # until the server has seen it
+
+    response = client("POST", f"{url}/v1/topics/{topic}/messages", json={"messages": [{"id": "m", "body": "b"}]})
+
+    assert response.json()["results"][0]["status"] == "stored"
+    assert client("GET", f"{url}/v1/topics/{topic}").json()["figures"]["stored"] == 1
+
+
+def test_a_body_that_does_not_come_is_given_up_and_its_place_free(
+    serve: Callable[..., HttpServer], client: Client, topic: str
+) -> None:
+    url = serve(HttpSettings(publishes_max=1, request_read_ms_max=100)).url
+    with connected(url) as (made, reader):
+        made.sendall(publish(topic, "never")[:-3])
+
+        status, headers, problem = answer(reader)
+
+        assert (status, headers["connection"]) == (408, "close")
+        assert problem["type"].endswith("body-too-slow")
+        assert reader.read() == b""
+    assert client("POST", f"{url}/v1/topics/{topic}/messages", json={"messages": [{"body": "b"}]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (("authorization: Bearer x",), 200),
+        (("sec-fetch-site: cross-site",), 403),
+        (("accept: text/html",), 406),
+        (("expect: 100-continue",), 200),
+    ],
+)
+def test_heads_that_are_odd_are_answered_as_ever(
+    shared_url: str, topic: str, headers: tuple[str, ...], status: int
+) -> None:
+    with connected(shared_url) as (made, reader):
+        made.sendall(publish(topic, "m", headers=headers))
+
+        found = answer_behind_continue(reader)
+
+    assert found == status
+
+
+def test_a_pull_whose_client_has_gone_holds_nothing_up(shared_url: str, client: Client, topic: str) -> None:
+    base = f"{shared_url}/v1/topics/{topic}"
+    with connected(shared_url) as (made, _):
+        made.sendall(request(f"/v1/topics/{topic}/groups/g/pull", {"wait_ms": 60_000, "invisible_ms": 60_000}))
+        made.shutdown(socket.SHUT_WR)
+    client("POST", f"{base}/messages", json={"messages": [{"body": "b"}]})
+
+    response = client("POST", f"{base}/groups/g/pull", json={"wait_ms": 10_000})
+
+    assert len(response.json()["deliveries"]) == 1
+
+
+def test_a_defect_is_an_answer_and_the_place_is_free(
+    serve: Callable[..., HttpServer], client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(HttpSettings(requests_max=1))
+    engine = server.app.state.services.engine
+    with monkeypatch.context() as broken:
+        broken.setattr(engine, "ack", lambda _receipts: 1 // 0)
+        path = f"{server.url}/v1/topics/{topic}/groups/g/ack"
+        statuses = [client("POST", path, json={"receipts": [f"{topic}/g/0.1.0"]}).status_code for _ in range(2)]
+
+    assert statuses == [500, 500]
+    assert client("POST", path, json={"receipts": [f"{topic}/g/0.1.0"]}).status_code == 200
+
+
+def answer_behind_continue(reader: BinaryIO) -> int:
+    status = answer_or_continue(reader)
+    return answer_or_continue(reader) if status == 100 else status
+
+
+def answer_or_continue(reader: BinaryIO) -> int:
+    status = int(reader.readline().split()[1])
+    while reader.readline().strip():
+        pass
+    return status
