@@ -101,7 +101,9 @@ def test_what_was_answered_before_the_power_was_cut_holds(tmp_path: Path, random
                 assert process.stdout is not None
                 count = after + random.randint(0, 100)
                 while count > 0 or ACKED not in lines:
-                    lines += process.stdout.readline()
+                    line = process.stdout.readline()
+                    assert line, "the engine ended by itself"
+                    lines += line
                     count -= 1
                 disk.cut_power()
                 process.kill()
