@@ -26,6 +26,8 @@ NOT_FILED: Final = -1
 LANE_MAX: Final = 64
 """So many messages of a key are known by their places, beyond its leader."""
 
+NOWHERE: Final = 1 << 62
+"""Behind every sequence."""
 LOOK_MIN: Final = 16
 LOOK_MAX: Final = 4_096
 """A pull looks at so many messages for enough that may be handed out; more the next time, where these were too few."""
@@ -65,6 +67,7 @@ class KeyOrder:
         self._open = SequenceSet()
         self._look = LOOK_MIN
         self._look_up = lane_max
+        self._looks_from = NOWHERE
 
     def __len__(self) -> int:
         """How many messages have been filed and not handed out."""
@@ -116,7 +119,8 @@ class KeyOrder:
         ready = self.ready(count_max)
         found = [(one, one + 1) for one in ready]
         left = min(self._look_up, scan_max)
-        for first, end in self._open.ranges(self._look_up_from()) if self._starved else ():
+        self._looks_from = min((self._lanes[key].behind_from for key in self._starved), default=NOWHERE)
+        for first, end in self._open.ranges(self._looks_from) if self._starved else ():
             found.append((first, min(end, first + left)))
             left -= end - first
             if left <= 0:
@@ -130,7 +134,8 @@ class KeyOrder:
         """
         for key in self._starved:
             lane = self._lanes[key]
-            lane.behind_from = max(lane.behind_from, looked_up_end)
+            if lane.behind_from >= self._looks_from:
+                lane.behind_from = max(lane.behind_from, looked_up_end)
         self._look_up = min(LOOK_MAX, self._look_up * 2) if self._starved else self._lane_max
         if enough:
             self._look = max(LOOK_MIN, self._look // 2)
@@ -138,9 +143,15 @@ class KeyOrder:
             self._look = min(LOOK_MAX, self._look * 2)
 
     def room(self, key: int, sequence: int) -> int:
-        """For how many more messages, from this open one on, a lane has room; 0 where this one is in it."""
+        """For how many more messages, from this open one on, a lane has room; 0 where this one is in it.
+
+        A lane whose next message may stand before where this look began has to wait for a look of its own: other
+        lanes, and those that were starved while the disk was read, must not have theirs passed over.
+        """
         lane = self._lanes.get(key)
-        if lane is None or not lane.behind or sequence < lane.behind_from or not self._is_behind(lane, sequence):
+        if lane is None or not lane.behind or not self._looks_from <= lane.behind_from <= sequence:
+            return 0
+        if not self._is_behind(lane, sequence):
             return 0
         return self._lane_max - len(lane.waiting) + (lane.leader is None)
 
@@ -214,9 +225,6 @@ class KeyOrder:
         self._ready_order = sorted(self._ready)
 
     # -- helpers -----------------------------------------------------------------------------------------------------
-
-    def _look_up_from(self) -> int:
-        return min(self._lanes[key].behind_from for key in self._starved)
 
     def _file_fresh(self, sequence: int, key: int) -> None:
         self._open.add(sequence)

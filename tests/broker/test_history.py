@@ -1,133 +1,185 @@
-"""A history of several processes over HTTP, with a broker that is killed again and again: nothing lost or invented.
+"""A history of several processes over HTTP, with a broker that is killed again and again: nothing lost, invented, early
+or out of order.
 
-What each client was answered is held against what the broker has in the end.
+What each process asked and was answered is held against each other and against what the broker has in the end.
 """
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from messaging import Broker, connect
-from messaging.errors import BrokerError
-from messaging.message import GroupConfig, Message, PublishStatus
+from messaging.message import GroupConfig
 from tests.broker_adapter.servers import ServerProcess
 
-TOPIC, GROUPS = "orders", ("billing", "audit")
+ROOT = Path(__file__).parents[2]
+TOPIC, ORDERED, GROUPS = "orders", "ledger", ("billing", "ledger")
+PRODUCERS, CONSUMERS_EACH = 2, 2
 KILLS = 4
-PAUSE_S = 0.6
+DRAIN_PULLS_MAX = 2_000
 
 
+@dataclass
 class History:
-    """What clients asked and were answered, from many threads."""
+    """What all clients told, in the order of the machine's clock."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.asked: set[str] = set()
-        self.stored: set[str] = set()
-        self.delivered: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self.acked: defaultdict[str, set[str]] = defaultdict(set)
-        self.again_after_ack: list[str] = []
+    asked: dict[str, str | None] = field(default_factory=dict)  # id -> key
+    due_ms: dict[str, int] = field(default_factory=dict)
+    stored: list[str] = field(default_factory=list)
+    came: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    firsts: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    ack_asked: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    acked: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    early: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    came_after_ack: list[str] = field(default_factory=list)
 
-    def publishing(self, ids: list[str]) -> None:
-        with self._lock:
-            self.asked.update(ids)
+    def read(self, lines: list[dict[str, Any]]) -> None:
+        for line in sorted(lines, key=lambda one: int(one["at_ns"])):
+            match line:
+                case {"asked": "publish", "messages": messages}:
+                    for message_id, key, due_ms in messages:
+                        self.asked[message_id] = key
+                        if due_ms:
+                            self.due_ms[message_id] = due_ms
+                case {"answered": "publish", "ids": ids}:
+                    self.stored += ids
+                case {"answered": "pull", "group": group, "messages": messages}:
+                    self.early += line["early"]
+                    self.wrong += line["wrong"]
+                    for message_id, _ in messages:
+                        self.handed_out(group, message_id)
+                case {"asked": "ack", "group": group, "ids": ids}:
+                    self.ack_asked[group].update(ids)
+                case {"answered": "ack", "group": group, "ids": ids}:
+                    self.acked[group].update(ids)
 
-    def published(self, ids: list[str]) -> None:
-        with self._lock:
-            self.stored.update(ids)
+    def handed_out(self, group: str, message_id: str) -> None:
+        if message_id in self.acked[group]:
+            self.came_after_ack.append(message_id)
+        if not self.came[group][message_id]:
+            self.firsts[group].append(message_id)
+        self.came[group][message_id] += 1
 
-    def handed_out(self, group: str, ids: list[str]) -> None:
-        with self._lock:
-            self.again_after_ack += [one for one in ids if one in self.acked[group]]
-            self.delivered[group].update(ids)
+    def out_of_order(self, group: str) -> list[tuple[str, str]]:
+        """Pairs of a key's messages that an ordered group was handed in the wrong order: the later before the earlier
+        one had been acknowledged, as far as anybody knew.
 
-    def settled(self, group: str, ids: list[str]) -> None:
-        with self._lock:
-            self.acked[group].update(ids)
-
-
-def produce(broker: Broker, history: History, name: str, stop: threading.Event) -> None:
-    """Publish until told to stop; what was not answered is published again, under the same ids."""
-    number = 0
-    while not stop.is_set():
-        ids = [f"{name}-{number}-{part}" for part in range(5)]
-        history.publishing(ids)
-        while not stop.is_set():
-            try:
-                results = broker.publish([Message(id=one, topic=TOPIC, body=one.encode() * 30) for one in ids])
-            except BrokerError:
-                stop.wait(0.01)
+        Of messages for now, the earlier one is the one that its producer named first.
+        """
+        place = {message_id: number for number, message_id in enumerate(self.asked)}
+        last: dict[str, str] = {}
+        found = []
+        for message_id in self.firsts[group]:
+            key = self.asked.get(message_id)
+            if key is None or message_id in self.due_ms:
                 continue
-            assert {one.status for one in results} <= {PublishStatus.STORED, PublishStatus.DUPLICATE}
-            history.published(ids)
-            break
-        number += 1
+            before = last.get(key)
+            if before is not None and place[before] > place[message_id]:
+                found.append((before, message_id))
+            last[key] = message_id
+        return found
 
 
-def consume(broker: Broker, history: History, group: str, stop: threading.Event, *, seed: int) -> None:
-    """Pull and acknowledge most of it, until told to stop."""
-    random = Random(seed)
-    while not stop.is_set():
-        try:
-            found = broker.pull(TOPIC, group, max_messages=20, wait_ms=200, invisible_ms=500)
-            history.handed_out(group, [one.id for one in found])
-            assert all(one.body == one.id.encode() * 30 for one in found)
-            mine = [one for one in found if random.random() < 0.9]
-            statuses = broker.ack([one.receipt for one in mine])
-            settled = [one.id for one, status in zip(mine, statuses, strict=True) if status == "acked"]
-            history.settled(group, settled)
-        except BrokerError:
-            stop.wait(0.01)
+@contextmanager
+def client(what: str, url: str, name: str, seed: int, *group: str) -> Iterator[list[dict[str, Any]]]:
+    """A client process; what it told is there once the block has ended."""
+    told: list[dict[str, Any]] = []
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.broker.history_client", what, url, name, str(seed), TOPIC, *group],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    lines: list[bytes] = []
+    reader = threading.Thread(target=lambda out=process.stdout: lines.extend(out))
+    reader.start()
+    try:
+        yield told
+    finally:
+        process.stdin.close()
+        code = process.wait(30)
+        reader.join(30)
+        process.stdout.close()
+        told += [json.loads(line) for line in lines]
+    assert code == 0, f"{name} ended with {code}"
+
+
+def run_clients(server: ServerProcess, *, random: Random) -> list[dict[str, Any]]:
+    """All clients, while the broker is killed at moments that the seed chooses; returns what they told."""
+    pause = threading.Event()
+    told: list[list[dict[str, Any]]] = []
+    clients = [("produce", f"p{number}", ()) for number in range(PRODUCERS)]
+    clients += [("consume", f"{group}{number}", (group,)) for group in GROUPS for number in range(CONSUMERS_EACH)]
+
+    def within(left: list[tuple[str, str, tuple[str, ...]]]) -> None:
+        if left:
+            what, name, group = left[0]
+            with client(what, server.url, name, random.randrange(10**9), *group) as lines:
+                told.append(lines)
+                within(left[1:])
+            return
+        pause.wait(1.2)  # until all have begun: a process takes its time to start
+        for _ in range(KILLS):
+            pause.wait(random.uniform(0.05, 0.8))
+            server.kill()
+            server.start()
+        pause.wait(0.3)
+
+    within(clients)
+    return [line for lines in told for line in lines]
+
+
+def drain(broker: Broker, group: str, history: History) -> None:
+    """Take and settle all that is left."""
+    for _ in range(DRAIN_PULLS_MAX):
+        figures = broker.admin.figures(TOPIC, group)
+        if not figures["backlog"] + figures["in_flight"] + figures["scheduled"]:
+            return
+        found = broker.pull(TOPIC, group, max_messages=1_000, wait_ms=500)
+        for one in found:
+            history.handed_out(group, one.id)
+        assert broker.ack([one.receipt for one in found]) == ["acked"] * len(found)
+    raise AssertionError(f"{group} is never done: {broker.admin.figures(TOPIC, group)}")
 
 
 @pytest.mark.slow
-def test_a_broker_that_is_killed_under_many_clients_keeps_its_word(tmp_path: Path, random_seed: int) -> None:
-    history, stop = History(), threading.Event()
+def test_a_broker_that_is_killed_under_many_processes_keeps_its_word(tmp_path: Path, random_seed: int) -> None:
     server = ServerProcess(tmp_path / "data")
     server.start()
-    clients = [connect(server.url) for _ in range(6)]
+    broker = connect(server.url)
     for group in GROUPS:
-        clients[0].admin.declare_group(TOPIC, group, GroupConfig(max_attempts=1_000))
-    pause = threading.Event()
-    with ThreadPoolExecutor(6) as pool:
-        work = [pool.submit(produce, clients[number], history, f"p{number}", stop) for number in range(2)]
-        work += [
-            pool.submit(consume, clients[2 + number], history, GROUPS[number % 2], stop, seed=random_seed + number)
-            for number in range(4)
-        ]
-        for _ in range(KILLS):
-            pause.wait(PAUSE_S)
-            server.kill()
-            server.start()
-        pause.wait(PAUSE_S)
-        stop.set()
-        for one in work:
-            one.result(60)
+        broker.admin.declare_group(TOPIC, group, GroupConfig(max_attempts=1_000, ordered=group == ORDERED))
 
-    left: defaultdict[str, set[str]] = defaultdict(set)
+    lines = run_clients(server, random=Random(random_seed))
+    history = History()
+    history.read(lines)
     for group in GROUPS:
-        deadline = 200
-        while clients[0].admin.figures(TOPIC, group)["backlog"] + clients[0].admin.figures(TOPIC, group)["in_flight"]:
-            found = clients[0].pull(TOPIC, group, max_messages=1_000, wait_ms=500)
-            assert clients[0].ack([one.receipt for one in found]) == ["acked"] * len(found)
-            left[group] |= {one.id for one in found}
-            deadline -= 1
-            assert deadline
-    for client in clients:
-        client.close()
+        drain(broker, group, history)
+    broker.close()
     server.end(signal.SIGTERM)
 
-    assert history.stored
+    assert len(history.stored) > 100, "the history shows nothing"
+    assert len(set(history.asked.values())) > PRODUCERS
     for group in GROUPS:
-        came = set(history.delivered[group]) | left[group]
-        assert history.stored - came == set(), "lost"
-        assert came - history.asked == set(), "invented"
-        assert left[group] & history.acked[group] == set(), "came back after it was acknowledged"
-    assert history.again_after_ack == [], "came back after it was acknowledged"
+        came = set(history.came[group])
+        assert set(history.stored) - came == set(), "lost"
+        assert came - set(history.asked) == set(), "invented"
+        assert history.acked[group], "the history shows nothing"
+    assert history.came_after_ack == [], "came back after it was acknowledged"
+    assert history.early == []
+    assert history.wrong == [], "another message's body"
+    assert history.out_of_order(ORDERED) == []

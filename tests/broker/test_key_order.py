@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.consume.key_order import KeyOrder, key_hash
@@ -20,9 +21,14 @@ def file_all(order: KeyOrder, keys: list[str | None], first: int = 0) -> None:
     order.file(first, [key_hash(key) for key in keys])
 
 
-def look_up(order: KeyOrder, keys: list[str | None]) -> None:
-    """What a pull does where a lane has come to what is behind it: read, hash, file where there is room."""
-    stretches, _ = order.to_read(0, scan_max=len(keys))
+def look_up(order: KeyOrder, keys: list[str | None], *, settled: int | None = None) -> None:
+    """What a pull does where a lane has come to what is behind it: read, hash, file where there is room.
+
+    While it reads, one that is in hand may be settled.
+    """
+    stretches, _ = order.to_read(0, scan_max=3)
+    if settled is not None:
+        order.end(settled, settled + 1)
     end = 0
     for first, stop in stretches:
         for sequence in range(first, stop):
@@ -96,6 +102,25 @@ def test_a_key_that_holds_thousands_knows_but_a_few_by_their_places() -> None:
     assert len(order) == 10_000
 
 
+@pytest.mark.parametrize("settled_while_reading", [False, True])
+def test_a_look_for_one_key_passes_over_no_message_of_another_key(settled_while_reading: bool) -> None:
+    order, keys = KeyOrder(lane_max=1), ["a", "a", "a", "b", "b", "b", "a", "b"]
+    file_all(order, keys)
+    for handed in (0, 3, 4):
+        order.hand_out(handed, handed + 1)
+        order.end(handed, handed + 1)
+    order.hand_out(1, 2)  # b has to be looked up, from its third message on; a has room, and lacks one before that
+
+    if settled_while_reading:
+        look_up(order, keys, settled=1)
+    else:
+        look_up(order, keys)
+        order.end(1, 2)
+    look_up(order, keys)
+
+    assert order.ready(10) == [2, 5]
+
+
 def test_dropping_old_messages_lets_the_next_of_a_key_go() -> None:
     order = KeyOrder()
     file_all(order, ["a", "a", "b", "a"])
@@ -106,12 +131,13 @@ def test_dropping_old_messages_lets_the_next_of_a_key_go() -> None:
     assert (order.ready(10), len(order), order.oldest) == ([2, 3], 2, 2)
 
 
+@settings(max_examples=300)
 @given(
     keys=st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=60),
     lane_max=st.integers(1, 3),
     choices=st.lists(st.integers(0, 100), max_size=200),
 )  # fmt: skip
-def test_whatever_is_settled_when_each_key_goes_in_order_and_nothing_stays_behind(
+def test_whatever_is_settled_when_each_key_goes_in_order_and_nothing_stays_behind(  # noqa: C901
     keys: list[str | None], lane_max: int, choices: list[int]
 ) -> None:
     order = KeyOrder(lane_max=lane_max)
@@ -132,7 +158,7 @@ def test_whatever_is_settled_when_each_key_goes_in_order_and_nothing_stays_behin
             order = KeyOrder(lane_max=lane_max)
             order.restore(state)
         else:
-            look_up(order, keys)
+            look_up(order, keys, settled=in_hand.pop(choice % len(in_hand)) if in_hand and choice % 2 else None)
             for sequence in order.ready(2):
                 order.hand_out(sequence, sequence + 1)
                 gone[keys[sequence]].append(sequence)
@@ -143,7 +169,8 @@ def test_whatever_is_settled_when_each_key_goes_in_order_and_nothing_stays_behin
         while in_hand:
             settled = in_hand.pop()
             order.end(settled, settled + 1)
-        look_up(order, keys)
+        for _ in keys:
+            look_up(order, keys)
         taken = order.ready(100)
         assert taken or not len(order), "held up for ever"
         for sequence in taken:
