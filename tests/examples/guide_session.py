@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ REPEATS_MAX = 60
 ASKS = ("outbox status", "outbox messages list", "curl ")
 """Commands that only look, so that they may be typed again until what they show has come about."""
 
+_GET = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[-1]).read().decode())"
 _BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (?P<name>[\w.-]+\.\w+)\n")
 
@@ -178,6 +180,8 @@ def terminal(folder: Path) -> Iterator[Terminal]:
     commands.mkdir(parents=True)
     _command(commands / "outbox", f"{sys.executable} -m outbox")
     _command(commands / "python", sys.executable)
+    if shutil.which("curl") is None:
+        _command(commands / "curl", f'{sys.executable} -c "{_GET}"')
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
     paths = {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
     place = folder / "reader"

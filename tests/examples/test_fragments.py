@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from outbox import Message, Outbox, connect, consumer, run_consumers
+from outbox.consumer_runner import ConsumerRunner
 from outbox.migrating import current, head, upgrade
 from tests.broker_adapter.servers import served
 from tests.fixtures.databases import Database
@@ -112,6 +113,7 @@ def test_the_ways_to_publish_publish_schedule_and_cancel(mariadb: Database, page
 
 @pytest.mark.parametrize("page", ["README.md", "docs/guides/consuming.md"])
 def test_the_consumer_of_the_documents_issues_a_ticket(shop: Shop, page: str) -> None:
+    shop.names["run_consumers"] = lambda consumers, *, broker: ConsumerRunner(consumers, broker=broker)  # not started
     names = shop.run(block(page, with_words="run_consumers"))
     shop.box.broker.publish([Message(id="1", topic="payment.completed", body=b'{"order_id": 17}')])
 
