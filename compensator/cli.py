@@ -77,7 +77,9 @@ def once(
     archive: Archive = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Make one pass and say what it did. Exit status 1 when the broker was out, or a source could not be served.
+    """Make one pass and say what it did.
+
+    Exit status 1 when the broker was out or took nothing, or a source could not be served.
 
     Example: outbox compensator once --url sqlite:///shop.db --broker http://127.0.0.1:7788
     """
@@ -85,8 +87,9 @@ def once(
     flags["compensator"] |= {
         "batch_rows": batch, "lease": _ms(lease_ms), "rate_limit": rate_limit, "archive": archive,
     }  # fmt: skip
-    clock = SystemClock()
-    parts = wire(load(flags, file=config), clock=clock)
+    chosen, clock = load(flags, file=config), SystemClock()
+    _configure_logs(chosen, level="warning")
+    parts = wire(chosen, clock=clock)
     try:
         _check(parts)
         with watched(parts.sources, talk) as told:
@@ -96,7 +99,7 @@ def once(
     for error in errors:
         talk.print(f"a source was left out: {error}", markup=False, highlight=False, soft_wrap=True)
     _print(report, as_json=as_json)
-    raise typer.Exit(1 if report.outage or errors else 0)
+    raise typer.Exit(1 if report.outage or errors or _nothing_went(report) else 0)
 
 
 @app.command()
@@ -137,7 +140,7 @@ def run(
         "archive_days": archive_days, "inbox_days": inbox_days, "stop_timeout": stop_timeout,
     }  # fmt: skip
     chosen, clock = load(flags, file=config), SystemClock()
-    _configure_logs(chosen)
+    _configure_logs(chosen, level=chosen.log_level)
     parts = wire(chosen, clock=clock)
     try:
         _check(parts)
@@ -173,9 +176,9 @@ def _check(parts: Parts) -> None:
         parts.sources[0].look()
 
 
-def _configure_logs(config: CompensatorConfig) -> None:
+def _configure_logs(config: CompensatorConfig, *, level: str) -> None:
     chosen = config.log_format or logs.fitting_format(sys.stderr)
-    logs.configure(format=chosen, level=config.log_level, context=trace_context, quiet={"apscheduler": "error"})
+    logs.configure(format=chosen, level=level, context=trace_context, quiet={"apscheduler": "error"})
 
 
 def _print(report: PassReport, *, as_json: bool) -> None:
@@ -186,4 +189,11 @@ def _print(report: PassReport, *, as_json: bool) -> None:
         return
     typer.echo(", ".join(f"{name} {value:,}" for name, value in figures.items()))
     if report.outage is not None:
-        talk.print(f"the broker was out: {report.outage}", markup=False)
+        talk.print(f"the broker was out: {report.outage}", markup=False, highlight=False, soft_wrap=True)
+    elif report.retried or report.parked:
+        talk.print("why some were not taken: outbox messages list --url URL", markup=False, highlight=False)
+
+
+def _nothing_went(report: PassReport) -> bool:
+    """Whether the broker took none of what it was offered: a wrong token, for instance."""
+    return bool(report.retried or report.parked) and not report.accepted

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from sqlalchemy import Engine, create_engine
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.engine import URL
 
-from messaging.errors import ConfigurationError
 from outbox.database import MYSQL_DIALECTS, background_engine, open_engine
+from outbox.database_url import read_url
 
 WORKERS_MAX: Final = 12
 """A pool has 15 connections at most: so many workers, and the retention and the gauges beside them."""
@@ -53,10 +52,7 @@ def looking_engine(engine: Engine) -> Engine:
 
 
 def _bounded(database: URL | str) -> URL | str:
-    try:
-        url = make_url(database)
-    except ArgumentError as error:
-        raise ConfigurationError("not a database URL; use one like mysql+pymysql://user@host/database") from error
+    url = read_url(database)
     if url.get_backend_name() not in MYSQL_DIALECTS:
         return url
     if url.get_driver_name() in _ASYNC_DRIVERS:

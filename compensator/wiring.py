@@ -9,8 +9,7 @@ from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.engine import URL
 
 from compensator.assignment import AlwaysMine, Assignment, open_assignment
 from compensator.batches import Batches, ScanOptions
@@ -29,6 +28,7 @@ from messaging import Broker, connect
 from messaging.clock import Clock
 from messaging.errors import ConfigurationError
 from outbox.archive import ArchiveStore
+from outbox.database_url import read_url
 from outbox.inbox import InboxStore
 from outbox.ordering import OrderStore
 from outbox.relay import RelayPolicy
@@ -165,12 +165,7 @@ class _Builder:
 
 def database_url(text: str, *, password_file: Path | None) -> URL:
     """The URL with the password of the file, where one is named. Raises ConfigurationError."""
-    try:
-        url = make_url(text)
-    except ArgumentError as error:
-        raise ConfigurationError(
-            "not a database URL; use one like mysql+pymysql://user@host/database or sqlite:///file.db"
-        ) from error
+    url = read_url(text)
     return url if password_file is None else url.set(password=_secret(password_file, "password"))
 
 

@@ -17,7 +17,7 @@ def connect(url: str, **options: object) -> Broker:
     `options` go to the adapter as they are (http: token, timeout_ms, ca_file...). Raises ConfigurationError for a URL
     whose scheme has no adapter installed.
     """
-    scheme = urlsplit(url).scheme
+    scheme = _scheme(url)
     found = entry_points(group=ENTRY_POINT_GROUP, name=scheme) if scheme else ()
     for entry_point in found:
         try:
@@ -31,8 +31,21 @@ def connect(url: str, **options: object) -> Broker:
         return broker
     known = sorted({entry_point.name for entry_point in entry_points(group=ENTRY_POINT_GROUP)})
     raise ConfigurationError(
-        f"no broker adapter for the URL {_shown(url)}; known schemes: {', '.join(known) or 'none'}"
+        f"no broker adapter for the URL {_shown(url)}; known schemes: {', '.join(known) or 'none'}; "
+        "a broker's URL looks like http://127.0.0.1:7788"
     )
+
+
+def _scheme(url: str) -> str:
+    """The URL's scheme; a port that is none is said now, and not by the first request."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise ConfigurationError(
+            "not a broker's URL: its address or its port cannot be read; use one like http://127.0.0.1:7788"
+        ) from error
+    return parts.scheme
 
 
 def _shown(url: str) -> str:

@@ -27,13 +27,14 @@ from sqlalchemy import (
     literal_column,
     text,
 )
-from sqlalchemy.engine import URL, Dialect, make_url
+from sqlalchemy.engine import URL, Dialect
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from messaging.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
+from outbox.database_url import read_url
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,13 +54,16 @@ NO_SUCH_INDEX: Final = 1176
 RECORD_CHANGED: Final = 1020  # MariaDB with innodb_snapshot_isolation, the default from 11.6.2 on
 ROLLED_BACK_AT_COMMIT: Final = 3101  # group replication: another member changed the row first
 CONFLICTS: Final = frozenset({DEADLOCK, LOCK_WAIT_TIMEOUT, RECORD_CHANGED, ROLLED_BACK_AT_COMMIT})
-_NO_SUCH_TABLE: Final = frozenset({1146, 1049, 1054})  # no such table, no such database, no such column
+_NO_SUCH_DATABASE: Final = 1049
+_NO_SUCH_TABLE: Final = frozenset({1146, _NO_SUCH_DATABASE, 1054})  # no such table, no such database, no such column
 _ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1143, 1227, 1370, 1698})
 _OPTION_FORBIDS: Final = 1290  # --read-only, but other options as well
 _READ_ONLY_SERVER: Final = frozenset({1836, 1874})
 _READ_ONLY_TRANSACTION: Final = 1792
 _PACKET_TOO_LARGE: Final = 1153
 _STATEMENT_BINLOG: Final = 1665
+_CANNOT_OPEN: Final = "unable to open database file"
+_CHECK_SERVER: Final = "check host, port and that it runs"
 _UNREACHABLE: Final = frozenset({2002, 2003, 2005, 2006, 2013, 2055, 1040, 1053, 1927, 3024, 4031})
 
 _NOW_US: Final = {
@@ -173,19 +177,17 @@ def retry_conflicts(transaction: Callable[[], T]) -> T:
 
 def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:
     """A driver's error in our words, with the cure. The one table of what which code means."""
-    shown = url.render_as_string(hide_password=True)
+    shown = _shown(url)
     if isinstance(error, PoolTimeoutError):
         return DatabaseUnavailable(f"no free connection to {shown}; raise the pool size or lower the load")
     code = error_code(error)
     said = str(error.orig).splitlines()[0] if str(error.orig) else type(error.orig).__name__
     if is_schema_missing(error):
-        return SchemaMissing(
-            f"the outbox tables are missing or too old in {shown} ({said}); run: outbox db upgrade --url URL"
-        )
+        return _missing(code, said, url)
     if code in _ACCESS_DENIED:
         return ConfigurationError(
             f"the database refused the user or a privilege at {shown} ({said}); "
-            "the grants of each role are in docs/guides/databases.md"
+            "check the user and its password; the grants of each role are in docs/guides/databases.md"
         )
     if code == _READ_ONLY_TRANSACTION:
         return ConfigurationError(
@@ -202,9 +204,28 @@ def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:
         )
     if code == _PACKET_TOO_LARGE:
         return ConfigurationError(f"a statement was too large for {shown} ({said}); raise max_allowed_packet there")
-    if code in _UNREACHABLE or error.connection_invalidated or "unable to open database file" in said:
-        return DatabaseUnavailable(f"cannot reach the database {shown} ({said}); check host, port and that it runs")
+    if code in _UNREACHABLE or error.connection_invalidated or _CANNOT_OPEN in said:
+        cure = "check that its folder is there and may be written to" if _CANNOT_OPEN in said else _CHECK_SERVER
+        return DatabaseUnavailable(f"cannot reach the database {shown} ({said}); {cure}")
     return DatabaseUnavailable(f"the database {shown} failed a statement ({said})")
+
+
+def _shown(url: URL) -> str:
+    """The URL for people: without its password, and without options, which are mostly our own time-outs."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+def _missing(code: int | None, said: str, url: URL) -> SchemaMissing:
+    """The database that the URL itself names, or our tables."""
+    shown = _shown(url)
+    if code == _NO_SUCH_DATABASE and url.database and f"'{url.database}'" in said:
+        return SchemaMissing(
+            f"there is no database {url.database!r} at {shown}; create it, or name one that there is "
+            "(`outbox db upgrade` also takes a URL that names none, and ends with a slash)"
+        )
+    return SchemaMissing(
+        f"the outbox tables are missing or too old in {shown} ({said}); run: outbox db upgrade --url URL"
+    )
 
 
 def error_code(error: DBAPIError) -> int | None:
@@ -250,8 +271,8 @@ def is_autocommit(connection: Connection) -> bool:
 
 
 def _create(database: URL | str) -> Engine:
+    url = read_url(database)
     try:
-        url = make_url(database)
         arguments: dict[str, Any] = {}
         if url.get_backend_name() in MYSQL_DIALECTS and url.get_driver_name() == "pymysql":
             arguments["connect_args"] = {"connect_timeout": CONNECT_TIMEOUT_SECONDS}

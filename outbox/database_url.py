@@ -17,13 +17,19 @@ def database_url(text: str, *, password_file: Path | None) -> URL:
 
     Raises ConfigurationError, which does not repeat what was given.
     """
-    try:
-        url = make_url(text)
-    except ArgumentError as error:
-        raise ConfigurationError(
-            "not a database URL; use one like mysql+pymysql://user@host/database or sqlite:///file.db"
-        ) from error
+    url = read_url(text)
     return url if password_file is None else url.set(password=_password(password_file))
+
+
+def read_url(text: URL | str) -> URL:
+    """The URL that a text is. Raises ConfigurationError, which does not repeat what was given."""
+    try:
+        return make_url(text)
+    except (ArgumentError, ValueError) as error:  # a port that is no number is a plain ValueError
+        raise ConfigurationError(
+            "not a database URL that can work; use one like mysql+pymysql://user@host:3306/database or "
+            "sqlite:///file.db, and write @ : / of a password as %40 %3A %2F"
+        ) from error
 
 
 def _password(path: Path) -> str:

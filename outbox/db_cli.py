@@ -40,7 +40,10 @@ def upgrade(url: Url, schema: Schemas = None, tables: Tables = 1) -> None:
 
 @app.command()
 def current(url: Url, schema: Schema = None) -> None:
-    """Print the revision that the tables are at, and exit with status 1 where it is not the newest."""
+    """Print the revision that the tables are at, and exit with status 1 where it is not the newest.
+
+    Example: outbox db current --url mysql+pymysql://root@127.0.0.1/shop
+    """
     engine = open_engine(url)
     try:
         with database_errors(engine.url), engine.connect() as connection:

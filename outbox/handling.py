@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction, isgeneratorfunction
+from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction, isgeneratorfunction, signature
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -157,16 +157,29 @@ def check_handler(handler: Callable[..., object], engine: Engine | None) -> None
     name = getattr(handler, "__qualname__", repr(handler))
     if isgeneratorfunction(handler) or isasyncgenfunction(handler):
         raise ConfigurationError(f"the handler {name} is a generator: calling it would run nothing of it")
-    if engine is None:
-        return
-    if is_async(handler) and not engine.dialect.is_async:
+    if engine is not None and is_async(handler) and not engine.dialect.is_async:
         raise ConfigurationError(
             f"the handler {name} is async, its inbox is not: use an AsyncEngine (create_async_engine)"
         )
-    if not is_async(handler) and engine.dialect.is_async:
+    if engine is not None and not is_async(handler) and engine.dialect.is_async:
         raise ConfigurationError(
             f"the inbox of the handler {name} is on an async engine: write `async def`, or use a plain engine"
         )
+    _check_parameters(handler, name, with_session=engine is not None)
+
+
+def _check_parameters(handler: Callable[..., object], name: str, *, with_session: bool) -> None:
+    """A handler that cannot be called would fail at every delivery, until all were dead letters."""
+    given = ("session", "delivery") if with_session else ("delivery",)
+    try:
+        signature(handler).bind(*given)
+    except TypeError as error:
+        because = "with an inbox" if with_session else "without an inbox"
+        raise ConfigurationError(
+            f"the handler {name} is called as {name}({', '.join(given)}) {because}: {error}"
+        ) from error
+    except ValueError:  # something built in, which does not say what it takes
+        return
 
 
 def reason_for(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import codecs
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,22 +18,28 @@ _SECOND_US: Final = 1_000_000
 
 
 def print_list(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Rows, one a line."""
+    """Rows, one a line, and the reason why it is not sent on a line below. Long lines are left to the terminal."""
     if as_json:
         for row in rows:
             typer.echo(json.dumps(dict(row)))
         return
-    table = Table()
-    table.add_column("id", no_wrap=True)  # to be copied, so never cut short
-    for name in ("topic", "key", "state", "attempts", "due in s", "last error"):
-        table.add_column(name, overflow="fold")
     for row in rows:
-        cells = (
-            row["id"], row["topic"], row["key"] or "", _state(row), str(row["attempts"]),
-            f"{row['due_in_us'] / _SECOND_US:.1f}", row["last_error"] or "",
-        )  # fmt: skip
-        table.add_row(*(Text(plain(cell)) for cell in cells))
-    Console().print(table)
+        typer.echo("  ".join(_cells(row)))
+        if row["last_error"]:
+            typer.echo(f"    {plain(row['last_error'])}")
+    if not rows:
+        typer.echo("no such messages")
+
+
+def _cells(row: Mapping[str, Any]) -> Iterator[str]:
+    yield row["id"]
+    yield plain(row["topic"])
+    if row["key"]:
+        yield f"key={plain(row['key'])}"
+    yield _state(row)
+    yield f"attempts={row['attempts']}"
+    seconds = row["due_in_us"] / _SECOND_US
+    yield f"due in {seconds:.1f} s" if seconds > 0 else f"due for {-seconds:.1f} s"
 
 
 def print_message(row: Mapping[str, Any], *, with_body: bool, as_json: bool) -> None:

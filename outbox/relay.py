@@ -201,6 +201,9 @@ class Relay:
             return error
         parts = _by_topic(letters) if isinstance(error, NotAuthorized) else _halves(letters)
         if len(parts) == 1:
+            if isinstance(error, NotAuthorized):
+                topic = letters[0][1].topic
+                logger.warning("send_not_authorized", extra={"topic": topic, "rows": len(letters), "error": str(error)})
             for row, _ in letters:
                 if isinstance(error, NotAuthorized):  # an operator can mend that
                     self._later(row, str(error), batch)

@@ -22,7 +22,7 @@ from outbox.schema import message_table_names, schema_for
 from outbox.sharing import Sharing, read_sharing
 from outbox.store import Backlog, MessageStore
 
-app = typer.Typer(help="Say how an outbox stands: what waits, what is parked, how old the oldest is.")
+app = typer.Typer()
 
 OVERDUE_SECONDS: Final = 60.0
 INSTANCES_SHOWN_MAX: Final = 50

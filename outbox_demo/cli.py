@@ -17,7 +17,7 @@ from outbox_demo.plan import PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER, Plan
 from outbox_demo.scenario import Scenario
 from outbox_demo.tables import PAID
 
-app = typer.Typer(help="The main job, end to end, while the processes that do it are killed.")
+app = typer.Typer()
 talk = Console(stderr=True, highlight=False, soft_wrap=True)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sqlalchemy import Engine, event
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.engine import URL
 
 from compensator.assignment.lease_store import LeaseStore
 from compensator.assignment.leased import LeasedAssignment, LeaseOptions
-from messaging.errors import ConfigurationError
 from outbox.database import MYSQL_DIALECTS, background_engine, open_engine
+from outbox.database_url import read_url
 
 _MS: Final = 1000
 _ASYNC_DRIVERS: Final = frozenset({"asyncmy", "aiomysql"})
@@ -52,10 +51,7 @@ def lease_engine(database: URL | str, *, wait_ms_max: int) -> Engine:
 
 
 def _with_timeouts(database: URL | str, seconds: int) -> URL | str:
-    try:
-        url = make_url(database)
-    except ArgumentError as error:
-        raise ConfigurationError("not a database URL; use one like mysql+pymysql://user@host/database") from error
+    url = read_url(database)
     if url.get_backend_name() not in MYSQL_DIALECTS:
         return url
     if url.get_driver_name() in _ASYNC_DRIVERS:

@@ -86,6 +86,25 @@ def test_once_says_by_its_status_that_the_broker_was_out(sqlite_shop: Shop) -> N
     assert "Traceback" not in done.stderr
 
 
+def test_once_says_that_a_wrong_token_lets_nothing_through_and_where_to_look(sqlite_shop: Shop, tmp_path: Path) -> None:
+    add_due(sqlite_shop, 1)
+    (tmp_path / "wrong").write_text("not the token")
+    (tmp_path / "tokens.toml").write_text(
+        f'[[tokens]]\nname = "a"\nsha256 = "{"0" * 64}"\nroles = ["publish"]\ntopics = ["*"]\n'
+    )
+    process = ServerProcess(tmp_path / "broker-data")
+    process.start("--tokens", str(tmp_path / "tokens.toml"))
+    try:
+        done = once(*on(sqlite_shop, process.url), "--token-file", str(tmp_path / "wrong"))
+    finally:
+        process.kill()
+
+    assert done.returncode == 1
+    assert done.stdout.startswith("batches 1, claimed 1, accepted 0, retried 1")
+    assert "send_not_authorized" in done.stderr
+    assert "outbox messages list --url URL" in done.stderr
+
+
 def test_what_cannot_work_is_one_line_with_the_cure(sqlite: Database, tmp_path: Path) -> None:
     broker = f"embedded:{tmp_path / 'data'}"
     token_file = str(tmp_path / "no-such-token")

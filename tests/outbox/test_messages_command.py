@@ -134,13 +134,19 @@ def test_a_list_is_filtered_by_state_topic_key_and_age(sqlite_shop: Shop) -> Non
     }
 
 
-def test_ids_are_shown_whole_on_a_narrow_terminal(sqlite_shop: Shop) -> None:
+def test_a_list_has_a_line_a_message_and_its_error_below_however_narrow_the_terminal(sqlite_shop: Shop) -> None:
     add(sqlite_shop, "0123456789abcdef" * 2, topic="a.topic.with.a.long.name", key="k" * 40, state=RowState.PARKED)
+    with sqlite_shop.engine.begin() as connection:
+        connection.execute(update(sqlite_shop.tables.message).values(last_error="refused: " + "because " * 20))
 
-    shown = outbox(sqlite_shop, "messages", "list", columns=80)
+    shown = outbox(sqlite_shop, "messages", "list", columns=40).stdout.splitlines()
 
-    assert "0123456789abcdef" * 2 in shown.stdout
-    assert max(len(line) for line in shown.stdout.splitlines()) <= 80
+    assert shown[0].startswith(f"{'0123456789abcdef' * 2}  a.topic.with.a.long.name  key={'k' * 40}  parked  attempts=")
+    assert shown[1:] == ["    refused: " + "because " * 20]
+
+
+def test_an_empty_list_says_so(sqlite_shop: Shop) -> None:
+    assert outbox(sqlite_shop, "messages", "list", "--state", "parked").stdout == "no such messages\n"
 
 
 @pytest.mark.parametrize("age", ["15", "m", "-1m", "1.5h", "1w", "9999999999d"])

@@ -250,6 +250,18 @@ def test_a_coroutine_function_needs_an_async_inbox_and_a_plain_one_a_plain_inbox
         consumer("orders", group="g", inbox=engine)(lambda _session, _one: None)
 
 
+def test_a_handler_that_cannot_be_called_is_refused_before_it_makes_dead_letters(sqlite_shop: Shop) -> None:
+    with_inbox = consumer("orders", group="g", inbox=sqlite_shop.engine)
+
+    with pytest.raises(ConfigurationError, match=r"is called as .*\(session, delivery\) with an inbox: too many"):
+        with_inbox(lambda _delivery: None)
+    with pytest.raises(ConfigurationError, match=r"is called as .*\(delivery\) without an inbox: missing a required"):
+        consumer("orders", group="g")(lambda _session, _delivery: None)
+
+    assert with_inbox(lambda _session, _delivery, _more=1: None)
+    assert consumer("orders", group="g")(print)
+
+
 def test_a_plain_function_that_returns_a_coroutine_has_not_handled_anything(sqlite_shop: Shop) -> None:
     with_inbox = consumer("orders", group="g", inbox=sqlite_shop.engine)(lambda _session, _one: nothing())
     without = consumer("orders", group="g")(lambda _one: nothing())

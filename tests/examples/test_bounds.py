@@ -1,0 +1,84 @@
+"""The defaults and bounds that the guides print are those of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from broker.http.settings import MIB, HttpSettings
+from broker.options import EngineOptions
+from compensator.config import CompensatorTable
+from compensator.engines import WORKERS_MAX as SOURCES_AT_ONCE_MAX
+from messaging import limits
+from outbox import SenderLimits
+from outbox.box import BODY_BYTES_DEFAULT
+from outbox.consumer import HANDLE_MS_MAX_DEFAULT, TOPICS_MAX, WORKERS_MAX
+from outbox.consumer_runner import PULL_WAIT_MS, STOP_TIMEOUT_SECONDS, THREADS_MAX
+from outbox.settling import ACK_TRIES_MAX
+
+DOCS = Path(__file__).parents[2] / "docs"
+SENDER, HTTP, ENGINE, SOURCES = SenderLimits(), HttpSettings(), EngineOptions(), CompensatorTable()
+HOUR_MS = 3_600_000
+
+OPERATING = [
+    f"| `interval`, `idle_interval` | `{SOURCES.interval // 1000}s`, `{SOURCES.idle_interval // 1000}s` |",
+    f"| `batch_rows` | {SOURCES.batch_rows} |",
+    f"| `lease` | `{SOURCES.lease // 1000}s` |",
+    f"| `workers` | {SOURCES.workers} ({SOURCES_AT_ONCE_MAX} at most) |",
+    f"| `drain_rate`, `probe_rows` | {SOURCES.drain_rate:,}, {SOURCES.probe_rows} |",
+    f"| `stop_timeout` | `{SOURCES.stop_timeout // 1000}s` |",
+    f"| `archive_days`, `inbox_days`, `order_head_days` | for ever, for ever, {SOURCES.order_head_days} |",
+    f"| body | {BODY_BYTES_DEFAULT // MIB} MiB ({limits.BODY_BYTES_MAX // MIB} MiB at most) |",
+    f"| delay | {limits.DELAY_MAX.days} days |",
+    f"| sender's queue | {SENDER.queue_rows_max:,} rows;",
+    f"| removal of accepted rows | {SENDER.settle_delay_ms} ms or {SENDER.settle_rows_max} rows after",
+    f"| lease of a fresh row | {SENDER.lease_ms // 1000} s, no send begins in",
+    f"the last {SENDER.lease_margin_ms // 1000} s |",
+    f"| recent ids at the broker | the newest {ENGINE.dedup_messages_max:,} |",
+    f"({(ENGINE.retention_ms or 0) // (24 * HOUR_MS)} days), once every group has settled",
+]
+CONSUMING = [
+    f"| `workers`, threads a topic | 1 | {WORKERS_MAX}; {THREADS_MAX} a runner in all |",
+    f"| topics of a consumer | | {TOPICS_MAX} |",
+    f"| `prefetch`, messages in hand a worker | 50 | {limits.PULL_MESSAGES_MAX:,};",
+    f"| `invisible_ms` | {limits.INVISIBLE_MS_DEFAULT // 1000} s | {limits.INVISIBLE_MS_MAX // HOUR_MS} hours |",
+    f"| `handle_ms_max` | {HANDLE_MS_MAX_DEFAULT // HOUR_MS} hour |",
+    f"| stop | {STOP_TIMEOUT_SECONDS:.0f} s | `stop(timeout_seconds=)`;",
+    f"a pull in progress ends within {PULL_WAIT_MS // 1000} s |",
+    f"| acknowledgement | {ACK_TRIES_MAX} tries |",
+]
+PROTOCOL = [
+    f"| `request_bytes_max`, a request's body | {HTTP.request_bytes_max // MIB} MiB |",
+    f"| `body_bytes_max`, a message's body | {HTTP.body_bytes_max // MIB} MiB |",
+    f"| `batch_messages_max`, messages, receipts or ids of a request | {HTTP.batch_messages_max:,} |",
+    f"| `request_head_bytes_max`, request line and headers | {HTTP.request_head_bytes_max // 1024} KiB |",
+    f"| `request_read_ms_max`, until the body is there | {HTTP.request_read_ms_max // 1000} s |",
+    (
+        f"| key; headers of a message | {limits.KEY_BYTES_MAX:,} bytes; {limits.HEADERS_MAX}, "
+        f"{limits.HEADERS_BYTES_MAX // 1024} KiB in all |"
+    ),
+    (
+        f"| `max_messages`; `wait_ms`; `invisible_ms` of a pull | {limits.PULL_MESSAGES_MAX:,}; "
+        f"{limits.PULL_WAIT_MS_MAX // 1000} s; {limits.INVISIBLE_MS_MIN} ms to {limits.INVISIBLE_MS_MAX // HOUR_MS} h |"
+    ),
+    (
+        f"| `publishes_max`, `publishes_bytes_max`, in work at once | {HTTP.publishes_max}; "
+        f"{HTTP.publishes_bytes_max // MIB} MiB |"
+    ),
+    f"| `requests_max`, others in work at once | {HTTP.requests_max} |",
+    f"| `waiting_pulls_max`, pulls at once | {HTTP.waiting_pulls_max:,} |",
+    f"| delay of a message | {limits.DELAY_MAX.days} days |",
+    f"(the last {ENGINE.dedup_messages_max:,} ids)",
+    f"(up to {limits.REASON_CHARS_MAX:,} characters)",
+    f'"max_attempts"?: {limits.ATTEMPTS_MAX_DEFAULT},',
+]
+PRINTED = {"guides/operating.md": OPERATING, "guides/consuming.md": CONSUMING, "protocol.md": PROTOCOL}
+
+
+@pytest.mark.parametrize("page", PRINTED)
+def test_the_numbers_of_a_page_are_those_of_the_code(page: str) -> None:
+    text = re.sub(r"\s+", " ", (DOCS / page).read_text())
+
+    assert [line for line in PRINTED[page] if line not in text] == []

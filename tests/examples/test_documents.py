@@ -1,0 +1,125 @@
+"""What the documents name is there: commands parse, code compiles, metrics and links exist. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = ("messaging", "outbox", "compensator", "broker", "broker_adapter", "spark_reconcile")
+NAMED_BY_ENVIRONMENT = {"OUTBOX_DATABASE__URL": "sqlite:///shop.db", "OUTBOX_BROKER__URL": "http://127.0.0.1:7788"}
+WITHOUT_EXAMPLE = {"broker serve", "broker check", "broker token", "delay serve", "reconcile explain"}
+
+_BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"^(?:\$ )?(outbox [a-z].*)$", re.MULTILINE)
+_EXAMPLE = re.compile(r"^(?: *Example:)? +(outbox [a-z].*)$", re.MULTILINE)
+_METRIC = re.compile(r"\b(?:outbox|broker|recon)_[a-z_]+_(?:total|seconds|rows|messages|bytes|findings)\b")
+_LINK = re.compile(r"\]\((?P<file>[^)#:]*)(?:#(?P<heading>[^)]+))?\)")
+
+
+def blocks(languages: set[str]) -> Iterator[tuple[Path, str]]:
+    """The pages' blocks of these languages."""
+    for page in PAGES:
+        for block in _BLOCK.finditer(page.read_text()):
+            if block["language"] in languages:
+                yield page, block["text"]
+
+
+def all_commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """A command, or those under it, by the words that call them."""
+    below = getattr(command, "commands", {})
+    if not below:
+        yield name, command
+    for word, one in below.items():
+        yield from all_commands(one, f"{name} {word}")
+
+
+def every_command() -> dict[str, click.Command]:
+    """All commands by their words, `outbox` left out."""
+    rooms = {entry.name: typer.main.get_command(entry.load()) for entry in entry_points(group="outbox.commands")}
+    return {name: one for room, command in rooms.items() for name, one in all_commands(command, room)}
+
+
+def parse(line: str, commands: dict[str, click.Command]) -> None:
+    """Let the real command read a line. Raises click's UsageError, or KeyError where there is no such command."""
+    _, *words = shlex.split(line.removesuffix("&"), comments=True)
+    depth = 1 if words[0] in commands else 2
+    name = " ".join(words[:depth])
+    with commands[name].make_context(name, words[depth:]):
+        pass
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> dict[str, click.Command]:
+    """All commands, their URLs given by the environment."""
+    for name, value in NAMED_BY_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    return every_command()
+
+
+def test_every_command_line_of_the_documents_is_one_that_the_command_takes(commands: dict[str, click.Command]) -> None:
+    lines = [line for _, text in blocks({"console", "sh", "bash"}) for line in _COMMAND.findall(text)]
+
+    for line in lines:
+        parse(line, commands)
+
+    assert len(lines) > 15
+
+
+def test_every_example_of_a_help_page_is_one_that_the_command_takes(commands: dict[str, click.Command]) -> None:
+    pages = {name: _EXAMPLE.findall(command.help or "") for name, command in commands.items()}
+
+    for line in (line for lines in pages.values() for line in lines):
+        parse(line, commands)
+
+    assert {name for name, lines in pages.items() if not lines} == WITHOUT_EXAMPLE
+
+
+def test_every_python_block_of_the_documents_compiles() -> None:
+    found = list(blocks({"python"}))
+
+    for page, text in found:
+        compile(text, str(page), "exec")
+
+    assert len(found) > 20
+
+
+def test_every_metric_that_the_documents_name_is_in_the_code() -> None:
+    code = "\n".join(path.read_text() for room in SOURCES for path in (ROOT / room).rglob("*.py"))
+    named = {name for page in PAGES for name in _METRIC.findall(page.read_text())}
+
+    unknown = [name for name in sorted(named) if not re.search(_in_code(name), code)]
+
+    assert len(named) > 20
+    assert unknown == []
+
+
+def test_every_link_between_documents_leads_to_a_file_and_a_heading() -> None:
+    dead = []
+    for page in PAGES:
+        for link in _LINK.finditer(page.read_text()):
+            target = (page.parent / link["file"]) if link["file"] else page
+            if not target.exists() or (link["heading"] and link["heading"] not in _headings(target)):
+                dead.append(f"{page.name}: {link[0]}")
+
+    assert dead == []
+
+
+def _in_code(metric: str) -> str:
+    """A metric's name as it is written where it is made: perhaps without its prefix, or the suffix of a counter."""
+    prefix, _, rest = metric.partition("_")
+    return rf"\b({prefix}_)?{rest.removesuffix('_total')}\b"
+
+
+def _headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as they are made where the pages are shown."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
