@@ -38,6 +38,8 @@ _SMALL: Final = {
     # A small run is all start-up: the second compiler and parallel collection pay only in long ones.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.shuffle.compress": "false",
 }
 _FEW: Final = {

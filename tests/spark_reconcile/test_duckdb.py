@@ -15,7 +15,7 @@ from benchmarks.reconcile.records import expected, write_records
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MESSAGES, FAULTS = 20_000, 50
+MESSAGES, FAULTS = 8_000, 30
 ORACLE = """
     select a.id, 'not_in_broker' from archive a anti join messages m using (id) union
     select m.id, 'stored_twice' from messages m group by m.id having count(*) > 1 union
