@@ -13,7 +13,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.delivery_evidence import GroupFacts
-from spark_reconcile.slots import KEY_SLOT, NO_SLOT, hour, period, period_of_message, slot, slot_start
+from spark_reconcile.slots import KEY_SLOT, NO_SLOT, hour, period, slot, slot_start
 from spark_reconcile.sources.statements import Leg
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _LOW: Final = 0xFFFF_FFFF
 _WHOLE: Final = "xxhash64(id, coalesce(message_key, ''), body_sha256)"
+APART_MS_MAX: Final = 60_000
+"""A message whose id names a time further from its row's is looked at: its key is compared in the row's period."""
 _STEPS: Final = ("delivered", "acked")
 _ODD_STEPS: Final = ("requeued", "extended", "died", "redriven")
 
@@ -69,7 +71,7 @@ def digests(legs: Legs, *, covered: Sequence[str], tolerance: Tolerance) -> Dige
         # A cancel names no topic: it asks for a look at its slot on every topic. What was fired was scheduled.
         _digest(legs.actions.where("kind = 'canceled'"), leg="'canceled'", time="at_ms", topic="''", odd="1"),
         _digest(legs.actions.where("kind = 'fired'"), leg="'other'", time="at_ms", odd="1"),
-        _digest(legs.inboxes, leg="leg", time="at_ms", group="consumer_group"),
+        _digest(legs.inboxes, leg=f"'{Leg.INBOX}'", time="at_ms", group="consumer_group"),
     ]  # fmt: skip
     return Digests(buckets=reduce(_union, parts), keys=_union(_message_keys(legs, covered), _business_keys(legs)))
 
@@ -164,66 +166,81 @@ def _disagreeing_groups(
 def _stored_legs(legs: Legs, tolerance: Tolerance) -> list[DataFrame]:
     # A row that is due later, or whose id names another time than the row, is looked at by itself.
     late = "deliver_at_ms is not null"
-    astray = f"abs({slot_start('slot')} - created_ms) > {tolerance.slack_ms}L"
+    apart_ms = min(tolerance.slack_ms, APART_MS_MAX)
     archive, messages = legs.rows.where(f"leg = '{Leg.ARCHIVE}'"), legs.messages
     outbox = legs.rows.where(f"leg = '{Leg.OUTBOX}'")
     odd = f"if({late}, 1, 0)"
     return [
-        _digest(outbox, leg="leg", time="created_ms", odd="1", whole=True, astray=astray),
-        _digest(archive, leg="leg", time="created_ms", odd=odd, whole=True, astray=astray,
+        _digest(outbox, leg=f"'{Leg.OUTBOX}'", time="created_ms", odd="1", apart_ms=apart_ms),
+        _digest(archive, leg=f"'{Leg.ARCHIVE}'", time="created_ms", odd=odd, apart_ms=apart_ms,
                 resent="if(attempts > 1, 1, 0)", repeated="if(note = 'duplicate', 1, 0)"),
-        _digest(messages, leg="'messages'", time="stored_ms", odd=f"if({late} or sequence is null, 1, 0)", whole=True,
-                astray=astray),
+        _digest(messages, leg="'messages'", time="stored_ms", odd=f"if({late} or sequence is null, 1, 0)",
+                apart_ms=apart_ms),
     ]  # fmt: skip
 
 
 def _digest(
     frame: DataFrame, *, leg: str, time: str, topic: str = "coalesce(topic, '')", group: str = "''", odd: str = "0",
-    resent: str = "0", repeated: str = "0", whole: bool = False, astray: str | None = None,
+    resent: str = "0", repeated: str = "0", apart_ms: int | None = None,
 ) -> DataFrame:  # fmt: skip
-    """Sums by (topic, group, slot, leg); `whole`: over key and body, too, not the id alone."""
+    """Sums by (topic, group, slot, leg). `apart_ms`: of rows with a key, a body and a time, which are summed, too.
+
+    Nothing is summed that is the same for every row: each sum costs as much as reading a column.
+    """
     from pyspark.sql.functions import expr
 
+    counted = {"odd": odd, "resent": resent, "repeated": repeated}
+    varied = {name: value for name, value in counted.items() if value not in {"0", "1"}}
+    whole = apart_ms is not None
     named = frame.selectExpr(
         f"{leg} as leg", f"{topic} as topic", f"coalesce({group}, '') as consumer_group", f"{slot()} as slot",
-        f"{_WHOLE if whole else '0L'} as h", "xxhash64(id) as i", f"{time} as t", f"{odd} as odd",
-        f"{resent} as resent", f"{repeated} as repeated", *(["created_ms"] if astray else []),
+        "xxhash64(id) as i", f"{time} as t", *(f"{value} as {name}" for name, value in varied.items()),
+        *([f"{_WHOLE} as h", "created_ms"] if whole else []),
     )  # fmt: skip
     grouped = named.groupBy("leg", "topic", "consumer_group", "slot").agg(
         expr("count(*)").alias("n"),
-        *_sums("h", "low", "high"),
         *_sums("i", "id_low", "id_high"),
-        *(expr(f"sum({name})").alias(name) for name in ("odd", "resent", "repeated")),
+        *(_sums("h", "low", "high") if whole else []),
+        *(expr(f"sum({name})").alias(name) for name in varied),
         expr("min(t)").alias("first_ms"),
         expr("max(t)").alias("last_ms"),
-        *([expr("min(created_ms)").alias("c0"), expr("max(created_ms)").alias("c1")] if astray else []),
+        *([expr("min(created_ms)").alias("c0"), expr("max(created_ms)").alias("c1")] if whole else []),
     )
-    if astray is None:
-        return grouped.withColumn("astray", expr("0L"))
-    far = " or ".join(astray.replace("created_ms", bound) for bound in ("c0", "c1"))
-    marked = grouped.withColumn("astray", expr(f"if(slot != '{NO_SLOT}' and coalesce({far}, false), 1L, 0L)"))
-    return marked.withColumn("odd", expr("odd + astray")).drop("c0", "c1")
+    values = {name: name if name in varied else ("n" if value == "1" else "0L") for name, value in counted.items()}
+    astray = _astray(apart_ms) if apart_ms is not None else "0L"
+    sums = "low, high" if whole else "0L as low, 0L as high"
+    return grouped.selectExpr(
+        "leg", "topic", "consumer_group", "slot", "n", *sums.split(", "), "id_low", "id_high",
+        f"{values['odd']} + {astray} as odd", f"{values['resent']} as resent", f"{values['repeated']} as repeated",
+        "first_ms", "last_ms", f"{astray} as astray",
+    )  # fmt: skip
+
+
+def _astray(apart_ms: int) -> str:
+    """Whether a row of the bucket has a time that is not its id's."""
+    far = " or ".join(f"abs({slot_start('slot')} - {bound}) > {apart_ms}L" for bound in ("c0", "c1"))
+    return f"if(slot != '{NO_SLOT}' and coalesce({far}, false), 1L, 0L)"
 
 
 def _message_keys(legs: Legs, covered: Sequence[str]) -> DataFrame:
     """Messages on covered topics, by period and part of the keys."""
     messages = legs.messages.where(f"topic in {_named(*covered)}" if covered else "false")
-    return _keyed(messages, period_=period_of_message("created_ms"), window="0L", note="''", side="messages", odd="0")
+    return _keyed(messages, window="0L", note="''", side="messages", odd="0L")
 
 
 def _business_keys(legs: Legs) -> DataFrame:
     rows = legs.rows.where(f"leg = '{Leg.BUSINESS}'")
     return _keyed(
-        rows, period_=period("created_ms"), window=hour("created_ms"), note="note", side="business",
+        rows, window=hour("created_ms"), note="note", side="business",
         odd="if(deliver_at_ms is not null or coalesce(message_key, '') = '' or created_ms is null, 1, 0)",
     )  # fmt: skip
 
 
-def _keyed(frame: DataFrame, *, period_: str, window: str, note: str, side: str, odd: str) -> DataFrame:
+def _keyed(frame: DataFrame, *, window: str, note: str, side: str, odd: str) -> DataFrame:
     from pyspark.sql.functions import expr
 
     named = frame.selectExpr(
-        "topic", f"coalesce({period_}, '') as period", f"{KEY_SLOT} as key_slot",
+        "topic", f"{period('created_ms')} as period", f"{KEY_SLOT} as key_slot",
         f"coalesce({window}, 0L) as window_ms", f"{note} as note", "xxhash64(coalesce(message_key, '')) as h",
         f"{odd} as odd",
     )  # fmt: skip

@@ -76,12 +76,15 @@ def look(job: Job, legs: Legs, batch: Sequence[int]) -> Looked:
         return Looked(table=_confirmed(first[0], "false"), business=_confirmed(first[1], "false"), resolved={})
     job.say(f"looking again at {len(suspects.ids) + len(suspects.keys):,} suspects")
     job.pause(job.settings.grace.confirm_after_seconds)
-    return _second(job, suspects, batch, first=first)
+    return _second(job, evidence, suspects, batch, first=first)
 
 
-def _second(job: Job, suspects: Suspects, batch: Sequence[int], *, first: tuple[DataFrame, DataFrame]) -> Looked:
+def _second(
+    job: Job, looked: Evidence, suspects: Suspects, batch: Sequence[int], *, first: tuple[DataFrame, DataFrame]
+) -> Looked:
     """The first look's verdicts, with the suspects' replaced by those of the second."""
-    evidence = job.again(job.session, job.settings, job.plan, job.evidence, suspects)
+    # What was drilled holds all that the logs had of the suspects: they are not searched again from their beginning.
+    evidence = job.again(job.session, job.settings, job.plan, looked, suspects)
     again, table, business = _tables(job, evidence, batch)
     table, business = table.localCheckpoint(), business.localCheckpoint()
     again.release()

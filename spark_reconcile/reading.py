@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,6 +19,8 @@ from spark_reconcile.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.errors import NotComparable
 from spark_reconcile.planning import Plan, Read, waves
 from spark_reconcile.settings import Settings
+from spark_reconcile.sources.frames import SCHEMAS
+from spark_reconcile.sources.sealed import keep, split, sweep
 from spark_reconcile.sources.segments import Segment, reach_ms, survey
 from spark_reconcile.sources.statements import ARCHIVE_COLUMNS, LEG_SCHEMA, Leg, Span
 
@@ -29,6 +32,8 @@ NEVER_MS: Final = 1 << 53
 DAY_MS: Final = 24 * 60 * 60 * 1000
 PURGE_MARGIN_MS: Final = 60 * 60 * 1000
 JOBS_AT_ONCE_MAX: Final = 3
+SEGMENTS: Final = "segments"
+"""Where sealed segments of the broker's logs are kept, in the output folder."""
 _DAMAGE: Final = "!"
 
 
@@ -42,6 +47,14 @@ class LegCount:
     rows: int
     first_ms: int
     last_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogRows:
+    """A log's records, and those of its frames that Spark keeps a copy of."""
+
+    frame: DataFrame
+    copies: Sequence[DataFrame]
 
 
 @dataclass(slots=True)
@@ -82,22 +95,23 @@ def read_all(
     say("reading the inboxes")
     effects = _read_sql(session, plan.inboxes, counts)
     say("reading the broker's logs, the outbox and the business rows")
+    kept = settings.output / SEGMENTS
     surveyed = {log: survey(settings.broker_data, log) for log in ("messages", "actions")}
     # What the broker holds is settled by the survey: the tables may be read while its logs are.
     messages, actions, tables = in_parallel(
-        lambda: read_log(session, "messages", surveyed["messages"], counts),
-        lambda: read_log(session, "actions", surveyed["actions"], counts),
+        lambda: read_log(session, "messages", surveyed["messages"], counts, kept=kept / "messages"),
+        lambda: read_log(session, "actions", surveyed["actions"], counts, kept=kept / "actions"),
         lambda: _read_sql(session, plan.rest, counts),
     )
     moved = _read_archives(session, settings, counts, span)
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
     return Evidence(
         inboxes=united(session, effects),
-        messages=messages,
-        actions=actions,
+        messages=messages.frame,
+        actions=actions.frame,
         rows=united(session, [*tables, *moved]),
-        tables=(*effects, *tables),
-        groups=_groups(settings, actions, counts, plan.oldest_ms, now_ms=now_ms),
+        tables=(*effects, *tables, *messages.copies, *actions.copies),
+        groups=_groups(settings, actions.frame, counts, plan.oldest_ms, now_ms=now_ms),
         counts=counts,
         archive_reach_ms=_archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
         broker_reach_ms=_log_reach(surveyed["messages"], skew_ms=skew_ms),
@@ -174,15 +188,17 @@ def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(lambda left, right: left.unionByName(right), frames)
 
 
-def read_log(session: SparkSession, log: str, segments: list[Segment], counts: list[LegCount]) -> DataFrame:
-    """A log's records, kept by Spark, and counted. Raises NotComparable where it is damaged."""
-    frame = (
-        session.read.format("outbox_broker_log")
-        .option("log", log)
-        .option("segments", msgspec.json.encode(segments).decode())
-        .load()
-        .persist()
-    )
+def read_log(
+    session: SparkSession, log: str, segments: list[Segment], counts: list[LegCount], *, kept: Path | None = None
+) -> LogRows:
+    """A log's records, counted. Sealed segments are read from the folder `kept`, and put there where they are new.
+
+    What is read in place is kept by Spark. Raises NotComparable where it is damaged.
+    """
+    files, fresh, others = split(kept, segments) if kept else ([], [], segments)
+    read = [log_frame(session, log, some).persist() for some in (fresh, others) if some]
+    parquet = [session.read.schema(SCHEMAS[log]).parquet(*map(str, files))] if files else []
+    frame = reduce(lambda one, other: one.unionByName(other), [*read, *parquet])
     time, note = ("stored_ms", "''") if log == "messages" else ("at_ms", "concat(kind, ' ', consumer_group)")
     found = _counted(
         frame, leg=f"'{log}'", topic="coalesce(damage, topic, '')",
@@ -195,7 +211,21 @@ def read_log(session: SparkSession, log: str, segments: list[Segment], counts: l
             "Restore the segment from a copy"
         )
     counts += found
-    return frame
+    if kept is not None and fresh:
+        keep(read[0], kept, fresh)
+    if kept is not None and files:
+        sweep(kept, segments)
+    return LogRows(frame, read)
+
+
+def log_frame(session: SparkSession, log: str, segments: Sequence[Segment]) -> DataFrame:
+    """The records of segments, a partition a segment; nothing is read yet."""
+    return (
+        session.read.format("outbox_broker_log")
+        .option("log", log)
+        .option("segments", msgspec.json.encode(list(segments)).decode())
+        .load()
+    )
 
 
 def _counted(frame: DataFrame, *, leg: str, topic: str, note: str, time: str) -> list[LegCount]:

@@ -67,7 +67,7 @@ def look_again(session: SparkSession, settings: Settings, plan: Plan, first: Evi
     for log, before in (("messages", first.messages), ("actions", first.actions)):
         known = first.surveyed.get(log)
         appended = [] if known is None else grown(known, survey(settings.broker_data, log))
-        parts = [before, read_log(session, log, appended, counts)] if appended else [before]
+        parts = [before, read_log(session, log, appended, counts).frame] if appended else [before]
         logs[log] = reduce(_union, parts)
     messages = logs["messages"].where("damage is null")
     under_keys = messages.where("message_key is not null").join(keys, ["topic", "message_key"], "left_semi")

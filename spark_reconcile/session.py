@@ -38,8 +38,17 @@ _SMALL: Final = {
     # A small run is all start-up: the second compiler and parallel collection pay only in long ones.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.shuffle.compress": "false",
 }
+_FEW: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Of few rows most of the time is planning stage by stage and compiling: both are left out."""
 
 
 @contextmanager
@@ -64,6 +73,22 @@ def register_sources(session: SparkSession) -> None:
 
     session.dataSource.register(BrokerLogSource)
     session.dataSource.register(SqlSource)
+
+
+@contextmanager
+def few_rows(session: SparkSession) -> Iterator[None]:
+    """What is run in here is about few rows: some ten thousands."""
+    kept = {name: session.conf.get(name, None) for name in _FEW}
+    try:
+        for name, value in _FEW.items():
+            session.conf.set(name, value)
+        yield
+    finally:
+        for name, before in kept.items():
+            if before is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, before)
 
 
 def _start(master: str, *, log: Path, small: bool) -> SparkSession:

@@ -2,8 +2,9 @@
 
 The ids that the outbox makes begin with 48 bits of milliseconds (UUIDv7, RFC 9562) as hex digits. So a prefix of the
 id is a stretch of time, the same in every source, whatever its clock and whenever it saw the message: nine digits are
-a slot of 4.096 seconds, seven a period of 1,048.576. Ids that a user makes may carry no time: they have no slot, are
-never settled in bulk, and belong where the outbox's row says that it was created.
+a slot of 4.096 seconds. Ids that a user makes may carry no time: they have no slot, are never settled in bulk, and
+belong where the outbox's row says that it was created. A period, 1,048.576 seconds, is of a row's own time: business
+rows have no id.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Final
 
 SLOT_DIGITS: Final = 9
 SLOT_MS: Final = 1 << 12
-PERIOD_DIGITS: Final = 7
 PERIOD_BITS: Final = 20
+PERIOD_MS: Final = 1 << PERIOD_BITS
 HOUR_MS: Final = 3_600_000
 KEY_SLOTS: Final = 512
 """Business rows and messages of a period are compared in so many parts, by key."""
@@ -34,13 +35,8 @@ def slot_start(column: str) -> str:
 
 
 def period(time: str) -> str:
-    """The period of a time in milliseconds, written as ids write it."""
-    return f"lower(lpad(hex(shiftright({time}, {PERIOD_BITS})), {PERIOD_DIGITS}, '0'))"
-
-
-def period_of_message(created: str) -> str:
-    """The period of the row's `id`; by the time `created` where the id carries none."""
-    return f"if({_timed('id')}, substring(id, 1, {PERIOD_DIGITS}), {period(created)})"
+    """The period of a time in milliseconds, by number; -1 of none."""
+    return f"coalesce(shiftright({time}, {PERIOD_BITS}), -1L)"
 
 
 def hour(time: str) -> str:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from spark_reconcile.digests import Digests, Legs, Tolerance, clean_buckets, clean_keys, digests
+from spark_reconcile.digests import APART_MS_MAX, Digests, Legs, Tolerance, clean_buckets, clean_keys, digests
 from spark_reconcile.drilling import drilled
 from spark_reconcile.looking import Job, Looked, look
-from spark_reconcile.reading import Evidence
+from spark_reconcile.reading import Evidence, in_parallel
+from spark_reconcile.session import few_rows
 from spark_reconcile.settings import Settings
-from spark_reconcile.slots import HOUR_MS, hour, slot_start
+from spark_reconcile.slots import HOUR_MS, PERIOD_MS, hour, slot_start
 from spark_reconcile.window_results import (
     Tally,
     in_clean_buckets,
@@ -38,6 +41,9 @@ CODE_VERSION: Final = 1
 """Raised where verdicts change: every window is then judged anew."""
 UNCLEAN_SHARE_MAX: Final = 0.4
 """Where more of the buckets disagree, everything is looked at: picking rows would cost more than it spares."""
+
+FEW_ROWS_MAX: Final = 100_000
+"""Up to so many rows, looking at them costs less than compiling code for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +75,12 @@ def compare(job: Job) -> Compared:
     grace = job.settings.grace
     tolerance = Tolerance(late_after_ms=int(grace.late_after_seconds * 1000), slack_ms=job.slack_ms)
     found = digests(legs, covered=job.covered, tolerance=tolerance)
-    kept = Digests(buckets=found.buckets.localCheckpoint(), keys=found.keys.localCheckpoint())
-    buckets = clean_buckets(job.session, kept.buckets, evidence.groups, late_ms=tolerance.late_after_ms)
-    return Compared(digests=kept, buckets=buckets.localCheckpoint(), keys=clean_keys(kept.keys).localCheckpoint())
+    buckets, keys = in_parallel(found.buckets.localCheckpoint, found.keys.localCheckpoint)
+    clean, clean_parts = in_parallel(
+        clean_buckets(job.session, buckets, evidence.groups, late_ms=tolerance.late_after_ms).localCheckpoint,
+        clean_keys(keys).localCheckpoint,
+    )
+    return Compared(digests=Digests(buckets=buckets, keys=keys), buckets=clean, keys=clean_parts)
 
 
 def legs_of(evidence: Evidence) -> Legs:
@@ -113,32 +122,45 @@ def _fingerprint_of_settings(settings: Settings, evidence: Evidence) -> str:
 def _judge_batch(
     job: Job, batch: Sequence[int], compared: Compared, prints: Mapping[int, str], *, store: WindowStore
 ) -> None:
-    tallies = {start: Tally() for start in batch}
     unclean = compared.buckets.where(f"not clean and (astray or {_within('window_ms', batch)})")
-    starts = "conv(period, 16, 10) * 1048576"
-    keys = compared.keys.where(
-        f"not clean and ({_within(hour(f'cast({starts} as bigint)'), batch)}"
-        f" or {_within(hour(f'cast({starts} as bigint) + 1048575L'), batch)})"
-    )
+    first, last = (hour(f"period * {PERIOD_MS}L + {apart}L") for apart in (-APART_MS_MAX, PERIOD_MS + APART_MS_MAX))
+    keys = compared.keys.where(f"not clean and ({_within(first, batch)} or {_within(last, batch)})")
     everything = job.full or _share(compared.buckets, batch) > UNCLEAN_SHARE_MAX
     legs = legs_of(job.evidence)
     chosen = legs if everything else drilled(legs, buckets=unclean, keys=keys, covered=job.covered)
-    job.say("giving verdicts")
-    looked = look(job, chosen, batch)
-    job.say("writing tables")
-    _write(looked, batch, store=store)
-    if not everything:
+    few = not everything and _rows(chosen) <= FEW_ROWS_MAX
+    with few_rows(job.session) if few else nullcontext():
+        job.say("giving verdicts")
+        looked = look(job, chosen, batch)
+        job.say("writing tables")
+        _write(looked, batch, store=store)
+        tallies = _tallies(job, batch, compared, looked, in_bulk=None if everything else chosen)
+    store.publish({start: _window(tallies[start], prints.get(start, ""), job.now_ms) for start in batch})
+
+
+def _tallies(
+    job: Job, batch: Sequence[int], compared: Compared, looked: Looked, *, in_bulk: Legs | None
+) -> dict[int, Tally]:
+    """The numbers of each window. `in_bulk`: the rest was settled in bulk, and these rows were looked at."""
+    tallies = {start: Tally() for start in batch}
+    if in_bulk is not None:
         business = _business_in_bulk(compared, batch)
         tally_bulk(tallies, compared.buckets, business, job.evidence.groups, job.settings.rules)
         tally_rows(tallies, in_clean_buckets(looked.table, compared.buckets), sign=-1)
-        overlap = rows_in_clean_keys(chosen.rows, compared.keys, job.settings.rules)
+        overlap = rows_in_clean_keys(in_bulk.rows, compared.keys, job.settings.rules)
         tally_business(tallies, overlap, sign=-1)
     tally_rows(tallies, looked.table)
     tally_business(tallies, looked.business)
     tally_examples(tallies, looked.table, looked.business)
     for start, count in looked.resolved.items():
         tallies[start].resolved = count
-    store.publish({start: _window(tallies[start], prints.get(start, ""), job.now_ms) for start in batch})
+    return tallies
+
+
+def _rows(legs: Legs) -> int:
+    """How many rows are looked at."""
+    frames = (legs.rows, legs.messages, legs.actions, legs.inboxes)
+    return reduce(lambda one, other: one.union(other), (frame.select("id") for frame in frames)).count()
 
 
 def _window(tally: Tally, fingerprint: str, now_ms: int) -> Window:

@@ -100,7 +100,7 @@ def job_of(spark: SparkSession, folder: Path, output: Path, *, full: bool) -> tu
 
 
 def read_again(spark: SparkSession, _settings: Settings, _plan: Plan, first: Evidence, suspects: Suspects) -> Evidence:
-    """The second look, from the same files: read once more, as the frames keep nothing."""
+    """The second look, out of what was drilled: these files are at rest, and have no index to ask by."""
     ids = spark.createDataFrame([(one,) for one in suspects.ids], "id string")
     keys = spark.createDataFrame(list(suspects.keys), "topic string, message_key string")
     rows = first.rows.join(keys, ["topic", "message_key"], "left_semi").select(*first.rows.columns)
@@ -117,6 +117,15 @@ def ours(spark: SparkSession, folder: Path, output: Path, *, full: bool = False)
 
 def check(folder: Path, output: Path) -> int:
     """Every planted fault is found at its id or key, and nothing else is. Returns how many."""
+    found = found_in(output)
+    wanted = expected(json.loads((folder / "planted.json").read_text()))
+    if found != wanted:
+        raise SystemExit(f"wrong findings: {sorted(found - wanted)[:5]} too many, {sorted(wanted - found)[:5]} missing")
+    return len(found)
+
+
+def found_in(output: Path) -> set[tuple[str, str]]:
+    """(id or business key, rule) of every finding that is shown, echoes on business rows left out."""
     import pyarrow.parquet as pq
 
     store, found = WindowStore(output), set()
@@ -125,10 +134,7 @@ def check(folder: Path, output: Path) -> int:
             if (store.folder(start) / name).exists():
                 rows = pq.read_table(store.folder(start) / name, filters=[("severity", "=", "finding")]).to_pylist()
                 found |= {(row[key], row["rule"]) for row in rows if not row["rule"].startswith("message_")}
-    wanted = expected(json.loads((folder / "planted.json").read_text()))
-    if found != wanted:
-        raise SystemExit(f"wrong findings: {sorted(found - wanted)[:5]} too many, {sorted(wanted - found)[:5]} missing")
-    return len(found)
+    return found
 
 
 def plain_join(spark: SparkSession, folder: Path) -> list[Any]:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
@@ -28,7 +29,16 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from messaging import journal
-from spark_reconcile.sources.frames import ACTION_SCHEMA, MESSAGE_SCHEMA, Row, action_rows, frames_of, message_rows
+from spark_reconcile.sources.columns import WIDEST_BYTES, Unusual, message_columns
+from spark_reconcile.sources.frames import (
+    ACTION_SCHEMA,
+    MESSAGE_SCHEMA,
+    Row,
+    action_rows,
+    data_of,
+    frames_behind,
+    message_rows,
+)
 from spark_reconcile.sources.segments import Segment
 
 BATCH_ROWS: Final = 16_384
@@ -49,10 +59,12 @@ class SegmentPart(InputPartition):
 
 
 class BrokerLogSource(DataSource):
-    """Options: log ("messages" or "actions"), segments (JSON of the survey), pushdown ("true" or "false").
+    """Options: log ("messages" or "actions"), segments (JSON of the survey), columns (those wanted, with commas
+    between; all by default), pushdown ("true" or "false").
 
-    With pushdown, segments that hold none of the times asked for are not opened, and rows of other kinds, topics,
-    groups and ids are not made. As with outbox_sql it is for frames that a query scans once.
+    Spark tells a Python source of no columns, so a caller that needs few says so; `damage` always comes along. With
+    pushdown, segments that hold none of the times asked for are not opened, and rows of other kinds, topics, groups
+    and ids are not made. As with outbox_sql it is for frames that a query scans once.
     """
 
     @classmethod
@@ -61,8 +73,11 @@ class BrokerLogSource(DataSource):
         return "outbox_broker_log"
 
     def schema(self) -> str:
-        """MESSAGE_SCHEMA or ACTION_SCHEMA."""
-        return MESSAGE_SCHEMA if self.options["log"] == "messages" else ACTION_SCHEMA
+        """MESSAGE_SCHEMA or ACTION_SCHEMA, or the columns of it that are wanted."""
+        whole = MESSAGE_SCHEMA if self.options["log"] == "messages" else ACTION_SCHEMA
+        wanted = {"damage", *self.options.get("columns", "").split(",")}
+        chosen = [one for one in whole.split(", ") if one.split()[0] in wanted]
+        return ", ".join(chosen) if "columns" in self.options else whole
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - ours alone
         """Reads the surveyed segments."""
@@ -81,6 +96,8 @@ class LogReader(DataSourceReader):
         self._segments = segments
         self._rows_of = rows_of
         self._columns = columns
+        whole = MESSAGE_SCHEMA if rows_of is message_rows else ACTION_SCHEMA
+        self._names = [column.split()[0] for column in whole.split(", ")]
 
     def partitions(self) -> Sequence[InputPartition]:
         """A partition a segment."""
@@ -91,21 +108,58 @@ class LogReader(DataSourceReader):
         if not isinstance(partition, SegmentPart):
             raise TypeError("not a partition of this source")
         segment = self._segments[partition.number]
-        arrow = pa.schema([(name, pa.string() if name in _TEXTS else pa.int64()) for name in self._columns])
-        batch: list[Row] = []
         try:
-            for frame in frames_of(segment):
-                batch.extend(self._wanted(self._rows_of(frame)))
-                if len(batch) >= BATCH_ROWS:
-                    yield _arrow(batch, arrow)
-                    batch = []
+            for batch in self._batches(segment):
+                yield self._wanted(batch)
         except (journal.SegmentDamaged, msgspec.MsgspecError, OSError) as error:
-            batch.append((*(None for _ in arrow.names[:-1]), f"{segment.path}: {error}"))
-        if batch:
-            yield _arrow(batch, arrow)
+            nothing = [None] * len(self._names[:-1])
+            yield self._arrow([(*nothing, f"{segment.path}: {error}")])
 
-    def _wanted(self, rows: Iterator[Row]) -> Iterable[Row]:
-        return rows
+    def _batches(self, segment: Segment) -> Iterator[pa.RecordBatch]:
+        """Message records batch by batch; what is not plain, and every action, record by record."""
+        data = data_of(segment)
+        if not data:
+            return
+        start = journal.HEADER_BYTES
+        if self._rows_of is message_rows:
+            while (found := journal.payload_bounds(data, start=start, frames_max=BATCH_ROWS))[0]:
+                yield from self._plain(segment, data, *found, start)
+                start = found[1]
+        batch: list[Row] = []
+        for frame in frames_behind(segment, data, start):
+            batch.extend(self._rows_of(frame))
+            if len(batch) >= BATCH_ROWS:
+                yield self._arrow(batch)
+                batch = []
+        if batch:
+            yield self._arrow(batch)
+
+    def _plain(
+        self, segment: Segment, data: bytes, begins: list[int], behind: int, start: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The whole frames of data[start:behind], whose payloads begin at `begins`."""
+        starts = np.array(begins, np.int64)
+        ends = np.append(starts[1:] - journal.FRAME_BYTES, behind)
+        new = ends > segment.known_bytes
+        starts, ends = starts[new], ends[new]
+        if not len(starts):
+            return
+        some = data[start:behind] + bytes(WIDEST_BYTES)
+        try:
+            yield message_columns(some, starts - start, ends - start, self._columns)
+        except Unusual:
+            payloads = [data[begin:end] for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+            frames = [journal.Frame(0, payload) for payload in payloads]  # rows of messages tell no offset
+            yield self._arrow([row for frame in frames for row in self._rows_of(frame)])
+
+    def _arrow(self, rows: list[Row]) -> pa.RecordBatch:
+        """Whole rows as the columns that are wanted."""
+        columns = dict(zip(self._names, zip(*rows, strict=True) if rows else ([] for _ in self._names), strict=True))
+        arrays = [pa.array(columns[name], type=_type(name)) for name in self._columns]
+        return pa.RecordBatch.from_arrays(arrays, names=self._columns)
+
+    def _wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
 
 
 class PushingLogReader(LogReader):
@@ -115,7 +169,7 @@ class PushingLogReader(LogReader):
         self, segments: list[Segment], *, rows_of: Callable[[journal.Frame], Iterator[Row]], columns: list[str]
     ) -> None:
         super().__init__(segments, rows_of=rows_of, columns=columns)
-        self._among: dict[int, frozenset[object]] = {}
+        self._among: dict[str, frozenset[object]] = {}
         self._low_ms, self._high_ms = 0, 1 << 62
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
@@ -139,8 +193,7 @@ class PushingLogReader(LogReader):
         name = one.attribute[0] if isinstance(one, EqualTo | In | _Bound) and len(one.attribute) == 1 else ""
         if isinstance(one, EqualTo | In) and name in _TEXTS - {"damage"} and name in self._columns:
             values = frozenset(one.value if isinstance(one, In) else (one.value,))
-            place = self._columns.index(name)
-            self._among[place] = self._among.get(place, values) & values
+            self._among[name] = self._among.get(name, values) & values
             return True
         if isinstance(one, _Bound) and name in _TIMES and isinstance(one.value, int):
             if isinstance(one, GreaterThan | GreaterThanOrEqual):
@@ -149,13 +202,14 @@ class PushingLogReader(LogReader):
                 self._high_ms = min(self._high_ms, one.value)
         return False
 
-    def _wanted(self, rows: Iterator[Row]) -> Iterable[Row]:
-        for row in rows:
-            if all(row[place] in values for place, values in self._among.items()):
-                yield row
+    def _wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        import pyarrow.compute as pc
+
+        for name, values in self._among.items():
+            among = pc.is_in(batch.column(name), value_set=pa.array(sorted(map(str, values)), pa.string()))
+            batch = batch.filter(among)
+        return batch
 
 
-def _arrow(batch: list[Row], arrow: pa.Schema) -> pa.RecordBatch:
-    columns = zip(*batch, strict=True)
-    arrays = [pa.array(values, type=field.type) for values, field in zip(columns, arrow, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+def _type(name: str) -> pa.DataType:
+    return pa.string() if name in _TEXTS else pa.int64()

@@ -22,23 +22,37 @@ ACTION_SCHEMA: Final = (
     "kind string, topic string, consumer_group string, id string, sequence bigint, position bigint, at_ms bigint, "
     "visible_at_ms bigint, attempt bigint, reason string, damage string"
 )
+SCHEMAS: Final = {"messages": MESSAGE_SCHEMA, "actions": ACTION_SCHEMA}
 
 Row = tuple[Any, ...]
 
 
 def frames_of(segment: Segment) -> Iterator[journal.Frame]:
     """The frames of a segment up to its surveyed size. Raises SegmentDamaged, also for what a torn tail cannot be."""
+    data = data_of(segment)
+    if data:
+        yield from frames_behind(segment, data, journal.HEADER_BYTES)
+
+
+def data_of(segment: Segment) -> bytes:
+    """A segment's bytes up to its surveyed size, its header checked; none of one that was just being made."""
     with Path(segment.path).open("rb") as file:
         data = file.read(segment.size_bytes)
     if segment.last and len(data) < journal.HEADER_BYTES:
-        return  # a segment that was just being made
-    header = journal.SegmentHeader.decode(data[: journal.HEADER_BYTES])
-    end = header.first_offset
-    for frame in journal.read_frames(memoryview(data)[journal.HEADER_BYTES :], first_offset=header.first_offset):
-        end = frame.end
-        if end - header.first_offset + journal.HEADER_BYTES > segment.known_bytes:
+        return b""
+    journal.SegmentHeader.decode(data[: journal.HEADER_BYTES])
+    return data
+
+
+def frames_behind(segment: Segment, data: bytes, start: int) -> Iterator[journal.Frame]:
+    """The frames from the byte `start` of the segment's file on, but those that were read before."""
+    shift = segment.first_offset - journal.HEADER_BYTES
+    end = start
+    for frame in journal.read_frames(memoryview(data)[start:], first_offset=start + shift):
+        end = frame.end - shift
+        if end > segment.known_bytes:
             yield frame
-    missing = segment.size_bytes - journal.HEADER_BYTES - (end - header.first_offset)
+    missing = segment.size_bytes - end
     if missing and not segment.last:
         raise journal.SegmentDamaged(f"its last {missing} bytes are no whole record, and it is not the last segment")
 

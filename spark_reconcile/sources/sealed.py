@@ -1,0 +1,66 @@
+"""Sealed segments of the broker's logs kept as Parquet beside the results: each is decoded once. It judges nothing.
+
+A segment behind which another stands is never written again. Its rows, once read without damage, are kept in a file
+named by what the segment is: log, first offset, time of its making, size. The last segment is read in place, always.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.sources.segments import Segment
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+KEPT_BYTES_MIN: Final = 4 * 1024 * 1024
+"""A smaller segment is read in less time than a file of its own takes."""
+FORMAT: Final = 1
+"""Raised where the rows made of a record change: what was kept before is made anew."""
+_PART: Final = re.compile(r"part-(\d{5})-.*\.parquet")
+
+
+def split(folder: Path, segments: Sequence[Segment]) -> tuple[list[Path], list[Segment], list[Segment]]:
+    """The files of segments that were kept, the sealed segments that are worth keeping, and the others."""
+    kept, fresh, others = [], [], []
+    for one in segments:
+        path = _path(folder, one)
+        if one.last or one.known_bytes or one.size_bytes < KEPT_BYTES_MIN:
+            others.append(one)
+        elif path.exists():
+            kept.append(path)
+        else:
+            fresh.append(one)
+    return kept, fresh, others
+
+
+def keep(frame: DataFrame, folder: Path, fresh: Sequence[Segment]) -> None:
+    """Keep the rows of `fresh`, a partition a segment; each file is shown whole or not at all.
+
+    A segment without rows leaves no file, and is read again.
+    """
+    stage = folder / f".{uuid.uuid4().hex}"
+    try:
+        frame.write.parquet(str(stage))
+        for path in stage.iterdir():
+            if (found := _PART.fullmatch(path.name)) is not None:
+                path.rename(_path(folder, fresh[int(found[1])]))
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def sweep(folder: Path, segments: Sequence[Segment]) -> None:
+    """Remove what was kept of segments that the broker has dropped."""
+    known: Mapping[str, Segment] = {_path(folder, one).name: one for one in segments}
+    for path in folder.glob("*.parquet"):
+        if path.name not in known:
+            path.unlink(missing_ok=True)
+
+
+def _path(folder: Path, one: Segment) -> Path:
+    return folder / f"{one.first_offset:020d}-{one.created_at_ms}-{one.size_bytes}-{FORMAT}.parquet"

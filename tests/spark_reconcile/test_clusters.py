@@ -1,0 +1,199 @@
+"""The same run, unchanged, on a standalone cluster (one master, two workers) and through Spark Connect."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from queue import Queue
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from spark_reconcile import run_windows
+from spark_reconcile.config_file import read_config, settings_of
+from spark_reconcile.window_store import WindowStore
+from tests.fixtures.databases import Database
+from tests.spark_reconcile.faults import plant_all
+from tests.spark_reconcile.timed_ids import with_timed_ids
+from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS_MAX = 90
+END_SECONDS_MAX = 30
+RUN_SECONDS_MAX = 280
+DEFAULTS = "spark.sql.shuffle.partitions 2\nspark.sql.adaptive.enabled false\nspark.executor.memory 600m\n"
+CONNECT = ("spark-submit", "--master", "local[2]", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer")
+# The session of the other tests lives in this process, and Spark keeps one a process: so a process of its own.
+PROGRAM = """
+import sys
+from pathlib import Path
+from spark_reconcile import run_windows
+from spark_reconcile.config_file import read_config, settings_of
+path, master, now_ms, since_ms = sys.argv[1:]
+settings = settings_of(read_config(Path(path)), folder=Path(path).parent)
+summary = run_windows(settings, since_ms=int(since_ms), now_ms=int(now_ms), master=master, pause=lambda _: None)
+print(summary.sentence)
+"""
+CONFIG = """
+[database]
+url = "{url}"
+[broker]
+data = "broker"
+[[rules]]
+name = "paid orders are announced"
+table = "orders"
+where = {{ status = "PAID" }}
+key_column = "id"
+time_column = "paid_at_us"
+topic = "order.paid"
+[[rules]]
+name = "travellers are reminded"
+table = "orders"
+where = {{ status = "BOOKED" }}
+key_column = "id"
+time_column = "paid_at_us"
+topic = "trip.reminder"
+deliver_at_column = "remind_at_us"
+[[inboxes]]
+group = "tickets"
+[output]
+folder = "{output}"
+[grace]
+late_after_seconds = 120
+"""
+SINCE_MS = NOW_MS - 5 * HOUR_MS
+Findings = set[tuple[str, str | None, str]]
+
+
+def test_a_standalone_cluster_of_a_master_and_two_workers(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    config = _written(sqlite, tmp_path)
+    wanted = _run_here(config, spark)
+
+    with (
+        _started("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0",
+                 until="Starting Spark master at ") as master,
+        _started("org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0",
+                 "--work-dir", str(tmp_path / "one"), master, until="Successfully registered with master"),
+        _started("org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0",
+                 "--work-dir", str(tmp_path / "two"), master, until="Successfully registered with master"),
+    ):  # fmt: skip
+        sentence = _run(config, master)
+
+    assert (sentence, _findings(tmp_path / "out")) == wanted
+    for worker in ("one", "two"):
+        assert list((tmp_path / worker).glob("app-*/*/stderr")), f"worker {worker} had no executor"
+
+
+def test_spark_connect(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
+    config = _written(sqlite, tmp_path)
+    wanted = _run_here(config, spark)
+    options = (
+        "--conf", "spark.connect.grpc.binding.port=0", "--conf", "spark.sql.shuffle.partitions=2",
+        "--conf", "spark.ui.enabled=false",
+    )  # fmt: skip
+
+    with _started(*CONNECT[1:], *options, program=CONNECT[0], until="Spark Connect server started at: ") as told:
+        sentence = _run(config, f"sc://127.0.0.1:{told.rpartition(':')[2]}")
+
+    assert (sentence, _findings(tmp_path / "out")) == wanted
+
+
+def _run_here(config: Path, spark: SparkSession) -> tuple[str, Findings]:
+    """What the local session of all other tests finds in the same records."""
+    settings = replace(settings_of(read_config(config), folder=config.parent), output=config.parent / "here")
+    summary = run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=lambda _: None)
+    found = _findings(settings.output)
+    assert len(found) > 20
+    return summary.sentence, found
+
+
+def _findings(output: Path) -> Findings:
+    """Every verdict that was given row by row."""
+    store = WindowStore(output)
+    folders = [store.folder(start) / "verdicts" for start in store.windows]
+    columns = ["message_id", "consumer_group", "rule"]
+    rows = [row for one in folders if one.exists() for row in pq.read_table(one, columns=columns).to_pylist()]
+    return {(row["message_id"], row["consumer_group"], row["rule"]) for row in rows}
+
+
+def _written(database: Database, folder: Path) -> Path:
+    world = World()
+    world.groups()
+    for number in range(20):
+        world.settled(age_ms=4 * HOUR_MS - number * 2 * MINUTE_MS)
+    plant_all(world)
+    with_timed_ids(world)
+    world.write(database, folder, records_a_segment=40)
+    config = folder / "reconcile.toml"
+    config.write_text(CONFIG.format(url=database.url, output=folder / "out"))
+    (folder / "spark-defaults.conf").write_text(DEFAULTS)
+    return config
+
+
+def _run(config: Path, master: str) -> str:
+    arguments = [str(config), master, str(NOW_MS), str(SINCE_MS)]
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=RUN_SECONDS_MAX,
+        env={**_environment(), "SPARK_CONF_DIR": str(config.parent)},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-3_000:]
+    return ended.stdout.strip().splitlines()[-1]
+
+
+@contextmanager
+def _started(*arguments: str, until: str, program: str = "spark-class") -> Iterator[str]:
+    """A Java process of Spark; yields what it said behind `until`, its address. What it starts ends with it."""
+    import pyspark
+
+    command = Path(pyspark.__file__).parent / "bin" / program
+    process = subprocess.Popen(
+        [str(command), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_environment(),
+        start_new_session=True,
+    )  # fmt: skip
+    told: Queue[str] = Queue()
+    reader = threading.Thread(target=_tell, args=(process, until, told))
+    reader.start()
+    try:
+        yield told.get(timeout=START_SECONDS_MAX)
+    finally:
+        _end(process)
+        reader.join(END_SECONDS_MAX)
+        if process.stdout:
+            process.stdout.close()
+
+
+def _tell(process: subprocess.Popen[str], until: str, told: Queue[str]) -> None:
+    """Read all that it says, so that it never waits for a reader."""
+    for line in process.stdout or ():
+        if until in line:
+            told.put(line.partition(until)[2].strip())
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End it with all that it started: they are a group of their own."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(END_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(END_SECONDS_MAX)
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}

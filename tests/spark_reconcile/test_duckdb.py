@@ -1,0 +1,48 @@
+"""DuckDB as the oracle: on records with planted faults it finds by plain SQL what Spark finds by digests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import duckdb
+import pytest
+
+from benchmarks.reconcile.contest import found_in, ours
+from benchmarks.reconcile.records import expected, write_records
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MESSAGES, FAULTS = 8_000, 30
+ORACLE = """
+    select a.id, 'not_in_broker' from archive a anti join messages m using (id) union
+    select m.id, 'stored_twice' from messages m group by m.id having count(*) > 1 union
+    select a.id, 'body_differs' from archive a join messages m using (id) where a.body_sha256 != m.body_sha256 union
+    select m.id, 'no_business_row' from messages m anti join business using (topic, message_key) union
+    select b.message_key, 'no_message' from business b
+    anti join archive using (topic, message_key) anti join messages using (topic, message_key)
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["digests", "every row"])
+def test_spark_finds_what_duckdb_finds_and_what_was_planted(spark: SparkSession, tmp_path: Path, full: bool) -> None:
+    write_records(tmp_path / "records", messages=MESSAGES, faults=FAULTS)
+    planted = json.loads((tmp_path / "records" / "planted.json").read_text())
+
+    judged = ours(spark, tmp_path / "records", tmp_path / "out", full=full)
+    found = found_in(tmp_path / "out")
+
+    assert len(judged) == 1
+    assert len(planted["faults"]) == FAULTS
+    assert found == _oracle(tmp_path / "records")
+    assert found == expected(planted)
+
+
+def _oracle(folder: Path) -> set[tuple[str, str]]:
+    with duckdb.connect() as duck:
+        for name in ("business", "archive", "messages"):
+            duck.execute(f"create view {name} as select * from read_parquet('{folder / name}/*/*.parquet')")
+        return {(str(one), str(rule)) for one, rule in duck.execute(ORACLE).fetchall()}

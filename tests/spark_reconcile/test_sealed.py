@@ -1,0 +1,103 @@
+"""Sealed segments are decoded once: what was kept of them gives the same rows, and only while they are the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from messaging import journal
+from spark_reconcile import Settings, run
+from spark_reconcile.reading import LegCount, read_log
+from spark_reconcile.sources import sealed
+from spark_reconcile.sources.segments import survey
+from tests.fixtures.databases import Database
+from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RECORDS_A_SEGMENT = 4
+
+
+@pytest.fixture
+def written(sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Ten settled messages in segments of four records, all worth keeping."""
+    monkeypatch.setattr(sealed, "KEPT_BYTES_MIN", 0)
+    world = World()
+    world.groups()
+    for number in range(10):
+        world.settled(age_ms=2 * HOUR_MS - number * MINUTE_MS)
+    return world.write(sqlite, tmp_path, records_a_segment=RECORDS_A_SEGMENT)
+
+
+@pytest.mark.spark
+def test_a_second_run_reads_sealed_segments_from_what_the_first_one_kept(
+    spark: SparkSession, written: Settings
+) -> None:
+    first = run(written, session=spark, now_ms=NOW_MS)
+    files = sorted(path for log in ("messages", "actions") for path in _kept(written, log))
+    segments = [one for log in ("messages", "actions") for one in survey(written.broker_data, log)]
+    for one in segments:  # what is read in place from now on would be seen to be damaged
+        path = Path(one.path)
+        data = path.read_bytes()
+        path.write_bytes(data if one.last else data[:-1] + bytes([data[-1] ^ 1]))
+
+    second = run(written, session=spark, now_ms=NOW_MS)
+
+    assert len(files) == len(segments) - 2
+    assert first.balanced
+    assert (second.books, second.latencies, second.messages) == (first.books, first.latencies, first.messages)
+    assert sorted(path for log in ("messages", "actions") for path in _kept(written, log)) == files
+
+
+@pytest.mark.spark
+def test_a_segment_that_is_another_one_is_read_again_and_a_dropped_one_is_forgotten(
+    spark: SparkSession, written: Settings, tmp_path: Path
+) -> None:
+    folder, kept = written.broker_data / "messages", tmp_path / "kept"
+    before = survey(written.broker_data, "messages")
+    counts: list[LegCount] = []
+    read_log(spark, "messages", before, counts, kept=kept)
+    first, *others = [Path(one.path) for one in before]
+    header = journal.SegmentHeader(
+        kind=journal.SegmentKind.MESSAGES, first_offset=before[1].first_offset, created_at_ms=NOW_MS
+    )
+    first.unlink()
+    others[0].write_bytes(header.encode() + others[0].read_bytes()[journal.HEADER_BYTES :])
+
+    rows = read_log(spark, "messages", survey(written.broker_data, "messages"), counts, kept=kept).frame
+    read_log(spark, "messages", survey(written.broker_data, "messages"), counts, kept=kept)
+
+    assert rows.count() == 10 - RECORDS_A_SEGMENT
+    assert len(before) == 3
+    (name,) = (path.name for path in kept.iterdir())
+    assert str(NOW_MS) in name
+    assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.spark
+def test_nothing_is_kept_of_a_log_that_is_damaged(spark: SparkSession, written: Settings) -> None:
+    path = Path(survey(written.broker_data, "messages")[0].path)
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+
+    with pytest.raises(Exception, match="damaged"):
+        run(written, session=spark, now_ms=NOW_MS)
+
+    assert _kept(written, "messages") == []
+
+
+@pytest.mark.spark
+def test_small_segments_are_read_in_place(
+    spark: SparkSession, written: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+
+    assert run(replace(written), session=spark, now_ms=NOW_MS).balanced
+    assert _kept(written, "messages") == []
+
+
+def _kept(settings: Settings, log: str) -> list[Path]:
+    return sorted((settings.output / "segments" / log).glob("*"))
