@@ -53,6 +53,12 @@ def serve(
     """Serve one data folder over HTTP until SIGTERM or SIGINT.
 
     Each option is also OUTBOX_BROKER__NAME in the environment and a key of [broker] in the file; flags win.
+
+    Examples:
+
+      outbox broker serve --data ./broker-data
+
+      outbox broker serve --data /var/lib/broker --host 0.0.0.0 --tokens tokens.toml --tls-cert c.pem --tls-key k.pem
     """
     from broker.config import load
     from broker.http.process import run
@@ -72,7 +78,10 @@ def check(
     ca_file: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
     live: Annotated[bool, typer.Option("--live", help="Ask only whether the process is alive.")] = False,
 ) -> None:
-    """Exit 0 where a broker can serve; for probes where there is no curl."""
+    """Exit 0 where a broker can serve; for probes where there is no curl.
+
+    Example: outbox broker check --url http://127.0.0.1:7788
+    """
     path = "/livez" if live else "/readyz"
     status, text = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file).ask("GET", path)
     if status != 200:
@@ -115,7 +124,10 @@ def token(
     role: Annotated[list[str], typer.Option(help="publish, consume, read or admin; may be repeated.")],
     topic: Annotated[list[str] | None, typer.Option(help="A pattern like payment.*; may be repeated (*).")] = None,
 ) -> None:
-    """Make a token: its entry for the token file goes to stdout, the token itself, once, to stderr."""
+    """Make a token: its entry for the token file goes to stdout, the token itself, once, to stderr.
+
+    Example: outbox broker token payments --role publish --topic 'payment.*' >> tokens.toml
+    """
     from broker.http.access import Role
 
     unknown = sorted(set(role) - set(Role))

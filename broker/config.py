@@ -140,11 +140,14 @@ def load(flags: Mapping[str, Any], *, file: Path | None) -> BrokerConfig:
 
 def _table(file: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8")).get(TABLE, {})
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"cannot read the configuration {file}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the configuration {file} is not TOML: {error}") from error
+    if TABLE not in tables and (near := get_close_matches(TABLE, tables, n=1)):
+        raise ConfigurationError(f"there is no [{TABLE}] in {file}; [{near[0]}] is meant to be it?")
+    table = tables.get(TABLE, {})
     if not isinstance(table, dict):
         raise ConfigurationError(f"[{TABLE}] in {file} must be a table")
     return {name: value for name, value in table.items() if name not in _CLIENTS_KEYS}

@@ -91,12 +91,14 @@ class Pulling(Timing):
                 arrived.notify_all()
 
         unsubscribe = self.subscribe(topic, group, wake) if wait_ms else None
+        fires = True
         try:
             while True:
                 woken = False
                 found = self._take(
-                    topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer
+                    topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer, fires=fires
                 )
+                fires = False  # whoever woke this pull has fired what it waits for
                 left_ms = deadline_ms - self._clock.monotonic_ms()
                 if found or left_ms <= 0 or self._closed:
                     return found
@@ -110,21 +112,23 @@ class Pulling(Timing):
     # -- handing out -------------------------------------------------------------------------------------------------
 
     def _take(
-        self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None
+        self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool
     ) -> list[Delivery]:
         return [delivery for one in self.take(
-            topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer
+            topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer, fires=fires
         ) for delivery in deliveries_of(topic, group, one)]  # fmt: skip
 
     def take(
-        self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None
-    ) -> list[Handed]:
-        """Hand out what is ready, without waiting, as runs of records.
+        self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
+        fires: bool = True,
+    ) -> list[Handed]:  # fmt: skip
+        """Hand out what is ready, without waiting, as runs of records; before that, fire a batch of what is due.
 
         One pull of a group at a time: it chooses under the engine's lock, reads the disk without it, and hands out what
         is still there under the lock again. So a group that reads what is long past slows down itself alone.
         """
-        self._fire_what_can_be()
+        if fires:
+            self._fire_what_can_be()
         with self._lock:
             self._refuse_if_closed()
             found_topic, found = self._open_group(topic, group)

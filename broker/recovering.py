@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator
+from typing import Final
 
 from broker import checkpoint
 from broker.checkpoint import Restored
@@ -21,6 +22,9 @@ from messaging import journal
 from messaging.errors import StorageFailed
 
 logger = logging.getLogger(__name__)
+
+_NIL: Final = 0xC0
+"""How the record's first field begins where it is None; the byte before says how many fields there are."""
 
 
 def recover(
@@ -105,6 +109,8 @@ class MessageRecovery:
         for one in self._log.scan(segment):
             if isinstance(one, Gap):
                 continue
+            if _is_note(one.payload):
+                continue  # millions of them may stand in a segment, and the schedule knows more
             record = journal.decode_message(one.payload)
             self._state.replay_message(record, offset=one.offset, size_bytes=one.end - one.offset)
             if record.copy == journal.FIRED_COPY and one.offset >= self._restored.messages_end:
@@ -143,6 +149,11 @@ def _restore_checkpoint(state: BrokerState, actions: SegmentedLog) -> tuple[Rest
             "a copy"
         )
     return Restored(), actions.segments
+
+
+def _is_note(payload: bytes) -> bool:
+    """Whether a record has no sequence and is the note of a scheduled message, without decoding it."""
+    return payload[1] == _NIL and payload[-1] == journal.SCHEDULED
 
 
 def _records(segment: Segment) -> Iterator[journal.Written | None]:

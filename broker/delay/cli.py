@@ -33,12 +33,14 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write the URL here once it can serve.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error (info).")] = None,
-    log_format: Annotated[LogFormat | None, typer.Option(help="json or text (json).")] = None,
+    log_format: Annotated[LogFormat | None, typer.Option(help="json or text (json, on a terminal text).")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a table [broker].")] = None,
 ) -> None:
     """Take messages over the broker's HTTP protocol, and publish them to the target when they are due.
 
     It listens as `outbox broker serve` does, with the same settings; consumers pull from the target itself.
+
+    Example: outbox delay serve --data ./delay --target http://broker:7788 --port 7799
     """
     from broker.config import load
     from broker.delay.process import run

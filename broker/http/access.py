@@ -140,9 +140,9 @@ def load_tokens(path: Path) -> tuple[tuple[bytes, Principal], ...]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the token file {path} is not TOML") from error
     except msgspec.ValidationError as error:
-        where = re.search(r"\$[^`]*", str(error))
+        where = re.search(r"`(\$[^`]*)`", str(error))
         raise ConfigurationError(
-            f"the token file {path} has something wrong at {where.group() if where else '$'}: each [[tokens]] needs "
+            f"the token file {path} has something wrong at {where[1] if where else '$'}: each [[tokens]] needs "
             f"name, sha256 (64 hex digits), roles (of {', '.join(Role)}) and topics (patterns, at least one)"
         ) from error
     return tuple(

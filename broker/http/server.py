@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
@@ -26,6 +27,8 @@ from messaging.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
+_OTHER_PORT = "choose another --port, or 0 for a free one"
+
 
 @dataclass(frozen=True, slots=True)
 class Tls:
@@ -47,9 +50,8 @@ def bind(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise ConfigurationError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port, or 0 for a free one"
-        ) from error
+        cure = "choose an address of this machine as --host" if error.errno == errno.EADDRNOTAVAIL else _OTHER_PORT
+        raise ConfigurationError(f"cannot listen on {host} port {port}: {error.strerror}; {cure}") from error
     return bound
 
 
