@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from messaging.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+NO_URL: Final = "a broker's URL looks like http://127.0.0.1:7788"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +54,18 @@ class Asking:
         return dict(answer)
 
     def _connection(self) -> http.client.HTTPConnection:
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigurationError(NO_URL) from error
         if parts.scheme not in {"http", "https"} or parts.hostname is None:
-            raise ConfigurationError("a broker's URL looks like http://127.0.0.1:7788")
+            raise ConfigurationError(NO_URL)
         timeout_s = self.timeout_ms / 1000
         if parts.scheme == "http":
-            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+            return http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
         context = ssl.create_default_context(cafile=self.ca_file)
-        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
+        return http.client.HTTPSConnection(parts.hostname, port, timeout=timeout_s, context=context)
 
     @staticmethod
     def _token(file: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 import tomllib
 from collections.abc import Mapping
@@ -118,6 +119,7 @@ class BrokerConfig(BaseSettings):
 def load(flags: Mapping[str, Any], *, file: Path | None) -> BrokerConfig:
     """The configuration; flags that are None were not given. Raises ConfigurationError that names what is at fault."""
     table = {} if file is None else _table(file)
+    _refuse_unknown(os.environ)
 
     class Layered(BrokerConfig):
         @classmethod
@@ -153,6 +155,19 @@ def _table(file: Path) -> dict[str, Any]:
     return {name: value for name, value in table.items() if name not in _CLIENTS_KEYS}
 
 
+def _refuse_unknown(environment: Mapping[str, str]) -> None:
+    """Raise ConfigurationError for a variable of ours that says nothing: mostly a slip of the pen."""
+    for variable in environment:
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if variable.startswith(ENVIRONMENT_PREFIX) and name not in {*BrokerConfig.model_fields, *_CLIENTS_KEYS}:
+            raise ConfigurationError(f"{variable} in the environment: {_unknown(name)}")
+
+
+def _unknown(name: str) -> str:
+    near = get_close_matches(name, BrokerConfig.model_fields, n=1)
+    return f"there is no setting {name!r} for the broker" + (f"; {near[0]!r} is meant?" if near else "")
+
+
 def _said(error: ValidationError) -> str:
     """The first thing that is wrong, in an operator's words; values are not repeated, since they may be secrets."""
     first = error.errors(include_input=False, include_url=False)[0]
@@ -160,6 +175,5 @@ def _said(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"--{name.replace('_', '-')} is needed (or {ENVIRONMENT_PREFIX}{name.upper()})"
     if first["type"] == "extra_forbidden":
-        near = get_close_matches(name, BrokerConfig.model_fields, n=1)
-        return f"there is no setting {name!r} for the broker" + (f"; {near[0]!r} is meant?" if near else "")
+        return _unknown(name)
     return f"the setting {name!r} is wrong: {first['msg']}"

@@ -19,7 +19,7 @@ class HttpSettings:
     request_read_ms_max: int = 30_000
     batch_messages_max: int = limits.BATCH_MESSAGES_MAX
     body_bytes_max: int = limits.BODY_BYTES_MAX
-    pull_bytes_max: int = 64 * MIB
+    pull_bytes_max: int = 32 * MIB
     publishes_max: int = 256
     publishes_bytes_max: int = 256 * MIB
     requests_max: int = 512

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ssl
 import threading
+import weakref
 from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult
@@ -33,6 +34,8 @@ class Sockets:
         self._lock = threading.Lock()
         self._idle: list[HTTPConnection] = []
         self._closed = False
+        # A program that never closes its broker, and a child that drops its parent's, leave no socket to be warned of.
+        weakref.finalize(self, _close_all, self._idle).atexit = False
 
     def take(self) -> HTTPConnection:
         """A connection that is open, as far as can be seen. Raises exceptions of requests where none can be made."""
@@ -57,9 +60,9 @@ class Sockets:
         """Close those that are idle, and those that are given back from now on; idempotent."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+            idle = self._idle.copy()
+            self._idle.clear()
+        _close_all(idle)
 
     def _connect(self) -> HTTPConnection:
         connection = self._new_connection()
@@ -85,6 +88,11 @@ class Sockets:
         if self._tls is None:
             return HTTPConnection(host, port, timeout=self._connect_timeout_s)
         return HTTPSConnection(host, port, timeout=self._connect_timeout_s, ssl_context=self._tls)
+
+
+def _close_all(connections: list[HTTPConnection]) -> None:
+    while connections:
+        connections.pop().close()
 
 
 def _tls_context(ca_file: str | None) -> ssl.SSLContext:

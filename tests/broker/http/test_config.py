@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.asking import Asking
 from broker.config import load
+from broker.http.server import bind
 from messaging.errors import ConfigurationError
 
 
@@ -38,6 +40,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(file: Path, monke
         ("broker = 1", "[broker]"),
         ("[broker", "not TOML"),
         ("[broker]", "--data"),
+        ('[brokr]\ndata = "d"', "[brokr] is meant to be it?"),
     ],
 )
 def test_a_wrong_setting_is_named(tmp_path: Path, text: str, said: str) -> None:
@@ -48,6 +51,28 @@ def test_a_wrong_setting_is_named(tmp_path: Path, text: str, said: str) -> None:
         load({}, file=path)
 
     assert said in str(caught.value)
+
+
+def test_a_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_BROKER__PROT", "1")
+
+    with pytest.raises(ConfigurationError, match=r"OUTBOX_BROKER__PROT .*'port' is meant"):
+        load({"data": Path("d")}, file=None)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:x", "http://[::1", "ftp://127.0.0.1", "127.0.0.1:7788"])
+def test_a_broker_is_not_asked_at_what_is_no_address(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="looks like http"):
+        Asking(url=url, timeout_ms=1_000).ask("GET", "/readyz")
+
+
+def test_an_address_that_is_not_this_machines_is_told_from_a_port_in_use() -> None:
+    with pytest.raises(ConfigurationError, match="as --host"):
+        bind("203.0.113.1", 0)
+    with bind("127.0.0.1", 0) as bound:
+        bound.listen()
+        with pytest.raises(ConfigurationError, match="another --port"):
+            bind("127.0.0.1", bound.getsockname()[1])
 
 
 def test_values_are_not_repeated_in_errors(monkeypatch: pytest.MonkeyPatch) -> None:

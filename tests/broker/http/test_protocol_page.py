@@ -38,7 +38,7 @@ def test_every_problem_is_on_the_page_with_its_status() -> None:
         ("batch_messages_max", "1,000"),
         ("request_head_bytes_max", "32 KiB"),
         ("request_read_ms_max", "30 s"),
-        ("pull_bytes_max", "64 MiB"),
+        ("pull_bytes_max", "32 MiB"),
         ("publishes_max", "256; 256 MiB"),
         ("requests_max", "512"),
         ("waiting_pulls_max", "10,000"),
