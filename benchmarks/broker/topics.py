@@ -26,6 +26,7 @@ from benchmarks.harness import servers
 from benchmarks.harness.report import machine, progress, table
 from benchmarks.harness.rounds import ratio, rotated, spread
 from broker.engine import Engine
+from broker.options import EngineOptions
 from broker_adapter.http import HttpBroker
 from messaging import Broker, Message, connect
 
@@ -126,7 +127,7 @@ def checkpoint(chosen: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds and bytes of a checkpoint."""
     milliseconds: list[float] = []
     with tempfile.TemporaryDirectory(prefix="outbox-bench-checkpoint-") as folder:
-        engine = Engine.open(Path(folder))
+        engine = Engine.open(Path(folder), options=EngineOptions(topics_max=chosen.topics + 1))
         for start in range(0, chosen.topics, BATCH):
             numbers = range(start, min(start + BATCH, chosen.topics))
             engine.publish([Message(id=f"t{one}", topic=f"t{one}", body=b"") for one in numbers])
