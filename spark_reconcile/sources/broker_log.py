@@ -29,6 +29,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from messaging import journal
+from messaging.frame_bounds import payload_bounds
 from spark_reconcile.sources.columns import WIDEST_BYTES, Unusual, message_columns
 from spark_reconcile.sources.frames import (
     ACTION_SCHEMA,
@@ -122,7 +123,7 @@ class LogReader(DataSourceReader):
             return
         start = journal.HEADER_BYTES
         if self._rows_of is message_rows:
-            while (found := journal.payload_bounds(data, start=start, frames_max=BATCH_ROWS))[0]:
+            while (found := payload_bounds(data, start=start, frames_max=BATCH_ROWS))[0]:
                 yield from self._plain(segment, data, *found, start)
                 start = found[1]
         batch: list[Row] = []

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging import journal
+from messaging.frame_bounds import payload_bounds
 from spark_reconcile.sources.broker_log import LogReader, PushingLogReader
 from spark_reconcile.sources.columns import WIDEST_BYTES, Unusual, message_columns
 from spark_reconcile.sources.frames import MESSAGE_SCHEMA, message_rows
@@ -113,7 +114,7 @@ def test_columns_that_are_not_wanted_are_not_made(tmp_path: Path) -> None:
 
 
 def _columns(data: bytes) -> pa.RecordBatch:
-    begins, behind = journal.payload_bounds(data, start=0, frames_max=1000)
+    begins, behind = payload_bounds(data, start=0, frames_max=1000)
     assert behind == len(data)
     starts = np.array(begins, np.int64)
     ends = np.append(starts[1:] - journal.FRAME_BYTES, behind)
