@@ -102,6 +102,8 @@ def scheduled(
     """Show how many scheduled messages are due when, a line each (UTC, tab, count); or when and where one of them is.
 
     Ask a broker, or a delay service.
+
+    Example: outbox broker scheduled --topic orders --bucket day
     """
     asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     if message_id is not None:

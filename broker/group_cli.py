@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -30,7 +31,10 @@ def show(
     topic: Topic, group: Group, url: Url = _URL, timeout_ms: Timeout = 5_000, ca_file: CaFile = None,
     token_file: TokenFile = None,
 ) -> None:  # fmt: skip
-    """Print a group's figures and settings as JSON."""
+    """Print a group's figures and settings as JSON.
+
+    Example: outbox broker group show orders billing
+    """
     asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     print(json.dumps(asking.told("GET", _path(topic, group)), indent=2))
 
@@ -48,15 +52,19 @@ def declare(
     ca_file: CaFile = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Make a group, or change the settings that are named; the others stay as they are."""
+    """Make a group, or change the settings that are named; the others stay as they are.
+
+    Example: outbox broker group declare orders billing --filter "region = 'eu'" --max-attempts 5
+    """
     asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
-    status, text = asking.ask("GET", _path(topic, group))
-    settings: dict[str, Any] = json.loads(text)["settings"] if status == 200 else {}
+    path = _path(topic, group)
+    is_new = asking.ask("GET", path)[0] == HTTPStatus.NOT_FOUND
+    settings: dict[str, Any] = {} if is_new else asking.told("GET", path)["settings"]
     named = {"ordered": ordered, "max_attempts": max_attempts, "start": start, "filter": filter_}
     settings |= {name: value for name, value in named.items() if value is not None}
     if not settings.get("filter"):
         settings.pop("filter", None)
-    asking.told("PUT", _path(topic, group), settings)
+    asking.told("PUT", path, settings)
     print(f"{topic}/{group} declared")
 
 
@@ -71,7 +79,10 @@ def seek(
     ca_file: CaFile = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Move a group to a time or an offset."""
+    """Move a group to a time or an offset.
+
+    Example: outbox broker group seek orders billing --to-offset 0
+    """
     if (to_ms is None) == (to_offset is None):
         raise UsageError("give --to-ms or --to-offset, one of them")
     asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
@@ -90,7 +101,10 @@ def pause(
     ca_file: CaFile = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Stop hand-outs to a group, or let them go on."""
+    """Stop hand-outs to a group, or let them go on.
+
+    Example: outbox broker group pause orders billing --resume
+    """
     asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     asking.told("POST", f"{_path(topic, group)}/{'resume' if resume else 'pause'}", {})
     print(f"{topic}/{group} {'goes on' if resume else 'is paused'}")
@@ -107,7 +121,10 @@ def redrive(
     ca_file: CaFile = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Send dead letters again."""
+    """Send dead letters again.
+
+    Example: outbox broker group redrive orders billing --per-second 100
+    """
     asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     body: dict[str, Any] = {"ids": message_id} if message_id else {"all": True}
     if per_second is not None:
