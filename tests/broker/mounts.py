@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -17,7 +18,11 @@ NO_LOG_FLUSH = 2
 
 
 def _run(*command: str | Path) -> None:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
+    # These live in sbin, which is not on everybody's PATH.
+    program = shutil.which(command[0], path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    if program is None:
+        pytest.skip(f"there is no {command[0]} here")
+    done = subprocess.run([program, *map(str, command[1:])], capture_output=True, text=True, timeout=60)
     if done.returncode:
         pytest.skip(f"{command[0]} is not allowed here: {done.stderr.strip()[:200]}")
 
