@@ -151,10 +151,10 @@ class ShortHttpProtocol(BoundedHttpProtocol):
             response = await answered(
                 services, route, serve(services, short.head, body, query={}, gone=short.gone)
             )  # fmt: skip
-            if self.flow.write_paused and not short.disconnected:
-                await self.flow.drain()
         finally:
             short.leave()
+        if self.flow.write_paused and not short.disconnected:  # outside: who does not read must not keep a place
+            await self.flow.drain()
         self._finish(short, response)
 
     def _give_up(self, short: ShortRequest) -> None:

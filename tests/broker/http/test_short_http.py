@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -11,11 +12,28 @@ import msgspec
 import pytest
 import requests
 
+from broker.http.gate import Gate
 from broker.http.server import HttpServer
 from broker.http.settings import HttpSettings
+from messaging.message import Message
 
 Client = Callable[..., requests.Response]
 DEADLINE_S = 20.0
+
+
+class WatchedGate(Gate):
+    """A gate that tells when somebody has left it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="watched", requests_max=1, retry_after_ms=1)
+        self.left = threading.Event()
+
+    @contextmanager
+    def entered(self, size_bytes: int = 0) -> Iterator[None]:
+        """As every gate, and `left` behind it."""
+        with super().entered(size_bytes):
+            yield
+        self.left.set()
 
 
 @contextmanager
@@ -175,6 +193,26 @@ def test_a_defect_is_an_answer_and_the_place_is_free(
 
     assert statuses == [500, 500]
     assert client("POST", path, json={"receipts": [f"{topic}/g/0.1.0"]}).status_code == 200
+
+
+def test_a_client_that_does_not_read_its_answers_holds_no_place_among_requests(
+    serve: Callable[..., HttpServer], client: Client, topic: str
+) -> None:
+    server, gate = serve(), WatchedGate()
+    server.app.state.services.requests = gate
+    server.app.state.services.engine.publish([Message(id="large", topic=topic, body=b"x" * 12_000_000)])
+    group = f"/v1/topics/{topic}/groups/g"
+    with connected(server.url) as (deaf, _):
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        deaf.sendall(request(f"{group}/pull", {}))
+        assert deaf.recv(1) == b"H"  # so much has been written that nothing more fits
+        deaf.sendall(request(f"{group}/ack", {"receipts": [f"{topic}/g/0.1.0"]}))
+
+        assert gate.left.wait(DEADLINE_S)
+        response = client("POST", f"{server.url}{group}/ack", json={"receipts": []})
+
+        assert response.status_code == 200
+    assert gate.requests == 0
 
 
 def answer_behind_continue(reader: BinaryIO) -> int:
