@@ -46,8 +46,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes += len(name) + len(value)
 
     def on_headers_complete(self) -> None:
-        """The head ends: only now a request comes of it, if it is not too long."""
+        """The head ends: only now a request comes of it, if it is not too long, nor behind one that was."""
         self._in_head = False
+        if self._refused:
+            return
         if self._head_bytes > self.head_bytes_max:
             self._refused = True
             self._refuse()

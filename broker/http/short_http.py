@@ -66,7 +66,7 @@ class ShortHttpProtocol(BoundedHttpProtocol):
 
     def on_headers_complete(self) -> None:
         """The head ends: the request goes the short way, or uvicorn's."""
-        short = self._short()
+        short = None if self._refused else self._short()
         if short is None:
             super().on_headers_complete()
             return
@@ -74,8 +74,8 @@ class ShortHttpProtocol(BoundedHttpProtocol):
         self.cycle: Any = short
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body. All of it fits: its length was looked at."""
-        if isinstance(self.cycle, ShortRequest):
+        """A piece of a body. All of it fits: its length was looked at. That of a refused request is no one's."""
+        if isinstance(self.cycle, ShortRequest) and not self._refused:
             self.cycle.pieces.append(body)
         else:
             super().on_body(body)
@@ -83,7 +83,7 @@ class ShortHttpProtocol(BoundedHttpProtocol):
     def on_message_complete(self) -> None:
         """The request is whole."""
         short = self.cycle
-        if not isinstance(short, ShortRequest):
+        if self._refused or not isinstance(short, ShortRequest):  # the refused one came behind it
             super().on_message_complete()
             return
         if short.response_complete:  # given up

@@ -27,10 +27,12 @@ class WatchedGate(Gate):
     def __init__(self) -> None:
         super().__init__(name="watched", requests_max=1, retry_after_ms=1)
         self.left = threading.Event()
+        self.came = 0
 
     @contextmanager
     def entered(self, size_bytes: int = 0) -> Iterator[None]:
         """As every gate, and `left` behind it."""
+        self.came += 1
         with super().entered(size_bytes):
             yield
         self.left.set()
@@ -213,6 +215,36 @@ def test_a_client_that_does_not_read_its_answers_holds_no_place_among_requests(
 
         assert response.status_code == 200
     assert gate.requests == 0
+
+
+def test_a_request_refused_for_its_head_leaves_the_one_before_it_as_it_was(
+    serve: Callable[..., HttpServer], client: Client, topic: str
+) -> None:
+    server, gate = serve(HttpSettings(request_head_bytes_max=2_000)), WatchedGate()
+    server.app.state.services.publishes = gate
+    with connected(server.url) as (made, reader):
+        made.sendall(publish(topic, "first") + publish(topic, "refused", headers=("x-pad: " + "a" * 3_000,)))
+        reader.read()  # until the server has closed it
+
+    assert gate.left.wait(DEADLINE_S)
+    pulled = client("POST", f"{server.url}/v1/topics/{topic}/groups/g/pull", json={}).json()["deliveries"]
+    assert [one["id"] for one in pulled] == [f"first{topic}"]
+    assert (gate.requests, gate.bytes) == (0, 0)
+
+
+def test_what_comes_behind_a_request_refused_for_its_head_is_not_begun(
+    serve: Callable[..., HttpServer], topic: str
+) -> None:
+    server, gate = serve(HttpSettings(request_head_bytes_max=2_000)), WatchedGate()
+    server.app.state.services.publishes = gate
+    with connected(server.url) as (made, reader):
+        made.sendall(publish(topic, "refused", headers=("x-pad: " + "a" * 3_000,)) + publish(topic, "behind"))
+
+        told = reader.read()
+
+    assert told.startswith(b"HTTP/1.1 431 ")
+    assert told.count(b"HTTP/1.1 ") == 1
+    assert gate.came == 0
 
 
 def answer_behind_continue(reader: BinaryIO) -> int:
