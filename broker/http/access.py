@@ -118,7 +118,7 @@ class Access:
         if site is not None:
             foreign = site not in {"same-origin", "none"}
         else:
-            foreign = origin is not None and urlsplit(origin).netloc != host
+            foreign = origin is not None and not _is_of(origin, host)
         if foreign:
             raise Problem(ProblemKind.FOREIGN_ORIGIN, "requests of web pages of other origins are refused")
 
@@ -161,6 +161,14 @@ def is_loopback(host: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_of(origin: str, host: str) -> bool:
+    """Whether an Origin header names this host and port; one that cannot be read does not."""
+    try:
+        return urlsplit(origin).netloc == host
     except ValueError:
         return False
 

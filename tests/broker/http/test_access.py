@@ -230,6 +230,18 @@ def test_an_open_server_does_not_do_what_a_foreign_web_page_asks(
         assert client("GET", f"{url}/v1/topics/{topic}").status_code == 404
 
 
+@pytest.mark.parametrize("origin", ["http://[", "http://[evil]", "//]"])
+@pytest.mark.parametrize("query", ["", "?the=long-way"])
+def test_an_origin_that_cannot_be_read_is_a_foreign_one(
+    client: Client, shared_url: str, topic: str, origin: str, query: str
+) -> None:
+    url = f"{shared_url}/v1/topics/{topic}/messages{query}"
+
+    response = client("POST", url, json=BODY, headers={"origin": origin})
+
+    assert (response.status_code, response.json()["type"]) == (403, "urn:outbox-mq:problem:foreign-origin")
+
+
 def test_an_open_server_shows_nothing_under_a_foreign_name(serve: Callable[..., HttpServer], client: Client) -> None:
     url = serve(access=Access(loopback_hosts_only=True)).url
 
