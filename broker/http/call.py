@@ -16,7 +16,7 @@ from broker.http.codec import Codec
 from broker.http.gate import Gate
 from broker.http.long_poll import LongPolls
 from broker.http.metrics import Metrics
-from broker.http.problems import Problem, of_decoding
+from broker.http.problems import Problem, of_query
 from broker.http.settings import HttpSettings
 from messaging.clock import Clock
 from messaging.decoding import known
@@ -82,7 +82,8 @@ class Call:
         try:
             return msgspec.convert(self.query, known(shape), strict=False)
         except msgspec.ValidationError as error:
-            raise of_decoding(error) from error
+            unknown = [name for name in self.query if name not in shape.__struct_encode_fields__]
+            raise of_query(error, unknown=unknown) from error
 
     def check_batch(self, entries: Sequence[object], *, where: str) -> None:
         """Raise Problem where a list has more entries than a request may have."""

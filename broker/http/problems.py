@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -114,3 +115,11 @@ def of_decoding(error: Exception) -> Problem:
     if isinstance(error, RecursionError):
         return Problem(ProblemKind.MALFORMED_BODY, "the body is nested too deeply")
     return Problem(ProblemKind.MALFORMED_BODY, text)
+
+
+def of_query(error: msgspec.ValidationError, *, unknown: Iterable[str]) -> Problem:
+    """The problem with a query: `where` is its wrong parameter; of those that the route does not know, the first."""
+    text = str(error)
+    found = _WHERE.search(text)
+    name = found.group(1).removeprefix("$.") if found else next(iter(unknown), "")
+    return Problem(ProblemKind.WRONG_SHAPE, _WHERE.sub("", text), where=f"query.{name}")

@@ -190,6 +190,23 @@ def test_a_cursor_of_dead_letters_that_is_none_is_refused(
     assert response.json()["where"] == "query.after"
 
 
+@pytest.mark.parametrize(
+    ("path", "where"),
+    [
+        ("/v1/topics?limit=0", "query.limit"),
+        ("/v1/topics?limit=x", "query.limit"),
+        ("/v1/topics?limit=1&lmit=1", "query.lmit"),
+        ("/v1/scheduled?bucket=week", "query.bucket"),
+        ("/v1/scheduled?from_ms=-1", "query.from_ms"),
+    ],
+)
+def test_a_wrong_query_parameter_is_told_by_its_name(client: Client, shared_url: str, path: str, where: str) -> None:
+    response = client("GET", shared_url + path)
+
+    assert (response.status_code, response.json()["where"]) == (422, where)
+    assert "$" not in response.json()["detail"]
+
+
 def test_probes_answer_without_a_word_about_the_inside(client: Client, shared_url: str) -> None:
     assert client("GET", f"{shared_url}/livez").json()["status"] == "ok"
     assert client("GET", f"{shared_url}/readyz").json()["status"] == "ok"
