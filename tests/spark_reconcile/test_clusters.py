@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 START_SECONDS_MAX = 90
 END_SECONDS_MAX = 30
-RUN_SECONDS_MAX = 280
+RUN_SECONDS_MAX = 480
 DEFAULTS = "spark.sql.shuffle.partitions 2\nspark.sql.adaptive.enabled false\nspark.executor.memory 600m\n"
 CONNECT = ("spark-submit", "--master", "local[2]", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer")
 # The session of the other tests lives in this process, and Spark keeps one a process: so a process of its own.
