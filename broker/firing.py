@@ -52,6 +52,7 @@ class Firing(Core):
         self._rounds = 0
         self._batches: deque[Batch] = deque()  # handed out by the schedule, not settled
         self._placed: Placed | None = None
+        self._is_told = False  # what is placed was, and the schedule could not settle it yet
         self.lateness = Lateness()
 
     def _fire_due(self) -> bool:
@@ -97,12 +98,14 @@ class Firing(Core):
         # Synced before anybody sees them: a sequence that a power cut forgets may be given to another message, and a
         # receipt of the first would settle the second.
         self._messages.commit(self._placed.end)
-        self._tell_fired(batch, self._placed)
+        if not self._is_told:
+            self._tell_fired(batch, self._placed)
+            self._is_told = True
         self._schedule.fired(batch.number)
         with self._lock:
             self._firing_from = None
         self._batches.popleft()
-        self._placed = None
+        self._placed, self._is_told = None, False
 
     def _place_due(self, messages: Sequence[Timed], *, now_ms: int) -> Placed:
         """Write due messages to the message log with their sequences, each topic's together."""

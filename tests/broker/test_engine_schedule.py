@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -288,6 +290,50 @@ def test_a_folder_of_the_version_before_is_refused_and_told_what_to_do(open_engi
         journal.SegmentDamaged, match=f"version {current - 1}; this code reads version {current}: drain it"
     ):
         open_engine()
+
+
+class FullSchedule(DiskStorage):
+    """The schedule's log has no room from the moment on in which what is due stands in the message log."""
+
+    def __init__(self, *, is_full: bool = False) -> None:
+        self.is_full = is_full
+        self.is_armed = False
+
+    def write(self, descriptor: int, data: bytes, *, position: int) -> None:
+        if self.is_full and _path(descriptor).name.startswith("log-"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write(descriptor, data, position=position)
+
+    def sync(self, descriptor: int) -> None:
+        super().sync(descriptor)
+        self.is_full |= self.is_armed and _path(descriptor).parent.name == "messages"
+
+
+def _path(descriptor: int) -> Path:
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
+
+
+def test_a_batch_that_the_schedule_cannot_settle_yet_is_told_once_however_often_it_is_tried(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    storage = FullSchedule()
+    engine = open_engine(storage=storage)
+    publish(engine, "a", "b", "c", deliver_at_ms=clock.now_ms() + HOUR_MS)
+    storage.is_armed = True
+    clock.advance(HOUR_MS)
+
+    assert drained(engine) == ["a", "b", "c"]
+    written = engine.log_figures()["actions_bytes"]
+    for _ in range(5):
+        assert drained(engine) == []
+
+    assert engine._batches, "the schedule did not settle it"
+    assert engine.log_figures()["actions_bytes"] == written
+    assert engine.counters()["fired", TOPIC, ""] == 3
+    assert sum(count for _, count in engine.lateness.counts()) == 3
+    storage.is_armed = storage.is_full = False
+    assert drained(engine) == []
+    assert not engine._batches
 
 
 # -- clocks --------------------------------------------------------------------------------------------------------
