@@ -123,7 +123,8 @@ class Firing(Core):
             entries.setdefault(topic, []).extend(numbered)
         if payloads:
             offsets = self._append_messages(payloads)
-            self._firing_from = offsets[0]
+            if self._firing_from is None:  # else some of the batch were placed before a restart
+                self._firing_from = offsets[0]
             self._place_copies({topic: len(group) for topic, group in by_topic.items()}, offsets, ready_at_ms=now_ms)
             self._state.recent.add_new([one.id for group in by_topic.values() for one in group])
         return Placed(entries, self._messages.end)

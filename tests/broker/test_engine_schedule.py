@@ -336,6 +336,27 @@ def test_a_batch_that_the_schedule_cannot_settle_yet_is_told_once_however_often_
     assert not engine._batches
 
 
+def test_what_was_placed_and_not_settled_is_delivered_once_over_a_checkpoint_between_two_kills(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    ids = [f"m{number}" for number in range(6)]
+    storage = FullSchedule()
+    engine = open_engine(storage=storage, dedup_messages_max=2)
+    publish(engine, *ids, deliver_at_ms=clock.now_ms() + HOUR_MS)
+    storage.is_armed = True
+    clock.advance(HOUR_MS)
+    assert drained(engine) == ids
+
+    engine = open_engine(storage=FullSchedule(is_full=True), dedup_messages_max=2)
+    with engine._lock:
+        engine._write_checkpoint()
+    engine = open_engine(dedup_messages_max=2)
+
+    assert drained(engine) == []
+    assert engine.topic_figures(TOPIC) == {"stored": 6, "scheduled": 0}
+    assert not engine._batches
+
+
 # -- clocks --------------------------------------------------------------------------------------------------------
 
 
