@@ -357,6 +357,28 @@ def test_what_was_placed_and_not_settled_is_delivered_once_over_a_checkpoint_bet
     assert not engine._batches
 
 
+@pytest.mark.parametrize("ask", [lambda it: it.topic_figures(TOPIC), lambda it: it.group_figures(TOPIC, GROUP)])
+def test_figures_that_wait_for_the_schedule_hold_no_publish_up(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Engine], dict[str, int]]
+) -> None:
+    publish(engine, "a")
+    drained(engine)
+    count = engine._schedule.count
+    published: list[str] = []
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def busy_count(topic: str | None = None) -> int:
+            published.extend(pool.submit(publish, engine, "b").result(timeout=5))
+            return count(topic)
+
+        monkeypatch.setattr(engine._schedule, "count", busy_count)
+        figures = ask(engine)
+
+    assert published == ["stored"]
+    assert (figures["stored"], figures["scheduled"]) == (2, 0)
+
+
 # -- clocks --------------------------------------------------------------------------------------------------------
 
 
