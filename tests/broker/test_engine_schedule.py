@@ -292,6 +292,24 @@ def test_a_folder_of_the_version_before_is_refused_and_told_what_to_do(open_engi
         open_engine()
 
 
+class HalfPlaced(DiskStorage):
+    """Once armed, it takes half of what is written to the message log and no more, as a machine that loses power."""
+
+    def __init__(self) -> None:
+        self.is_armed = False
+
+    def write(self, descriptor: int, data: bytes, *, position: int) -> None:
+        if self.is_armed and _path(descriptor).parent.name == "messages":
+            super().write(descriptor, data[: len(data) // 2], position=position)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().write(descriptor, data, position=position)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        if self.is_armed:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().truncate(descriptor, size)
+
+
 class FullSchedule(DiskStorage):
     """The schedule's log has no room from the moment on in which what is due stands in the message log."""
 
@@ -355,6 +373,27 @@ def test_what_was_placed_and_not_settled_is_delivered_once_over_a_checkpoint_bet
     assert drained(engine) == []
     assert engine.topic_figures(TOPIC) == {"stored": 6, "scheduled": 0}
     assert not engine._batches
+
+
+def test_a_batch_placed_by_half_before_a_kill_is_delivered_once_over_a_checkpoint_and_another_kill(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    ids = [f"m{number}" for number in range(8)]
+    storage = HalfPlaced()
+    engine = open_engine(storage=storage, dedup_messages_max=1)
+    publish(engine, *ids, deliver_at_ms=clock.now_ms() + HOUR_MS)
+    storage.is_armed = True
+    clock.advance(HOUR_MS)
+    assert drained(engine) == []
+
+    engine = open_engine(storage=FullSchedule(is_full=True), dedup_messages_max=1)
+    assert drained(engine) == ids
+    with engine._lock:
+        engine._write_checkpoint()
+    engine = open_engine(dedup_messages_max=1)
+
+    assert drained(engine) == []
+    assert engine.topic_figures(TOPIC) == {"stored": 8, "scheduled": 0}
 
 
 @pytest.mark.parametrize("ask", [lambda it: it.topic_figures(TOPIC), lambda it: it.group_figures(TOPIC, GROUP)])
