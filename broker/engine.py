@@ -137,6 +137,7 @@ class Engine(Publishing, Consuming, Operating, Retaining):
         self._open_schedule()
         out = [one.id for batch in self._batches for one in batch.messages]
         recover(self._state, self._messages, self._actions, options=self._options, out=out)
+        self._firing_from = self._state.fired_from  # no checkpoint may pass it before the schedule has settled
         for topic in self._schedule.topics():
             self._state.topic(topic)
         self._act(journal.Opened(at_ms=self._clock.now_ms(), number=self._state.openings + 1))

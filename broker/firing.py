@@ -52,6 +52,7 @@ class Firing(Core):
         self._rounds = 0
         self._batches: deque[Batch] = deque()  # handed out by the schedule, not settled
         self._placed: Placed | None = None
+        self._is_told = False  # what is placed was, and the schedule could not settle it yet
         self.lateness = Lateness()
 
     def _fire_due(self) -> bool:
@@ -97,12 +98,14 @@ class Firing(Core):
         # Synced before anybody sees them: a sequence that a power cut forgets may be given to another message, and a
         # receipt of the first would settle the second.
         self._messages.commit(self._placed.end)
-        self._tell_fired(batch, self._placed)
+        if not self._is_told:
+            self._tell_fired(batch, self._placed)
+            self._is_told = True
         self._schedule.fired(batch.number)
         with self._lock:
             self._firing_from = None
         self._batches.popleft()
-        self._placed = None
+        self._placed, self._is_told = None, False
 
     def _place_due(self, messages: Sequence[Timed], *, now_ms: int) -> Placed:
         """Write due messages to the message log with their sequences, each topic's together."""
@@ -120,7 +123,8 @@ class Firing(Core):
             entries.setdefault(topic, []).extend(numbered)
         if payloads:
             offsets = self._append_messages(payloads)
-            self._firing_from = offsets[0]
+            if self._firing_from is None:  # else some of the batch were placed before a restart
+                self._firing_from = offsets[0]
             self._place_copies({topic: len(group) for topic, group in by_topic.items()}, offsets, ready_at_ms=now_ms)
             self._state.recent.add_new([one.id for group in by_topic.values() for one in group])
         return Placed(entries, self._messages.end)

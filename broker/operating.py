@@ -55,14 +55,15 @@ class Operating(Timing):
 
     def topic_figures(self, topic: str) -> Mapping[str, int]:
         """stored (handed to the topic), scheduled."""
+        scheduled = self._schedule.count(topic)  # not under the lock: it may wait for the schedule's disk
         with self._lock:
-            known = self._known_topic(topic)
-            return {"stored": known.index.end, "scheduled": self._schedule.count(topic)}
+            return {"stored": self._known_topic(topic).index.end, "scheduled": scheduled}
 
     def group_figures(self, topic: str, group: str) -> Mapping[str, int]:
         """stored, backlog (not handed out, or waiting again), in_flight, scheduled, dead, position,
         redriving (of the backlog: redriven, and not ready yet), oldest_unacked_age_ms.
         """
+        scheduled = self._schedule.count(topic)  # as above
         with self._lock:
             index, known = self._known_topic(topic).index, self._known_group(topic, group)
             self._come_past(self._known_topic(topic), known)
@@ -73,7 +74,7 @@ class Operating(Timing):
                 "stored": index.end,
                 "backlog": index.end - min(known.position, index.end) + known.waiting(),
                 "in_flight": in_flight,
-                "scheduled": self._schedule.count(topic),
+                "scheduled": scheduled,
                 "dead": len(known.dead),
                 "redriving": known.redriving(now_ms=self._clock.now_ms()),
                 "position": known.position,

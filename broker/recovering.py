@@ -122,6 +122,8 @@ class MessageRecovery:
             record = record_at(self._log, offset)
             if record is not None and record.id in out and record.sequence is not None:
                 self._state.fired_before[record.id] = record.sequence
+                if self._state.fired_from is None:
+                    self._state.fired_from = offset
 
     def _complete_topics(self) -> None:
         """Topics whose messages were dropped, or whose last ones are damaged, go on where they were."""

@@ -60,6 +60,8 @@ class BrokerState:
         """Offsets in it of messages that fell due: what an index file names, so that they are found again."""
         self.fired_before: dict[str, int] = {}
         """Sequences, by id, of messages that fell due before a restart, and that the schedule will hand out again."""
+        self.fired_from: int | None = None
+        """Where the first of those stands in the message log."""
         self.recent_before_written = 0
         """How many ids had come when that segment was begun."""
 

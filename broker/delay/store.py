@@ -236,7 +236,10 @@ class DelayStore(Keeping, Searching):
             if not one.run.is_gone(one.index):
                 topics[one.topic] += 1
                 record.marks.append((one.run.id, one.index))
-        if standing:
+        is_gone = all(one.run.is_gone(one.index) for one in standing)
+        # Marked: it fired while it was flushed, or was canceled so long ago that it is forgotten and is not due yet.
+        has_fired = has_fired or (is_gone and any(one.due_ms <= record.at_ms for one in standing))
+        if standing and not (is_gone and has_fired):
             record.stopped.append(message_id)
             return CancelStatus.CANCELED
         if has_fired:

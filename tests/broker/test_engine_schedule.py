@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -288,6 +290,132 @@ def test_a_folder_of_the_version_before_is_refused_and_told_what_to_do(open_engi
         journal.SegmentDamaged, match=f"version {current - 1}; this code reads version {current}: drain it"
     ):
         open_engine()
+
+
+class HalfPlaced(DiskStorage):
+    """Once armed, it takes half of what is written to the message log and no more, as a machine that loses power."""
+
+    def __init__(self) -> None:
+        self.is_armed = False
+
+    def write(self, descriptor: int, data: bytes, *, position: int) -> None:
+        if self.is_armed and _path(descriptor).parent.name == "messages":
+            super().write(descriptor, data[: len(data) // 2], position=position)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().write(descriptor, data, position=position)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        if self.is_armed:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().truncate(descriptor, size)
+
+
+class FullSchedule(DiskStorage):
+    """The schedule's log has no room from the moment on in which what is due stands in the message log."""
+
+    def __init__(self, *, is_full: bool = False) -> None:
+        self.is_full = is_full
+        self.is_armed = False
+
+    def write(self, descriptor: int, data: bytes, *, position: int) -> None:
+        if self.is_full and _path(descriptor).name.startswith("log-"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write(descriptor, data, position=position)
+
+    def sync(self, descriptor: int) -> None:
+        super().sync(descriptor)
+        self.is_full |= self.is_armed and _path(descriptor).parent.name == "messages"
+
+
+def _path(descriptor: int) -> Path:
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
+
+
+def test_a_batch_that_the_schedule_cannot_settle_yet_is_told_once_however_often_it_is_tried(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    storage = FullSchedule()
+    engine = open_engine(storage=storage)
+    publish(engine, "a", "b", "c", deliver_at_ms=clock.now_ms() + HOUR_MS)
+    storage.is_armed = True
+    clock.advance(HOUR_MS)
+
+    assert drained(engine) == ["a", "b", "c"]
+    written = engine.log_figures()["actions_bytes"]
+    for _ in range(5):
+        assert drained(engine) == []
+
+    assert engine._batches, "the schedule did not settle it"
+    assert engine.log_figures()["actions_bytes"] == written
+    assert engine.counters()["fired", TOPIC, ""] == 3
+    assert sum(count for _, count in engine.lateness.counts()) == 3
+    storage.is_armed = storage.is_full = False
+    assert drained(engine) == []
+    assert not engine._batches
+
+
+def test_what_was_placed_and_not_settled_is_delivered_once_over_a_checkpoint_between_two_kills(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    ids = [f"m{number}" for number in range(6)]
+    storage = FullSchedule()
+    engine = open_engine(storage=storage, dedup_messages_max=2)
+    publish(engine, *ids, deliver_at_ms=clock.now_ms() + HOUR_MS)
+    storage.is_armed = True
+    clock.advance(HOUR_MS)
+    assert drained(engine) == ids
+
+    engine = open_engine(storage=FullSchedule(is_full=True), dedup_messages_max=2)
+    with engine._lock:
+        engine._write_checkpoint()
+    engine = open_engine(dedup_messages_max=2)
+
+    assert drained(engine) == []
+    assert engine.topic_figures(TOPIC) == {"stored": 6, "scheduled": 0}
+    assert not engine._batches
+
+
+def test_a_batch_placed_by_half_before_a_kill_is_delivered_once_over_a_checkpoint_and_another_kill(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    ids = [f"m{number}" for number in range(8)]
+    storage = HalfPlaced()
+    engine = open_engine(storage=storage, dedup_messages_max=1)
+    publish(engine, *ids, deliver_at_ms=clock.now_ms() + HOUR_MS)
+    storage.is_armed = True
+    clock.advance(HOUR_MS)
+    assert drained(engine) == []
+
+    engine = open_engine(storage=FullSchedule(is_full=True), dedup_messages_max=1)
+    assert drained(engine) == ids
+    with engine._lock:
+        engine._write_checkpoint()
+    engine = open_engine(dedup_messages_max=1)
+
+    assert drained(engine) == []
+    assert engine.topic_figures(TOPIC) == {"stored": 8, "scheduled": 0}
+
+
+@pytest.mark.parametrize("ask", [lambda it: it.topic_figures(TOPIC), lambda it: it.group_figures(TOPIC, GROUP)])
+def test_figures_that_wait_for_the_schedule_hold_no_publish_up(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Engine], dict[str, int]]
+) -> None:
+    publish(engine, "a")
+    drained(engine)
+    count = engine._schedule.count
+    published: list[str] = []
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def busy_count(topic: str | None = None) -> int:
+            published.extend(pool.submit(publish, engine, "b").result(timeout=5))
+            return count(topic)
+
+        monkeypatch.setattr(engine._schedule, "count", busy_count)
+        figures = ask(engine)
+
+    assert published == ["stored"]
+    assert (figures["stored"], figures["scheduled"]) == (2, 0)
 
 
 # -- clocks --------------------------------------------------------------------------------------------------------

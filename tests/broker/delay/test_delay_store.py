@@ -215,6 +215,24 @@ def test_a_cancel_is_too_late_from_the_hand_out_on_also_after_a_restart(opened: 
     assert opened.open().cancel(["a"], now_ms=NOW_MS) == ["too_late"]
 
 
+def test_a_cancel_is_too_late_for_what_was_handed_out_while_memory_was_flushed(opened: Opened) -> None:
+    disk = FailingStorage()
+    schedule = opened.open(storage=disk)
+    put(schedule, NOW_MS, timed("a", NOW_MS + 10), timed("later", NOW_MS + 20))
+    fired: list[str] = []
+
+    def fire(call: str) -> None:
+        if call == "create" and not fired:  # the first bucket of the flush, which holds no lock
+            fired.append("begun")
+            fired.extend(drain(schedule, NOW_MS + 10))
+
+    disk.before = fire
+    flush(schedule, NOW_MS)
+
+    assert fired == ["begun", "a"]
+    assert schedule.cancel(["a", "later"], now_ms=NOW_MS + 10) == ["too_late", "canceled"]
+
+
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["running", "restarted"])
 def test_a_cancel_that_comes_before_its_publish_wins(opened: Opened, *, is_restarted: bool) -> None:
     schedule = opened.open()
