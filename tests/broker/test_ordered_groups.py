@@ -216,6 +216,31 @@ def test_scheduled_messages_take_the_order_in_which_they_fell_due(engine: Engine
     assert order == ["a2", "a1", "a0"]
 
 
+def test_what_fell_due_before_the_wall_clock_stepped_back_waits_in_its_order_and_holds_no_other_key(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    engine = open_engine()
+    declare(engine)
+    publish(engine, "a", "b", deliver_at_ms=clock.now_ms() + HOUR_MS)
+    clock.advance(HOUR_MS)
+    engine.cancel([])  # what is due has taken its place in the topic
+    publish(engine, "a", "c", first=2)
+    clock.step_wall(-HOUR_MS)
+    written = engine.log_figures()["actions_bytes"]
+
+    first = pull(engine)
+    assert [ids_of(first), *(ids_of(pull(engine)) for _ in range(2))] == [["c3"], [], []]
+    assert engine.log_figures()["actions_bytes"] - written < 1_000, "each is put aside once"
+    ack(engine, first)
+    engine = open_engine()
+    assert pull(engine) == []
+    clock.advance(HOUR_MS)
+    due = pull(engine)
+    assert ids_of(due) == ["a0", "b1"]
+    ack(engine, due)
+    assert ids_of(pull(engine)) == ["a2"]
+
+
 def test_what_a_filter_passes_over_holds_no_key(engine: Engine) -> None:
     declare(engine, text="type <> 'no'")
     engine.publish(
