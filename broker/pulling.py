@@ -363,6 +363,8 @@ def _still_there(group: Group, choice: Choice, records: Sequence[Found]) -> Sequ
             gone.append((first, end))
     if not gone:
         return records
+    if group.order is not None:
+        return []  # what is next of a key may have been in what is gone: look again
     return [one for one in records if not any(first <= one[0] < end for first, end in gone)]
 
 
