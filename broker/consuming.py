@@ -70,6 +70,8 @@ class Consuming(Pulling):
                 self._requeue(topic, name, decisions.values(), at_ms=now_ms, reason=reason)
                 deaths = [one for one in decisions.values() if isinstance(one, Death)]
                 self._bury(topic, group, deaths, at_ms=now_ms)
+                if decisions:
+                    self._wake_short()
             end = self._actions.end
             self._changed.notify_all()
         self._actions.commit(end)

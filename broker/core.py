@@ -105,16 +105,27 @@ class Core:
         """After a settlement: the next of its keys may go, and there is room for who got less than there is."""
         if group.order is not None:
             self._wake(topic, group.name)
+        self._wake_short()
+
+    def _wake_short(self) -> None:
+        """There is room in hand: wake who got less than there is."""
         short, self._short = self._short, set()
         for place in short:
             self._wake(*place)
 
-    def _room_in_hand(self, topic: str, group: Group, wanted: int) -> int:
-        """How many fresh messages a group may be handed, up to those wanted; woken for others when there is room."""
+    def _room_in_hand(self, topic: str, group: Group, *, wanted: int, again: Sequence[tuple[int, int]]) -> int:
+        """How many fresh messages a group may be handed beside those that it gets again, up to those wanted; woken for
+        others when there is room.
+
+        What waits for another attempt takes room of its own group alone, and what waits for its redrive takes none: so
+        no group's retries keep the others from theirs, however long they are put off.
+        """
         options = self._options
+        back, redriven = group.returning(again)
         room = min(
-            options.group_in_hand_max - len(group.unsettled), options.in_hand_max - self._state.in_hand.count
-        )  # fmt: skip
+            options.group_in_hand_max - group.unsettled.handed_out - redriven,
+            options.in_hand_max - self._state.in_hand.count - back,
+        )
         if room < wanted:
             self._short.add((topic, group.name))
         return min(wanted, max(room, 0))

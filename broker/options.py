@@ -26,8 +26,9 @@ class EngineOptions:
     one that its group's filter takes. Filters are indexed by the header `filter_index_header`, or by what
     `filter_index_headers` says for their topic. `redrive_per_second` is how many dead letters a redrive makes ready
     each second, where it does not say so itself. A pull hands out nothing new that would take its group beyond
-    `group_in_hand_max` messages that are not settled, or all groups together beyond `in_hand_max`: their ids are in
-    memory, some 90 bytes each. The newest scheduled messages are in memory, up to
+    `group_in_hand_max` messages that were handed out and are not settled, those that wait for another attempt among
+    them, or the consumers of all groups together beyond `in_hand_max` that they hold: their ids are in memory, some 90
+    bytes each. The newest scheduled messages are in memory, up to
     `schedule_memory_...`; all others are on the disk.
     """
 

@@ -176,7 +176,7 @@ class Pulling(Timing):
             self._bury(topic.index.name, group, deaths, at_ms=now_ms)
         index = topic.index
         found = sum(end - first for first, end in again)
-        left = self._room_in_hand(topic.index.name, group, count_max - found)
+        left = self._room_in_hand(topic.index.name, group, wanted=count_max - found, again=again)
         count_max = found + left
         if group.order is not None:
             filed, left = group.order.to_read(left, scan_max=self._options.filter_scan_max)
@@ -363,6 +363,8 @@ def _still_there(group: Group, choice: Choice, records: Sequence[Found]) -> Sequ
             gone.append((first, end))
     if not gone:
         return records
+    if group.order is not None:
+        return []  # what is next of a key may have been in what is gone: look again
     return [one for one in records if not any(first <= one[0] < end for first, end in gone)]
 
 

@@ -107,6 +107,7 @@ class Retaining(Timing):
                 self._act(journal.Dropped(topic=name, group=group.name, at_ms=self._clock.now_ms(), position=end))
                 self._state.counters["dropped_unread", name, group.name] += lost
                 logger.warning("unread_messages_dropped", extra={"topic": name, "group": group.name, "messages": lost})
+                self._wake_next(name, group)
 
     def _drop_actions(self, now_ms: int) -> None:
         """Segments before the last checkpoints; reconciliation reads them too, so they stay for the retention time."""

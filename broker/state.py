@@ -185,7 +185,7 @@ def _replay_on_group(group: Group, action: journal.Written) -> None:  # noqa: C9
                 group.ack(sequence)
         case journal.Requeued():
             for sequence, message_id, visible_at_ms, used in action.entries:
-                if group.unsettled.find(sequence) is not None or sequence >= group.position:
+                if _is_open(group, sequence):
                     group.requeue(Requeue(sequence, [message_id], visible_at_ms, used), reason=action.reason)
         case journal.Extended():
             for sequence, _ in action.entries:
@@ -207,3 +207,9 @@ def _replay_on_group(group: Group, action: journal.Written) -> None:  # noqa: C9
             group.paused = action.paused
         case _:
             raise RuntimeError(f"not an action on a group: {type(action).__name__}")
+
+
+def _is_open(group: Group, sequence: int) -> bool:
+    """Whether it is in hand, or has yet to be: fresh, or filed in the group's order."""
+    is_held = group.unsettled.find(sequence) is not None
+    return is_held or sequence >= group.position or group.is_filed(sequence, sequence + 1)

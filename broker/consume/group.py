@@ -127,6 +127,12 @@ class Group:
                     break
         return ready, deaths
 
+    def returning(self, runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+        """How many of what visible_again() named no consumer holds, and how many of these were redriven."""
+        found = [(one, end - first) for first, end in runs if (one := self.unsettled.find(first)) is not None]
+        back = sum(count for one, count in found if not one.in_flight)
+        return back, sum(count for one, count in found if one.is_redriven)
+
     def is_visible(self, first: int, end: int, *, now_ms: int) -> bool:
         """Whether all of these are unsettled and visible: what visible_again() named, if it still holds."""
         while first < end:
@@ -308,8 +314,7 @@ class Group:
         """How many redriven messages are not ready yet."""
         if self.redrive_pace.second_ms <= now_ms:
             return 0
-        fresh = (run for run in self.unsettled if run.visible_at_ms > now_ms and run.life and not run.delivery)
-        return sum(len(run.ids) for run in fresh if not run.in_flight)
+        return sum(len(run.ids) for run in self.unsettled if run.is_redriven and run.visible_at_ms > now_ms)
 
     def seek(self, position: int, *, life: int) -> None:
         """Go on from `position`: what was handed out is dropped, what lies ahead is fresh, old receipts are stale."""

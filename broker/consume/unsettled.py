@@ -35,6 +35,11 @@ class Held:
         """The sequence behind the last one."""
         return self.first + len(self.ids)
 
+    @property
+    def is_redriven(self) -> bool:
+        """Whether these had been dead, and nobody was handed them since."""
+        return self.life > 0 and self.delivery == 0 and not self.in_flight
+
     def message_id(self, sequence: int) -> str:
         """The id of one of them."""
         return self.ids[sequence - self.first]
@@ -42,7 +47,7 @@ class Held:
 
 @dataclass(slots=True)
 class Tally:
-    """How many messages all groups together hold unsettled."""
+    """How many messages the consumers of all groups together hold."""
 
     count: int = 0
 
@@ -57,6 +62,7 @@ class Unsettled:
         self._order: list[tuple[int, int]] = []
         self._count = 0
         self._in_flight = 0
+        self._redriven = 0
 
     def __len__(self) -> int:
         """How many messages, not runs."""
@@ -70,6 +76,11 @@ class Unsettled:
     def in_flight(self) -> int:
         """How many messages consumers hold."""
         return self._in_flight
+
+    @property
+    def handed_out(self) -> int:
+        """How many messages consumers hold, or gave back to get them again: all but what was redriven since."""
+        return self._count - self._redriven
 
     @property
     def oldest(self) -> int | None:
@@ -108,9 +119,7 @@ class Unsettled:
         else:
             self._firsts.insert(bisect_left(self._firsts, run.first), run.first)
         self._runs[run.first] = run
-        self._count += len(run.ids)
-        self._tally.count += len(run.ids)
-        self._in_flight += len(run.ids) if run.in_flight else 0
+        self._note(run, len(run.ids))
         heapq.heappush(self._order, (run.visible_at_ms, run.first))
         if len(self._order) > _STALE_MAX + 2 * len(self._runs):
             self._order = [(one.visible_at_ms, first) for first, one in self._runs.items()]
@@ -141,8 +150,8 @@ class Unsettled:
         self._firsts.clear()
         self._runs.clear()
         self._order.clear()
-        self._tally.count -= self._count
-        self._count = self._in_flight = 0
+        self._tally.count -= self._in_flight
+        self._count = self._in_flight = self._redriven = 0
 
     # -- in order of time --------------------------------------------------------------------------------------------
 
@@ -176,6 +185,12 @@ class Unsettled:
     def _remove(self, number: int, run: Held) -> None:
         del self._firsts[number]
         del self._runs[run.first]
-        self._count -= len(run.ids)
-        self._tally.count -= len(run.ids)
-        self._in_flight -= len(run.ids) if run.in_flight else 0
+        self._note(run, -len(run.ids))
+
+    def _note(self, run: Held, more: int) -> None:
+        self._count += more
+        if run.in_flight:
+            self._in_flight += more
+            self._tally.count += more
+        elif run.is_redriven:
+            self._redriven += more

@@ -105,6 +105,45 @@ def test_a_death_and_a_seek_make_room_too(open_engine: type_of_open, how: str) -
     assert len(pull(engine, "other")) == 3
 
 
+def test_what_was_redriven_and_is_not_ready_yet_takes_no_room(open_engine: type_of_open) -> None:
+    engine = open_engine(in_hand_max=6, group_in_hand_max=5)
+    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    publish(engine, 12)
+    for _ in range(2):
+        engine.nack([one.receipt for one in pull(engine)])
+    engine.redrive(TOPIC, GROUP, per_second=1)
+
+    assert [one.id for one in pull(engine)] == ["m0", "m10", "m11"], "the first of ten is ready"
+    engine = open_engine(in_hand_max=6, group_in_hand_max=5)
+    assert [len(pull(engine, name)) for name in ("other", "third")] == [3, 0]
+
+
+def test_what_comes_back_is_counted_before_anything_new_is_handed_out(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    engine = open_engine(in_hand_max=5)
+    publish(engine, 20)
+    engine.nack([one.receipt for one in pull(engine, count=4)], delay_ms=50)
+    clock.advance(50)
+
+    assert [one.id for one in pull(engine)] == ["m0", "m1", "m2", "m3", "m4"]
+    assert pull(engine, "other") == []
+
+
+def test_what_waits_for_another_attempt_takes_room_of_its_own_group_alone(open_engine: type_of_open) -> None:
+    engine = open_engine(in_hand_max=5, group_in_hand_max=5)
+    publish(engine, 20)
+    held = pull(engine)
+    assert pull(engine, "other") == []
+    woken: list[int] = []
+    engine.subscribe(TOPIC, "other", lambda: woken.append(1))
+
+    assert engine.nack([one.receipt for one in held], delay_ms=1_000_000) == ["requeued"] * 5
+
+    assert woken
+    assert [len(pull(engine, name)) for name in (GROUP, "other", "third")] == [0, 5, 0]
+
+
 def test_an_ordered_group_is_bounded_and_goes_on(open_engine: type_of_open) -> None:
     engine = open_engine(group_in_hand_max=2)
     engine.declare_group(TOPIC, GROUP, GroupConfig(ordered=True))

@@ -216,6 +216,31 @@ def test_scheduled_messages_take_the_order_in_which_they_fell_due(engine: Engine
     assert order == ["a2", "a1", "a0"]
 
 
+def test_what_fell_due_before_the_wall_clock_stepped_back_waits_in_its_order_and_holds_no_other_key(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    engine = open_engine()
+    declare(engine)
+    publish(engine, "a", "b", deliver_at_ms=clock.now_ms() + HOUR_MS)
+    clock.advance(HOUR_MS)
+    engine.cancel([])  # what is due has taken its place in the topic
+    publish(engine, "a", "c", first=2)
+    clock.step_wall(-HOUR_MS)
+    written = engine.log_figures()["actions_bytes"]
+
+    first = pull(engine)
+    assert [ids_of(first), *(ids_of(pull(engine)) for _ in range(2))] == [["c3"], [], []]
+    assert engine.log_figures()["actions_bytes"] - written < 1_000, "each is put aside once"
+    ack(engine, first)
+    engine = open_engine()
+    assert pull(engine) == []
+    clock.advance(HOUR_MS)
+    due = pull(engine)
+    assert ids_of(due) == ["a0", "b1"]
+    ack(engine, due)
+    assert ids_of(pull(engine)) == ["a2"]
+
+
 def test_what_a_filter_passes_over_holds_no_key(engine: Engine) -> None:
     declare(engine, text="type <> 'no'")
     engine.publish(
@@ -315,6 +340,41 @@ def test_retention_that_drops_what_a_key_holds_lets_its_next_message_go(
     lost = engine.counters()["dropped_unread", TOPIC, GROUP]
     assert lost > 1
     assert ids_of(pull(engine)) == [f"m{lost}"]
+
+
+def test_retention_that_drops_what_is_being_looked_up_keeps_the_order_of_the_rest(
+    open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(
+        segment_bytes=4096, retention_ms=1_000, retention_check_ms=10**15, retention_drops_unread=True
+    )  # fmt: skip
+    declare(engine)
+    publish(engine, *["k"] * 80)
+    kept = publish(engine, *["k"] * 5, *["-"] * 10, *["k"] * 21, first=80)  # in a segment of their own
+    while held := pull(engine):
+        ack(engine, held)
+        if "k64" in ids_of(held):  # all that was known by its place: from here on the key is looked up
+            break
+    dropped: list[int] = []
+
+    def dropping(*args: object, **options: object) -> object:
+        found = real(*args, **options)  # type: ignore[arg-type]
+        if not dropped:
+            clock.advance(1_000)
+            dropped.append(engine.drop_outdated())
+        return found
+
+    real = pulling.read_runs
+    monkeypatch.setattr(pulling, "read_runs", dropping)
+
+    gone: list[str] = []
+    while held := pull(engine):
+        ack(engine, held)
+        gone += ids_of(held)
+
+    assert dropped == [1]
+    assert gone == [one for one in kept if one[0] == "k"]
+    assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
 
 
 def test_one_hot_key_with_thousands_costs_others_no_more_than_one_look_at_each(

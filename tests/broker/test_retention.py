@@ -138,6 +138,27 @@ def test_a_group_that_reads_too_slowly_is_moved_where_that_is_chosen_and_it_is_t
     assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
 
 
+@pytest.mark.parametrize("ordered", [True, False], ids=["the next of a key", "who had no room"])
+def test_who_waits_for_what_retention_drops_from_a_hand_is_woken(
+    open_engine: type_of_open, clock: ManualClock, ordered: bool
+) -> None:
+    engine = open_engine(**BY_AGE, retention_drops_unread=True, group_in_hand_max=100 if ordered else 1)
+    engine.declare_group(TOPIC, GROUP, GroupConfig(ordered=ordered))
+    for number in range(4):
+        engine.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x" * 5_000, key="k")])
+    [held] = engine.pull(TOPIC, GROUP, invisible_ms=2 * HOUR_MS)
+    assert engine.pull(TOPIC, GROUP) == []
+    woken: list[str] = []
+    engine.subscribe(TOPIC, GROUP, lambda: woken.append(held.id))
+    clock.advance(HOUR_MS)
+    woken.clear()
+
+    assert engine.drop_outdated() == 3
+
+    assert woken
+    assert [one.id for one in engine.pull(TOPIC, GROUP)] == ["m3"]
+
+
 def test_beyond_the_size_the_oldest_go_whatever_their_age(open_engine: type_of_open, folder: Path) -> None:
     engine = open_engine(segment_bytes=4096, retention_ms=None, retention_bytes=20_000, retention_check_ms=10**15)
     fill(engine, 200)
