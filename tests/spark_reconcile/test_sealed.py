@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from messaging import journal
-from spark_reconcile import Settings, run
+from spark_reconcile import NotComparable, Settings, run
 from spark_reconcile.reading import LegCount, read_log
 from spark_reconcile.sources import sealed
 from spark_reconcile.sources.segments import survey
@@ -97,6 +98,55 @@ def test_small_segments_are_read_in_place(
 
     assert run(replace(written), session=spark, now_ms=NOW_MS).balanced
     assert _kept(written, "messages") == []
+
+
+@pytest.mark.spark
+def test_what_a_power_cut_left_of_a_kept_file_is_made_again(
+    spark: SparkSession, written: Settings, tmp_path: Path
+) -> None:
+    segments = survey(written.broker_data, "messages")
+    read_log(spark, "messages", segments, [], kept=tmp_path / "kept")
+    whole = {path: path.stat().st_size for path in (tmp_path / "kept").iterdir()}
+    empty, half = whole
+    os.truncate(empty, 0)
+    os.truncate(half, whole[half] // 2)
+
+    rows = read_log(spark, "messages", segments, [], kept=tmp_path / "kept").frame
+
+    assert rows.count() == 10
+    assert {path: path.stat().st_size for path in (tmp_path / "kept").iterdir()} == whole
+
+
+@pytest.mark.spark
+def test_a_kept_file_is_on_the_disk_before_it_has_its_name(
+    spark: SparkSession, written: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+
+    read_log(spark, "messages", survey(written.broker_data, "messages"), [], kept=tmp_path / "kept")
+
+    *files, folder = synced
+    assert [path.parent.parent for path in files] == [tmp_path / "kept"] * len(list((tmp_path / "kept").iterdir()))
+    assert folder == tmp_path / "kept"
+
+
+@pytest.mark.spark
+def test_a_kept_file_that_cannot_be_read_ends_the_run_as_not_comparable(spark: SparkSession, written: Settings) -> None:
+    run(written, session=spark, now_ms=NOW_MS)
+    path = _kept(written, "messages")[0]
+    path.write_bytes(bytes(path.stat().st_size))
+
+    with pytest.raises(NotComparable, match="not a Parquet file") as raised:
+        run(written, session=spark, now_ms=NOW_MS)
+
+    assert len(str(raised.value).splitlines()) == 1
 
 
 def _kept(settings: Settings, log: str) -> list[Path]:
