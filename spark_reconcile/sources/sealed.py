@@ -1,8 +1,8 @@
 """Sealed segments of the broker's logs kept as Parquet beside the results: each is decoded once. It judges nothing.
 
 A segment behind which another stands is never written again. Its rows, once read without damage, are kept in a file
-named by what the segment is (log, first offset, time of its making, size) and by its own size: what a power cut left
-of it is not taken for whole. The last segment is read in place, always.
+named by what the segment is (log, first offset, time of its making, size, time of its last change) and by its own size:
+what a power cut left of it is not taken for whole. The last segment is read in place, always.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _whole(folder: Path) -> dict[str, Path]:
 
 
 def _stem(one: Segment) -> str:
-    return f"{one.first_offset:020d}-{one.created_at_ms}-{one.size_bytes}-{FORMAT}"
+    return f"{one.first_offset:020d}-{one.created_at_ms}-{one.size_bytes}-{one.changed_ns}-{FORMAT}"
 
 
 def _sync(path: Path) -> None:

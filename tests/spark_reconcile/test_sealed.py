@@ -45,6 +45,7 @@ def test_a_second_run_reads_sealed_segments_from_what_the_first_one_kept(
         path = Path(one.path)
         data = path.read_bytes()
         path.write_bytes(data if one.last else data[:-1] + bytes([data[-1] ^ 1]))
+        os.utime(path, ns=(one.changed_ns, one.changed_ns))  # a disk that forgets tells no time
 
     second = run(written, session=spark, now_ms=NOW_MS)
 
@@ -77,6 +78,28 @@ def test_a_segment_that_is_another_one_is_read_again_and_a_dropped_one_is_forgot
     (name,) = (path.name for path in kept.iterdir())
     assert str(NOW_MS) in name
     assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.spark
+def test_a_segment_restored_from_a_copy_that_went_another_way_is_read_again(
+    spark: SparkSession, written: Settings, tmp_path: Path
+) -> None:
+    segments = survey(written.broker_data, "messages")
+    path = Path(segments[0].path)
+    read_log(spark, "messages", segments, [], kept=tmp_path / "kept")
+    frames = list(journal.read_frames(path.read_bytes()[journal.HEADER_BYTES :], first_offset=0))
+    lost = journal.decode_message(frames[0].payload).id
+    other = frames[0].payload.replace(lost.encode(), b"x" * len(lost))
+    rest = path.read_bytes()[journal.HEADER_BYTES + frames[0].end :]
+    path.write_bytes(path.read_bytes()[: journal.HEADER_BYTES] + journal.frame(other) + rest)
+
+    now = survey(written.broker_data, "messages")
+    rows = read_log(spark, "messages", now, [], kept=tmp_path / "kept").frame
+
+    assert [(one.size_bytes, one.created_at_ms) for one in now] == [
+        (one.size_bytes, one.created_at_ms) for one in segments
+    ]
+    assert rows.where(f"id = '{lost}'").count() == 0
 
 
 @pytest.mark.spark
