@@ -40,6 +40,7 @@ Say = Callable[[str], None]
 _ERROR_LINE: Final = re.compile(
     r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Missing|Unavailable|Invalid|Comparable): (.+)$", re.MULTILINE
 )
+_JAVA_LINE: Final = re.compile(r"^(?:Caused by: |: )[\w.$]+: (.+)$", re.MULTILINE)
 
 
 def run(
@@ -132,13 +133,16 @@ def open_session(
 @contextmanager
 def worker_errors() -> Iterator[None]:
     """What fails in one of Spark's workers comes wrapped in two stack traces: say the one line that matters."""
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
-    except PySparkException as error:
-        told = _ERROR_LINE.findall(str(error))
-        what = told[-1] if told else str(error).splitlines()[0]
+    except (PySparkException, Py4JError) as error:
+        # What fails in Java itself (an unreadable file, a process that died) PySpark hands on as Py4J has it.
+        text = str(error)
+        told = _ERROR_LINE.findall(text) or _JAVA_LINE.findall(text)
+        what = told[-1] if told else text.splitlines()[0]
         raise NotComparable(f"a source failed while it was read, so nothing is judged: {what}") from error
 
 

@@ -1,15 +1,17 @@
 """Sealed segments of the broker's logs kept as Parquet beside the results: each is decoded once. It judges nothing.
 
 A segment behind which another stands is never written again. Its rows, once read without damage, are kept in a file
-named by what the segment is: log, first offset, time of its making, size. The last segment is read in place, always.
+named by what the segment is (log, first offset, time of its making, size, time of its last change) and by its own size:
+what a power cut left of it is not taken for whole. The last segment is read in place, always.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,13 +28,16 @@ _PART: Final = re.compile(r"part-(\d{5})-.*\.parquet")
 
 
 def split(folder: Path, segments: Sequence[Segment]) -> tuple[list[Path], list[Segment], list[Segment]]:
-    """The files of segments that were kept, the sealed segments that are worth keeping, and the others."""
+    """The files of segments that were kept, the sealed segments that are worth keeping, and the others.
+
+    A kept file that is not as long as it was is removed, and its segment is worth keeping again.
+    """
     kept, fresh, others = [], [], []
+    known = _whole(folder)
     for one in segments:
-        path = _path(folder, one)
         if one.last or one.known_bytes or one.size_bytes < KEPT_BYTES_MIN:
             others.append(one)
-        elif path.exists():
+        elif (path := known.get(_stem(one))) is not None:
             kept.append(path)
         else:
             fresh.append(one)
@@ -40,7 +45,7 @@ def split(folder: Path, segments: Sequence[Segment]) -> tuple[list[Path], list[S
 
 
 def keep(frame: DataFrame, folder: Path, fresh: Sequence[Segment]) -> None:
-    """Keep the rows of `fresh`, a partition a segment; each file is shown whole or not at all.
+    """Keep the rows of `fresh`, a partition a segment; each file is shown whole or not at all, and is on the disk.
 
     A segment without rows leaves no file, and is read again.
     """
@@ -49,18 +54,41 @@ def keep(frame: DataFrame, folder: Path, fresh: Sequence[Segment]) -> None:
         frame.write.parquet(str(stage))
         for path in stage.iterdir():
             if (found := _PART.fullmatch(path.name)) is not None:
-                path.rename(_path(folder, fresh[int(found[1])]))
+                _sync(path)
+                path.rename(folder / f"{_stem(fresh[int(found[1])])}-{path.stat().st_size}.parquet")
+        _sync(folder)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
 
 def sweep(folder: Path, segments: Sequence[Segment]) -> None:
     """Remove what was kept of segments that the broker has dropped."""
-    known: Mapping[str, Segment] = {_path(folder, one).name: one for one in segments}
+    known = {_stem(one) for one in segments}
     for path in folder.glob("*.parquet"):
-        if path.name not in known:
+        if path.stem.rpartition("-")[0] not in known:
             path.unlink(missing_ok=True)
 
 
-def _path(folder: Path, one: Segment) -> Path:
-    return folder / f"{one.first_offset:020d}-{one.created_at_ms}-{one.size_bytes}-{FORMAT}.parquet"
+def _whole(folder: Path) -> dict[str, Path]:
+    """The kept files that are as long as their names say, by their segments; the others are removed."""
+    whole = {}
+    for path in folder.glob("*.parquet"):
+        stem, _, size_bytes = path.stem.rpartition("-")
+        if str(path.stat().st_size) == size_bytes:
+            whole[stem] = path
+        else:
+            path.unlink(missing_ok=True)
+    return whole
+
+
+def _stem(one: Segment) -> str:
+    return f"{one.first_offset:020d}-{one.created_at_ms}-{one.size_bytes}-{one.changed_ns}-{FORMAT}"
+
+
+def _sync(path: Path) -> None:
+    """Have a file's bytes, or a folder's names, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

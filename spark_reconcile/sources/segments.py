@@ -20,6 +20,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     created_at_ms: int
     size_bytes: int
     last: bool
+    changed_ns: int = 0
+    """When the file was last written to: a folder that was restored from a copy has other files of the same names."""
     known_bytes: int = 0
     """Records that end within so many bytes were read before, and are left out."""
 
@@ -64,7 +66,7 @@ def _segment(path: Path, *, last: bool) -> Segment:
     try:
         with path.open("rb") as file:
             head = file.read(journal.HEADER_BYTES)
-        size_bytes = path.stat().st_size
+        stat = path.stat()
         if last and len(head) < journal.HEADER_BYTES:
             return Segment(path=str(path), first_offset=int(path.stem), created_at_ms=0, size_bytes=0, last=True)
         header = journal.SegmentHeader.decode(head)
@@ -76,6 +78,7 @@ def _segment(path: Path, *, last: bool) -> Segment:
         path=str(path),
         first_offset=header.first_offset,
         created_at_ms=header.created_at_ms,
-        size_bytes=size_bytes,
+        size_bytes=stat.st_size,
         last=last,
+        changed_ns=stat.st_mtime_ns,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from messaging import journal
-from spark_reconcile import Settings, run
+from spark_reconcile import NotComparable, Settings, run
 from spark_reconcile.reading import LegCount, read_log
 from spark_reconcile.sources import sealed
 from spark_reconcile.sources.segments import survey
@@ -44,6 +45,7 @@ def test_a_second_run_reads_sealed_segments_from_what_the_first_one_kept(
         path = Path(one.path)
         data = path.read_bytes()
         path.write_bytes(data if one.last else data[:-1] + bytes([data[-1] ^ 1]))
+        os.utime(path, ns=(one.changed_ns, one.changed_ns))  # a disk that forgets tells no time
 
     second = run(written, session=spark, now_ms=NOW_MS)
 
@@ -79,6 +81,28 @@ def test_a_segment_that_is_another_one_is_read_again_and_a_dropped_one_is_forgot
 
 
 @pytest.mark.spark
+def test_a_segment_restored_from_a_copy_that_went_another_way_is_read_again(
+    spark: SparkSession, written: Settings, tmp_path: Path
+) -> None:
+    segments = survey(written.broker_data, "messages")
+    path = Path(segments[0].path)
+    read_log(spark, "messages", segments, [], kept=tmp_path / "kept")
+    frames = list(journal.read_frames(path.read_bytes()[journal.HEADER_BYTES :], first_offset=0))
+    lost = journal.decode_message(frames[0].payload).id
+    other = frames[0].payload.replace(lost.encode(), b"x" * len(lost))
+    rest = path.read_bytes()[journal.HEADER_BYTES + frames[0].end :]
+    path.write_bytes(path.read_bytes()[: journal.HEADER_BYTES] + journal.frame(other) + rest)
+
+    now = survey(written.broker_data, "messages")
+    rows = read_log(spark, "messages", now, [], kept=tmp_path / "kept").frame
+
+    assert [(one.size_bytes, one.created_at_ms) for one in now] == [
+        (one.size_bytes, one.created_at_ms) for one in segments
+    ]
+    assert rows.where(f"id = '{lost}'").count() == 0
+
+
+@pytest.mark.spark
 def test_nothing_is_kept_of_a_log_that_is_damaged(spark: SparkSession, written: Settings) -> None:
     path = Path(survey(written.broker_data, "messages")[0].path)
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
@@ -97,6 +121,55 @@ def test_small_segments_are_read_in_place(
 
     assert run(replace(written), session=spark, now_ms=NOW_MS).balanced
     assert _kept(written, "messages") == []
+
+
+@pytest.mark.spark
+def test_what_a_power_cut_left_of_a_kept_file_is_made_again(
+    spark: SparkSession, written: Settings, tmp_path: Path
+) -> None:
+    segments = survey(written.broker_data, "messages")
+    read_log(spark, "messages", segments, [], kept=tmp_path / "kept")
+    whole = {path: path.stat().st_size for path in (tmp_path / "kept").iterdir()}
+    empty, half = whole
+    os.truncate(empty, 0)
+    os.truncate(half, whole[half] // 2)
+
+    rows = read_log(spark, "messages", segments, [], kept=tmp_path / "kept").frame
+
+    assert rows.count() == 10
+    assert {path: path.stat().st_size for path in (tmp_path / "kept").iterdir()} == whole
+
+
+@pytest.mark.spark
+def test_a_kept_file_is_on_the_disk_before_it_has_its_name(
+    spark: SparkSession, written: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+
+    read_log(spark, "messages", survey(written.broker_data, "messages"), [], kept=tmp_path / "kept")
+
+    *files, folder = synced
+    assert [path.parent.parent for path in files] == [tmp_path / "kept"] * len(list((tmp_path / "kept").iterdir()))
+    assert folder == tmp_path / "kept"
+
+
+@pytest.mark.spark
+def test_a_kept_file_that_cannot_be_read_ends_the_run_as_not_comparable(spark: SparkSession, written: Settings) -> None:
+    run(written, session=spark, now_ms=NOW_MS)
+    path = _kept(written, "messages")[0]
+    path.write_bytes(bytes(path.stat().st_size))
+
+    with pytest.raises(NotComparable, match="not a Parquet file") as raised:
+        run(written, session=spark, now_ms=NOW_MS)
+
+    assert len(str(raised.value).splitlines()) == 1
 
 
 def _kept(settings: Settings, log: str) -> list[Path]:
