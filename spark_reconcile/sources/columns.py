@@ -24,6 +24,7 @@ WIDEST_BYTES: Final = 8
 """So much is read behind a tag: batches need as many bytes behind their last record."""
 FIELDS: Final = len(journal.MessageRecord.__struct_fields__)
 HEADERS_MAX: Final = 64
+SHA256_BYTES: Final = 32
 _NIL: Final = 0xC0
 _ARRAY: Final = 0x90
 _MAP: Final = 0x80
@@ -61,11 +62,13 @@ def message_columns(data: bytes, starts: Places, ends: Places, wanted: Sequence[
     numbers = {"sequence": sequence}
     numbers |= {name: fields.integers() for name in ("created_ms", "stored_ms", "deliver_at_ms")}
     copies, _ = fields.integers()
-    if copies.max(initial=0) > journal.DEAD_ON_ARRIVAL or any(texts[name][2].any() for name in ("id", "topic")):
+    if copies.max(initial=0) > journal.SCHEDULED or any(texts[name][2].any() for name in ("id", "topic")):
         raise Unusual
     if not fields.end_at(ends):
         raise Unusual
-    kept = copies != journal.FIRED_COPY
+    kept, notes = copies != journal.FIRED_COPY, copies == journal.SCHEDULED
+    if (body[1][notes] != SHA256_BYTES).any():
+        raise Unusual
     arrays = []
     for name in wanted:
         if name in texts:
@@ -75,7 +78,7 @@ def message_columns(data: bytes, starts: Places, ends: Places, wanted: Sequence[
             value, none = numbers[name]
             arrays.append(pa.array(value[kept], mask=none[kept]))
         elif name == "body_sha256":
-            arrays.append(_hashes(data, body[0][kept], body[1][kept]))
+            arrays.append(_hashes(data, body[0][kept], body[1][kept], notes[kept]))
         else:
             arrays.append(pa.nulls(int(kept.sum()), pa.string()))
     return pa.RecordBatch.from_arrays(arrays, names=list(wanted))
@@ -160,11 +163,16 @@ def _texts(data: Bytes, begin: Places, length: Places, none: Mask) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(begin), buffers)
 
 
-def _hashes(data: bytes, begin: Places, length: Places) -> pa.Array:
-    """The SHA-256 of each body, in hex."""
+def _hashes(data: bytes, begin: Places, length: Places, notes: Mask) -> pa.Array:
+    """The SHA-256 of each body, in hex; a note's body is one."""
     sha256 = hashlib.sha256
     ends = (begin + length).tolist()
-    digests = b"".join([sha256(data[start:end]).digest() for start, end in zip(begin.tolist(), ends, strict=True)])
+    digests = b"".join(
+        [
+            data[start:end] if note else sha256(data[start:end]).digest()
+            for start, end, note in zip(begin.tolist(), ends, notes.tolist(), strict=True)
+        ]
+    )
     halves = np.frombuffer(digests, np.uint8)
     text = np.empty(2 * len(halves), np.uint8)
     text[0::2], text[1::2] = _HEX[halves >> 4], _HEX[halves & 15]

@@ -23,7 +23,7 @@ from tests.spark_reconcile.world import write_log
 NAMES = [column.split()[0] for column in MESSAGE_SCHEMA.split(", ")]
 TIMES = st.one_of(st.integers(0, 200), st.integers(0, 1 << 48), st.just((1 << 63) - 1))
 TEXTS = st.text(max_size=40) | st.just("x" * 300) | st.just("\N{SNOWMAN}" * 12)
-RECORDS = st.builds(
+MESSAGES = st.builds(
     journal.MessageRecord,
     sequence=st.none() | TIMES,
     id=TEXTS,
@@ -36,6 +36,15 @@ RECORDS = st.builds(
     deliver_at_ms=st.none() | TIMES,
     copy=st.sampled_from([journal.PUBLISHED, journal.FIRED_COPY, journal.DEAD_ON_ARRIVAL]),
 )
+NOTES = st.builds(
+    msgspec.structs.replace,
+    MESSAGES,
+    sequence=st.none(),
+    headers=st.just({}),
+    body=st.binary(min_size=32, max_size=32),
+    copy=st.just(journal.SCHEDULED),
+)
+RECORDS = MESSAGES | NOTES
 
 
 @given(st.lists(RECORDS, min_size=1, max_size=12))
@@ -55,8 +64,9 @@ def test_columns_are_the_rows(records: list[journal.MessageRecord]) -> None:
         [1, "id", "topic", None, {}, b"", 5, 6],
         [1, "id", "topic", None, {}, b"", 5, 6, None, 0, "of a later version"],
         [1, "id", "topic", None, {str(one): "x" for one in range(20)}, b"", 5, 6, None, 0],
+        [None, "id", "topic", None, {}, b"no hash", 5, 6, 9, journal.SCHEDULED],
     ],
-    ids=["shorter", "longer", "many headers"],
+    ids=["shorter", "longer", "many headers", "a note of another hash"],
 )
 def test_a_record_of_another_shape_is_read_by_itself(written: list[Any], tmp_path: Path) -> None:
     plain = journal.MessageRecord(
