@@ -11,7 +11,9 @@ import pytest
 
 from messaging import journal
 from spark_reconcile import NotComparable, Settings, run
+from spark_reconcile.errors import OutputBusy
 from spark_reconcile.reading import LegCount, read_log
+from spark_reconcile.reconciliation import only_run
 from spark_reconcile.sources import sealed
 from spark_reconcile.sources.segments import survey
 from tests.fixtures.databases import Database
@@ -170,6 +172,11 @@ def test_a_kept_file_that_cannot_be_read_ends_the_run_as_not_comparable(spark: S
         run(written, session=spark, now_ms=NOW_MS)
 
     assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_whole_run_writes_to_no_folder_that_another_run_writes_to(written: Settings) -> None:
+    with only_run(written.output), pytest.raises(OutputBusy, match="another run writes"):
+        run(written, now_ms=NOW_MS)
 
 
 def _kept(settings: Settings, log: str) -> list[Path]:
