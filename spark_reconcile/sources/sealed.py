@@ -51,7 +51,8 @@ def keep(frame: DataFrame, folder: Path, fresh: Sequence[Segment]) -> None:
     """
     stage = folder / f".{uuid.uuid4().hex}"
     try:
-        frame.write.parquet(str(stage))
+        # A limit that a session may have would make several files of a segment.
+        frame.write.option("maxRecordsPerFile", 0).parquet(str(stage))
         for path in stage.iterdir():
             if (found := _PART.fullmatch(path.name)) is not None:
                 _sync(path)

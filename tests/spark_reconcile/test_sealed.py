@@ -174,6 +174,22 @@ def test_a_kept_file_that_cannot_be_read_ends_the_run_as_not_comparable(spark: S
     assert len(str(raised.value).splitlines()) == 1
 
 
+@pytest.mark.spark
+def test_a_segment_is_kept_whole_where_a_session_limits_the_rows_of_a_file(
+    spark: SparkSession, written: Settings, tmp_path: Path
+) -> None:
+    segments = survey(written.broker_data, "messages")
+    spark.conf.set("spark.sql.files.maxRecordsPerFile", "1")
+    try:
+        read_log(spark, "messages", segments, [], kept=tmp_path / "kept")
+    finally:
+        spark.conf.unset("spark.sql.files.maxRecordsPerFile")
+
+    rows = read_log(spark, "messages", segments, [], kept=tmp_path / "kept").frame
+
+    assert rows.count() == 10
+
+
 def test_a_whole_run_writes_to_no_folder_that_another_run_writes_to(written: Settings) -> None:
     with only_run(written.output), pytest.raises(OutputBusy, match="another run writes"):
         run(written, now_ms=NOW_MS)
