@@ -190,6 +190,18 @@ def test_a_segment_is_kept_whole_where_a_session_limits_the_rows_of_a_file(
     assert rows.count() == 10
 
 
+@pytest.mark.spark
+def test_what_a_killed_run_had_begun_to_keep_is_removed(spark: SparkSession, written: Settings, tmp_path: Path) -> None:
+    stage = tmp_path / "kept" / ".0123456789abcdef"
+    stage.mkdir(parents=True)
+    (stage / "part-00000-begun.parquet").write_bytes(b"PAR1")
+
+    read_log(spark, "messages", survey(written.broker_data, "messages"), [], kept=tmp_path / "kept")
+
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+    assert not stage.exists()
+
+
 def test_a_whole_run_writes_to_no_folder_that_another_run_writes_to(written: Settings) -> None:
     with only_run(written.output), pytest.raises(OutputBusy, match="another run writes"):
         run(written, now_ms=NOW_MS)
