@@ -146,8 +146,9 @@ def worker_errors() -> Iterator[None]:
     except (PySparkException, Py4JError) as error:
         # What fails in Java itself (an unreadable file, a process that died) PySpark hands on as Py4J has it.
         text = str(error)
-        told = _ERROR_LINE.findall(text) or _JAVA_LINE.findall(text)
-        what = told[-1] if told else text.splitlines()[0]
+        told, java = _ERROR_LINE.findall(text), _JAVA_LINE.findall(text)
+        # Java's first line may name the file, and its last says what is wrong with it.
+        what = told[-1] if told else ": ".join(dict.fromkeys(java[:1] + java[-1:])) or text.splitlines()[0]
         raise NotComparable(f"a source failed while it was read, so nothing is judged: {what}") from error
 
 
