@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from messaging.errors import OutboxError
+from messaging.errors import ConfigurationError, OutboxError
 
 
 class NotComparable(OutboxError):
     """A source is missing, damaged or unreachable: any verdict would be a guess, so none is given."""
+
+    retryable = True
+
+
+class OutputBusy(ConfigurationError):
+    """Another run writes to the output folder: nothing is wrong with either, and the folder is free when it ends."""
 
     retryable = True

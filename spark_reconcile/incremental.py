@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ConfigurationError
@@ -19,7 +16,7 @@ from spark_reconcile.looking import Job, Pause
 from spark_reconcile.output import Staging, staging
 from spark_reconcile.planning import Plan, check_sources
 from spark_reconcile.reading import Evidence, LegCount, read_all
-from spark_reconcile.reconciliation import Say, Watch, open_session, worker_errors
+from spark_reconcile.reconciliation import Say, Watch, only_run, open_session, worker_errors
 from spark_reconcile.report.page import write_report
 from spark_reconcile.settings import Settings
 from spark_reconcile.slots import HOUR_MS, slot_start
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXAMPLES_A_RULE: Final = 10
-_LOCK: Final = ".lock"
 
 
 def wait(seconds: float) -> None:
@@ -52,7 +48,7 @@ def run_windows(
 
     Hours whose records did not change since they were judged, and in which nothing moves any more, are left as they
     are. `full`: every row of those that are judged is looked at, whatever the digests say. Killed anywhere and started
-    again, it gives the same tables. Raises as run() does, and ConfigurationError where another run writes there.
+    again, it gives the same tables. Raises as run() does.
     """
     judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     until = judged_at_ms if until_ms is None else until_ms
@@ -64,7 +60,7 @@ def run_windows(
         )
     slack_ms = int(settings.grace.slack_seconds * 1000)
     plan = check_sources(settings, span=span_of(windows, slack_ms=slack_ms))
-    with _only_run(settings.output), staging(settings.output, now_ms=judged_at_ms) as stage:
+    with only_run(settings.output), staging(settings.output, now_ms=judged_at_ms) as stage:
         store = WindowStore(settings.output, checkpoint=checkpoint)
         say("starting Spark")
         with open_session(session, master, stage, plan=plan) as spark, worker_errors():
@@ -180,19 +176,3 @@ def _flow(compared: Compared, windows: Sequence[int], shown: dict[int, Window]) 
 
 def _not_closed(windows: Sequence[int], until_ms: int) -> int:
     return max(0, -(-(until_ms - windows[-1] - HOUR_MS) // HOUR_MS))
-
-
-@contextmanager
-def _only_run(output: Path) -> Iterator[None]:
-    """One run at a time writes to an output folder; the system lets go of the lock of a process that dies."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        lock = (output / _LOCK).open("w", encoding="ascii")
-    except OSError as error:
-        raise ConfigurationError(f"cannot write to {output}: {error.strerror}; name another [output] folder") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigurationError(f"another run writes to {output}; wait for its end") from error
-        yield

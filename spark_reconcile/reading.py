@@ -213,7 +213,7 @@ def read_log(
     counts += found
     if kept is not None and fresh:
         keep(read[0], kept, fresh)
-    if kept is not None and files:
+    if kept is not None:
         sweep(kept, segments)
     return LogRows(frame, read)
 

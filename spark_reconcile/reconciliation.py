@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.errors import NotComparable
+from messaging.errors import ConfigurationError
+from spark_reconcile.errors import NotComparable, OutputBusy
 from spark_reconcile.figures import (
     Flow,
     axis_of,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Say = Callable[[str], None]
+_LOCK: Final = ".lock"
 _ERROR_LINE: Final = re.compile(
     r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Missing|Unavailable|Invalid|Comparable): (.+)$", re.MULTILINE
 )
@@ -54,11 +58,12 @@ def run(
     """Reconcile once, and publish tables, summary and report; `say` is told each step.
 
     A session that is passed in is used and left running. Raises ConfigurationError and SchemaMissing (mend the
-    settings), NotComparable and DatabaseUnavailable (a source cannot be judged); then nothing is published.
+    settings), OutputBusy (another run writes there), NotComparable and DatabaseUnavailable (a source cannot be judged);
+    then nothing is published.
     """
     judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     plan = check_sources(settings)
-    with staging(settings.output, now_ms=judged_at_ms) as stage:
+    with only_run(settings.output), staging(settings.output, now_ms=judged_at_ms) as stage:
         say("starting Spark")
         watch = Watch()
         with open_session(session, master, stage, plan=plan) as spark:
@@ -141,9 +146,26 @@ def worker_errors() -> Iterator[None]:
     except (PySparkException, Py4JError) as error:
         # What fails in Java itself (an unreadable file, a process that died) PySpark hands on as Py4J has it.
         text = str(error)
-        told = _ERROR_LINE.findall(text) or _JAVA_LINE.findall(text)
-        what = told[-1] if told else text.splitlines()[0]
+        told, java = _ERROR_LINE.findall(text), _JAVA_LINE.findall(text)
+        # Java's first line may name the file, and its last says what is wrong with it.
+        what = told[-1] if told else ": ".join(dict.fromkeys(java[:1] + java[-1:])) or text.splitlines()[0]
         raise NotComparable(f"a source failed while it was read, so nothing is judged: {what}") from error
+
+
+@contextmanager
+def only_run(output: Path) -> Iterator[None]:
+    """One run at a time writes to an output folder; the system lets go of the lock of a process that dies."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = (output / _LOCK).open("w", encoding="ascii")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write to {output}: {error.strerror}; name another [output] folder") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise OutputBusy(f"another run writes to {output}; wait for its end") from error
+        yield
 
 
 class Watch:

@@ -51,7 +51,8 @@ def keep(frame: DataFrame, folder: Path, fresh: Sequence[Segment]) -> None:
     """
     stage = folder / f".{uuid.uuid4().hex}"
     try:
-        frame.write.parquet(str(stage))
+        # A limit that a session may have would make several files of a segment.
+        frame.write.option("maxRecordsPerFile", 0).parquet(str(stage))
         for path in stage.iterdir():
             if (found := _PART.fullmatch(path.name)) is not None:
                 _sync(path)
@@ -62,7 +63,12 @@ def keep(frame: DataFrame, folder: Path, fresh: Sequence[Segment]) -> None:
 
 
 def sweep(folder: Path, segments: Sequence[Segment]) -> None:
-    """Remove what was kept of segments that the broker has dropped."""
+    """Remove what was kept of segments that the broker has dropped, and what a run that was killed had begun.
+
+    Only the one run that writes to the folder may.
+    """
+    for stage in folder.glob(".*"):
+        shutil.rmtree(stage, ignore_errors=True)
     known = {_stem(one) for one in segments}
     for path in folder.glob("*.parquet"):
         if path.stem.rpartition("-")[0] not in known:

@@ -84,7 +84,7 @@ def test_a_rerun_gives_identical_tables_and_the_manifest_names_the_newer(
     manifest = json.loads((settings.output / "manifest.json").read_text())
     assert manifest["newest"] == second.run_id
     assert sorted(path.name for path in settings.output.iterdir()) == sorted(
-        [first.run_id, second.run_id, "manifest.json"]
+        [".lock", first.run_id, second.run_id, "manifest.json"]
     )
 
 

@@ -11,7 +11,9 @@ import pytest
 
 from messaging import journal
 from spark_reconcile import NotComparable, Settings, run
+from spark_reconcile.errors import OutputBusy
 from spark_reconcile.reading import LegCount, read_log
+from spark_reconcile.reconciliation import only_run
 from spark_reconcile.sources import sealed
 from spark_reconcile.sources.segments import survey
 from tests.fixtures.databases import Database
@@ -164,12 +166,46 @@ def test_a_kept_file_is_on_the_disk_before_it_has_its_name(
 def test_a_kept_file_that_cannot_be_read_ends_the_run_as_not_comparable(spark: SparkSession, written: Settings) -> None:
     run(written, session=spark, now_ms=NOW_MS)
     path = _kept(written, "messages")[0]
-    path.write_bytes(bytes(path.stat().st_size))
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + bytes(len(data) // 2) + data[4 + len(data) // 2 :])
 
-    with pytest.raises(NotComparable, match="not a Parquet file") as raised:
+    with pytest.raises(NotComparable, match=f"{path.name}.*: .*") as raised:
         run(written, session=spark, now_ms=NOW_MS)
 
     assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.spark
+def test_a_segment_is_kept_whole_where_a_session_limits_the_rows_of_a_file(
+    spark: SparkSession, written: Settings, tmp_path: Path
+) -> None:
+    segments = survey(written.broker_data, "messages")
+    spark.conf.set("spark.sql.files.maxRecordsPerFile", "1")
+    try:
+        read_log(spark, "messages", segments, [], kept=tmp_path / "kept")
+    finally:
+        spark.conf.unset("spark.sql.files.maxRecordsPerFile")
+
+    rows = read_log(spark, "messages", segments, [], kept=tmp_path / "kept").frame
+
+    assert rows.count() == 10
+
+
+@pytest.mark.spark
+def test_what_a_killed_run_had_begun_to_keep_is_removed(spark: SparkSession, written: Settings, tmp_path: Path) -> None:
+    stage = tmp_path / "kept" / ".0123456789abcdef"
+    stage.mkdir(parents=True)
+    (stage / "part-00000-begun.parquet").write_bytes(b"PAR1")
+
+    read_log(spark, "messages", survey(written.broker_data, "messages"), [], kept=tmp_path / "kept")
+
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+    assert not stage.exists()
+
+
+def test_a_whole_run_writes_to_no_folder_that_another_run_writes_to(written: Settings) -> None:
+    with only_run(written.output), pytest.raises(OutputBusy, match="another run writes"):
+        run(written, now_ms=NOW_MS)
 
 
 def _kept(settings: Settings, log: str) -> list[Path]:

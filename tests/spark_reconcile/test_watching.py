@@ -9,7 +9,7 @@ import pytest
 
 from messaging.clock import ManualClock
 from messaging.errors import ConfigurationError
-from spark_reconcile.errors import NotComparable
+from spark_reconcile.errors import NotComparable, OutputBusy
 from spark_reconcile.exposition import metrics_text, write_metrics
 from spark_reconcile.moments import length_ms, moment_ms
 from spark_reconcile.summary import Book, Input, Summary, WindowCounts
@@ -28,7 +28,8 @@ def test_a_run_is_due_when_an_hour_and_the_grace_time_are_over(now_ms: int, due_
     assert Schedule(every_ms=HOUR_MS, after_ms=60_000).next_ms(now_ms) == due_ms
 
 
-def test_it_runs_at_once_then_every_hour_and_sooner_after_a_failure() -> None:
+@pytest.mark.parametrize("failure", [NotComparable("a segment is damaged"), OutputBusy("another run writes there")])
+def test_it_runs_at_once_then_every_hour_and_sooner_after_a_failure(failure: Exception) -> None:
     clock = ManualClock(NOON_MS)
     ran: list[int] = []
     turns = threading.Semaphore(0)
@@ -37,7 +38,7 @@ def test_it_runs_at_once_then_every_hour_and_sooner_after_a_failure() -> None:
         ran.append(now_ms)
         turns.release()
         if len(ran) == 2:
-            raise NotComparable("a segment is damaged")
+            raise failure
 
     watch = Watch(once, schedule=Schedule(every_ms=HOUR_MS, after_ms=0), clock=clock)
     thread = threading.Thread(target=watch.run)

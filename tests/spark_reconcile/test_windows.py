@@ -204,11 +204,11 @@ def test_hours_are_whole_and_closed_ones_only() -> None:
 
 
 def test_an_output_folder_has_one_writer(sqlite: Database, tmp_path: Path) -> None:
-    from spark_reconcile.incremental import _only_run
+    from spark_reconcile.reconciliation import only_run
 
     settings = _world(1).write(sqlite, tmp_path)
 
-    with _only_run(settings.output), pytest.raises(ConfigurationError, match="another run writes"):
+    with only_run(settings.output), pytest.raises(ConfigurationError, match="another run writes"):
         run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS)
 
 
