@@ -98,8 +98,9 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
         case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries):
             for sequence, id_ in entries:
                 yield "redriven", topic, group, id_, sequence, at, at_ms, at_ms, None, None, None
-        case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position):
-            yield "declared", topic, group, None, position, at, at_ms, None, None, None, None
+        case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position, settings=settings):
+            wanted = settings.get("filter") or None  # its filter stands where others give a reason
+            yield "declared", topic, group, None, position, at, at_ms, None, None, wanted, None
         case journal.Sought(topic=topic, group=group, at_ms=at_ms, position=position):
             yield "sought", topic, group, None, position, at, at_ms, None, None, None, None
         case journal.Paused(topic=topic, group=group, at_ms=at_ms, paused=paused):

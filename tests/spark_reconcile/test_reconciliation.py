@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
+from messaging import journal
 from spark_reconcile import Settings, State, Summary, run
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import Verdict, plant_all
-from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World
+from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, PAID, World
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,6 +146,20 @@ def test_what_a_source_does_not_reach_back_to_is_unknown_and_never_lost(
     assert _unsettled(summary) == {
         ("message", old, "", "unknown", "business_out_of_reach"),
         ("delivery", old, "tickets", "unknown", "inbox_out_of_reach"),
+    }
+
+
+def test_what_a_filter_may_have_passed_by_is_not_late(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
+    world = _world(balanced=3)
+    picky = {"topic": PAID, "group": "picky", "position": 0}
+    for at_ms, filter_ in ((NOW_MS - 23 * HOUR_MS, "type = 'yes'"), (NOW_MS - MINUTE_MS, None)):
+        world.actions.append(journal.Declared(**picky, at_ms=at_ms, settings={"filter": filter_}))
+    world.done("good-1", 0, "picky", age_ms=2 * HOUR_MS)
+
+    summary = run(world.write(sqlite, tmp_path), session=spark, now_ms=NOW_MS)
+
+    assert _unsettled(summary) == {
+        ("delivery", one, "picky", "unknown", "not_wanted_or_waiting") for one in ("good-2", "good-3")
     }
 
 
