@@ -25,12 +25,12 @@ _KINDS: Final = {
 }
 _EXPECTED: Final = (
     "stored", "deliver_at_ms", "message_ready_ms", "stored_ms", "sequence", "canceled", "floor", "since_ms", "seeks",
-    "last_seek_ms", "last_seek_position", "paused", "has_inbox", "inbox_reach_ms", "published_ms",
+    "last_seek_ms", "last_seek_position", "paused", "filtered", "has_inbox", "inbox_reach_ms", "published_ms",
 )  # fmt: skip
 _COUNTED: Final = ("deliveries", "acks", "nacks", "redrives", "effects")
 _GROUP_SCHEMA: Final = (
     "topic string, consumer_group string, floor bigint, since_ms bigint, seeks bigint, last_seek_ms bigint, "
-    "last_seek_position bigint, paused bigint, has_inbox bigint, inbox_reach_ms bigint"
+    "last_seek_position bigint, paused bigint, filtered bigint, has_inbox bigint, inbox_reach_ms bigint"
 )
 
 
@@ -39,7 +39,8 @@ class GroupFacts:
     """What the action log says of a group as a whole, and what its inbox covers.
 
     `floor`: the first sequence that is its own, by its start or its last seek; `since_ms`: when it began;
-    `last_seek_position`: where in the log that seek stands (-1: none).
+    `last_seek_position`: where in the log that seek stands (-1: none); `filtered`: it has or had a filter, by whose
+    word a message may never be handed out.
     """
 
     topic: str
@@ -50,19 +51,20 @@ class GroupFacts:
     last_seek_ms: int = 0
     last_seek_position: int = -1
     paused: int = 0
+    filtered: int = 0
     has_inbox: int = 0
     inbox_reach_ms: int = 0
 
 
 def group_facts(
-    events: Iterable[tuple[str, str, str, int | None, int, int]], *, inboxes: dict[tuple[str, str], int]
+    events: Iterable[tuple[str, str, str, int | None, int, int, str | None]], *, inboxes: dict[tuple[str, str], int]
 ) -> list[GroupFacts]:
-    """Groups from their own actions, (kind, topic, group, sequence, position, at_ms), in any order.
+    """Groups from their own actions, (kind, topic, group, sequence, position, at_ms, filter), in any order.
 
     `inboxes`: since when the inbox of a (topic, group) is complete; topic "" is any topic.
     """
     found: dict[tuple[str, str], dict[str, int]] = {}
-    for kind, topic, group, sequence, position, at_ms in sorted(events, key=lambda event: event[4]):
+    for kind, topic, group, sequence, position, at_ms, filter_ in sorted(events, key=lambda event: event[4]):
         begun = {"floor": sequence or 0, "since_ms": at_ms} if kind == "declared" else {}
         facts = found.setdefault((topic, group), begun)
         match kind:
@@ -73,6 +75,8 @@ def group_facts(
                 )  # fmt: skip
             case "paused" | "resumed":
                 facts["paused"] = int(kind == "paused")
+            case _ if filter_:
+                facts["filtered"] = 1  # for good: what it passed by does not come again without it
             case _:
                 pass  # declared again: settings, no move
     return [
@@ -159,8 +163,8 @@ def _after_seeks(grouped: DataFrame) -> DataFrame:
     )
     return grouped.selectExpr(
         "id", "topic", "consumer_group", *_COUNTED, "stored", "deliver_at_ms", "stored_ms", "sequence", "canceled",
-        "floor", "seeks", "paused", "has_inbox", "inbox_reach_ms", "first_delivered_ms", "last_delivered_ms",
-        "first_ack_ms", "effect_ms", "last_ms", "published_ms",
+        "floor", "seeks", "paused", "filtered", "has_inbox", "inbox_reach_ms", "first_delivered_ms",
+        "last_delivered_ms", "first_ack_ms", "effect_ms", "last_ms", "published_ms",
         f"if({reset}, {LastKind.NOTHING:d}L, last_kind) as last_kind",
         f"if({reset}, 0L, visible_ms) as visible_ms",
         f"greatest(message_ready_ms, since_ms, if({reset}, last_seek_ms, 0L)) as ready_ms",
@@ -175,5 +179,5 @@ def _inbox_of(topic: str, group: str, inboxes: dict[tuple[str, str], int]) -> di
 def _values(one: GroupFacts) -> tuple[Any, ...]:
     return (
         one.topic, one.consumer_group, one.floor, one.since_ms, one.seeks, one.last_seek_ms, one.last_seek_position,
-        one.paused, one.has_inbox, one.inbox_reach_ms,
+        one.paused, one.filtered, one.has_inbox, one.inbox_reach_ms,
     )  # fmt: skip

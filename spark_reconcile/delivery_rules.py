@@ -2,8 +2,8 @@
 
 Facts of the pair (message, group): counts (`stored`, `deliveries`, `acks`, `nacks`, `redrives`, `effects`: inbox rows),
 times in milliseconds (0: none), `sequence` (-1: no place in the topic yet), what the group did last with it
-(`last_kind`), and of the group (`floor`: the first sequence that is its own, `seeks`, `paused`, `has_inbox`).
-It reads nothing.
+(`last_kind`), and of the group (`floor`: the first sequence that is its own, `seeks`, `paused`,
+`filtered`, `has_inbox`). It reads nothing.
 """
 
 from __future__ import annotations
@@ -264,6 +264,13 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         meaning="Ready again for longer than the bound, and nobody took it.",
         cause="No consumer of this group is running, or too few.",
         cure="Start consumers of this group.",
+    ),
+    Rule(
+        name="not_wanted_or_waiting",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=_acks.is_(0) & Fact("filtered").is_(1),
+        meaning="Never handed out, and the group has or had a filter: no telling whether it wants the message.",
     ),
     Rule(
         name="waiting",

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 _TEXTS: Final = ("topic", "message_key")
 _COUNTS: Final = ("outbox", "parked", "archive", "broker", "canceled", "resent", "repeated")
-_TIMES: Final = ("body_hash", "due_ms", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence")
+_TIMES: Final = (
+    "body_hash", "due_ms", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "placed_ms", "canceled_ms",
+)  # fmt: skip
+
+# The broker notes a cancel of an id that it has forgotten, too: after the message has its place it takes nothing back.
+_CANCELED: Final = "if(coalesce(min(canceled_ms) > min(placed_ms), false), 0L, sum(canceled))"
 
 
 def message_evidence(
@@ -55,9 +60,10 @@ def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[Data
             rows.where(f"leg = '{Leg.ARCHIVE}'"), **texts, **body, archive="1L", sent_ms="at_ms",
             resent="if(attempts > 1, 1L, 0L)", repeated="if(note = 'duplicate', 1L, 0L)",
         ),
-        _leg(messages, **texts, **body, broker="1L", stored_ms="stored_ms", sequence="sequence"),
-        _leg(actions.where("kind = 'fired'"), fired_ms="at_ms", sequence="sequence"),
-        _leg(actions.where("kind = 'canceled'"), canceled="1L", created_ms="at_ms"),
+        _leg(messages, **texts, **body, broker="1L", stored_ms="stored_ms", sequence="sequence",
+             placed_ms="if(sequence is null, null, stored_ms)"),
+        _leg(actions.where("kind = 'fired'"), fired_ms="at_ms", sequence="sequence", placed_ms="at_ms"),
+        _leg(actions.where("kind = 'canceled'"), canceled="1L", created_ms="at_ms", canceled_ms="at_ms"),
     ]  # fmt: skip
 
 
@@ -76,7 +82,7 @@ def _aggregates() -> list[Column]:
     return [
         expr("min(topic)").alias("topic"),
         expr("min(message_key)").alias("message_key"),
-        *(expr(f"sum({name})").alias(name) for name in _COUNTS),
+        *(expr(_CANCELED if name == "canceled" else f"sum({name})").alias(name) for name in _COUNTS),
         *(
             expr(f"if(coalesce(min({column}) != max({column}), false), 1, 0)").alias(f"{name}_differs")
             for name, column in differs.items()

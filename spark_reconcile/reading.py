@@ -247,7 +247,7 @@ def _groups(
     events: list[tuple[Any, ...]] = [
         tuple(row)
         for row in actions.where("kind in ('declared', 'sought', 'paused', 'resumed')")
-        .select("kind", "topic", "consumer_group", "sequence", "position", "at_ms")
+        .select("kind", "topic", "consumer_group", "sequence", "position", "at_ms", "reason")
         .collect()
     ]
     inboxes: dict[tuple[str, str], int] = {}

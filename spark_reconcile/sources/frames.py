@@ -22,6 +22,7 @@ ACTION_SCHEMA: Final = (
     "kind string, topic string, consumer_group string, id string, sequence bigint, position bigint, at_ms bigint, "
     "visible_at_ms bigint, attempt bigint, reason string, damage string"
 )
+SECOND_MS: Final = 1_000
 SCHEMAS: Final = {"messages": MESSAGE_SCHEMA, "actions": ACTION_SCHEMA}
 
 Row = tuple[Any, ...]
@@ -95,11 +96,13 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
         case journal.Died(topic=topic, group=group, at_ms=at_ms, entries=died, reason=reason):
             for sequence, id_, attempts in died:
                 yield "died", topic, group, id_, sequence, at, at_ms, None, attempts, reason, None
-        case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries):
-            for sequence, id_ in entries:
-                yield "redriven", topic, group, id_, sequence, at, at_ms, at_ms, None, None, None
-        case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position):
-            yield "declared", topic, group, None, position, at, at_ms, None, None, None, None
+        case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries, per_second=rate):
+            for number, (sequence, id_) in enumerate(entries):
+                visible = at_ms + (number // rate * SECOND_MS if rate else 0)
+                yield "redriven", topic, group, id_, sequence, at, at_ms, visible, None, None, None
+        case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position, settings=settings):
+            wanted = settings.get("filter") or None  # its filter stands where others give a reason
+            yield "declared", topic, group, None, position, at, at_ms, None, None, wanted, None
         case journal.Sought(topic=topic, group=group, at_ms=at_ms, position=position):
             yield "sought", topic, group, None, position, at, at_ms, None, None, None, None
         case journal.Paused(topic=topic, group=group, at_ms=at_ms, paused=paused):

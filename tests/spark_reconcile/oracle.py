@@ -94,6 +94,8 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
         return "paused"
     if held or given_back:
         return "not_redelivered"
+    if f["filtered"]:
+        return "not_wanted_or_waiting"
     return "waiting" if f["now_ms"] - f["ready_ms"] < late else "not_handed_out"
 
 

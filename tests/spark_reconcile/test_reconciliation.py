@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
+from messaging import journal
 from spark_reconcile import Settings, State, Summary, run
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import Verdict, plant_all
-from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World
+from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, World
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -146,6 +147,35 @@ def test_what_a_source_does_not_reach_back_to_is_unknown_and_never_lost(
         ("message", old, "", "unknown", "business_out_of_reach"),
         ("delivery", old, "tickets", "unknown", "inbox_out_of_reach"),
     }
+
+
+def test_what_a_filter_may_have_passed_by_is_not_late(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
+    world = _world(balanced=3)
+    picky = {"topic": PAID, "group": "picky", "position": 0}
+    for at_ms, filter_ in ((NOW_MS - 23 * HOUR_MS, "type = 'yes'"), (NOW_MS - MINUTE_MS, None)):
+        world.actions.append(journal.Declared(**picky, at_ms=at_ms, settings={"filter": filter_}))
+    world.done("good-1", 0, "picky", age_ms=2 * HOUR_MS)
+
+    summary = run(world.write(sqlite, tmp_path), session=spark, now_ms=NOW_MS)
+
+    assert _unsettled(summary) == {
+        ("delivery", one, "picky", "unknown", "not_wanted_or_waiting") for one in ("good-2", "good-3")
+    }
+
+
+def test_a_cancel_that_comes_after_the_delivery_changes_no_verdict(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(balanced=3)
+    order = world.order(status="BOOKED", remind_at_ms=NOW_MS - HOUR_MS)
+    world.sent("fired", key=str(order), topic=REMINDER, deliver_at_ms=NOW_MS - HOUR_MS)
+    world.store("fired", key=str(order), topic=REMINDER, deliver_at_ms=NOW_MS - HOUR_MS, scheduled=True)
+    world.done("fired", world.fire("fired", age_ms=HOUR_MS), MAIL, age_ms=HOUR_MS, topic=REMINDER)
+    world.actions.append(journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=["good-1", "fired"]))
+
+    summary = run(world.write(sqlite, tmp_path), session=spark, now_ms=NOW_MS)
+
+    assert _unsettled(summary) == set()
 
 
 def test_what_the_retention_has_purged_by_now_is_unknown(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:

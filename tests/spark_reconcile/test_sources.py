@@ -183,6 +183,17 @@ def test_every_kind_of_action_becomes_rows(tmp_path: Path) -> None:
     assert all(row["at_ms"] == 7 for row in rows)
 
 
+def test_redriven_letters_are_ready_so_many_a_second(tmp_path: Path) -> None:
+    ids = ["a", "b", "c", "d", "e"]
+    common: dict[str, Any] = {"topic": "t", "group": "g", "at_ms": 7, "entries": list(enumerate(ids))}
+    actions = [journal.Redriven(**common, per_second=2), journal.Redriven(**common)]
+    write_log(tmp_path / "actions", journal.SegmentKind.ACTIONS, actions, 100)
+
+    rows = _read_log("actions", survey(tmp_path, "actions"))
+
+    assert [row["visible_at_ms"] for row in rows] == [7, 7, 1_007, 1_007, 2_007, *[7] * 5]
+
+
 def test_a_folder_that_is_no_brokers_is_refused_with_the_cure(written: Settings, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="outbox broker serve --data"):
         check_sources(replace(written, broker_data=tmp_path / "nowhere"))
