@@ -8,6 +8,8 @@ reaches the caller of a commit() that has succeeded. Each hook below says which 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, event
@@ -15,17 +17,19 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from messaging.errors import ConfigurationError, NoTransaction
 from outbox.engine_hooks import undone_spans, watch_savepoints
+from outbox.row import OutboxRow
 from outbox.unit_of_work import TOO_LATE, UnitOfWork
 
 if TYPE_CHECKING:
     from outbox.box import Outbox
 
-UNITS_KEY: Final = "outbox.units_of_work"
+_UNITS_KEY: Final = "outbox.units_of_work"
 """Where Session.info has its units of work, by Outbox."""
 _SEALED_KEY: Final = "outbox.sealed"
 _CONNECTIONS_KEY: Final = "outbox.connections"
 _FLUSHES_MAX: Final = 100
 _listening = threading.Lock()
+_hearers: Final[list[Callable[[Sequence[OutboxRow]], None]]] = []
 
 
 def listen_to_sessions() -> None:
@@ -41,6 +45,19 @@ def listen_to_sessions() -> None:
             event.listen(Session, "after_transaction_end", _after_transaction_end)
 
 
+@contextmanager
+def hearing(hearer: Callable[[Sequence[OutboxRow]], None]) -> Iterator[None]:
+    """Tell the hearer, until the block ends, what each commit wrote, before the sender has it; it must not raise.
+
+    Also of a Session that has joined a transaction which somebody else will end.
+    """
+    _hearers.append(hearer)
+    try:
+        yield
+    finally:
+        _hearers.remove(hearer)
+
+
 def unit_of(session: Session, box: Outbox) -> UnitOfWork:
     """This Session's unit of work for this Outbox; made on first use, gone with the root transaction.
 
@@ -49,7 +66,7 @@ def unit_of(session: Session, box: Outbox) -> UnitOfWork:
     """
     if session.info.get(_SEALED_KEY):
         raise NoTransaction(TOO_LATE)
-    units: dict[Outbox, UnitOfWork] = session.info.setdefault(UNITS_KEY, {})
+    units: dict[Outbox, UnitOfWork] = session.info.setdefault(_UNITS_KEY, {})
     if box not in units:
         units[box] = UnitOfWork()
     return units[box]
@@ -75,7 +92,7 @@ def _before_commit(session: Session) -> None:
     # Flush first: objects that publish in their flush events must be heard before the one INSERT, and may be the only
     # ones that publish at all.
     _flush_all(session)
-    for box, unit in session.info.get(UNITS_KEY, {}).items():
+    for box, unit in session.info.get(_UNITS_KEY, {}).items():
         if unit.rows and not unit.written:
             connection = _connection_for(session, box)
             unit.forget(undone_spans(connection))
@@ -121,13 +138,15 @@ def _flush_all(session: Session) -> None:
 
 
 def _after_commit(session: Session) -> None:
-    units = session.info.get(UNITS_KEY)
+    units = session.info.get(_UNITS_KEY)
     if not units or session.in_nested_transaction():
         return
     bind = session.get_bind() if session.bind is not None else None
     # A Session on somebody's open Connection has committed nothing yet: its rows are left to the compensator.
     still_open = isinstance(bind, Connection) and bind.in_transaction()
-    for box, unit in session.info.pop(UNITS_KEY).items():
+    for box, unit in session.info.pop(_UNITS_KEY).items():
+        for hearer in tuple(_hearers):
+            hearer(unit.written_rows)
         if unit.written and not still_open:
             box.committed(unit)
         unit.closed = True
@@ -140,7 +159,7 @@ def _after_rollback(session: Session) -> None:
 
 
 def _after_soft_rollback(session: Session, previous: SessionTransaction) -> None:
-    units = session.info.get(UNITS_KEY)
+    units = session.info.get(_UNITS_KEY)
     if units and previous.nested:
         for unit in units.values():
             unit.savepoint_rolled_back(previous)
@@ -151,5 +170,5 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
     if transaction.parent is None:
         session.info.pop(_SEALED_KEY, None)
         session.info.pop(_CONNECTIONS_KEY, None)
-        for unit in session.info.pop(UNITS_KEY, {}).values():
+        for unit in session.info.pop(_UNITS_KEY, {}).values():
             unit.closed = True

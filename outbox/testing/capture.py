@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
-
-from sqlalchemy import event
-from sqlalchemy.orm import Session
 
 from messaging.errors import InvalidMessage, OutboxError
 from outbox.row import OutboxRow
 from outbox.schema import RowKind
-from outbox.session_hooks import UNITS_KEY
+from outbox.session_hooks import hearing
 from outbox.testing.published import MESSAGES_MAX, Published
-from outbox.unit_of_work import UnitOfWork
 
 logger = logging.getLogger(__name__)
 
@@ -53,24 +47,12 @@ class Capture:
             logger.warning("row_not_captured", extra={"message_id": row.id, "error": str(error)})
 
 
-_captures: Final[list[Capture]] = []
-_changing = threading.Lock()
-
-
 @contextmanager
 def capturing() -> Iterator[Capture]:
     """Hear every commit until the block ends, of whatever Outbox, session and thread."""
     capture = Capture()
-    with _changing:
-        # In front of the listener that hands the rows to the sender, and of a listener of the user's that may raise.
-        if not event.contains(Session, "after_commit", _after_commit):
-            event.listen(Session, "after_commit", _after_commit, insert=True)
-        _captures.append(capture)
-    try:
+    with hearing(capture.hear):
         yield capture
-    finally:
-        with _changing:
-            _captures.remove(capture)
 
 
 @contextmanager
@@ -82,13 +64,3 @@ def capture_published() -> Iterator[Published]:
     """
     with capturing() as capture:
         yield capture.published
-
-
-def _after_commit(session: Session) -> None:
-    """Of a savepoint's release as well, but rows are written by the commit of the root alone."""
-    if not _captures:
-        return
-    units: dict[object, UnitOfWork] = session.info.get(UNITS_KEY, {})
-    for unit in tuple(units.values()):
-        for capture in tuple(_captures):
-            capture.hear(unit.written_rows)

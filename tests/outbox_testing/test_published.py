@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
@@ -18,6 +22,7 @@ from outbox import Outbox
 from outbox.testing import MemoryBroker, Published, capture_published
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
+ROOT = Path(__file__).parents[2]
 NOBODY_THERE = "http://127.0.0.1:9"
 
 
@@ -317,3 +322,37 @@ def test_what_a_thread_publishes_that_nobody_joins_can_be_waited_for(box: Outbox
     assert (first[:1], both) == ([("t", "1")], [("t", "1"), ("t", "2")])
     with pytest.raises(AssertionError, match=r"3 were expected on t; published was: \[<published 't', b'1'>"):
         published.wait_for("t", count=3, timeout_seconds=0)
+
+
+FIRST_OUTBOX_INSIDE = """
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from outbox import Outbox
+from outbox.migrating import upgrade
+from outbox.testing import MemoryBroker, capture_published
+
+engine = create_engine("sqlite:///shop.db")
+upgrade(engine)
+with capture_published() as published:
+    box = Outbox(engine, broker=MemoryBroker())
+    with Session(engine) as session, session.begin():
+        box.publish("t", "1", session=session)
+    box.close()
+engine.dispose()
+assert published.topics == ["t"], published
+"""
+
+
+def test_the_first_outbox_of_a_process_may_be_made_while_it_is_listened_to(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", FIRST_OUTBOX_INSIDE],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (run.returncode, run.stderr) == (0, "")
