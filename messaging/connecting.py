@@ -25,7 +25,8 @@ def connect(url: str, **options: object) -> Broker:
         except ModuleNotFoundError as error:
             extra = {"https": "http", "embedded": "broker"}.get(scheme, scheme)
             raise ConfigurationError(
-                f"the {scheme} adapter needs the package {error.name!r}: pip install 'outbox-mq[{extra}]'"
+                f"the {scheme} adapter needs the package {error.name!r}, which comes with the extra {extra!r}: "
+                f"pip install '.[{extra}]' in a checkout"
             ) from error
         broker: Broker = adapter(url, **options)
         return broker

@@ -47,7 +47,10 @@ def _complain(error: OutboxError) -> int:
 
 def _missing(room: str, error: ModuleNotFoundError) -> UsageError:
     extra = _EXTRAS.get(room, "all")
-    return UsageError(f"`outbox {room}` needs the package {error.name!r}: pip install 'outbox-mq[{extra}]'")
+    return UsageError(
+        f"`outbox {room}` needs the package {error.name!r}, which comes with the extra {extra!r}: "
+        f"pip install '.[{extra}]' in a checkout"
+    )
 
 
 def _application(arguments: list[str]) -> typer.Typer:

@@ -86,5 +86,5 @@ def test_a_room_whose_extra_is_missing_says_which(command: str, tmp_path: Path) 
     ended = run_bare("from outbox.cli import main\nmain(sys.argv[1:])", *command.format(toml=toml).split())
 
     assert ended.returncode == 2
-    assert "pip install 'outbox-mq[" in ended.stderr
+    assert "pip install '.[" in ended.stderr
     assert "Traceback" not in ended.stderr
