@@ -12,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from messaging.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
+from messaging.given_files import read_secret
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 NO_URL: Final = "a broker's URL looks like http://127.0.0.1:7788"
@@ -31,7 +32,7 @@ class Asking:
         connection = self._connection()
         headers = {} if body is None else {"content-type": "application/json"}
         if self.token_file is not None:
-            headers["authorization"] = f"Bearer {self._token(self.token_file)}"
+            headers["authorization"] = f"Bearer {read_secret(self.token_file, what='token')}"
         try:
             sent = None if body is None else json.dumps(body)
             connection.request(method, urlsplit(self.url).path.rstrip("/") + path, sent, headers)
@@ -66,10 +67,3 @@ class Asking:
             return http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
         context = ssl.create_default_context(cafile=self.ca_file)
         return http.client.HTTPSConnection(parts.hostname, port, timeout=timeout_s, context=context)
-
-    @staticmethod
-    def _token(file: Path) -> str:
-        try:
-            return file.read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ConfigurationError(f"cannot read the token in {file}: {error.strerror}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import ssl
-import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +17,7 @@ from broker.http.server import Tls
 from broker.http.settings import HttpSettings
 from broker.options import Durability, EngineOptions
 from messaging.errors import ConfigurationError
+from messaging.given_files import read_toml
 from messaging.logs import LogFormat
 
 ENVIRONMENT_PREFIX: Final = "OUTBOX_BROKER__"
@@ -141,12 +141,7 @@ def load(flags: Mapping[str, Any], *, file: Path | None) -> BrokerConfig:
 
 
 def _table(file: Path) -> dict[str, Any]:
-    try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the configuration {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"the configuration {file} is not TOML: {error}") from error
+    tables = read_toml(file)
     if TABLE not in tables and (near := get_close_matches(TABLE, tables, n=1)):
         raise ConfigurationError(f"there is no [{TABLE}] in {file}; [{near[0]}] is meant to be it?")
     table = tables.get(TABLE, {})

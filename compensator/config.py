@@ -6,7 +6,6 @@ over. An unknown name in [compensator] or [[compensator.sources]] is an error th
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from compensator.durations import DurationMs
 from compensator.engines import WORKERS_MAX
 from messaging.errors import ConfigurationError
+from messaging.given_files import read_toml
 
 ENVIRONMENT_PREFIX: Final = "OUTBOX_"
 SOURCES_MAX: Final = 10_000
@@ -145,12 +145,7 @@ def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tables(file: Path) -> dict[str, Any]:
-    try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the configuration {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"the configuration {file} is not TOML: {error}") from error
+    tables = read_toml(file)
     known = CompensatorConfig.model_fields
     for name in tables:
         near = get_close_matches(name, known, n=1, cutoff=0.8)

@@ -8,14 +8,13 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import URL
 
 from outbox.database import MYSQL_DIALECTS, background_engine, open_engine
-from outbox.database_url import read_url
+from outbox.database_url import sync_url
 
 WORKERS_MAX: Final = 12
 """A pool has 15 connections at most: so many workers, and the retention and the gauges beside them."""
 STATEMENT_SECONDS_MAX: Final = 60
 """No answer for so long is a dead server; the longest statement of ours reads and deletes 200 rows by primary key."""
 CONNECT_SECONDS_MAX: Final = 5
-_ASYNC_DRIVERS: Final = frozenset({"asyncmy", "aiomysql"})
 
 
 class InstanceEngines:
@@ -52,11 +51,7 @@ def looking_engine(engine: Engine) -> Engine:
 
 
 def _bounded(database: URL | str) -> URL | str:
-    url = read_url(database)
-    if url.get_backend_name() not in MYSQL_DIALECTS:
-        return url
-    if url.get_driver_name() in _ASYNC_DRIVERS:
-        url = url.set(drivername="mysql+pymysql")
+    url = sync_url(database)
     if url.get_driver_name() != "pymysql":
         return url
     bounds = {

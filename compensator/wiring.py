@@ -27,8 +27,9 @@ from compensator.turn import TurnOptions
 from messaging import Broker, connect
 from messaging.clock import Clock
 from messaging.errors import ConfigurationError
+from messaging.given_files import read_secret
 from outbox.archive import ArchiveStore
-from outbox.database_url import read_url
+from outbox.database_url import database_url
 from outbox.inbox import InboxStore
 from outbox.ordering import OrderStore
 from outbox.relay import RelayPolicy
@@ -156,17 +157,11 @@ class _Builder:
         if url is None:
             raise ConfigurationError("no broker is named: give --broker, OUTBOX_BROKER__URL or `broker` of the source")
         if (url, token_file) not in self._brokers:
-            options = {} if token_file is None else {"token": _secret(token_file, "token")}
+            options = {} if token_file is None else {"token": read_secret(token_file, what="token")}
             broker = connect(url, **options)
             self._closing.callback(broker.close)
             self._brokers[(url, token_file)] = broker
         return url, self._brokers[(url, token_file)]
-
-
-def database_url(text: str, *, password_file: Path | None) -> URL:
-    """The URL with the password of the file, where one is named. Raises ConfigurationError."""
-    url = read_url(text)
-    return url if password_file is None else url.set(password=_secret(password_file, "password"))
 
 
 def _assignment(config: CompensatorConfig, *, several: bool) -> Assignment:
@@ -197,10 +192,3 @@ def _shown(broker_url: str) -> str:
     parts = urlsplit(broker_url)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}" if host else f"{parts.scheme}:{parts.path}"
-
-
-def _secret(path: Path, what: str) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the {what} file {path}: {error.strerror}") from error

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from messaging.errors import ConfigurationError
+from messaging.given_files import read_secret
 
-PASSWORD_BYTES_MAX = 4 * 1024
+_ASYNC_DRIVERS: Final = frozenset({"asyncmy", "aiomysql"})
 
 
 def database_url(text: str, *, password_file: Path | None) -> URL:
@@ -18,7 +20,13 @@ def database_url(text: str, *, password_file: Path | None) -> URL:
     Raises ConfigurationError, which does not repeat what was given.
     """
     url = read_url(text)
-    return url if password_file is None else url.set(password=_password(password_file))
+    return url if password_file is None else url.set(password=read_secret(password_file, what="password"))
+
+
+def sync_url(database: URL | str) -> URL:
+    """The URL for those who do not await: an async MySQL driver gives way to PyMySQL. Raises ConfigurationError."""
+    url = read_url(database)
+    return url.set(drivername="mysql+pymysql") if url.get_driver_name() in _ASYNC_DRIVERS else url
 
 
 def read_url(text: URL | str) -> URL:
@@ -30,13 +38,3 @@ def read_url(text: URL | str) -> URL:
             "not a database URL that can work; use one like mysql+pymysql://user@host:3306/database or "
             "sqlite:///file.db, and write @ : / of a password as %40 %3A %2F"
         ) from error
-
-
-def _password(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8") as file:
-            return file.read(PASSWORD_BYTES_MAX).strip()
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the password file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"the password file {path} is not UTF-8") from error

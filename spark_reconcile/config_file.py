@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from messaging.errors import ConfigurationError, InvalidMessage
+from messaging.given_files import read_toml
 from spark_reconcile.settings import (
     BusinessRule,
     Condition,
@@ -44,12 +44,7 @@ OUTPUT_DEFAULT: Final = "reconciliation"
 
 def read_config(path: Path) -> dict[str, Any]:
     """The file's tables, each key checked. Raises ConfigurationError naming the key and the nearest known one."""
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not TOML: {error}") from error
+    found = read_toml(path)
     _check_keys(found, "")
     for name in ("database", "archive", "broker", "grace", "output"):
         _check_keys(_table(found, name), name)

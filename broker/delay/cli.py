@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from messaging.errors import ConfigurationError
+from messaging.given_files import read_secret
 from messaging.logs import LogFormat
 
 app = typer.Typer(no_args_is_help=True, help="Run a delay service in front of any broker.")
@@ -50,13 +50,5 @@ def serve(
         "tls_cert": tls_cert, "tls_key": tls_key, "ready_file": ready_file, "log_level": log_level,
         "log_format": log_format,
     }  # fmt: skip
-    run(load(flags, file=config), target_url=target, target_token=_token(target_token_file))
-
-
-def _token(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the token in {file}: {error.strerror}") from error
+    token = None if target_token_file is None else read_secret(target_token_file, what="token")
+    run(load(flags, file=config), target_url=target, target_token=token)

@@ -10,10 +10,9 @@ from sqlalchemy.engine import URL
 from compensator.assignment.lease_store import LeaseStore
 from compensator.assignment.leased import LeasedAssignment, LeaseOptions
 from outbox.database import MYSQL_DIALECTS, background_engine, open_engine
-from outbox.database_url import read_url
+from outbox.database_url import sync_url
 
 _MS: Final = 1000
-_ASYNC_DRIVERS: Final = frozenset({"asyncmy", "aiomysql"})
 
 
 def open_assignment(
@@ -51,10 +50,6 @@ def lease_engine(database: URL | str, *, wait_ms_max: int) -> Engine:
 
 
 def _with_timeouts(database: URL | str, seconds: int) -> URL | str:
-    url = read_url(database)
-    if url.get_backend_name() not in MYSQL_DIALECTS:
-        return url
-    if url.get_driver_name() in _ASYNC_DRIVERS:
-        url = url.set(drivername="mysql+pymysql")
+    url = sync_url(database)
     bounds = {name: str(seconds) for name in ("connect_timeout", "read_timeout", "write_timeout")}
     return url.update_query_dict(bounds) if url.get_driver_name() == "pymysql" else url

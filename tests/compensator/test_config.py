@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from compensator.assignment import AlwaysMine, LeasedAssignment
 from compensator.config import CompensatorConfig, load
 from compensator.durations import parse_duration_ms
-from compensator.wiring import Parts, database_url, wire
+from compensator.wiring import Parts, wire
 from messaging.clock import SystemClock
 from messaging.errors import ConfigurationError
+from outbox.database_url import database_url
 
 WHOLE = """
 log_format = "json"

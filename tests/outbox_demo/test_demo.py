@@ -92,7 +92,7 @@ def test_a_payment_that_disappears_turns_its_messages_into_phantoms_and_the_exit
     settings = (folder / "reconcile.toml").read_text().replace(str(folder / "business.db"), str(tmp_path / "b.db"))
     (tmp_path / "reconcile.toml").write_text(settings)
 
-    ended = _outbox("reconcile", "run", "--config", str(tmp_path / "reconcile.toml"), "--json", timeout=120)
+    ended = _outbox("reconcile", "run", "--config", str(tmp_path / "reconcile.toml"), "--json", timeout=300)
 
     assert ended.returncode == 1, ended.stderr
     summary: dict[str, Any] = json.loads(ended.stdout)
