@@ -302,12 +302,18 @@ class Core:
                 position = known.index.sequence_at(config.start_at_ms or 0)
             case _:
                 position = known.index.start
+        position = min(position, self._durable_end(known))
         self._settle_passed(known, name, config)
         self._act(
             journal.Declared(
                 topic=topic, group=name, at_ms=self._clock.now_ms(), position=position, settings=settings_of(config)
             )
         )
+
+    def _durable_end(self, topic: Topic) -> int:
+        """Where a group may be moved to: behind it a power cut may give the sequences to other messages."""
+        index = topic.index
+        return index.visible_end(index.start, count_max=index.end, durable_end=self._messages.durable_end)
 
     def _settle_passed(self, topic: Topic, name: str, config: GroupConfig) -> None:
         """Write down what a group has passed by its filter, before it gets another one."""

@@ -32,6 +32,8 @@ class Operating(Timing):
         check_group(group)
         if config.filter is not None:
             parse(config.filter)  # refused before anything is written
+        if config.start != "earliest":
+            self._messages.commit()
         with self._lock:
             self._refuse_if_closed()
             self._declare(topic, group, config)
@@ -88,6 +90,7 @@ class Operating(Timing):
         """
         if (to_ms is None) == (to_offset is None) or (to_offset is not None and to_offset < 0):
             raise InvalidMessage("seek to a time (to_ms) or to an offset (to_offset >= 0), one of them")
+        self._messages.commit()
         with self._lock:
             self._refuse_if_closed()
             index, known = self._known_topic(topic).index, self._known_group(topic, group)
@@ -96,7 +99,7 @@ class Operating(Timing):
                 raise InvalidMessage(
                     f"offset {wanted:,} is beyond the end of {topic}; {index.end:,} is where the next message comes"
                 )
-            position = min(max(wanted, index.start), index.end)
+            position = min(max(wanted, index.start), self._durable_end(self._known_topic(topic)))
             self._act(
                 journal.Sought(
                     topic=topic, group=group, at_ms=self._clock.now_ms(), position=position, life=known.life + 1
