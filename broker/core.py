@@ -160,12 +160,12 @@ class Core:
 
     # -- acting ------------------------------------------------------------------------------------------------------
 
-    def _act(self, action: journal.Written) -> None:
+    def _act(self, action: journal.Action) -> None:
         """Write an action down, then do it, by the very code that replays it."""
         self._write_action(action)
         self._state.replay_action(action)
 
-    def _write_action(self, action: journal.Written) -> None:
+    def _write_action(self, action: journal.Action) -> None:
         """Write an action down; in a new segment, behind a checkpoint, where the old one is full."""
         try:
             self._try_to_write_action(action)
@@ -174,7 +174,7 @@ class Core:
                 raise
             self._try_to_write_action(action)
 
-    def _try_to_write_action(self, action: journal.Written) -> None:
+    def _try_to_write_action(self, action: journal.Action) -> None:
         if self._actions.is_full:
             self._write_checkpoint()
         self._actions.append([journal.encode_record(action)])
@@ -266,15 +266,15 @@ class Core:
         state.take_over(segment.first_offset, directory)
 
     def _bury(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
-        by_reason: defaultdict[str, list[tuple[int, str, int]]] = defaultdict(list)
+        by_reason: defaultdict[str, list[tuple[int, journal.Ids, int]]] = defaultdict(list)
         for death in deaths:
-            by_reason[death.reason].append((death.sequence, death.message_id, death.attempts))
+            by_reason[death.reason].append((death.first, death.count, death.attempts))
         for reason, entries in by_reason.items():
             self._act(journal.Died(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason))
         if deaths:
             self._wake_next(topic, group)
         for death in deaths:
-            self._state.counters[f"dead_lettered_{death.cause}", topic, group.name] += 1
+            self._state.counters[f"dead_lettered_{death.cause}", topic, group.name] += death.count
 
     def _refuse_if_disk_is_full(self) -> None:
         if not self._reserve.take():
