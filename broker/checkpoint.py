@@ -14,7 +14,8 @@ from typing import Final
 
 import msgspec
 
-from broker.consume.group import Dead, Group
+from broker.consume.dead_letters import DeadRun
+from broker.consume.group import Group
 from broker.consume.key_order import KeyOrder, OrderState
 from broker.consume.pace import Pace
 from broker.consume.unsettled import Held
@@ -32,8 +33,8 @@ class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     paused: bool
     life: int
     sought_in_life: int
-    held: list[tuple[int, list[str], int, int, int, int, bool, str | None]]
-    dead: list[tuple[int, str, int, str, int]]
+    held: list[tuple[int, journal.Ids, int, int, int, int, bool, str | None]]
+    dead: list[tuple[int, journal.Ids, int, str, int]]
     order: OrderState | None = None
     redrive_pace: tuple[int, int] = (0, 0)
 
@@ -62,7 +63,7 @@ def records_of(state: BrokerState, *, messages_end: int, at_ms: int) -> list[byt
     ]
 
 
-def read(records: Iterator[journal.Written | None]) -> bytes | None:
+def read(records: Iterator[journal.Action | None]) -> bytes | None:
     """The checkpoint that a segment's records begin with; None where they do not, or it is not whole (None is damage).
 
     Takes no more of the records than belong to it.
@@ -110,13 +111,13 @@ def _group(topic: str, group: Group) -> _Group:
         topic=topic, name=group.name, settings=settings_of(group.config), position=group.position,
         paused=group.paused, life=group.life, sought_in_life=group.sought_in_life,
         held=[
-            (one.first, one.ids, one.visible_at_ms, one.delivery, one.attempts_used, one.life, one.in_flight,
+            (one.first, one.count, one.visible_at_ms, one.delivery, one.attempts_used, one.life, one.in_flight,
              one.reason)
             for one in group.unsettled
         ],
         dead=[
-            (sequence, one.message_id, one.attempts, one.reason, one.dead_at_ms)
-            for sequence, one in group.dead.items()
+            (one.first, one.end - one.first, one.attempts, one.reason, one.dead_at_ms)
+            for one in group.dead
         ],
         redrive_pace=(group.redrive_pace.second_ms, group.redrive_pace.used),
         order=None if group.order is None else group.order.capture(),
@@ -126,10 +127,11 @@ def _group(topic: str, group: Group) -> _Group:
 def _restore_group(group: Group, found: _Group) -> None:
     group.position, group.paused = found.position, found.paused
     group.life, group.sought_in_life = found.life, found.sought_in_life
-    for held in found.held:
-        group.unsettled.add(Held(*held))
-    for sequence, message_id, attempts, reason, dead_at_ms in found.dead:
-        group.dead[sequence] = Dead(message_id, attempts, reason, dead_at_ms)
+    for first, ids, visible_at_ms, delivery, attempts_used, life, in_flight, reason in found.held:
+        end = first + journal.count_of(ids)
+        group.unsettled.add(Held(first, end, visible_at_ms, delivery, attempts_used, life, in_flight, reason))
+    for first, ids, attempts, reason, dead_at_ms in found.dead:
+        group.dead.add(DeadRun(first, first + journal.count_of(ids), attempts, reason, dead_at_ms))
     group.redrive_pace = Pace(*found.redrive_pace)
     if found.order is not None:
         group.order = KeyOrder()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from broker.consume.group import Death, Group, Requeue
-from broker.consume.receipt import Receipt, ReceiptRun, runs_of
+from broker.consume.receipt import ReceiptRun, runs_of
 from broker.pulling import Pulling, check_within
 from messaging import journal
 from messaging.limits import (
@@ -36,9 +36,9 @@ class Consuming(Pulling):
 
     def _settle(self, topic: str, group: Group, ranges: Sequence[tuple[int, int]]) -> None:
         if ranges:
-            runs = [(first, group.ids(first, end)) for first, end in ranges]
+            runs: list[tuple[int, journal.Ids]] = [(first, end - first) for first, end in ranges]
             self._act(journal.Settled(topic=topic, group=group.name, at_ms=self._clock.now_ms(), runs=runs))
-            self._state.counters["acknowledged", topic, group.name] += sum(len(ids) for _, ids in runs)
+            self._state.counters["acknowledged", topic, group.name] += sum(end - first for first, end in ranges)
             self._wake_next(topic, group)
 
     def nack(
@@ -57,18 +57,16 @@ class Consuming(Pulling):
                 group = self._state.group(topic, name)
                 if group is None:
                     continue
-                places = _one_by_one(runs)
-                decisions: dict[int, Requeue | Death] = {}
-                for number, receipt in places:
-                    if receipt.sequence in decisions or not _holds(group, receipt):
-                        continue
+                decisions: list[Requeue | Death] = []
+                for place, first, end in _held(group, runs):
                     decision = group.decide_nack(
-                        receipt.sequence, now_ms=now_ms, delay_ms=delay_ms, reason=reason, counts=counts
+                        first, end - first, now_ms=now_ms, delay_ms=delay_ms, reason=reason, counts=counts
                     )
-                    decisions[receipt.sequence] = decision
-                    statuses[number] = NackStatus.DEAD if isinstance(decision, Death) else NackStatus.REQUEUED
-                self._requeue(topic, name, decisions.values(), at_ms=now_ms, reason=reason)
-                deaths = [one for one in decisions.values() if isinstance(one, Death)]
+                    decisions.append(decision)
+                    status = NackStatus.DEAD if isinstance(decision, Death) else NackStatus.REQUEUED
+                    statuses[place : place + end - first] = [status] * (end - first)
+                self._requeue(topic, name, decisions, at_ms=now_ms, reason=reason)
+                deaths = [one for one in decisions if isinstance(one, Death)]
                 self._bury(topic, group, deaths, at_ms=now_ms)
                 if decisions:
                     self._wake_short()
@@ -88,10 +86,10 @@ class Consuming(Pulling):
                 group = self._state.group(topic, name)
                 if group is None:
                     continue
-                held = [(number, receipt) for number, receipt in _one_by_one(runs) if _holds(group, receipt)]
-                for number, _ in held:
-                    statuses[number] = ExtendStatus.EXTENDED
-                entries = [(one.sequence, group.ids(one.sequence, one.sequence + 1)[0]) for _, one in held]
+                entries: list[tuple[int, journal.Ids]] = []
+                for place, first, end in _held(group, runs, repeats=True):
+                    statuses[place : place + end - first] = [ExtendStatus.EXTENDED] * (end - first)
+                    entries.append((first, end - first))
                 if entries:
                     self._act(
                         journal.Extended(
@@ -109,34 +107,52 @@ def _by_group(receipts: Sequence[str]) -> dict[tuple[str, str], list[ReceiptRun]
     return found
 
 
-def _one_by_one(runs: Sequence[ReceiptRun]) -> list[tuple[int, Receipt]]:
-    """The receipts of runs, with their places in the request."""
-    return [
-        (run.place + number, Receipt(run.topic, run.group, run.first + number, run.delivery, run.life))
-        for run in runs
-        for number in range(run.count)
-    ]
+def _held(group: Group, runs: Sequence[ReceiptRun], *, repeats: bool = False) -> Iterator[tuple[int, int, int]]:
+    """What these receipts hold, as runs that fare alike: (place in the request, first, end).
+
+    Each message once, unless repeats are wanted.
+    """
+    seen: set[int] = set()
+    for run in runs:
+        for first, end in group.held_of(run.first, run.end, delivery=run.delivery, life=run.life):
+            place = run.place + first - run.first
+            wanted = range(first, end)
+            if repeats or seen.isdisjoint(wanted):
+                yield place, first, end
+            else:
+                yield from ((place + one - first, one, one + 1) for one in wanted if one not in seen)
+            if len(runs) > 1:
+                seen.update(wanted)
 
 
 def _decide_acks(group: Group, runs: Sequence[ReceiptRun], statuses: list[AckStatus]) -> list[tuple[int, int]]:
     """Tell each receipt's status; returns the ranges of sequences to settle. A range is one look-up where it can be."""
     ranges: list[tuple[int, int]] = []
+    seen: set[int] = set()
     for run in runs:
-        known = any(first < run.end and run.first < end for first, end in ranges)
-        if not known and group.unsettled.covers(run.first, run.end, delivery=run.delivery, life=run.life):
-            ranges.append((run.first, run.end))
+        sequences = range(run.first, run.end)
+        if seen.isdisjoint(sequences) and group.unsettled.covers(
+            run.first, run.end, delivery=run.delivery, life=run.life
+        ):
             statuses[run.place : run.place + run.count] = [AckStatus.ACKED] * run.count
+            _add(ranges, run.first, run.end)
+            if len(runs) > 1:
+                seen.update(sequences)
             continue
-        for place, receipt in _one_by_one([run]):
-            status = group.ack_status(receipt.sequence, delivery=receipt.delivery, life=receipt.life)
-            if status is AckStatus.ACKED:
-                if any(first <= receipt.sequence < end for first, end in ranges):
-                    status = AckStatus.ALREADY_ACKED
-                else:
-                    ranges.append((receipt.sequence, receipt.sequence + 1))
+        for place, sequence in enumerate(sequences, run.place):
+            status = group.ack_status(sequence, delivery=run.delivery, life=run.life)
+            if status is AckStatus.ACKED and sequence in seen:
+                status = AckStatus.ALREADY_ACKED
+            elif status is AckStatus.ACKED:
+                seen.add(sequence)
+                _add(ranges, sequence, sequence + 1)
             statuses[place] = status
     return ranges
 
 
-def _holds(group: Group, receipt: Receipt) -> bool:
-    return group.holds(receipt.sequence, delivery=receipt.delivery, life=receipt.life)
+def _add(ranges: list[tuple[int, int]], first: int, end: int) -> None:
+    """One more range; it joins the last one where it goes on from there."""
+    if ranges and ranges[-1][1] == first:
+        ranges[-1] = (ranges[-1][0], end)
+    else:
+        ranges.append((first, end))

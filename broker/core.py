@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from broker import checkpoint
@@ -130,25 +130,28 @@ class Core:
             self._short.add((topic, group.name))
         return min(wanted, max(room, 0))
 
-    def _wake_wanting(self, topic: str) -> None:
+    def _wake_wanting(self, topics: Iterable[str]) -> None:
         """After a publish: wake the groups that want something of what is new, by the index of their filters."""
         with self._lock:
-            groups = list(self._waiting_groups.get(topic, ()))
-            known = self._state.topics.get(topic)
-            if groups and known is not None and known.wanted is not None:
-                groups = known.wanted.to_wake(groups, durable_end=self._messages.durable_end, end=known.index.end)
-        for name in groups:
-            self._wake(topic, name)
+            places = [
+                (topic, name) for topic in topics if topic in self._waiting_groups for name in self._wanting(topic)
+            ]  # fmt: skip
+        for place in places:
+            self._wake(*place)
 
-    def _tell_wanted(self, records: Sequence[journal.MessageRecord]) -> None:
-        """Hold what was published, and has its place, against the filters of its topics."""
-        if not self._state.is_filtering:
-            return
-        for topic in {record.topic for record in records if record.sequence is not None}:
-            wanted = self._state.topic(topic).wanted
-            if wanted is not None:
-                fresh = [one for one in records if one.topic == topic and one.sequence is not None]
-                wanted.published(fresh[0].sequence or 0, [one.headers for one in fresh], log_end=self._messages.end)
+    def _wanting(self, topic: str) -> list[str]:
+        """The groups that wait, and want something of what is new."""
+        groups = list(self._waiting_groups[topic])
+        known = self._state.topics.get(topic)
+        if known is None or known.wanted is None:
+            return groups
+        return known.wanted.to_wake(groups, durable_end=self._messages.durable_end, end=known.index.end)
+
+    def _tell_wanted(self, topic: str, records: Sequence[journal.MessageRecord]) -> None:
+        """Hold what was published on a topic, and has its places, against its filters."""
+        wanted = self._state.topic(topic).wanted
+        if wanted is not None:
+            wanted.published(records[0].sequence or 0, [one.headers for one in records], log_end=self._messages.end)
 
     def _come_past(self, topic: Topic, group: Group) -> None:
         """Have a group come past what its filter did not take as it was published."""
@@ -160,12 +163,12 @@ class Core:
 
     # -- acting ------------------------------------------------------------------------------------------------------
 
-    def _act(self, action: journal.Written) -> None:
+    def _act(self, action: journal.Action) -> None:
         """Write an action down, then do it, by the very code that replays it."""
         self._write_action(action)
         self._state.replay_action(action)
 
-    def _write_action(self, action: journal.Written) -> None:
+    def _write_action(self, action: journal.Action) -> None:
         """Write an action down; in a new segment, behind a checkpoint, where the old one is full."""
         try:
             self._try_to_write_action(action)
@@ -174,7 +177,7 @@ class Core:
                 raise
             self._try_to_write_action(action)
 
-    def _try_to_write_action(self, action: journal.Written) -> None:
+    def _try_to_write_action(self, action: journal.Action) -> None:
         if self._actions.is_full:
             self._write_checkpoint()
         self._actions.append([journal.encode_record(action)])
@@ -194,45 +197,29 @@ class Core:
             raise StorageFailed(f"cannot begin a segment: {error.strerror}; free some disk space") from error
         self._actions.append(records)
 
-    def _write_messages_of(self, topic: str, records: Sequence[journal.MessageRecord], *, ready_at_ms: int) -> None:
-        """Append records of one topic, all with sequences, as one piece, and place them."""
+    def _write_messages(
+        self, by_topic: Mapping[str, Sequence[journal.MessageRecord]], *, ready_at_ms: int
+    ) -> None:  # fmt: skip
+        """Append records, all with sequences, as one piece, each topic's together, and place them."""
         encode = journal.encode_record
-        offsets = self._append_messages([encode(record) for record in records])
-        ends = [*offsets[1:], self._messages.end]
-        durable_end = self._messages.durable_end
-        for start, stop in self._stretches(offsets, ends, start=0, end=len(records)):
-            self._state.place(
-                topic, stop - start, offsets[start], ends[stop - 1] - offsets[start], ready_at_ms=ready_at_ms,
-                sealed_end=durable_end,
-            )  # fmt: skip
-        self._tell_wanted(records)
+        offsets = self._append_messages([encode(one) for records in by_topic.values() for one in records])
+        self._place({topic: len(records) for topic, records in by_topic.items()}, offsets, ready_at_ms=ready_at_ms)
+        if self._state.is_filtering:
+            for topic, records in by_topic.items():
+                self._tell_wanted(topic, records)
 
-    def _write_messages(self, records: Sequence[journal.MessageRecord]) -> list[int]:
-        """Append message records as one piece, and place those that have a sequence; returns the records' offsets."""
-        encode = journal.encode_record
-        offsets = self._append_messages([encode(record) for record in records])
-        place, count, start = self._state.place, len(records), 0
-        durable_end = self._messages.durable_end
+    def _place(self, counts: Mapping[str, int], offsets: Sequence[int], *, ready_at_ms: int) -> None:
+        """Give what was appended its places: topics in order, so many messages each."""
         ends = [*offsets[1:], self._messages.end]
-        while start < count:
-            topic, stop, until = records[start].topic, start + 1, min(count, start + RUN_MESSAGES_MAX)
-            if records[start].sequence is None:
-                start = stop
-                continue
-            while (
-                stop < until
-                and (following := records[stop]).topic == topic
-                and following.sequence is not None
-                and ends[stop - 1] - offsets[start] < RUN_BYTES_MAX
-            ):
-                stop += 1
-            place(
-                topic, stop - start, offsets[start], ends[stop - 1] - offsets[start],
-                ready_at_ms=records[start].stored_at_ms, sealed_end=durable_end,
-            )  # fmt: skip
-            start = stop
-        self._tell_wanted(records)
-        return offsets
+        durable_end, place = self._messages.durable_end, self._state.place
+        start = 0
+        for topic, count in counts.items():
+            for first, stop in self._stretches(offsets, ends, start=start, end=start + count):
+                place(
+                    topic, stop - first, offsets[first], ends[stop - 1] - offsets[first],
+                    ready_at_ms=ready_at_ms, sealed_end=durable_end,
+                )  # fmt: skip
+            start += count
 
     def _append_messages(self, payloads: Sequence[bytes]) -> list[int]:
         """Append encoded message records as one piece, in a new segment where the old one is full."""
@@ -248,6 +235,9 @@ class Core:
         offsets: Sequence[int], ends: Sequence[int], *, start: int, end: int
     ) -> Iterator[tuple[int, int]]:  # fmt: skip
         """Records of one topic that stand behind each other, in pieces of a run's size: (from, up to)."""
+        if end - start == 1:
+            yield start, end
+            return
         while start < end:
             full = bisect_left(ends, offsets[start] + RUN_BYTES_MAX, start) + 1  # behind the one that reaches the bound
             stop = min(full, start + RUN_MESSAGES_MAX, end)
@@ -266,15 +256,15 @@ class Core:
         state.take_over(segment.first_offset, directory)
 
     def _bury(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
-        by_reason: defaultdict[str, list[tuple[int, str, int]]] = defaultdict(list)
+        by_reason: defaultdict[str, list[tuple[int, journal.Ids, int]]] = defaultdict(list)
         for death in deaths:
-            by_reason[death.reason].append((death.sequence, death.message_id, death.attempts))
+            by_reason[death.reason].append((death.first, death.count, death.attempts))
         for reason, entries in by_reason.items():
             self._act(journal.Died(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason))
         if deaths:
             self._wake_next(topic, group)
         for death in deaths:
-            self._state.counters[f"dead_lettered_{death.cause}", topic, group.name] += 1
+            self._state.counters[f"dead_lettered_{death.cause}", topic, group.name] += death.count
 
     def _refuse_if_disk_is_full(self) -> None:
         if not self._reserve.take():
@@ -302,12 +292,18 @@ class Core:
                 position = known.index.sequence_at(config.start_at_ms or 0)
             case _:
                 position = known.index.start
+        position = min(position, self._durable_end(known))
         self._settle_passed(known, name, config)
         self._act(
             journal.Declared(
                 topic=topic, group=name, at_ms=self._clock.now_ms(), position=position, settings=settings_of(config)
             )
         )
+
+    def _durable_end(self, topic: Topic) -> int:
+        """Where a group may be moved to: behind it a power cut may give the sequences to other messages."""
+        index = topic.index
+        return index.visible_end(index.start, count_max=index.end, durable_end=self._messages.durable_end)
 
     def _settle_passed(self, topic: Topic, name: str, config: GroupConfig) -> None:
         """Write down what a group has passed by its filter, before it gets another one."""

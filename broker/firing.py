@@ -125,7 +125,8 @@ class Firing(Core):
             offsets = self._append_messages(payloads)
             if self._firing_from is None:  # else some of the batch were placed before a restart
                 self._firing_from = offsets[0]
-            self._place_copies({topic: len(group) for topic, group in by_topic.items()}, offsets, ready_at_ms=now_ms)
+            self._place({topic: len(group) for topic, group in by_topic.items()}, offsets, ready_at_ms=now_ms)
+            self._state.written_special.extend(offsets)
             self._state.recent.add_new([one.id for group in by_topic.values() for one in group])
         return Placed(entries, self._messages.end)
 
@@ -147,20 +148,6 @@ class Firing(Core):
             elif one.id not in self._state.recent:
                 fresh.setdefault(one.id, one)
         return list(fresh.values())
-
-    def _place_copies(self, counts: dict[str, int], offsets: Sequence[int], *, ready_at_ms: int) -> None:
-        """Give what was appended its places: topics in order, so many messages each."""
-        ends = [*offsets[1:], self._messages.end]
-        durable_end = self._messages.durable_end
-        start = 0
-        for topic, length in counts.items():
-            for first, stop in self._stretches(offsets, ends, start=start, end=start + length):
-                self._state.place(
-                    topic, stop - first, offsets[first], ends[stop - 1] - offsets[first],
-                    ready_at_ms=ready_at_ms, sealed_end=durable_end,
-                )  # fmt: skip
-            start += length
-        self._state.written_special.extend(offsets)
 
     def _tell_fired(self, batch: Batch, placed: Placed) -> None:
         """What has its place is told to the action log, to who waits, and to the figures."""

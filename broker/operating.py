@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+from broker.consume.dead_letters import DeadRun
 from broker.consume.group import Group
-from broker.consume.topic import TopicIndex
+from broker.consume.topic import Run
 from broker.filter import parse
 from broker.log.reading import read_runs
 from broker.pulling import DAMAGED, check_within
+from broker.state import Topic
 from broker.timing import Timing
 from messaging import journal
 from messaging.errors import InvalidMessage
@@ -17,7 +20,18 @@ from messaging.message import DeadLetter, GroupConfig, check_group, check_topic
 
 REDRIVE_PER_SECOND_MAX: Final = 1_000_000
 REDRIVE_BATCH_MAX: Final = 10_000
-"""So many dead letters are in one action at most."""
+"""So many runs of dead letters are in one action at most."""
+
+_LOOK_MESSAGES: Final = 1_000
+"""So many dead letters are read at a time, to find some by their ids."""
+
+
+@dataclass(slots=True)
+class DeadPage:
+    """Dead letters with their sequences and records (None: damaged), and the next sequence that is dead, if any."""
+
+    found: list[tuple[int, DeadRun, journal.MessageRecord | None]]
+    following: int | None
 
 
 class Operating(Timing):
@@ -32,6 +46,8 @@ class Operating(Timing):
         check_group(group)
         if config.filter is not None:
             parse(config.filter)  # refused before anything is written
+        if config.start != "earliest":
+            self._messages.commit()
         with self._lock:
             self._refuse_if_closed()
             self._declare(topic, group, config)
@@ -88,6 +104,7 @@ class Operating(Timing):
         """
         if (to_ms is None) == (to_offset is None) or (to_offset is not None and to_offset < 0):
             raise InvalidMessage("seek to a time (to_ms) or to an offset (to_offset >= 0), one of them")
+        self._messages.commit()
         with self._lock:
             self._refuse_if_closed()
             index, known = self._known_topic(topic).index, self._known_group(topic, group)
@@ -96,7 +113,7 @@ class Operating(Timing):
                 raise InvalidMessage(
                     f"offset {wanted:,} is beyond the end of {topic}; {index.end:,} is where the next message comes"
                 )
-            position = min(max(wanted, index.start), index.end)
+            position = min(max(wanted, index.start), self._durable_end(self._known_topic(topic)))
             self._act(
                 journal.Sought(
                     topic=topic, group=group, at_ms=self._clock.now_ms(), position=position, life=known.life + 1
@@ -127,20 +144,16 @@ class Operating(Timing):
             self._refuse_if_closed()
             known_topic, known = self._known_topic(topic), self._known_group(topic, group)
             self._bury_expired(topic, known)
-            behind = -1 if after is None else int(after)
-            sequences = sorted(sequence for sequence in known.dead if sequence > behind)
-            page = [(sequence, known.dead[sequence]) for sequence in sequences[:limit]]
-            letters = []
-            for sequence, dead in page:
-                record = self._record_of(known_topic.index, sequence)
-                letters.append(
-                    DeadLetter(
-                        id=dead.message_id, topic=topic, group=group, attempts=dead.attempts, reason=dead.reason,
-                        dead_at_ms=dead.dead_at_ms, key=record.key if record else None,
-                        headers=record.headers if record else {}, body=record.body if record else b"",
-                    )
-                )  # fmt: skip
-        return letters, str(page[-1][0]) if len(sequences) > limit else None
+        page = self._dead_page(known_topic, known, start=0 if after is None else int(after) + 1, count_max=limit)
+        letters = [
+            DeadLetter(
+                id=record.id if record else "", topic=topic, group=group, attempts=dead.attempts, reason=dead.reason,
+                dead_at_ms=dead.dead_at_ms, key=record.key if record else None,
+                headers=record.headers if record else {}, body=record.body if record else b"",
+            )
+            for _, dead, record in page.found
+        ]  # fmt: skip
+        return letters, None if page.following is None else str(page.following - 1)
 
     def redrive(
         self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
@@ -154,27 +167,67 @@ class Operating(Timing):
             self._refuse_if_closed()
             known = self._known_group(topic, group)
             self._bury_expired(topic, known)
-            wanted = None if ids is None else set(ids)
-            entries = sorted(
-                (sequence, dead.message_id)
-                for sequence, dead in known.dead.items()
-                if dead.reason != DAMAGED and (wanted is None or dead.message_id in wanted)
-            )
+        named = None if ids is None else self._dead_of(self._known_topic(topic), known, set(ids))
+        with self._lock:
+            self._refuse_if_closed()
+            dead = [(one.first, one.end) for one in known.dead if one.reason != DAMAGED] if named is None else named
+            count = len(known.dead)
             now_ms, rate = self._clock.now_ms(), per_second or self._options.redrive_per_second
-            for start in range(0, len(entries), REDRIVE_BATCH_MAX):
-                part = entries[start : start + REDRIVE_BATCH_MAX]
-                self._act(journal.Redriven(topic=topic, group=group, at_ms=now_ms, entries=part, per_second=rate))
+            for start in range(0, len(dead), REDRIVE_BATCH_MAX):
+                part: list[tuple[int, journal.Ids]] = [
+                    (first, end - first)
+                    for one in dead[start : start + REDRIVE_BATCH_MAX]
+                    for first, end in known.dead.among(*one)
+                ]
+                if part:
+                    self._act(journal.Redriven(topic=topic, group=group, at_ms=now_ms, entries=part, per_second=rate))
+            count -= len(known.dead)
             end = self._actions.end
         self._actions.commit(end)
         self._wake(topic, group)
-        return len(entries)
+        return count
 
     def _bury_expired(self, topic: str, group: Group) -> None:
         now_ms = self._clock.now_ms()
         _, deaths = group.visible_again(now_ms=now_ms, count_max=len(group.unsettled))
         self._bury(topic, group, deaths, at_ms=now_ms)
 
-    def _record_of(self, index: TopicIndex, sequence: int) -> journal.MessageRecord | None:
-        runs = list(index.runs(sequence, sequence + 1))
-        found = read_runs(self._messages, runs, first=sequence, end=sequence + 1, bytes_max=0)
-        return found[0][1] if found else None
+    def _dead_page(self, topic: Topic, group: Group, *, start: int, count_max: int) -> DeadPage:
+        """Dead letters from the sequence `start` on, read without the lock; fewer than so many, where they are long."""
+        with self._lock:
+            runs: list[tuple[DeadRun, list[Run]]] = []
+            left, following = count_max, None
+            for one in group.dead.runs(start):
+                if not left:
+                    following = one.first
+                    break
+                end = min(one.end, one.first + left)
+                runs.append((replace(one, end=end), list(topic.index.runs(one.first, end))))
+                left -= end - one.first
+                following = end if end < one.end else None
+        page, bytes_max = DeadPage([], following), self._options.pull_bytes_max
+        for one, places in runs:
+            if bytes_max < 0:
+                page.following = one.first
+                break
+            read = read_runs(self._messages, places, first=one.first, end=one.end, bytes_max=bytes_max)
+            page.found += ((sequence, one, record) for sequence, record in read)
+            bytes_max -= sum(run.size_bytes for run in places)
+            if one.first + len(read) < one.end:
+                page.following = one.first + len(read)
+                break
+        return page
+
+    def _dead_of(self, topic: Topic, group: Group, ids: set[str]) -> list[tuple[int, int]]:
+        """Where the dead letters with these ids are: (first, end) each. All are looked through, without the lock."""
+        found: list[tuple[int, int]] = []
+        following: int | None = 0
+        while following is not None and len(found) < len(ids):
+            page = self._dead_page(topic, group, start=following, count_max=_LOOK_MESSAGES)
+            found += (
+                (sequence, sequence + 1)
+                for sequence, _, record in page.found
+                if record is not None and record.id in ids
+            )
+            following = page.following
+        return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -67,8 +67,7 @@ class Publishing(Timing):
         if place is not None:
             self._schedule.commit(place)
         self._messages.commit(end)
-        for topic in topics:
-            self._wake_wanting(topic)
+        self._wake_wanting(topics)
         if place is not None:
             with self._changed:
                 self._changed.notify_all()  # something may be due sooner than the timer thinks
@@ -87,10 +86,10 @@ class Publishing(Timing):
             self._refuse_if_disk_is_full()
             if topic not in self._state.topics or not self._are_new(ids):
                 return False
-            self._append_plain(topic, batch, ids, now_ms=self._clock.now_ms())
+            self._append_plain({topic: batch}, ids, now_ms=self._clock.now_ms())
             end = self._messages.end
         self._messages.commit(end)
-        self._wake_wanting(topic)
+        self._wake_wanting((topic,))
         return True
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
@@ -132,18 +131,19 @@ class Publishing(Timing):
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
-    def _append(self, batch: Sequence[Message]) -> tuple[list[PublishResult], set[str], Place | None]:
+    def _append(self, batch: Sequence[Message]) -> tuple[list[PublishResult], Collection[str], Place | None]:
         """Store a batch; returns the results, the topics that have new messages, and the schedule's place, if any."""
         now_ms = self._clock.now_ms()
-        if self._is_plain(batch):
-            ids = [one.id for one in batch]
-            self._append_plain(batch[0].topic, batch, ids, now_ms=now_ms)
-            return [PublishResult(one, PublishStatus.STORED) for one in ids], {batch[0].topic}, None
+        ids = [one.id for one in batch]
+        by_topic = self._if_plain(batch, ids)
+        if by_topic is not None:
+            self._append_plain(by_topic, ids, now_ms=now_ms)
+            return [PublishResult(one, PublishStatus.STORED) for one in ids], by_topic, None
         if self._is_later(batch, now_ms=now_ms):
             results, scheduled_to = self._append_later(batch, now_ms=now_ms)
             self._count_published(results, batch)
             return results, set(), scheduled_to
-        known = self._schedule.known([one.id for one in batch])
+        known = self._schedule.known(ids)
         sorting = _Sorting(now_ms=now_ms, known=known, is_recent=self._state.recent.__contains__)
         for message in batch:
             sorting.sort(message, problem=self._problem(message, now_ms=now_ms, topics_new=sorting.topics_new))
@@ -154,9 +154,16 @@ class Publishing(Timing):
             later, place = self._append_later([one for _, one in sorting.later], now_ms=now_ms)
             for (number, _), result in zip(sorting.later, later, strict=True):
                 sorting.results[number] = result
-        self._store(sorting.plain, now_ms=now_ms)
+        plain = {
+            topic: [
+                _record(one, now_ms=now_ms, sequence=sequence) for sequence, one in enumerate(some, self._end(topic))
+            ]
+            for topic, some in _by_topic(sorting.plain).items()
+        }
+        if plain:
+            self._store(plain, [one.id for one in sorting.plain], now_ms=now_ms)
         self._count_published(sorting.results, batch)
-        return sorting.results, {one.topic for one in sorting.plain}, place
+        return sorting.results, plain, place
 
     def _append_later(self, batch: Sequence[Message], *, now_ms: int) -> tuple[list[PublishResult], Place]:
         """Schedule what is for later, or was canceled before it came: the schedule has the last word on each.
@@ -183,19 +190,6 @@ class Publishing(Timing):
             for one in stored
         ]
 
-    def _store(self, batch: Sequence[Message], *, now_ms: int) -> None:
-        """Write what is for now to the message log."""
-        fresh: defaultdict[str, int] = defaultdict(int)
-        records: list[journal.MessageRecord] = []
-        for message in batch:
-            known = self._state.topics.get(message.topic)
-            sequence = (0 if known is None else known.index.end) + fresh[message.topic]
-            fresh[message.topic] += 1
-            records.append(_record(message, now_ms=now_ms, sequence=sequence))
-        if records:
-            self._write_messages(records)
-            self._state.recent.add_new([one.id for one in records])
-
     def _is_later(self, batch: Sequence[Message], *, now_ms: int) -> bool:
         """Whether all of a batch is for later, of topics that are there, and nothing was stored under its ids."""
         topics, latest_ms = self._state.topics, now_ms + DELAY_MAX_MS
@@ -206,14 +200,14 @@ class Publishing(Timing):
             and not self._state.recent.has_any(ids)
         )
 
-    def _is_plain(self, batch: Sequence[Message]) -> bool:
-        """Whether all of a batch is new, of one topic that is there, and for now: the usual case."""
-        if not batch or batch[0].topic not in self._state.topics:
-            return False
-        topic = batch[0].topic
-        return all(one.deliver_at_ms is None and one.topic == topic for one in batch) and self._are_new(
-            [one.id for one in batch]
-        )
+    def _if_plain(self, batch: Sequence[Message], ids: list[str]) -> dict[str, Sequence[Message]] | None:
+        """A batch by topic, where all of it is new and for now, and its new topics have room: the usual case."""
+        if not batch or any(one.deliver_at_ms is not None for one in batch) or not self._are_new(ids):
+            return None
+        by_topic = _by_topic(batch)
+        topics = self._state.topics
+        topics_new = sum([topic not in topics for topic in by_topic])
+        return by_topic if len(topics) + topics_new <= self._options.topics_max or not topics_new else None
 
     def _are_new(self, ids: list[str]) -> bool:
         state = self._state
@@ -223,20 +217,36 @@ class Publishing(Timing):
             and (self._schedule.is_empty_handed() or not self._schedule.known(ids))
         )
 
-    def _append_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str], *, now_ms: int) -> None:
+    def _append_plain(
+        self, by_topic: Mapping[str, Sequence[Publishable]], ids: list[str], *, now_ms: int
+    ) -> None:  # fmt: skip
         """Store a batch of which nothing is to be decided one by one."""
-        start = self._state.topic(topic).index.end
-        records = [
-            journal.MessageRecord(
-                sequence=sequence, id=one.id, topic=topic, key=one.key,
-                headers=dict(one.headers) if one.headers else {}, body=one.body,
-                created_at_ms=one.created_at_ms or now_ms, stored_at_ms=now_ms,
-            )
-            for sequence, one in enumerate(batch, start)
-        ]  # fmt: skip
-        self._write_messages_of(topic, records, ready_at_ms=now_ms)
+        record, counters = journal.MessageRecord, self._state.counters
+        records = {
+            topic: [
+                record(
+                    sequence=sequence, id=one.id, topic=topic, key=one.key,
+                    headers=dict(one.headers) if one.headers else {}, body=one.body,
+                    created_at_ms=one.created_at_ms or now_ms, stored_at_ms=now_ms,
+                )
+                for sequence, one in enumerate(batch, self._end(topic))
+            ]
+            for topic, batch in by_topic.items()
+        }  # fmt: skip
+        self._store(records, ids, now_ms=now_ms)
+        for topic, batch in by_topic.items():
+            counters["published_stored", topic, ""] += len(batch)
+
+    def _store(
+        self, records: Mapping[str, Sequence[journal.MessageRecord]], ids: list[str], *, now_ms: int
+    ) -> None:  # fmt: skip
+        self._write_messages(records, ready_at_ms=now_ms)
         self._state.recent.add_new(ids)
-        self._state.counters["published_stored", topic, ""] += len(ids)
+
+    def _end(self, topic: str) -> int:
+        """The sequence that the topic's next message gets."""
+        known = self._state.topics.get(topic)
+        return 0 if known is None else known.index.end
 
     def _problem(self, message: Message, *, now_ms: int, topics_new: set[str]) -> str | None:
         if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:
@@ -308,6 +318,16 @@ class _Sorting:
         if problem is None:
             self.seen.add(message.id)
         self.results.append(PublishResult(message.id, status, problem))
+
+
+def _by_topic(batch: Sequence[Message]) -> dict[str, Sequence[Message]]:
+    """A batch by topic, the order of each kept."""
+    if batch and all(one.topic == batch[0].topic for one in batch):
+        return {batch[0].topic: batch}
+    found: defaultdict[str, list[Message]] = defaultdict(list)
+    for one in batch:
+        found[one.topic].append(one)
+    return dict(found)
 
 
 def _record(

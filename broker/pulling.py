@@ -47,7 +47,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """A hand-out with its records, one for each of its ids."""
+    """A hand-out with its records, one for each of its messages."""
 
     out: HandOut
     records: list[journal.MessageRecord]
@@ -55,7 +55,7 @@ class Handed:
     def receipts(self, topic: str, group: str) -> list[str]:
         """What each is settled with."""
         out = self.out
-        return receipts_of(topic, group, first=out.first, count=len(out.ids), delivery=out.delivery, life=out.life)
+        return receipts_of(topic, group, first=out.first, count=out.count, delivery=out.delivery, life=out.life)
 
 
 class Pulling(Timing):
@@ -216,13 +216,13 @@ class Pulling(Timing):
             return []
         runs = _runs_of(fit)
         handed = group.decide_hand_out(
-            [(first, [one.id for one in found]) for first, found in runs], opening=self._state.openings
+            [(first, first + len(found)) for first, found in runs], opening=self._state.openings
         )
         self._act(
             journal.Handed(
                 topic=topic.index.name, group=group.name, at_ms=choice.now_ms,
                 visible_at_ms=choice.now_ms + invisible_ms, consumer=consumer,
-                runs=[journal.HandedRun(one.first, one.ids, one.delivery, one.attempt) for one in handed],
+                runs=[journal.HandedRun(one.first, one.count, one.delivery, one.attempt) for one in handed],
             )
         )  # fmt: skip
         self._count_handed_out(topic.index.name, group.name, handed)
@@ -253,8 +253,8 @@ class Pulling(Timing):
         return [one for one in found.items() if one[0] in filing.unordered or may_go(group, order, one[0])]
 
     def _count_handed_out(self, topic: str, group: str, handed: Sequence[HandOut]) -> None:
-        self._state.counters["delivered", topic, group] += sum(len(one.ids) for one in handed)
-        again = sum(len(one.ids) for one in handed if one.again)
+        self._state.counters["delivered", topic, group] += sum(one.count for one in handed)
+        again = sum(one.count for one in handed if one.again)
         if again:
             self._state.counters["redelivered", topic, group] += again
 
@@ -302,20 +302,19 @@ class Pulling(Timing):
         if record is None:
             logger.error("record_quarantined", extra={"topic": topic, "sequence": sequence})
             self._state.counters["quarantined", topic, ""] += 1
-            death = Death(sequence, known.message_id(sequence) if known else "", 0, DAMAGED, Cause.DAMAGED)
+            death = Death(sequence, 1, 0, DAMAGED, Cause.DAMAGED)
             self._bury(topic, group, [death], at_ms=at_ms)
         else:
-            hold = group.decide_hold(sequence, record.id, until_ms=record.deliver_at_ms or 0)
+            hold = group.decide_hold(sequence, until_ms=record.deliver_at_ms or 0)
             self._requeue(topic, group.name, [hold], at_ms=at_ms, reason=known.reason if known else None)
 
     def _requeue(
         self, topic: str, group: str, decisions: Iterable[Requeue | Death], *, at_ms: int, reason: str | None
     ) -> None:
-        entries = [
-            (sequence, message_id, one.visible_at_ms, one.attempts_used)
+        entries: list[tuple[int, journal.Ids, int, int]] = [
+            (one.first, one.count, one.visible_at_ms, one.attempts_used)
             for one in decisions
             if isinstance(one, Requeue)
-            for sequence, message_id in enumerate(one.ids, one.first)
         ]
         if entries:
             self._act(journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=entries, reason=reason))

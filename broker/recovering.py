@@ -43,7 +43,7 @@ def recover(
     for segment in replayed:
         for one in actions.scan(segment):
             if not isinstance(one, Gap):
-                state.replay_action(journal.decode_written(one.payload))
+                state.replay_action(journal.decode_action(one.payload))
     actions.ready()
     _let_go_of_dropped(state)
 
@@ -158,9 +158,9 @@ def _is_note(payload: bytes) -> bool:
     return payload[1] == _NIL and payload[-1] == journal.SCHEDULED
 
 
-def _records(segment: Segment) -> Iterator[journal.Written | None]:
+def _records(segment: Segment) -> Iterator[journal.Action | None]:
     for one in scan(segment, start=segment.first_offset):
-        yield None if isinstance(one, Gap) else journal.decode_written(one.payload)
+        yield None if isinstance(one, Gap) else journal.decode_action(one.payload)
 
 
 def _let_go_of_dropped(state: BrokerState) -> None:

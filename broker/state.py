@@ -19,6 +19,7 @@ from broker.filter import compile_condition, parse
 from broker.log.segment_index import Directory
 from broker.options import EngineOptions
 from messaging import journal
+from messaging.journal import count_of
 from messaging.journal_order import Filed
 from messaging.message import GroupConfig
 
@@ -113,7 +114,7 @@ class BrokerState:
 
     # -- actions -----------------------------------------------------------------------------------------------------
 
-    def replay_action(self, action: journal.Written) -> None:
+    def replay_action(self, action: journal.Action) -> None:
         """An action as the action log tells it, in order, all messages having been replayed."""
         match action:
             case journal.Fired() | journal.Canceled():
@@ -167,36 +168,36 @@ def config_of(settings: dict[str, str | int | float | bool | None]) -> GroupConf
     return GroupConfig(**{name: value for name, value in settings.items() if name in _SETTINGS})  # type: ignore[arg-type]
 
 
-def _replay_on_group(group: Group, action: journal.Written) -> None:  # noqa: C901 - one arm an action
+def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C901 - one arm an action
     match action:
         case journal.Handed(visible_at_ms=visible_at_ms):
             for run in action.runs:
                 group.hand_out(
-                    run.first, run.ids, delivery=run.delivery, attempt=run.attempt, visible_at_ms=visible_at_ms
-                )
+                    run.first, count_of(run.ids), delivery=run.delivery, attempt=run.attempt,
+                    visible_at_ms=visible_at_ms,
+                )  # fmt: skip
         case journal.Settled():
             for first, ids in action.runs:
-                group.ack(first, len(ids))
+                group.ack(first, count_of(ids))
         case journal.Delivered(visible_at_ms=visible_at_ms):
-            for sequence, message_id, delivery, attempt in action.entries:
-                group.hand_out(sequence, [message_id], delivery=delivery, attempt=attempt, visible_at_ms=visible_at_ms)
+            for sequence, _, delivery, attempt in action.entries:
+                group.hand_out(sequence, 1, delivery=delivery, attempt=attempt, visible_at_ms=visible_at_ms)
         case journal.Acked():
             for sequence, _ in action.entries:
                 group.ack(sequence)
         case journal.Requeued():
-            for sequence, message_id, visible_at_ms, used in action.entries:
-                if _is_open(group, sequence):
-                    group.requeue(Requeue(sequence, [message_id], visible_at_ms, used), reason=action.reason)
+            for first, ids, visible_at_ms, used in action.entries:
+                if group.is_open(first, first + count_of(ids)):
+                    group.requeue(Requeue(first, count_of(ids), visible_at_ms, used), reason=action.reason)
         case journal.Extended():
-            for sequence, _ in action.entries:
-                group.extend(sequence, visible_at_ms=action.visible_at_ms)
+            for first, ids in action.entries:
+                group.extend(first, count_of(ids), visible_at_ms=action.visible_at_ms)
         case journal.Died():
-            for sequence, message_id, attempts in action.entries:
-                group.die(Death(sequence, message_id, attempts, action.reason), at_ms=action.at_ms)
+            for first, ids, attempts in action.entries:
+                group.die(Death(first, count_of(ids), attempts, action.reason), at_ms=action.at_ms)
         case journal.Redriven():
-            group.redrive(
-                [sequence for sequence, _ in action.entries], now_ms=action.at_ms, per_second=action.per_second
-            )
+            ranges = [(first, first + count_of(ids)) for first, ids in action.entries]
+            group.redrive(ranges, now_ms=action.at_ms, per_second=action.per_second)
         case journal.Sought():
             group.seek(action.position, life=action.life)
         case journal.Dropped():
@@ -207,9 +208,3 @@ def _replay_on_group(group: Group, action: journal.Written) -> None:  # noqa: C9
             group.paused = action.paused
         case _:
             raise RuntimeError(f"not an action on a group: {type(action).__name__}")
-
-
-def _is_open(group: Group, sequence: int) -> bool:
-    """Whether it is in hand, or has yet to be: fresh, or filed in the group's order."""
-    is_held = group.unsettled.find(sequence) is not None
-    return is_held or sequence >= group.position or group.is_filed(sequence, sequence + 1)

@@ -31,7 +31,9 @@ from messaging.errors import OutboxError
 from messaging.journal_order import Filed
 
 MAGIC: Final = b"OUTBOXMQ"
-VERSION: Final = 3
+VERSION: Final = 4
+OLDEST_VERSION: Final = 3
+"""In logs of version 3, actions name the ids of messages: see Ids."""
 _HEADER: Final = struct.Struct("<8sHHQQ")
 _CRC: Final = struct.Struct("<I")
 _FRAME: Final = struct.Struct("<II")
@@ -105,7 +107,7 @@ class Declared(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
 
 
 class Delivered(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="delivered"):
-    """Messages were handed to a consumer: entries are (sequence, message id, delivery number, attempt)."""
+    """Handed, as it was written once: entries are (sequence, message id, delivery number, attempt)."""
 
     topic: str
     group: str
@@ -116,7 +118,7 @@ class Delivered(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag=
 
 
 class Acked(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="acked"):
-    """Deliveries were settled: entries are (sequence, message id)."""
+    """Settled, as it was written once: entries are (sequence, message id)."""
 
     topic: str
     group: str
@@ -124,45 +126,52 @@ class Acked(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="ack
     entries: list[tuple[int, str]]
 
 
+Ids = int | str | list[str]
+"""Messages that follow each other in their topic: how many. Their ids are in the message log.
+
+In logs of version 3 they are named here, one or all.
+"""
+
+
 class Requeued(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="requeued"):
-    """Deliveries came back by nack: visible again at the time given with each; entries are (sequence, message
-    id, visible_at_ms, attempts used).
+    """Deliveries came back by nack: visible again at the time given with each; entries are (first sequence, how many,
+    visible_at_ms, attempts used).
     """
 
     topic: str
     group: str
     at_ms: int
-    entries: list[tuple[int, str, int, int]]
+    entries: list[tuple[int, Ids, int, int]]
     reason: str | None = None
 
 
 class Extended(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="extended"):
-    """Deliveries stay invisible longer: entries are (sequence, message id)."""
+    """Deliveries stay invisible longer: entries are (first sequence, how many)."""
 
     topic: str
     group: str
     at_ms: int
     visible_at_ms: int
-    entries: list[tuple[int, str]]
+    entries: list[tuple[int, Ids]]
 
 
 class Died(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="died"):
-    """Messages became dead letters of a group: entries are (sequence, message id, attempts)."""
+    """Messages became dead letters of a group: entries are (first sequence, how many, attempts)."""
 
     topic: str
     group: str
     at_ms: int
-    entries: list[tuple[int, str, int]]
+    entries: list[tuple[int, Ids, int]]
     reason: str
 
 
 class Redriven(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="redriven"):
-    """Dead letters got a new life, `per_second` a second (None: at once); entries are (sequence, message id)."""
+    """Dead letters got a new life, `per_second` a second (None: at once); entries are (first sequence, how many)."""
 
     topic: str
     group: str
     at_ms: int
-    entries: list[tuple[int, str]]
+    entries: list[tuple[int, Ids]]
     per_second: int | None = None
 
 
@@ -186,16 +195,16 @@ class Paused(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="pa
 
 
 class HandedRun(msgspec.Struct, array_like=True, frozen=True):
-    """Messages that follow each other in their topic, handed out alike: `ids` from the sequence `first` on."""
+    """Messages that follow each other in their topic, handed out alike, from the sequence `first` on."""
 
     first: int
-    ids: list[str]
+    ids: Ids
     delivery: int
     attempt: int
 
 
 class Handed(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="handed"):
-    """Delivered, by runs: what the broker writes. Readers get it as Delivered."""
+    """Messages were handed to a consumer, by runs."""
 
     topic: str
     group: str
@@ -206,12 +215,12 @@ class Handed(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="ha
 
 
 class Settled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="settled"):
-    """Acked, by runs of (first sequence, message ids): what the broker writes. Readers get it as Acked."""
+    """Deliveries were settled, by runs of (first sequence, how many)."""
 
     topic: str
     group: str
     at_ms: int
-    runs: list[tuple[int, list[str]]]
+    runs: list[tuple[int, Ids]]
 
 
 class Opened(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="opened"):
@@ -240,35 +249,19 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag
 
 Action = (
     Fired | Canceled | Declared | Delivered | Acked | Requeued | Extended | Died | Redriven | Sought | Paused
-    | Opened | Dropped | Checkpoint | Filed
+    | Opened | Dropped | Checkpoint | Filed | Handed | Settled
 )  # fmt: skip
-Written = Action | Handed | Settled
-"""What stands in an action log; Delivered and Acked in those of earlier versions."""
 
 encode_record = msgspec.msgpack.Encoder().encode
 decode_message = msgspec.msgpack.Decoder(MessageRecord).decode
-decode_written = msgspec.msgpack.Decoder(Written).decode
+decode_action = msgspec.msgpack.Decoder(Action).decode
 
 
-def decode_action(payload: bytes) -> Action:
-    """An action as readers know it: runs are told message by message."""
-    written: Written = decode_written(payload)
-    match written:
-        case Handed() as handed:
-            return Delivered(
-                topic=handed.topic, group=handed.group, at_ms=handed.at_ms, visible_at_ms=handed.visible_at_ms,
-                consumer=handed.consumer,
-                entries=[
-                    (sequence, message_id, run.delivery, run.attempt)
-                    for run in handed.runs
-                    for sequence, message_id in enumerate(run.ids, run.first)
-                ],
-            )  # fmt: skip
-        case Settled() as settled:
-            entries = [place for first, ids in settled.runs for place in enumerate(ids, first)]
-            return Acked(topic=settled.topic, group=settled.group, at_ms=settled.at_ms, entries=entries)
-        case _:
-            return written
+def count_of(ids: Ids) -> int:
+    """How many messages are meant."""
+    if isinstance(ids, int):
+        return ids
+    return 1 if isinstance(ids, str) else len(ids)
 
 
 class SegmentDamaged(OutboxError):
@@ -285,9 +278,10 @@ class SegmentHeader:
     kind: SegmentKind
     first_offset: int
     created_at_ms: int
+    version: int = VERSION
 
     def encode(self) -> bytes:
-        head = _HEADER.pack(MAGIC, VERSION, self.kind, self.first_offset, self.created_at_ms)
+        head = _HEADER.pack(MAGIC, self.version, self.kind, self.first_offset, self.created_at_ms)
         return head + _CRC.pack(google_crc32c.value(head))
 
     @staticmethod
@@ -299,12 +293,14 @@ class SegmentHeader:
         (crc,) = _CRC.unpack_from(data, _HEADER.size)
         if magic != MAGIC or crc != google_crc32c.value(data[: _HEADER.size]):
             raise SegmentDamaged("the segment's header does not match its checksum")
-        if version != VERSION:
+        if not OLDEST_VERSION <= version <= VERSION:
             raise SegmentDamaged(
-                f"the segment has version {version}; this code reads version {VERSION}: "
+                f"the segment has version {version}; this code reads versions {OLDEST_VERSION} to {VERSION}: "
                 "drain it with the version that wrote it, and begin with a new data folder"
             )
-        return SegmentHeader(kind=SegmentKind(kind), first_offset=first_offset, created_at_ms=created_at_ms)
+        return SegmentHeader(
+            kind=SegmentKind(kind), first_offset=first_offset, created_at_ms=created_at_ms, version=version
+        )
 
 
 def frame(payload: bytes) -> bytes:

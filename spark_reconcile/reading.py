@@ -20,8 +20,9 @@ from spark_reconcile.errors import NotComparable
 from spark_reconcile.planning import Plan, Read, waves
 from spark_reconcile.settings import Settings
 from spark_reconcile.sources.frames import SCHEMAS
+from spark_reconcile.sources.naming import named_runs, single
 from spark_reconcile.sources.sealed import keep, split, sweep
-from spark_reconcile.sources.segments import Segment, reach_ms, survey
+from spark_reconcile.sources.segments import Segment, begins_whole, reach_ms, survey
 from spark_reconcile.sources.statements import ARCHIVE_COLUMNS, LEG_SCHEMA, Leg, Span
 
 if TYPE_CHECKING:
@@ -96,21 +97,23 @@ def read_all(
     effects = _read_sql(session, plan.inboxes, counts)
     say("reading the broker's logs, the outbox and the business rows")
     kept = settings.output / SEGMENTS
-    surveyed = {log: survey(settings.broker_data, log) for log in ("messages", "actions")}
+    # Actions first: each message that they name is in the message log as it stands then.
+    surveyed = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
     # What the broker holds is settled by the survey: the tables may be read while its logs are.
     messages, actions, tables = in_parallel(
         lambda: read_log(session, "messages", surveyed["messages"], counts, kept=kept / "messages"),
         lambda: read_log(session, "actions", surveyed["actions"], counts, kept=kept / "actions"),
         lambda: _read_sql(session, plan.rest, counts),
     )
+    named = named_runs(actions.frame, messages.frame, is_whole=begins_whole(surveyed["messages"])).persist()
     moved = _read_archives(session, settings, counts, span)
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
     return Evidence(
         inboxes=united(session, effects),
         messages=messages.frame,
-        actions=actions.frame,
+        actions=single(actions.frame).unionByName(named),
         rows=united(session, [*tables, *moved]),
-        tables=(*effects, *tables, *messages.copies, *actions.copies),
+        tables=(*effects, *tables, *messages.copies, *actions.copies, named),
         groups=_groups(settings, actions.frame, counts, plan.oldest_ms, now_ms=now_ms),
         counts=counts,
         archive_reach_ms=_archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
@@ -200,9 +203,10 @@ def read_log(
     parquet = [session.read.schema(SCHEMAS[log]).parquet(*map(str, files))] if files else []
     frame = reduce(lambda one, other: one.unionByName(other), [*read, *parquet])
     time, note = ("stored_ms", "''") if log == "messages" else ("at_ms", "concat(kind, ' ', consumer_group)")
+    rows = "1" if log == "messages" else "coalesce(messages, 1L)"
     found = _counted(
         frame, leg=f"'{log}'", topic="coalesce(damage, topic, '')",
-        note=f"if(damage is null, coalesce({note}, ''), '{_DAMAGE}')", time=time,
+        note=f"if(damage is null, coalesce({note}, ''), '{_DAMAGE}')", time=time, rows=rows,
     )  # fmt: skip
     damaged = sorted(one.topic for one in found if one.note == _DAMAGE)
     if damaged:
@@ -228,12 +232,14 @@ def log_frame(session: SparkSession, log: str, segments: Sequence[Segment]) -> D
     )
 
 
-def _counted(frame: DataFrame, *, leg: str, topic: str, note: str, time: str) -> list[LegCount]:
+def _counted(
+    frame: DataFrame, *, leg: str, topic: str, note: str, time: str, rows: str = "1"
+) -> list[LegCount]:  # fmt: skip
     """Fills Spark's copy of the leg, and says what is in it."""
     from pyspark.sql.functions import expr
 
     grouped = frame.groupBy(expr(leg).alias("leg"), expr(topic).alias("topic"), expr(note).alias("note")).agg(
-        expr("count(*)").alias("rows"),
+        expr(f"sum({rows})").alias("rows"),
         expr(f"coalesce(min({time}), 0L)").alias("first_ms"),
         expr(f"coalesce(max({time}), 0L)").alias("last_ms"),
     )

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.planning import Plan, Read
 from spark_reconcile.reading import Evidence, LegCount, read_log, sql_frame, united
 from spark_reconcile.settings import Settings
-from spark_reconcile.sources.segments import grown, survey
+from spark_reconcile.sources.naming import named_runs, single
+from spark_reconcile.sources.segments import begins_whole, grown, survey
 from spark_reconcile.sources.statements import Leg, narrowed
 from spark_reconcile.verdict import Severity
 
@@ -63,11 +64,18 @@ def look_again(session: SparkSession, settings: Settings, plan: Plan, first: Evi
     ids = session.createDataFrame([(one,) for one in suspects.ids], "id string")
     keys = session.createDataFrame(list(suspects.keys), "topic string, message_key string")
     inboxes = _tables(session, plan.inboxes, suspects)
-    logs = {}
+    logs: dict[str, DataFrame] = {}
+    now = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
     for log, before in (("messages", first.messages), ("actions", first.actions)):
         known = first.surveyed.get(log)
-        appended = [] if known is None else grown(known, survey(settings.broker_data, log))
-        parts = [before, read_log(session, log, appended, counts).frame] if appended else [before]
+        appended = [] if known is None else grown(known, now[log])
+        parts = [before]
+        if appended:
+            found = read_log(session, log, appended, counts).frame
+            if log == "actions":
+                named = named_runs(found, logs["messages"], is_whole=begins_whole(now["messages"]))
+                found = _union(single(found), named)
+            parts.append(found)
         logs[log] = reduce(_union, parts)
     messages = logs["messages"].where("damage is null")
     under_keys = messages.where("message_key is not null").join(keys, ["topic", "message_key"], "left_semi")

@@ -10,12 +10,13 @@ a power cut made forgotten shares its number with no later one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from broker.consume.dead_letters import DeadLetters, DeadRun
 from broker.consume.key_order import KeyOrder
 from broker.consume.pace import Pace
 from broker.consume.unsettled import Held, Tally, Unsettled
@@ -26,22 +27,12 @@ from messaging.message import AckStatus, GroupConfig
 OPENING_SHIFT: Final = 32
 
 
-@dataclass(slots=True)
-class Dead:
-    """A message that the group gave up on."""
-
-    message_id: str
-    attempts: int
-    reason: str
-    dead_at_ms: int
-
-
 @dataclass(frozen=True, slots=True)
 class HandOut:
-    """Messages to hand to a consumer now, alike: `ids` from the sequence `first` on."""
+    """Messages to hand to a consumer now, alike: `count` of them from the sequence `first` on."""
 
     first: int
-    ids: list[str]
+    count: int
     delivery: int
     attempt: int
     life: int
@@ -50,7 +41,7 @@ class HandOut:
     @property
     def end(self) -> int:
         """The sequence behind the last one."""
-        return self.first + len(self.ids)
+        return self.first + self.count
 
 
 class Cause(StrEnum):
@@ -64,10 +55,10 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A message that has just used up its attempts."""
+    """Messages that have just used up their attempts: `count` of them from the sequence `first` on."""
 
-    sequence: int
-    message_id: str
+    first: int
+    count: int
     attempts: int
     reason: str
     cause: Cause = Cause.DELIVERY_LIMIT
@@ -75,10 +66,10 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Messages that come back at a time, with so many attempts used: `ids` from the sequence `first` on."""
+    """Messages that come back at a time, with so many attempts used: `count` of them from the sequence `first` on."""
 
     first: int
-    ids: list[str]
+    count: int
     visible_at_ms: int
     attempts_used: int
 
@@ -96,7 +87,7 @@ class Group:
         self.life = 0
         self.sought_in_life = 0
         self.unsettled = Unsettled(tally)
-        self.dead: dict[int, Dead] = {}
+        self.dead = DeadLetters()
         self.redrive_pace = Pace()
         self.order: KeyOrder | None = None
         """Of a group that is ordered, or was and has filed messages left."""
@@ -115,14 +106,14 @@ class Group:
         with closing(self.unsettled.visible(now_ms)) as found:
             for run in found:
                 used = run.attempts_used + (1 if run.in_flight else 0)
-                ids = run.ids[:left]
-                left -= len(ids)
+                count = min(run.count, left)
+                left -= count
                 if used < self.config.max_attempts:
-                    ready.append((run.first, run.first + len(ids)))
+                    ready.append((run.first, run.first + count))
                 else:
                     reason = run.reason or f"invisible time ran out, {used} attempts"
                     cause = Cause.EXPIRED if run.in_flight else Cause.DELIVERY_LIMIT
-                    deaths += (Death(sequence, one, used, reason, cause) for sequence, one in enumerate(ids, run.first))
+                    deaths.append(Death(run.first, count, used, reason, cause))
                 if left <= 0:
                     break
         return ready, deaths
@@ -146,35 +137,43 @@ class Group:
         """Whether all of these were filed in the group's order, and not handed out."""
         return self.order is not None and self.order.is_open(first, end)
 
-    def decide_hand_out(self, runs: Iterable[tuple[int, list[str]]], *, opening: int = 0) -> list[HandOut]:
-        """What handing these out comes to, (first, ids): fresh ones, or ones that visible_again() named.
+    def is_open(self, first: int, end: int) -> bool:
+        """Whether all of these are in hand, or have yet to be: fresh, or filed in the group's order."""
+        while first < min(end, self.position):
+            held = self.unsettled.find(first)
+            if held is None and not self.is_filed(first, first + 1):
+                return False
+            first = first + 1 if held is None else held.end
+        return True
+
+    def decide_hand_out(self, runs: Iterable[tuple[int, int]], *, opening: int = 0) -> list[HandOut]:
+        """What handing these out comes to, (first, end): fresh ones, or ones that visible_again() named.
 
         Changes nothing. `opening` is the count of the broker's openings.
         """
         handed: list[HandOut] = []
         least = opening << OPENING_SHIFT
-        for first, ids in runs:
-            place, end = first, first + len(ids)
+        for first, end in runs:
+            place = first
             for held in self.unsettled.between(first, end):
                 if held.first > place:
-                    handed.append(HandOut(place, ids[place - first : held.first - first], least + 1, 1, self.life))
+                    handed.append(HandOut(place, held.first - place, least + 1, 1, self.life))
                     place = held.first
                 stop = min(held.end, end)
                 used = held.attempts_used + (1 if held.in_flight else 0)  # in flight: the invisible time ran out
                 delivery = max(held.delivery, least) + 1
                 again = held.delivery > 0
-                part = ids[place - first : stop - first]
-                handed.append(HandOut(place, part, delivery, used + 1, held.life, again=again))
+                handed.append(HandOut(place, stop - place, delivery, used + 1, held.life, again=again))
                 place = stop
             if place < end:
-                handed.append(HandOut(place, ids[place - first :], least + 1, 1, self.life))
+                handed.append(HandOut(place, end - place, least + 1, 1, self.life))
         return handed
 
-    def hand_out(self, first: int, ids: list[str], *, delivery: int, attempt: int, visible_at_ms: int) -> None:
+    def hand_out(self, first: int, count: int, *, delivery: int, attempt: int, visible_at_ms: int) -> None:
         """Carry out a HandOut."""
         if self.order is not None:
-            self.order.hand_out(first, first + len(ids))
-        for held in self._begun(first, ids):
+            self.order.hand_out(first, first + count)
+        for held in self._begun(first, first + count):
             self.unsettled.add(
                 replace(held, delivery=delivery, attempts_used=attempt - 1, in_flight=True, visible_at_ms=visible_at_ms)
             )
@@ -196,7 +195,7 @@ class Group:
 
     def oldest(self) -> int:
         """The first sequence that the group may still deliver, dead letters among them."""
-        return min(self.oldest_unsettled(), min(self.dead, default=self.position))
+        return min(self.oldest_unsettled(), self.position if self.dead.oldest is None else self.dead.oldest)
 
     def oldest_unsettled(self) -> int:
         """The first sequence that is not settled, or has not been come past."""
@@ -223,17 +222,6 @@ class Group:
         # A seek forgets who was acknowledged: what was handed out before it is no longer known by its receipt.
         return AckStatus.STALE if life < self.sought_in_life else AckStatus.ALREADY_ACKED
 
-    def ids(self, first: int, end: int) -> list[str]:
-        """The ids of unsettled messages that follow each other."""
-        found: list[str] = []
-        while first < end:
-            held = self.unsettled.find(first)
-            if held is None:
-                raise KeyError(first)
-            found += held.ids[first - held.first : end - held.first]
-            first = held.end
-        return found
-
     def ack(self, first: int, count: int = 1) -> None:
         """Settle: these messages are done for this group, also those that it never got (filtered out)."""
         self.unsettled.take(first, first + count)
@@ -241,36 +229,40 @@ class Group:
         if self.order is not None:
             self.order.end(first, first + count)
 
-    def holds(self, sequence: int, *, delivery: int, life: int) -> bool:
-        """Whether this delivery is the newest one of an unsettled message and has not been given back."""
-        held = self.unsettled.find(sequence)
-        return held is not None and held.in_flight and held.delivery == delivery and held.life == life
+    def held_of(self, first: int, end: int, *, delivery: int, life: int) -> list[tuple[int, int]]:
+        """Those of these sequences that this delivery of this life holds, not given back, as runs that fare alike."""
+        return [
+            (max(first, held.first), min(end, held.end))
+            for held in self.unsettled.between(first, end)
+            if held.in_flight and held.delivery == delivery and held.life == life
+        ]
 
     def decide_nack(
-        self, sequence: int, *, now_ms: int, delay_ms: int | None, reason: str | None, counts: bool
+        self, first: int, count: int = 1, *, now_ms: int, delay_ms: int | None, reason: str | None, counts: bool
     ) -> Requeue | Death:
-        """What giving back a held delivery comes to. Changes nothing."""
-        held = self._held(sequence)
-        message_id = held.message_id(sequence)
+        """What giving back held deliveries that fare alike comes to. Changes nothing."""
+        held = self.unsettled.find(first)
+        if held is None:
+            raise KeyError(f"sequence {first} is not in hand")
         used = held.attempts_used + (1 if counts else 0)
         if counts and used >= self.config.max_attempts:
             reason = reason or f"refused by its consumer, {used} attempts"
-            return Death(sequence, message_id, used, reason, Cause.REJECTED)
+            return Death(first, count, used, reason, Cause.REJECTED)
         if delay_ms is None:
             delay_ms = self._backoff_ms(used) if counts else 0
-        return Requeue(sequence, [message_id], now_ms + delay_ms, used)
+        return Requeue(first, count, now_ms + delay_ms, used)
 
-    def decide_hold(self, sequence: int, message_id: str, *, until_ms: int) -> Requeue:
+    def decide_hold(self, sequence: int, *, until_ms: int) -> Requeue:
         """What holding back a message comes to that was about to be handed out. Changes nothing."""
         held = self.unsettled.find(sequence)
         used = 0 if held is None else held.attempts_used + (1 if held.in_flight else 0)
-        return Requeue(sequence, [message_id], until_ms, used)
+        return Requeue(sequence, 1, until_ms, used)
 
     def requeue(self, decision: Requeue, *, reason: str | None) -> None:
         """Carry out a Requeue; one of fresh messages holds them back before their first hand-out."""
         if self.order is not None:
-            self.order.hand_out(decision.first, decision.first + len(decision.ids))
-        for held in self._begun(decision.first, decision.ids):
+            self.order.hand_out(decision.first, decision.first + decision.count)
+        for held in self._begun(decision.first, decision.first + decision.count):
             self.unsettled.add(
                 replace(
                     held, in_flight=False, attempts_used=decision.attempts_used, reason=reason,
@@ -280,11 +272,12 @@ class Group:
 
     def die(self, death: Death, *, at_ms: int) -> None:
         """Carry out a Death."""
-        self.unsettled.take(death.sequence, death.sequence + 1)
-        self.position = max(self.position, death.sequence + 1)
+        first, end = death.first, death.first + death.count
+        self.unsettled.take(first, end)
+        self.position = max(self.position, end)
         if self.order is not None:
-            self.order.end(death.sequence, death.sequence + 1)
-        self.dead[death.sequence] = Dead(death.message_id, death.attempts, death.reason, at_ms)
+            self.order.end(first, end)
+        self.dead.add(DeadRun(first, end, death.attempts, death.reason, at_ms))
 
     def extend(self, first: int, count: int = 1, *, visible_at_ms: int) -> None:
         """Keep held deliveries invisible until a time."""
@@ -293,28 +286,27 @@ class Group:
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
-    def redrive(self, sequences: Iterable[int], *, now_ms: int, per_second: int | None = None) -> list[int]:
-        """Give dead letters a new life, attempts counted afresh; returns those that were dead. No order holds them."""
-        found = [sequence for sequence in sequences if sequence in self.dead]
+    def redrive(self, ranges: Sequence[tuple[int, int]], *, now_ms: int, per_second: int | None = None) -> int:
+        """Give dead letters a new life, attempts counted afresh: those of ranges (first, end) in order that are dead.
+
+        Returns how many. No order holds them.
+        """
+        found = self.dead.take(ranges)
         if found:
             self.life += 1
-        runs: list[Held] = []
-        for sequence in found:
-            message_id = self.dead.pop(sequence).message_id
-            ready_ms = self.redrive_pace.next_ms(now_ms, per_second=per_second)
-            if runs and runs[-1].end == sequence and runs[-1].visible_at_ms == ready_ms:
-                runs[-1].ids.append(message_id)
-            else:
-                runs.append(Held(sequence, [message_id], ready_ms, 0, 0, self.life, in_flight=False))
-        for run in runs:
-            self.unsettled.add(run)
-        return found
+        for first, end in found:
+            place = first
+            while place < end:
+                ready_ms, count = self.redrive_pace.next_ms(now_ms, per_second=per_second, count_max=end - place)
+                self.unsettled.add(Held(place, place + count, ready_ms, 0, 0, self.life, in_flight=False))
+                place += count
+        return sum(end - first for first, end in found)
 
     def redriving(self, *, now_ms: int) -> int:
         """How many redriven messages are not ready yet."""
         if self.redrive_pace.second_ms <= now_ms:
             return 0
-        return sum(len(run.ids) for run in self.unsettled if run.is_redriven and run.visible_at_ms > now_ms)
+        return sum(run.count for run in self.unsettled if run.is_redriven and run.visible_at_ms > now_ms)
 
     def seek(self, position: int, *, life: int) -> None:
         """Go on from `position`: what was handed out is dropped, what lies ahead is fresh, old receipts are stale."""
@@ -323,13 +315,13 @@ class Group:
         self.unsettled.clear()
         if self.order is not None:
             self.order.clear()
-        self.dead = {sequence: dead for sequence, dead in self.dead.items() if sequence < position}
+        self.dead.take_from(position)
 
     def unread_before(self, position: int) -> int:
         """How many messages below a sequence the group has not settled, dead letters among them."""
         filed = 0 if self.order is None else self.order.count_before(position)
         held = sum(min(one.end, position) - one.first for one in self.unsettled.between(0, position))
-        return max(0, position - self.position) + filed + held + sum(sequence < position for sequence in self.dead)
+        return max(0, position - self.position) + filed + held + self.dead.count_before(position)
 
     def drop_before(self, position: int) -> int:
         """Let go of everything below a sequence, which retention dropped; returns how many were not settled."""
@@ -337,7 +329,7 @@ class Group:
         self.unsettled.take(0, position)
         if self.order is not None:
             self.order.drop_before(position)
-        self.dead = {sequence: dead for sequence, dead in self.dead.items() if sequence >= position}
+        self.dead.take_before(position)
         self.position = max(self.position, position)
         return lost
 
@@ -345,26 +337,18 @@ class Group:
         """How many messages consumers hold."""
         return self.unsettled.in_flight
 
-    def _held(self, sequence: int) -> Held:
-        held = self.unsettled.find(sequence)
-        if held is None:
-            raise KeyError(f"sequence {sequence} is not in hand")
-        return held
-
-    def _begun(self, first: int, ids: list[str]) -> list[Held]:
+    def _begun(self, first: int, end: int) -> list[Held]:
         """What is held of these, taken out, with whatever is not held yet as runs of its own, between them."""
-        end = first + len(ids)
         known = self.unsettled.take(first, end)
         self.position = max(self.position, end)
-        if len(known) == 1 and len(known[0].ids) == len(ids):
+        if len(known) == 1 and known[0].count == end - first:
             return known
         found: list[Held] = []
         place = first
         for held in [*known, None]:
             until = end if held is None else held.first
             if until > place:
-                fresh = ids[place - first : until - first]
-                found.append(Held(place, fresh, 0, 0, 0, self.life, in_flight=False))
+                found.append(Held(place, until, 0, 0, 0, self.life, in_flight=False))
             if held is not None:
                 found.append(held)
                 place = held.end

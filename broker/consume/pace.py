@@ -15,13 +15,14 @@ class Pace:
     second_ms: int = 0
     used: int = 0
 
-    def next_ms(self, now_ms: int, *, per_second: int | None) -> int:
-        """When the next one may go: so many go as a second begins. None: at once."""
+    def next_ms(self, now_ms: int, *, per_second: int | None, count_max: int) -> tuple[int, int]:
+        """When the next ones may go, and how many of those that wait: so many go as a second begins. None: at once."""
         if per_second is None:
-            return now_ms
+            return now_ms, count_max
         if now_ms >= self.second_ms + SECOND_MS:
             self.second_ms, self.used = now_ms, 0
         elif self.used >= per_second:
             self.second_ms, self.used = self.second_ms + SECOND_MS, 0
-        self.used += 1
-        return max(now_ms, self.second_ms)
+        count = min(count_max, per_second - self.used)
+        self.used += count
+        return max(now_ms, self.second_ms), count

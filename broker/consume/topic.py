@@ -37,57 +37,82 @@ class Run:
         return self.offset != DAMAGED
 
 
-class RunColumns:
-    """Runs as parallel arrays; where one ends is where the next begins, or the topic's part in this segment ends."""
+class Runs:
+    """Runs in order, in one array, so that a topic is cheap to make. Where a run ends is where the next begins, or the
+    topic's part in this segment ends.
+    """
 
-    __slots__ = ("firsts", "offsets", "sizes", "times")
+    __slots__ = ("_cells",)
 
-    def __init__(self) -> None:
-        self.firsts = array("Q")
-        self.offsets = array("Q")
-        self.times = array("q")
-        self.sizes = array("I")
+    def __init__(self, cells: array[int] | None = None) -> None:
+        self._cells = array("Q") if cells is None else cells
 
     def __len__(self) -> int:
-        return len(self.firsts)
+        return len(self._cells) // _CELLS
 
     def append(self, first: int, offset: int, size_bytes: int, ready_at_ms: int) -> None:
         """Add a run at the end."""
-        self.firsts.append(first)
-        self.offsets.append(offset)
-        self.sizes.append(size_bytes)
-        self.times.append(ready_at_ms)
+        self._cells.extend((first, offset, size_bytes, ready_at_ms))
 
-    def slice(self, start: int, end: int) -> RunColumns:
+    def lengthen(self, size_bytes: int) -> None:
+        """The last run has so many bytes more."""
+        self._cells[_SIZE - _CELLS] += size_bytes
+
+    def row(self, number: int) -> tuple[int, int, int, int]:
+        """First sequence, offset, size and time of a run; -1 is the last one."""
+        start = _CELLS * (number if number >= 0 else number + len(self))
+        first, offset, size_bytes, ready_at_ms = self._cells[start : start + _CELLS]
+        return first, offset, size_bytes, ready_at_ms
+
+    def first(self, number: int) -> int:
+        """The first sequence of a run."""
+        return self._cells[_CELLS * number]
+
+    def number_of(self, sequence: int) -> int:
+        """The number of the run that holds a sequence; -1 where all begin behind it."""
+        cells = self._cells
+        return bisect_right(range(len(self)), sequence, key=lambda number: cells[_CELLS * number]) - 1
+
+    def number_at(self, time_ms: int) -> int:
+        """The number of the first run that became ready at or after a time."""
+        cells = self._cells
+        return bisect_left(range(len(self)), time_ms, key=lambda number: cells[_CELLS * number + _TIME])
+
+    def slice(self, start: int, end: int) -> Runs:
         """A part of the runs."""
-        part = RunColumns()
-        part.firsts, part.offsets = self.firsts[start:end], self.offsets[start:end]
-        part.times, part.sizes = self.times[start:end], self.sizes[start:end]
-        return part
+        return Runs(self._cells[_CELLS * start : _CELLS * end])
 
     def to_bytes(self) -> bytes:
         """28 bytes a run, little-endian, column by column."""
-        columns = [array(one.typecode, one) for one in (self.firsts, self.offsets, self.times, self.sizes)]
+        columns = [array(code, self._cells[number::_CELLS]) for code, number in _COLUMNS]
         if sys.byteorder == "big":
             for column in columns:
                 column.byteswap()
         return b"".join(column.tobytes() for column in columns)
 
     @staticmethod
-    def of_bytes(data: bytes) -> RunColumns:
+    def of_bytes(data: bytes) -> Runs:
         """The runs that to_bytes() wrote."""
-        found, count, position = RunColumns(), len(data) // 28, 0
-        for column in (found.firsts, found.offsets, found.times, found.sizes):
+        count, position = len(data) // 28, 0
+        cells = array("Q", bytes(8 * _CELLS * count))
+        for code, number in _COLUMNS:
+            column = array(code)
             size = count * column.itemsize
             column.frombytes(data[position : position + size])
             if sys.byteorder == "big":
                 column.byteswap()
+            cells[number::_CELLS] = array("Q", column)
             position += size
-        return found
+        return Runs(cells)
 
 
+_CELLS: Final = 4
+_SIZE, _TIME = 2, 3
+_COLUMNS: Final = (("Q", 0), ("Q", 1), ("q", _TIME), ("I", _SIZE))
+"""How columns stand in an index file."""
 _NO_SEQUENCES: Final = array("Q")
 _NO_TIMES: Final = array("q")
+_NO_PLACES: Final[list[BlockPlace]] = []
 """Of a topic without blocks, of which there may be 40,000. Nobody changes them."""
 
 
@@ -104,7 +129,7 @@ class BlockPlace:
 class Blocks(Protocol):
     """Gets blocks of runs back from the index files."""
 
-    def load(self, place: BlockPlace) -> RunColumns:
+    def load(self, place: BlockPlace) -> Runs:
         """The runs of a block. Raises StorageFailed where they cannot be read as they were written."""
 
 
@@ -121,8 +146,8 @@ class TopicIndex:
         self._load = blocks
         self._block_firsts = _NO_SEQUENCES
         self._block_times = _NO_TIMES
-        self._places: list[BlockPlace] = []
-        self._tail = RunColumns()
+        self._places = _NO_PLACES
+        self._tail = Runs()
         self._tail_first = 0
 
     def __len__(self) -> int:
@@ -132,7 +157,7 @@ class TopicIndex:
 
     def begin_at(self, sequence: int) -> None:
         """Have an empty index begin at a sequence: what came before was dropped."""
-        if not self._places and not self._tail.firsts and self.end < sequence:
+        if not self._places and not len(self._tail) and self.end < sequence:
             self.start = self.end = self._tail_first = sequence
 
     def place(self, count: int, offset: int, size_bytes: int, *, ready_at_ms: int, sealed_end: int = 0) -> None:
@@ -141,16 +166,15 @@ class TopicIndex:
         They join the last run where they go on from it, unless part of it lies before `sealed_end`: it may be visible.
         """
         tail = self._tail
-        if tail.firsts:
-            reached = tail.offsets[-1] + tail.sizes[-1]
-            held = self.end - tail.firsts[-1]
+        if self.end > self._tail_first:
+            first, begin, held_bytes, last_ms = tail.row(-1)
             if (
-                reached == offset > sealed_end
-                and tail.times[-1] == ready_at_ms
-                and held + count <= RUN_MESSAGES_MAX
-                and tail.sizes[-1] < RUN_BYTES_MAX
+                begin + held_bytes == offset > sealed_end
+                and last_ms == ready_at_ms
+                and self.end - first + count <= RUN_MESSAGES_MAX
+                and held_bytes < RUN_BYTES_MAX
             ):
-                tail.sizes[-1] += size_bytes
+                tail.lengthen(size_bytes)
                 self.end += count
                 return
         tail.append(self.end, offset, size_bytes, ready_at_ms)
@@ -166,7 +190,7 @@ class TopicIndex:
         """A block that was read from an index file, behind all others. Its sequences go from `first` to `end`."""
         self.begin_at(first)
         if self._block_firsts is _NO_SEQUENCES:
-            self._block_firsts, self._block_times = array("Q"), array("q")
+            self._block_firsts, self._block_times, self._places = array("Q"), array("q"), []
         self._block_firsts.append(first)
         self._block_times.append(first_time_ms)
         self._places.append(place)
@@ -174,16 +198,16 @@ class TopicIndex:
 
     def continues_at(self, sequence: int) -> bool:
         """Whether add_block() may go on from this sequence: nothing is missing before it, and nothing stands there."""
-        return not (self._places or self._tail.firsts) or sequence == self.end
+        return not (self._places or len(self._tail)) or sequence == self.end
 
     @property
-    def tail(self) -> RunColumns:
+    def tail(self) -> Runs:
         """The runs that are in memory: those of the segment that is being written."""
         return self._tail
 
     def forget_tail(self) -> None:
         """Drop the runs in memory, which add_block() has taken over."""
-        self._tail = RunColumns()
+        self._tail = Runs()
         self._tail_first = self.end
 
     # -- dropping ----------------------------------------------------------------------------------------------------
@@ -207,8 +231,8 @@ class TopicIndex:
         start = max(start, self.start)
         while start < min(end, self.end):
             columns, columns_end = self._columns_at(start)
-            number = bisect_right(columns.firsts, start) - 1
-            while number < len(columns) and columns.firsts[number] < end:
+            number = columns.number_of(start)
+            while number < len(columns) and columns.first(number) < end:
                 run = _run(columns, number, columns_end)
                 yield run
                 start, number = run.end, number + 1
@@ -216,14 +240,14 @@ class TopicIndex:
     def visible_end(self, start: int, *, count_max: int, durable_end: int) -> int:
         """The end of what may be handed out in order from `start` on: durable, and at most so many."""
         end = min(self.end, start + count_max)
-        if not self._tail.firsts or end <= self._tail_first:
+        tail = self._tail
+        if not len(tail) or end <= self._tail_first:
             return end
-        if self._tail.offsets[-1] == DAMAGED or self._tail.offsets[-1] + self._tail.sizes[-1] <= durable_end:
+        _, offset, size, _ = tail.row(-1)
+        if offset == DAMAGED or offset + size <= durable_end:
             return end
-        number = max(bisect_right(self._tail.firsts, start) - 1, 0)
-        for offset, size, first in zip(
-            self._tail.offsets[number:], self._tail.sizes[number:], self._tail.firsts[number:], strict=True
-        ):
+        for number in range(max(tail.number_of(start), 0), len(tail)):
+            first, offset, size, _ = tail.row(number)
             if first >= end:
                 return end
             if offset != DAMAGED and offset + size > durable_end:
@@ -238,13 +262,13 @@ class TopicIndex:
     def sequence_at(self, time_ms: int) -> int:
         """The first sequence that became ready at or after a time (times never go back far: clocks step)."""
         number = bisect_left(self._block_times, time_ms) - 1
-        if self._tail.firsts and self._tail.times[0] < time_ms:
+        if len(self._tail) and self._tail.row(0)[-1] < time_ms:
             return _sequence_at(self._tail, time_ms, self.end)
         if number < 0:
             return self.start
         return _sequence_at(self._load.load(self._places[number]), time_ms, self._first_behind(number + 1))
 
-    def _columns_at(self, sequence: int) -> tuple[RunColumns, int]:
+    def _columns_at(self, sequence: int) -> tuple[Runs, int]:
         if sequence >= self._tail_first:
             return self._tail, self.end
         number = bisect_right(self._block_firsts, sequence) - 1
@@ -260,18 +284,19 @@ class TopicIndex:
             yield place
 
 
-def blocks_of(tail: RunColumns, end: int, *, runs_max: int) -> Iterator[tuple[int, int, RunColumns]]:
+def blocks_of(tail: Runs, end: int, *, runs_max: int) -> Iterator[tuple[int, int, Runs]]:
     """A topic's runs in pieces of at most `runs_max`: (first, end, runs)."""
     bounds = [*range(0, len(tail), runs_max), len(tail)]
     for start, stop in pairwise(bounds):
-        yield tail.firsts[start], tail.firsts[stop] if stop < len(tail) else end, tail.slice(start, stop)
+        yield tail.first(start), tail.first(stop) if stop < len(tail) else end, tail.slice(start, stop)
 
 
-def _run(columns: RunColumns, number: int, end: int) -> Run:
-    following = columns.firsts[number + 1] if number + 1 < len(columns) else end
-    return Run(columns.firsts[number], following, columns.offsets[number], columns.sizes[number], columns.times[number])
+def _run(columns: Runs, number: int, end: int) -> Run:
+    following = columns.first(number + 1) if number + 1 < len(columns) else end
+    first, offset, size_bytes, ready_at_ms = columns.row(number)
+    return Run(first, following, offset, size_bytes, ready_at_ms)
 
 
-def _sequence_at(columns: RunColumns, time_ms: int, end: int) -> int:
-    number = bisect_left(columns.times, time_ms)
-    return columns.firsts[number] if number < len(columns) else end
+def _sequence_at(columns: Runs, time_ms: int, end: int) -> int:
+    number = columns.number_at(time_ms)
+    return columns.first(number) if number < len(columns) else end

@@ -19,10 +19,12 @@ _STALE_MAX: Final = 1_024
 
 @dataclass(slots=True)
 class Held:
-    """Messages from the sequence `first` on that were handed out (or held back) alike. Times and counts are theirs."""
+    """Messages from the sequence `first` to `end` (excluded) that were handed out (or held back) alike. Times and
+    numbers are those of each.
+    """
 
     first: int
-    ids: list[str]
+    end: int
     visible_at_ms: int
     delivery: int
     attempts_used: int
@@ -31,18 +33,14 @@ class Held:
     reason: str | None = None
 
     @property
-    def end(self) -> int:
-        """The sequence behind the last one."""
-        return self.first + len(self.ids)
+    def count(self) -> int:
+        """How many messages."""
+        return self.end - self.first
 
     @property
     def is_redriven(self) -> bool:
         """Whether these had been dead, and nobody was handed them since."""
         return self.life > 0 and self.delivery == 0 and not self.in_flight
-
-    def message_id(self, sequence: int) -> str:
-        """The id of one of them."""
-        return self.ids[sequence - self.first]
 
 
 @dataclass(slots=True)
@@ -119,7 +117,7 @@ class Unsettled:
         else:
             self._firsts.insert(bisect_left(self._firsts, run.first), run.first)
         self._runs[run.first] = run
-        self._note(run, len(run.ids))
+        self._note(run, run.count)
         heapq.heappush(self._order, (run.visible_at_ms, run.first))
         if len(self._order) > _STALE_MAX + 2 * len(self._runs):
             self._order = [(one.visible_at_ms, first) for first, one in self._runs.items()]
@@ -135,14 +133,13 @@ class Unsettled:
                 number += 1
                 continue
             self._remove(number, run)
-            low, high = max(first - run.first, 0), max(run.end - end, 0)
-            if low:
-                self.add(replace(run, ids=run.ids[:low]))
+            low, high = max(first, run.first), min(end, run.end)
+            if run.first < low:
+                self.add(replace(run, end=low))
                 number += 1
-            stop = len(run.ids) - high
-            if high:
-                self.add(replace(run, first=end, ids=run.ids[stop:]))
-            taken.append(replace(run, first=run.first + low, ids=run.ids[low:stop]) if low or high else run)
+            if high < run.end:
+                self.add(replace(run, first=high))
+            taken.append(run if run.count == high - low else replace(run, first=low, end=high))
         return taken
 
     def clear(self) -> None:
@@ -185,7 +182,7 @@ class Unsettled:
     def _remove(self, number: int, run: Held) -> None:
         del self._firsts[number]
         del self._runs[run.first]
-        self._note(run, -len(run.ids))
+        self._note(run, -run.count)
 
     def _note(self, run: Held, more: int) -> None:
         self._count += more

@@ -19,7 +19,7 @@ from typing import Final
 import google_crc32c
 import msgspec
 
-from broker.consume.topic import BlockPlace, RunColumns, TopicIndex, blocks_of
+from broker.consume.topic import BlockPlace, Runs, TopicIndex, blocks_of
 from messaging.errors import StorageFailed
 
 BLOCK_RUNS_MAX: Final = 1_024
@@ -75,7 +75,7 @@ def write_index(
         for first, end, runs in blocks_of(topic.tail, topic.end, runs_max=BLOCK_RUNS_MAX):
             data = runs.to_bytes()
             crc = google_crc32c.value(data)
-            found.append(BlockEntry(first, end, runs.times[0], position, len(runs), crc))
+            found.append(BlockEntry(first, end, runs.row(0)[-1], position, len(runs), crc))
             pieces.append(data)
             position += len(data)
         entries[topic.name] = found
@@ -121,9 +121,9 @@ class IndexFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._cached: OrderedDict[tuple[int, int], RunColumns] = OrderedDict()
+        self._cached: OrderedDict[tuple[int, int], Runs] = OrderedDict()
 
-    def load(self, place: BlockPlace) -> RunColumns:
+    def load(self, place: BlockPlace) -> Runs:
         """The runs of a block. Raises StorageFailed where they cannot be read as they were written."""
         key = (place.segment, place.position)
         found = self._cached.get(key)
@@ -141,7 +141,7 @@ class IndexFiles:
         for key in [one for one in self._cached if one[0] == segment]:
             del self._cached[key]
 
-    def _read(self, place: BlockPlace) -> RunColumns:
+    def _read(self, place: BlockPlace) -> Runs:
         path = index_path(self._folder, place.segment)
         try:
             data = _read(path, place.position, place.runs * 28)
@@ -150,7 +150,7 @@ class IndexFiles:
         if google_crc32c.value(data) != place.crc:
             path.unlink(missing_ok=True)
             raise StorageFailed(f"{path.name} is damaged; restart the broker, which makes it anew")
-        return RunColumns.of_bytes(data)
+        return Runs.of_bytes(data)
 
 
 def _read(path: Path, position: int, size_bytes: int) -> bytes:

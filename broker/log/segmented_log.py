@@ -23,6 +23,7 @@ from messaging.journal import (
     FRAME_BYTES,
     HEADER_BYTES,
     RECORD_BYTES_MAX,
+    VERSION,
     Frame,
     SegmentDamaged,
     SegmentHeader,
@@ -66,6 +67,7 @@ class SegmentedLog:
         self._syncing = False
         self._sync_lock = threading.Lock()
         self._failure: OSError | None = None
+        self._is_outdated = False  # the last segment was begun by an earlier version, which would not know our records
         self.end = 0
         self.durable_end = 0
         self.bytes_written = 0
@@ -94,6 +96,7 @@ class SegmentedLog:
                 ) from damage
             if header is None:
                 self._note_damage(Gap(int(path.stem), 0), path)
+            self._is_outdated = header is not None and header.version < VERSION
             created_at_ms = int(path.stat().st_mtime * 1000) if header is None else header.created_at_ms
             segment = Segment(path, int(path.stem), int(path.stem), created_at_ms, self._storage.create(path))
             self.segments.append(segment)
@@ -173,7 +176,8 @@ class SegmentedLog:
     @property
     def is_full(self) -> bool:
         """Whether the next append begins a new segment."""
-        return self.end - self.segments[-1].first_offset >= self._segment_bytes
+        size_bytes = self.end - self.segments[-1].first_offset
+        return size_bytes >= self._segment_bytes or (self._is_outdated and size_bytes > 0)
 
     def commit(self, end: int | None = None) -> None:
         """Return once everything before `end` (all, by default) is durable; concurrent callers share one sync.
@@ -255,6 +259,7 @@ class SegmentedLog:
             os.close(descriptor)
             path.unlink(missing_ok=True)
             raise
+        self._is_outdated = False
         if self.segments:
             self.segments[-1].sealed = True
         self.segments = [

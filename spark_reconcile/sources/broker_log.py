@@ -32,8 +32,8 @@ from messaging import journal
 from messaging.frame_bounds import payload_bounds
 from spark_reconcile.sources.columns import WIDEST_BYTES, Unusual, message_columns
 from spark_reconcile.sources.frames import (
-    ACTION_SCHEMA,
     MESSAGE_SCHEMA,
+    RUN_SCHEMA,
     Row,
     action_rows,
     data_of,
@@ -74,8 +74,8 @@ class BrokerLogSource(DataSource):
         return "outbox_broker_log"
 
     def schema(self) -> str:
-        """MESSAGE_SCHEMA or ACTION_SCHEMA, or the columns of it that are wanted."""
-        whole = MESSAGE_SCHEMA if self.options["log"] == "messages" else ACTION_SCHEMA
+        """MESSAGE_SCHEMA or RUN_SCHEMA, or the columns of it that are wanted."""
+        whole = MESSAGE_SCHEMA if self.options["log"] == "messages" else RUN_SCHEMA
         wanted = {"damage", *self.options.get("columns", "").split(",")}
         chosen = [one for one in whole.split(", ") if one.split()[0] in wanted]
         return ", ".join(chosen) if "columns" in self.options else whole
@@ -97,7 +97,7 @@ class LogReader(DataSourceReader):
         self._segments = segments
         self._rows_of = rows_of
         self._columns = columns
-        whole = MESSAGE_SCHEMA if rows_of is message_rows else ACTION_SCHEMA
+        whole = MESSAGE_SCHEMA if rows_of is message_rows else RUN_SCHEMA
         self._names = [column.split()[0] for column in whole.split(", ")]
 
     def partitions(self) -> Sequence[InputPartition]:

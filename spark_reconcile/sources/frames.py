@@ -7,7 +7,7 @@ MessageRecord and Action. A new kind of record is refused by name, not passed ov
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +22,11 @@ ACTION_SCHEMA: Final = (
     "kind string, topic string, consumer_group string, id string, sequence bigint, position bigint, at_ms bigint, "
     "visible_at_ms bigint, attempt bigint, reason string, damage string"
 )
+"""An action on one message, or on a whole group."""
+RUN_SCHEMA: Final = ACTION_SCHEMA.replace("damage", "messages bigint, damage")
+"""An action as it is written: where `messages` is not null, on so many from `sequence` on, and `id` is null."""
 SECOND_MS: Final = 1_000
-SCHEMAS: Final = {"messages": MESSAGE_SCHEMA, "actions": ACTION_SCHEMA}
+SCHEMAS: Final = {"messages": MESSAGE_SCHEMA, "actions": RUN_SCHEMA}
 
 Row = tuple[Any, ...]
 
@@ -72,39 +75,79 @@ def message_rows(frame: journal.Frame) -> Iterator[Row]:
 
 
 def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm an action, no logic
-    """An action as rows of ACTION_SCHEMA: one for each message of it, or one where it concerns a whole group."""
+    """An action as rows of RUN_SCHEMA: one for each run of its messages, or one where it concerns a whole group."""
     at = frame.offset
     match journal.decode_action(frame.payload):
+        case journal.Handed(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, runs=handed):
+            for run in handed:
+                for place in _places(run.first, run.ids):
+                    yield _row("delivered", topic, group, place, at, at_ms, visible, run.attempt)
+        case journal.Settled(topic=topic, group=group, at_ms=at_ms, runs=settled):
+            for first, ids in settled:
+                for place in _places(first, ids):
+                    yield _row("acked", topic, group, place, at, at_ms)
         case journal.Delivered(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, entries=delivered):
             for sequence, id_, _, attempt in delivered:
-                yield "delivered", topic, group, id_, sequence, at, at_ms, visible, attempt, None, None
-        case journal.Acked(topic=topic, group=group, at_ms=at_ms, entries=entries):
-            for sequence, id_ in entries:
-                yield "acked", topic, group, id_, sequence, at, at_ms, None, None, None, None
-        case journal.Fired(topic=topic, at_ms=at_ms, entries=entries):
-            for sequence, id_ in entries:
-                yield "fired", topic, None, id_, sequence, at, at_ms, None, None, None, None
-        case journal.Canceled(at_ms=at_ms, ids=ids):
-            for id_ in ids:
-                yield "canceled", None, None, id_, None, at, at_ms, None, None, None, None
+                yield _row("delivered", topic, group, (sequence, id_, None), at, at_ms, visible, attempt)
+        case journal.Acked(topic=topic, group=group, at_ms=at_ms, entries=acked):
+            for sequence, id_ in acked:
+                yield _row("acked", topic, group, (sequence, id_, None), at, at_ms)
+        case journal.Fired(topic=topic, at_ms=at_ms, entries=fired):
+            for sequence, id_ in fired:
+                yield _row("fired", topic, None, (sequence, id_, None), at, at_ms)
+        case journal.Canceled(at_ms=at_ms, ids=canceled):
+            for id_ in canceled:
+                yield _row("canceled", None, None, (None, id_, None), at, at_ms)
         case journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=requeued, reason=reason):
-            for sequence, id_, visible, used in requeued:
-                yield "requeued", topic, group, id_, sequence, at, at_ms, visible, used, reason, None
+            for first, ids, visible, used in requeued:
+                for place in _places(first, ids):
+                    yield _row("requeued", topic, group, place, at, at_ms, visible, used, reason)
         case journal.Extended(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, entries=entries):
-            for sequence, id_ in entries:
-                yield "extended", topic, group, id_, sequence, at, at_ms, visible, None, None, None
+            for first, ids in entries:
+                for place in _places(first, ids):
+                    yield _row("extended", topic, group, place, at, at_ms, visible)
         case journal.Died(topic=topic, group=group, at_ms=at_ms, entries=died, reason=reason):
-            for sequence, id_, attempts in died:
-                yield "died", topic, group, id_, sequence, at, at_ms, None, attempts, reason, None
+            for first, ids, attempts in died:
+                for place in _places(first, ids):
+                    yield _row("died", topic, group, place, at, at_ms, None, attempts, reason)
         case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries, per_second=rate):
-            for number, (sequence, id_) in enumerate(entries):
-                visible = at_ms + (number // rate * SECOND_MS if rate else 0)
-                yield "redriven", topic, group, id_, sequence, at, at_ms, visible, None, None, None
+            for place, second in _paced(entries, rate):
+                yield _row("redriven", topic, group, place, at, at_ms, at_ms + second * SECOND_MS)
         case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position, settings=settings):
             wanted = settings.get("filter") or None  # its filter stands where others give a reason
-            yield "declared", topic, group, None, position, at, at_ms, None, None, wanted, None
+            yield _row("declared", topic, group, (position, None, None), at, at_ms, None, None, wanted)
         case journal.Sought(topic=topic, group=group, at_ms=at_ms, position=position):
-            yield "sought", topic, group, None, position, at, at_ms, None, None, None, None
+            yield _row("sought", topic, group, (position, None, None), at, at_ms)
         case journal.Paused(topic=topic, group=group, at_ms=at_ms, paused=paused):
-            kind = "paused" if paused else "resumed"
-            yield kind, topic, group, None, None, at, at_ms, None, None, None, None
+            yield _row("paused" if paused else "resumed", topic, group, (None, None, None), at, at_ms)
+
+
+_Place = tuple[int | None, str | None, int | None]
+"""A sequence, and the id of the message there, or how many messages are meant from there on."""
+
+
+def _row(
+    kind: str, topic: str | None, group: str | None, place: _Place, at: int, at_ms: int, visible_ms: int | None = None,
+    attempt: int | None = None, reason: object = None,
+) -> Row:  # fmt: skip
+    sequence, id_, messages = place
+    return kind, topic, group, id_, sequence, at, at_ms, visible_ms, attempt, reason, messages, None
+
+
+def _places(first: int, ids: journal.Ids) -> Iterator[_Place]:
+    if isinstance(ids, int):
+        yield first, None, ids
+    else:
+        yield from ((sequence, id_, None) for sequence, id_ in enumerate([ids] if isinstance(ids, str) else ids, first))
+
+
+def _paced(entries: Iterable[tuple[int, journal.Ids]], rate: int | None) -> Iterator[tuple[_Place, int]]:
+    """Redriven messages, and how many seconds later they are ready: so many at once, as many a second later."""
+    number = 0
+    for first, ids in entries:
+        for sequence, id_, messages in _places(first, ids):
+            place, end = sequence or 0, (sequence or 0) + (messages or 1)
+            while place < end:
+                count = min(end - place, rate - number % rate) if rate else end - place
+                yield (place, id_, None if messages is None else count), number // rate if rate else 0
+                place, number = place + count, number + count

@@ -59,7 +59,12 @@ def grown(before: list[Segment], now: list[Segment]) -> list[Segment]:
 
 def reach_ms(segments: list[Segment]) -> int:
     """Since when a log holds everything: 0 where it begins at its beginning."""
-    return 0 if segments[0].first_offset == 0 else segments[0].created_at_ms
+    return 0 if begins_whole(segments) else segments[0].created_at_ms
+
+
+def begins_whole(segments: list[Segment]) -> bool:
+    """Whether a log begins at its beginning: nothing of it was dropped."""
+    return segments[0].first_offset == 0
 
 
 def _segment(path: Path, *, last: bool) -> Segment:

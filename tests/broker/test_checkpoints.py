@@ -156,8 +156,8 @@ def test_replay_begins_at_the_newest_checkpoint(
     engine = open_engine(**SMALL)
     busy_past(engine, clock)
     engine.close()
-    decode, replayed = journal.decode_written, []
-    monkeypatch.setattr(journal, "decode_written", lambda payload: replayed.append(payload) or decode(payload))
+    decode, replayed = journal.decode_action, []
+    monkeypatch.setattr(journal, "decode_action", lambda payload: replayed.append(payload) or decode(payload))
 
     open_engine(**SMALL)
 

@@ -708,6 +708,22 @@ def test_a_group_may_start_at_the_latest_or_at_a_time(engine: Engine, clock: Man
     assert [one.id for one in engine.pull(TOPIC, "at")] == ["b", "c"]
 
 
+def test_no_group_begins_behind_what_a_power_cut_may_take(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(engine, "a")
+    declare(engine)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._messages, "commit", lambda end=None: None)  # its publisher still waits for the sync
+        publish(engine, "b")
+
+        engine.declare_group(TOPIC, "latest", GroupConfig(start="latest"))
+        engine.seek(TOPIC, GROUP, to_offset=2)
+
+        positions = [engine.group_figures(TOPIC, name)["position"] for name in ("latest", GROUP)]
+    assert positions == [1, 1]
+    engine.seek(TOPIC, GROUP, to_offset=2)
+    assert pull_ids(engine) == []
+
+
 def test_declaring_again_changes_settings_and_keeps_the_position(open_engine: type_of_open) -> None:
     engine = open_engine()
     publish(engine, "a", "b")

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -278,16 +279,13 @@ def test_a_folder_of_the_version_before_is_refused_and_told_what_to_do(open_engi
     engine.close()
     [path] = journal.segment_paths(folder / "messages")
     header = journal.SegmentHeader.decode(path.read_bytes()[: journal.HEADER_BYTES])
-    current = journal.VERSION
-    try:
-        journal.VERSION = current - 1  # type: ignore[misc]
-        old = header.encode()
-    finally:
-        journal.VERSION = current  # type: ignore[misc]
+    outdated = journal.OLDEST_VERSION - 1
+    old = replace(header, version=outdated).encode()
     path.write_bytes(old + path.read_bytes()[journal.HEADER_BYTES :])
 
     with pytest.raises(
-        journal.SegmentDamaged, match=f"version {current - 1}; this code reads version {current}: drain it"
+        journal.SegmentDamaged,
+        match=f"version {outdated}; this code reads versions {journal.OLDEST_VERSION} to {journal.VERSION}: drain it",
     ):
         open_engine()
 

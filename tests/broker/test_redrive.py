@@ -133,7 +133,9 @@ def test_a_seek_ends_a_redrive_of_what_lies_ahead(engine: Engine) -> None:
 def test_a_pace_gives_away_no_more_than_its_rate_in_any_second() -> None:
     pace = Pace()
 
-    given = [pace.next_ms(now_ms, per_second=2) for now_ms in (0, 0, 0, 500, 1_600, 1_700, 1_800, 9_000)]
+    times = (0, 0, 0, 500, 1_600, 1_700, 1_800, 9_000)
+    given = [pace.next_ms(now_ms, per_second=2, count_max=1)[0] for now_ms in times]
 
     assert given == [0, 0, 1_000, 1_000, 2_000, 2_000, 3_000, 9_000]
-    assert pace.next_ms(9_000, per_second=None) == 9_000
+    assert [pace.next_ms(9_000, per_second=2, count_max=9) for _ in range(2)] == [(9_000, 1), (10_000, 2)]
+    assert pace.next_ms(9_000, per_second=None, count_max=9) == (9_000, 9)

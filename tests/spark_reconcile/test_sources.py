@@ -19,7 +19,8 @@ from spark_reconcile import Condition, NotComparable, Operator, Settings, run
 from spark_reconcile.planning import check_sources
 from spark_reconcile.sources.broker_log import BrokerLogSource, PushingLogReader, SegmentPart
 from spark_reconcile.sources.database import Place, reading
-from spark_reconcile.sources.frames import ACTION_SCHEMA, action_rows
+from spark_reconcile.sources.frames import ACTION_SCHEMA, RUN_SCHEMA, action_rows
+from spark_reconcile.sources.naming import named_runs, single
 from spark_reconcile.sources.segments import survey
 from spark_reconcile.sources.sql import Part, PushingSqlReader, SqlReader
 from spark_reconcile.sources.statements import Leg, Statement, business_statement
@@ -115,7 +116,6 @@ def test_a_log_whose_beginning_was_dropped_reaches_back_to_its_first_segment(
         (book.scope, book.rule, book.of, book.count) for book in summary.books if book.state == "unknown"
     ) == [
         ("business", "message_unknown", "paid orders are announced", 5),
-        ("delivery", "message_out_of_reach", "mail", 5),
         ("delivery", "message_out_of_reach", "tickets", 5),
         ("message", "broker_out_of_reach", "", 5),
     ]
@@ -129,7 +129,7 @@ def test_segments_outside_the_times_asked_for_are_not_opened_and_other_rows_are_
         msgspec.structs.replace(one, created_at_ms=number * 10 * HOUR_MS)
         for number, one in enumerate(survey(tmp_path, "actions"))
     ]
-    reader = PushingLogReader(segments, rows_of=action_rows, columns=_columns(ACTION_SCHEMA))
+    reader = PushingLogReader(segments, rows_of=action_rows, columns=_columns(RUN_SCHEMA))
     since, until = GreaterThanOrEqual(("at_ms",), 32 * HOUR_MS), LessThan(("at_ms",), 38 * HOUR_MS)
 
     left = list(reader.pushFilters([EqualTo(("kind",), "acked"), In(("id",), ("good-1", "good-2")), since, until]))
@@ -137,7 +137,7 @@ def test_segments_outside_the_times_asked_for_are_not_opened_and_other_rows_are_
 
     assert left == [since, until], "Spark looks at the rows' times itself"
     assert [part.number for part in parts] == [3]
-    everything = PushingLogReader(segments, rows_of=action_rows, columns=_columns(ACTION_SCHEMA))
+    everything = PushingLogReader(segments, rows_of=action_rows, columns=_columns(RUN_SCHEMA))
     assert list(everything.pushFilters([EqualTo(("kind",), "acked"), In(("id",), ("good-1", "good-2"))])) == []
     assert len(everything.partitions()) == len(paths)
     rows = [row for part in everything.partitions() for batch in everything.read(part) for row in batch.to_pylist()]
@@ -181,6 +181,63 @@ def test_every_kind_of_action_becomes_rows(tmp_path: Path) -> None:
         ("canceled", "c", None, None),
     ]  # fmt: skip
     assert all(row["at_ms"] == 7 for row in rows)
+
+
+def test_actions_on_runs_become_a_row_a_run(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"topic": "t", "group": "g", "at_ms": 7}
+    actions = [
+        journal.Handed(
+            **common, visible_at_ms=9, runs=[journal.HandedRun(3, 500, 1, 2), journal.HandedRun(900, ["a", "b"], 1, 1)]
+        ),
+        journal.Extended(**common, visible_at_ms=19, entries=[(3, 2)]),
+        journal.Requeued(**common, entries=[(3, 4, 11, 1)], reason="no"),
+        journal.Settled(**common, runs=[(7, 490), (900, ["a"])]),
+        journal.Died(**common, entries=[(499, 4, 2)], reason="no"),
+        journal.Redriven(**common, entries=[(499, 3), (502, 1)], per_second=2),
+    ]
+    write_log(tmp_path / "actions", journal.SegmentKind.ACTIONS, actions, 100)
+
+    rows = _read_log("actions", survey(tmp_path, "actions"))
+
+    names = ("kind", "id", "sequence", "messages", "visible_at_ms", "attempt")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("delivered", None, 3, 500, 9, 2), ("delivered", "a", 900, None, 9, 1), ("delivered", "b", 901, None, 9, 1),
+        ("extended", None, 3, 2, 19, None), ("requeued", None, 3, 4, 11, 1), ("acked", None, 7, 490, None, None),
+        ("acked", "a", 900, None, None, None), ("died", None, 499, 4, None, 2),
+        ("redriven", None, 499, 2, 7, None), ("redriven", None, 501, 1, 1_007, None),
+        ("redriven", None, 502, 1, 1_007, None),
+    ]  # fmt: skip
+
+
+@pytest.mark.spark
+def test_each_message_of_a_run_has_its_action_under_its_id(spark: SparkSession) -> None:
+    runs = spark.createDataFrame(
+        [
+            ("fired", "t", None, "c", 2, 1, 5, None, None, None, None, None),
+            ("fired", "t", None, "c", 2, 2, 6, None, None, None, None, None),  # told again after a restart
+            ("delivered", "t", "g", None, 0, 3, 7, 9, 1, None, 3, None),
+            ("acked", "t", "g", None, 1, 4, 8, None, None, None, 3, None),
+            ("acked", "u", "g", "old", 9, 5, 8, None, None, None, None, None),
+        ],
+        RUN_SCHEMA,
+    )
+    messages = spark.createDataFrame(
+        [("a", "t", 0), ("b", "t", 1), ("c", "t", None), ("x", "u", 0)], "id string, topic string, sequence bigint"
+    )
+
+    def found(*, is_whole: bool) -> list[tuple[Any, ...]]:
+        named = named_runs(runs, messages, is_whole=is_whole)
+        assert named.columns == _columns(ACTION_SCHEMA)
+        rows = named.select("kind", "id", "sequence", "at_ms", "position").collect()
+        return sorted(tuple(row) for row in rows)
+
+    known = [
+        ("acked", "b", 1, 8, 4), ("acked", "c", 2, 8, 4),
+        ("delivered", "a", 0, 7, 3), ("delivered", "b", 1, 7, 3), ("delivered", "c", 2, 7, 3),
+    ]  # fmt: skip
+    assert found(is_whole=False) == known
+    assert found(is_whole=True) == sorted([*known, ("acked", "t#3", 3, 8, 4)])
+    assert [row["id"] for row in single(runs).where("kind = 'acked'").collect()] == ["old"]
 
 
 def test_redriven_letters_are_ready_so_many_a_second(tmp_path: Path) -> None:

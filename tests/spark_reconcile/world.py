@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, create_engine, insert
 from sqlalchemy.schema import CreateSchema
 
@@ -181,7 +182,10 @@ class World:
         """Write everything; returns the settings that reconcile it."""
         self.write_tables(database)
         write_log(folder / "broker" / "messages", journal.SegmentKind.MESSAGES, self.stored, records_a_segment)
-        actions = sorted(self.actions, key=lambda action: action.at_ms)
+        places = {(one.topic, one.sequence): one.id for one in self.stored}
+        fired = [one for one in self.actions if isinstance(one, journal.Fired)]
+        places.update({(one.topic, sequence): id_ for one in fired for sequence, id_ in one.entries})
+        actions = [as_written(one, places) for one in sorted(self.actions, key=lambda action: action.at_ms)]
         write_log(folder / "broker" / "actions", journal.SegmentKind.ACTIONS, actions, records_a_segment)
         return Settings(
             database_url=database.url,
@@ -247,6 +251,27 @@ def write_log(
         paths.append(path)
         offset += len(frames)
     return paths
+
+
+def as_written(action: journal.Action, places: Mapping[tuple[str, int | None], str]) -> journal.Action:
+    """An action as the broker writes it, by sequences alone; one of the group TICKETS as it was written once, by ids.
+
+    What names another message than the one that stands there stays as it is.
+    """
+    entries = getattr(action, "entries", None)
+    if isinstance(action, journal.Fired) or entries is None or action.group == TICKETS:
+        return action
+    if any(places.get((action.topic, sequence)) != id_ for sequence, id_, *_ in entries):
+        return action
+    match action:
+        case journal.Delivered(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible_at_ms):
+            runs = [journal.HandedRun(sequence, 1, number, attempt) for sequence, _, number, attempt in action.entries]
+            return journal.Handed(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible_at_ms, runs=runs)
+        case journal.Acked(topic=topic, group=group, at_ms=at_ms):
+            acked = [(sequence, 1) for sequence, _ in action.entries]
+            return journal.Settled(topic=topic, group=group, at_ms=at_ms, runs=acked)
+        case _:
+            return msgspec.structs.replace(action, entries=[(first, 1, *rest) for first, _, *rest in entries])
 
 
 def sha(body: str) -> str:

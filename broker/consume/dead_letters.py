@@ -1,0 +1,155 @@
+"""The dead letters of a group as runs of messages that died alike, in columns. In memory, without I/O.
+
+No ids, keys or bodies: those stand in the message log, which keeps them as long as they are dead.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+
+@dataclass(frozen=True, slots=True)
+class DeadRun:
+    """Messages from the sequence `first` to `end` (excluded) that the group gave up on alike."""
+
+    first: int
+    end: int
+    attempts: int
+    reason: str
+    dead_at_ms: int
+
+
+class DeadLetters:
+    """Runs by sequence, 32 bytes each, and what is said of them, once for all of whom the same is said."""
+
+    def __init__(self) -> None:
+        self._firsts, self._ends = array("Q"), array("Q")
+        self._times, self._notes = array("q"), array("Q")
+        self._said: dict[int, tuple[int, str]] = {}
+        self._numbers: dict[tuple[int, str], int] = {}
+        self._uses: dict[int, int] = {}
+        self._noted = 0
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many messages, not runs."""
+        return self._count
+
+    def __iter__(self) -> Iterator[DeadRun]:
+        """The runs by sequence."""
+        return self.runs(0)
+
+    def __contains__(self, sequence: int) -> bool:
+        number = bisect_right(self._firsts, sequence) - 1
+        return number >= 0 and sequence < self._ends[number]
+
+    @property
+    def oldest(self) -> int | None:
+        """The first sequence."""
+        return self._firsts[0] if self._firsts else None
+
+    def runs(self, start: int) -> Iterator[DeadRun]:
+        """The runs of sequences from `start` on; the first is cut where it begins before."""
+        number = bisect_right(self._ends, start)
+        while number < len(self._firsts):
+            yield self._run(number, max(start, self._firsts[number]), self._ends[number])
+            number += 1
+
+    def among(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Which of these sequences are dead, as ranges (first, end)."""
+        return [(one.first, min(one.end, end)) for one in takewhile(lambda one: one.first < end, self.runs(first))]
+
+    def count_before(self, end: int) -> int:
+        """How many sequences are below this one."""
+        high = bisect_left(self._firsts, end)
+        return sum(min(self._ends[number], end) - self._firsts[number] for number in range(high))
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    def add(self, run: DeadRun) -> None:
+        """Add a run where none is; it joins the one before it, if all is the same of both."""
+        number = bisect_left(self._firsts, run.first)
+        said = (run.attempts, run.reason)
+        self._count += run.end - run.first
+        if (
+            number
+            and self._ends[number - 1] == run.first
+            and self._times[number - 1] == run.dead_at_ms
+            and self._said[self._notes[number - 1]] == said
+        ):
+            self._ends[number - 1] = run.end
+            return
+        self._firsts.insert(number, run.first)
+        self._ends.insert(number, run.end)
+        self._times.insert(number, run.dead_at_ms)
+        self._notes.insert(number, self._note(said))
+
+    def take(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Take out what is dead of these ranges (first, end), which are in order; returns what was."""
+        if not ranges:
+            return []
+        low, high = bisect_right(self._ends, ranges[0][0]), bisect_left(self._firsts, ranges[-1][1])
+        taken: list[tuple[int, int]] = []
+        left: list[tuple[int, int, int, int]] = []
+        wanted = 0
+        for number in range(low, high):
+            place, end = self._firsts[number], self._ends[number]
+            while wanted < len(ranges) and ranges[wanted][1] <= place:
+                wanted += 1
+            cut = wanted
+            while cut < len(ranges) and ranges[cut][0] < end:
+                first, stop = max(place, ranges[cut][0]), min(end, ranges[cut][1])
+                if place < first:
+                    left.append((place, first, self._times[number], self._notes[number]))
+                if taken and taken[-1][1] == first:
+                    taken[-1] = (taken[-1][0], stop)
+                else:
+                    taken.append((first, stop))
+                place, cut = stop, cut + 1
+            if place < end:
+                left.append((place, end, self._times[number], self._notes[number]))
+        self._replace(low, high, left)
+        self._count -= sum(end - first for first, end in taken)
+        return taken
+
+    def take_before(self, end: int) -> None:
+        """Let go of everything below a sequence."""
+        self.take([(0, end)])
+
+    def take_from(self, start: int) -> None:
+        """Let go of everything from a sequence on."""
+        if self._ends and self._ends[-1] > start:
+            self.take([(start, self._ends[-1])])
+
+    def _run(self, number: int, first: int, end: int) -> DeadRun:
+        attempts, reason = self._said[self._notes[number]]
+        return DeadRun(first, end, attempts, reason, self._times[number])
+
+    def _replace(self, low: int, high: int, rows: Sequence[tuple[int, int, int, int]]) -> None:
+        """Have these in place of the runs low to high."""
+        for _, _, _, note in rows:
+            self._uses[note] += 1
+        for note in self._notes[low:high]:
+            self._forget(note)
+        columns = list(zip(*rows, strict=True)) if rows else [(), (), (), ()]
+        self._firsts[low:high], self._ends[low:high] = array("Q", columns[0]), array("Q", columns[1])
+        self._times[low:high], self._notes[low:high] = array("q", columns[2]), array("Q", columns[3])
+
+    def _note(self, said: tuple[int, str]) -> int:
+        """The number under which this is kept, used once more."""
+        number = self._numbers.get(said)
+        if number is None:
+            self._noted += 1
+            number = self._numbers[said] = self._noted
+            self._said[number], self._uses[number] = said, 0
+        self._uses[number] += 1
+        return number
+
+    def _forget(self, number: int) -> None:
+        self._uses[number] -= 1
+        if not self._uses[number]:
+            del self._uses[number], self._numbers[self._said.pop(number)]
