@@ -6,7 +6,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 from random import Random
@@ -18,6 +19,7 @@ from messaging.broker import Broker
 from messaging.clock import Clock, SystemClock
 from messaging.errors import BrokerThrottled, ConfigurationError, OutboxError
 from messaging.message import Delivery
+from outbox.acking import AcksBeside
 from outbox.event_loop import EventLoopThread
 from outbox.handling import Consumer, NotTried, Outcome, RetryLater, reason_for
 from outbox.held import Held, HeldDeliveries
@@ -73,6 +75,7 @@ class ConsumerRunner:
         self._pauses = pauses
         self._held = HeldDeliveries(broker=broker, clock=self._clock, telemetry=self._telemetry)
         self._settling = Settling(broker=broker, telemetry=self._telemetry, random=self._random)
+        self._ack_pool = ThreadPoolExecutor(max(1, threads), "consumer-ack")
         self._loop: EventLoopThread | None = None
         self._stopping = threading.Event()
         self._told: SimpleQueue[int] = SimpleQueue()
@@ -157,17 +160,23 @@ class ConsumerRunner:
 
     def _work(self, consumer: Consumer, topic: str) -> None:
         failures = 0
+        acks = AcksBeside(self._ack, pool=self._ack_pool)
         while not self._stopping.is_set():
-            try:
-                failed: Exception | None = self._round(consumer, topic)
-            except OutboxError as error:
-                failed = error
-            except Exception as error:  # the thread boundary: what is held comes back when its invisible time ends
-                logger.exception("consumer_failed", extra={"topic": topic, "group": consumer.group})
-                failed = error
+            failed = self._tried(lambda: self._round(consumer, topic, acks), consumer, topic)
             failures = 0 if failed is None else failures + 1
             if failed is not None:
                 self._pause(failed, consumer, topic, failures=failures)
+        self._tried(acks.wait, consumer, topic)
+
+    def _tried(self, act: Callable[[], Exception | None], consumer: Consumer, topic: str) -> Exception | None:
+        """What went wrong in a worker's round; the thread boundary."""
+        try:
+            return act()
+        except OutboxError as error:
+            return error
+        except Exception as error:
+            logger.exception("consumer_failed", extra={"topic": topic, "group": consumer.group})
+            return error
 
     def _pause(self, error: Exception, consumer: Consumer, topic: str, *, failures: int) -> None:
         """Wait, longer each time, so that consumers neither hammer what is out nor come back all at once."""
@@ -182,7 +191,7 @@ class ConsumerRunner:
         )
         self._stopping.wait(pause_ms / 1000)
 
-    def _round(self, consumer: Consumer, topic: str) -> NotTried | None:
+    def _round(self, consumer: Consumer, topic: str, acks: AcksBeside) -> NotTried | None:
         """Pull and handle once; what it returns says that the inbox's database is out. Raises the broker's errors."""
         started_at_ns = time.time_ns()
         deliveries = self._broker.pull(
@@ -194,12 +203,14 @@ class ConsumerRunner:
         held = self._held.hold(consumer, deliveries)
         try:
             self._telemetry.received(topic, consumer.group, deliveries=deliveries, started_at_ns=started_at_ns)
-            return self._handle_all(held)
+            return self._handle_all(held, acks)
         finally:
-            self._held.release(held)
+            self._held.release([one for one in held if not one.acking])
 
-    def _handle_all(self, held: Sequence[Held]) -> NotTried | None:
-        """Handle one after the other, acknowledging as it goes: a crash repeats little, and a batch costs few acks."""
+    def _handle_all(self, held: Sequence[Held], acks: AcksBeside) -> NotTried | None:
+        """Handle one after the other, acknowledging as it goes, beside the handling and the next pull: a crash repeats
+        little, a batch costs few acks, and none of them holds up a message.
+        """
         done: list[Held] = []
         acked_at_ms = self._clock.monotonic_ms()
         try:
@@ -219,16 +230,18 @@ class ConsumerRunner:
                     if not error.conflict:
                         return error
                 if done and self._clock.monotonic_ms() - acked_at_ms >= ACK_DELAY_MS:
-                    self._ack(done)
+                    acks.put(done)
+                    done = []
                     acked_at_ms = self._clock.monotonic_ms()
         finally:
-            self._ack(done)
+            acks.put(done)
         return None
 
-    def _ack(self, done: list[Held]) -> None:
-        self._settling.ack(done)
-        self._held.release(done)
-        done.clear()
+    def _ack(self, done: Sequence[Held]) -> None:
+        try:
+            self._settling.ack(done)
+        finally:
+            self._held.release(done)
 
     def _handle_one(self, held: Held) -> bool:
         """True when the delivery is to be acknowledged; otherwise it has been given back. Raises NotTried."""
@@ -276,6 +289,7 @@ class ConsumerRunner:
 
     def _end(self) -> None:
         """All workers are done: end what served them."""
+        self._ack_pool.shutdown()
         self._held.stop(timeout_seconds=STOP_TIMEOUT_SECONDS)
         if self._loop is not None:
             for engine in {one.async_engine for one in self._consumers if one.async_engine is not None}:

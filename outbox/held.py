@@ -42,6 +42,8 @@ class Held:
     extend_at_ms: int
     begun: bool = False
     settling: bool = False
+    acking: bool = False
+    """Its ack is on its way, or done, and lets go of it."""
     lost: bool = False
 
 

@@ -26,14 +26,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._in_head = False
+        self.cycle: Any = None
+        self._unanswered = 0
+        self._in_message = self._in_head = False
         self._head_bytes = 0
         self._refused = False
+        self._last_words = b""
 
     def on_message_begin(self) -> None:
         """A head begins."""
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_message = self._in_head = True
+        self._head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         """A piece of the target, counted."""
@@ -51,9 +55,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._refused:
             return
         if self._head_bytes > self.head_bytes_max:
-            self._refused = True
             self._refuse()
             return
+        self._unanswered += 1
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -63,6 +67,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """A request ends."""
+        self._in_message = False
         if not self._refused:
             super().on_message_complete()
 
@@ -75,8 +80,34 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if unfinished and self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > 2 * self.head_bytes_max and not self._refused:
-                self._refused = True
                 self._refuse()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP: said behind the answers to what came before it, as the last thing."""
+        if self._refused:
+            return
+        broken = self.cycle if self._in_message and not self._in_head else None
+        if broken is not None:  # its head was well, its body is not: nobody works on it any more
+            waiting = [one for one in self.pipeline if one[0] is broken]
+            for one in waiting:
+                self.pipeline.remove(one)
+                self._unanswered -= 1
+            if not waiting and broken.response_started:
+                self.transport.close()
+                return
+        body = msg.encode("ascii")
+        self._end_with(
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
+            b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body),
+            at_once=broken is not None and not waiting,
+        )
+
+    def on_response_complete(self) -> None:
+        """A request was answered; where one behind it was refused, and all before that are answered, that is said."""
+        self._unanswered -= 1
+        super().on_response_complete()
+        if self._last_words and not self._unanswered and not self.transport.is_closing():
+            self._say_last_words()
 
     def _refuse(self) -> None:
         problem = Problem(
@@ -89,10 +120,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             f"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: {PROBLEM_TYPE}\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
-        self.transport.write(head.encode("ascii") + body)
+        self._end_with(head.encode("ascii") + body)
+
+    def _end_with(self, words: bytes, *, at_once: bool = False) -> None:
+        """Take nothing more of this connection, and close it with these words, in their turn."""
+        self._refused, self._last_words = True, words
+        if at_once or not self._unanswered:
+            self._say_last_words()
+
+    def _say_last_words(self) -> None:
+        words, self._last_words = self._last_words, b""
+        self.transport.write(words)
         self.transport.close()
-
-
-def bounded_protocol(head_bytes_max: int) -> type[BoundedHttpProtocol]:
-    """The protocol class with this bound; uvicorn makes an instance for each connection."""
-    return type("BoundedHttpProtocol", (BoundedHttpProtocol,), {"head_bytes_max": head_bytes_max})

@@ -69,6 +69,7 @@ class Metrics:
             buckets=_LATENCY_SECONDS,
             registry=self._registry,
         )
+        self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self.waiting = Gauge("broker_http_waiting_pulls", "Long polls that wait now.", registry=self._registry)
         self._failures = Counter("broker_http_failures", "Requests that met a defect.", registry=self._registry)
         build = Gauge("outbox_build_info", "1; the labels tell.", ("version", "python"), registry=self._registry)
@@ -76,9 +77,14 @@ class Metrics:
 
     def count_request(self, method: str, route: str, *, status: int, seconds: float | None) -> None:
         """One request was answered; None seconds where most of them were waited."""
-        self._requests.labels(method, route, str(status)).inc()
+        place = (method, route, status)
+        known = self._known.get(place)
+        if known is None:  # labels() costs more than the counting; there are as many as routes and statuses
+            known = self._requests.labels(method, route, str(status)), self._seconds.labels(route)
+            self._known[place] = known
+        known[0].inc()
         if seconds is not None:
-            self._seconds.labels(route).observe(seconds)
+            known[1].observe(seconds)
 
     def count_failure(self) -> None:
         """A request met a defect of ours."""

@@ -78,29 +78,56 @@ async def answered(services: Services, route: Route, serve: Awaitable[Response])
     """The one boundary of a request: every error becomes its answer here."""
     try:
         return await serve
-    except Problem as problem:
-        return problem.response()
-    except OutboxError as error:
-        logger.info("request_failed", extra={"route": route.path, "error": str(error)})
-        return of_error(error, storage_retry_after_ms=services.settings.storage_retry_after_ms).response()
-    except ClientDisconnect:
-        return Response(status_code=499)
-    except Exception:
-        services.metrics.count_failure()
-        logger.exception("request_met_a_defect", extra={"route": route.path})
-        return Problem(ProblemKind.INTERNAL, "the broker met a defect of its own; its log says which").response()
+    except Exception as error:  # noqa: BLE001  (failed() logs and counts it)
+        return failed(services, route, error)
+
+
+def failed(services: Services, route: Route, error: Exception) -> Response:
+    """The answer that an error comes to; one that nobody has foreseen is logged and counted."""
+    match error:
+        case Problem():
+            return error.response()
+        case OutboxError():
+            logger.info("request_failed", extra={"route": route.path, "error": str(error)})
+            return of_error(error, storage_retry_after_ms=services.settings.storage_retry_after_ms).response()
+        case ClientDisconnect():
+            return Response(status_code=499)
+        case _:
+            services.metrics.count_failure()
+            logger.error("request_met_a_defect", extra={"route": route.path}, exc_info=error)
+            return Problem(ProblemKind.INTERNAL, "the broker met a defect of its own; its log says which").response()
 
 
 async def serve(
     services: Services, head: Head, body: bytes, *, query: Mapping[str, str], gone: asyncio.Future[None] | None
 ) -> Response:
     """Do what is asked. `gone` ends when the client has gone, where that can be known: a pull asks for it."""
-    call = Call(
+    call = call_of(services, head, body, query=query)
+    if gone is None:
+        answer = await _in_pool(pool_of(services, head.route), lambda: work(call, head.route))
+    else:
+        answer = await pull(call, gone)
+    return Response(answer, 200, HEADERS, media_type=head.answer_codec.value)
+
+
+def call_of(services: Services, head: Head, body: bytes, *, query: Mapping[str, str]) -> Call:
+    """What the handler of a request gets."""
+    return Call(
         services=services, principal=head.principal, topic=head.topic, group=head.group, item=head.item, query=query,
         body=body, body_codec=head.body_codec, answer_codec=head.answer_codec,
     )  # fmt: skip
-    answer = await (_work(call, head.route) if gone is None else _pull(call, gone))
-    return Response(answer, 200, HEADERS, media_type=head.answer_codec.value)
+
+
+def work(call: Call, route: Route) -> bytes:
+    """Do what is asked of anything but a pull, in a worker thread: the answer."""
+    if route.handler is None:
+        raise TypeError(f"{route.path} has no handler")
+    return codec.encode(route.handler(call), call.answer_codec)
+
+
+def pool_of(services: Services, route: Route) -> ThreadPoolExecutor:
+    """Where work() is to be called."""
+    return services.publish_pool if route.work is Work.PUBLISH else services.settle_pool
 
 
 def too_large(settings: HttpSettings) -> Problem:
@@ -123,15 +150,7 @@ def too_slow(settings: HttpSettings) -> Problem:
     )
 
 
-async def _work(call: Call, route: Route) -> bytes:
-    services, handler = call.services, route.handler
-    pool = services.publish_pool if route.work is Work.PUBLISH else services.settle_pool
-    if handler is None:
-        raise TypeError(f"{route.path} has no handler")
-    return await _in_pool(pool, lambda: codec.encode(handler(call), call.answer_codec))
-
-
-async def _pull(call: Call, gone: asyncio.Future[None]) -> bytes:
+async def pull(call: Call, gone: asyncio.Future[None]) -> bytes:
     """Pull at once, then wait in line. To a client that has gone nothing is handed out, as far as can be known."""
     services, wanted = call.services, call.read(PullRequest)
     loop = asyncio.get_running_loop()

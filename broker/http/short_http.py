@@ -9,23 +9,26 @@ from __future__ import annotations
 import asyncio
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http import HTTPStatus
 from time import perf_counter
-from typing import Any, Final
+from typing import ClassVar, Final
 
 from starlette.responses import Response
 
 from broker.http.bounded_http import BoundedHttpProtocol
-from broker.http.call import Services
+from broker.http.call import Call, Services
 from broker.http.direct import DIRECT, path_names
+from broker.http.known_head import HEADS_KNOWN_MAX, KnownHead, known_head
 from broker.http.problems import Problem
 from broker.http.routes import ROUTES, Route, Work
-from broker.http.serving import Head, admitted, answered, read_head, serve, too_slow
+from broker.http.serving import HEADERS, Head, admitted, call_of, failed, pool_of, pull, read_head, too_slow, work
 
 _ROUTES: Final[dict[str, Route]] = {
     last: route for route in ROUTES if (last := route.path.rpartition("/")[2]) in DIRECT and route.method == "POST"
 }
 _STATUS_LINES: Final = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n".encode() for one in HTTPStatus}
+_HEADERS: Final = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items()).encode()
 
 
 class _Nothing:
@@ -38,6 +41,9 @@ class _Nothing:
 @dataclass(eq=False, slots=True)
 class ShortRequest:
     """A request that goes the short way. To uvicorn's protocol it looks like one of its cycles."""
+
+    response_started: ClassVar[bool] = False
+    """An answer is one piece."""
 
     head: Head
     size_bytes: int
@@ -64,6 +70,11 @@ class ShortHttpProtocol(BoundedHttpProtocol):
 
     services: Services
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """A client has come."""
+        super().connection_made(transport)
+        self._known: dict[bytes, KnownHead] = {}
+
     def on_headers_complete(self) -> None:
         """The head ends: the request goes the short way, or uvicorn's."""
         short = None if self._refused else self._short()
@@ -71,7 +82,7 @@ class ShortHttpProtocol(BoundedHttpProtocol):
             super().on_headers_complete()
             return
         self._in_head = False
-        self.cycle: Any = short
+        self._take_up(short)
 
     def on_body(self, body: bytes) -> None:
         """A piece of a body. All of it fits: its length was looked at. That of a refused request is no one's."""
@@ -86,20 +97,28 @@ class ShortHttpProtocol(BoundedHttpProtocol):
         if self._refused or not isinstance(short, ShortRequest):  # the refused one came behind it
             super().on_message_complete()
             return
+        self._in_message = False
         if short.response_complete:  # given up
             return
-        short.more_body = False
-        task = self.loop.create_task(self._answer(short))
-        task.add_done_callback(self.tasks.discard)
-        self.tasks.add(task)
+        body = short.pieces[0] if len(short.pieces) == 1 else b"".join(short.pieces)
+        short.pieces.clear()
+        self._begin(short, body)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the connection. A body that is not whole with its head is waited for, but not for ever."""
+        is_first = not (self._in_message or self._refused or self._unanswered)
+        if is_first and self._begin_known(data):
+            return
         super().data_received(data)
         short = self.cycle
-        if isinstance(short, ShortRequest) and short.more_body and short.timer is None and not short.response_complete:
-            settings = self.services.settings
-            short.timer = self.loop.call_later(settings.request_read_ms_max / 1000, self._give_up, short)
+        if not isinstance(short, ShortRequest) or short.response_complete:
+            return
+        if short.more_body:
+            if short.timer is None:
+                settings = self.services.settings
+                short.timer = self.loop.call_later(settings.request_read_ms_max / 1000, self._give_up, short)
+        elif is_first and short.keep_alive:
+            self._remember(data, short)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone."""
@@ -112,6 +131,35 @@ class ShortHttpProtocol(BoundedHttpProtocol):
                 short.response_complete = True
                 short.leave()
 
+    # -- beginning ---------------------------------------------------------------------------------------------------
+
+    def _begin_known(self, data: bytes) -> bool:
+        """Begin a request that came in one piece, with a head that was read and allowed before. The parser never sees
+        it; False where it has to.
+        """
+        known = self._known.get(data[: data.find(b"\r\n")])
+        body = None if known is None else known.body_of(data)
+        if known is None or body is None or len(body) > self.services.settings.request_bytes_max:
+            return False
+        short = self._let_in(known.head, size_bytes=len(body), keep_alive=True)
+        if short is None:
+            return False
+        self._unset_keepalive_if_required()
+        self._take_up(short)
+        self._begin(short, body)
+        return True
+
+    def _take_up(self, short: ShortRequest) -> None:
+        self.cycle = short
+        self._unanswered += 1
+
+    def _remember(self, data: bytes, short: ShortRequest) -> None:
+        if len(self._known) >= HEADS_KNOWN_MAX:
+            self._known.clear()
+        found = known_head(data, short.head, size_bytes=short.size_bytes)
+        if found is not None:
+            self._known[data[: data.find(b"\r\n")]] = found
+
     def _short(self) -> ShortRequest | None:
         """The request that has just told its head, if it is of the usual kind, and let in."""
         if (
@@ -120,7 +168,7 @@ class ShortHttpProtocol(BoundedHttpProtocol):
             or self.parser.get_http_version() != "1.1"
             or self.expect_100_continue
             or self.parser.should_upgrade()
-            or not (self.cycle is None or self.cycle.response_complete)
+            or self._unanswered
         ):
             return None
         last, names = path_names(self.url)
@@ -134,42 +182,90 @@ class ShortHttpProtocol(BoundedHttpProtocol):
             return None
         try:
             head = read_head(self.services, route, headers, names=names)
-            gate = admitted(self.services, route, size_bytes=int(length))
-            gate.__enter__()
         except Problem:
             return None  # told by the long way
-        return ShortRequest(
-            head=head, size_bytes=int(length), gate=gate, keep_alive=self.parser.should_keep_alive(),
-            started=perf_counter(), gone=self.loop.create_future() if route.work is Work.PULL else None,
-        )  # fmt: skip
+        return self._let_in(head, size_bytes=int(length), keep_alive=self.parser.should_keep_alive())
 
-    async def _answer(self, short: ShortRequest) -> None:
-        services, route = self.services, short.head.route
+    def _let_in(self, head: Head, *, size_bytes: int, keep_alive: bool) -> ShortRequest | None:
+        """A request inside its bound; None where that is full, which the long way tells."""
         try:
-            body = short.pieces[0] if len(short.pieces) == 1 else b"".join(short.pieces)
-            short.pieces.clear()
-            response = await answered(
-                services, route, serve(services, short.head, body, query={}, gone=short.gone)
-            )  # fmt: skip
-        finally:
+            gate = admitted(self.services, head.route, size_bytes=size_bytes)
+            gate.__enter__()
+        except Problem:
+            return None
+        gone = self.loop.create_future() if head.route.work is Work.PULL else None
+        return ShortRequest(head, size_bytes, gate, keep_alive, perf_counter(), gone)
+
+    def _begin(self, short: ShortRequest, body: bytes) -> None:
+        """The request is whole: have it worked on."""
+        short.more_body = False
+        call = call_of(self.services, short.head, body, query={})
+        if short.gone is None:
+            pool_of(self.services, short.head.route).submit(self._work, short, call)
+            return
+        task = self.loop.create_task(self._pull(short, call, short.gone))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    # -- answering ---------------------------------------------------------------------------------------------------
+
+    def _work(self, short: ShortRequest, call: Call) -> None:
+        """In a worker's thread: the one boundary of a request; every error becomes its answer here."""
+        answer: bytes | Response
+        try:
+            answer = work(call, short.head.route)
+        except Exception as error:  # noqa: BLE001  (failed() logs and counts it)
+            answer = failed(self.services, short.head.route, error)
+        try:
+            self.loop.call_soon_threadsafe(self._done, short, answer)
+        except RuntimeError:  # the loop has ended: so has whoever asked
+            return
+
+    async def _pull(self, short: ShortRequest, call: Call, gone: asyncio.Future[None]) -> None:
+        answer: bytes | Response
+        try:
+            answer = await pull(call, gone)
+        except Exception as error:  # noqa: BLE001  (failed() logs and counts it)
+            answer = failed(self.services, short.head.route, error)
+        except BaseException:
             short.leave()
-        if self.flow.write_paused and not short.disconnected:  # outside: who does not read must not keep a place
-            await self.flow.drain()
-        self._finish(short, response)
+            raise
+        self._done(short, answer)
+
+    def _done(self, short: ShortRequest, answer: bytes | Response) -> None:
+        """Who does not read must not keep a place: it is left before the answer is written."""
+        short.leave()
+        if self.flow.write_paused and not short.disconnected:
+            task = self.loop.create_task(self._finish_once_read(short, answer))
+            task.add_done_callback(self.tasks.discard)
+            self.tasks.add(task)
+        else:
+            self._finish(short, answer)
+
+    async def _finish_once_read(self, short: ShortRequest, answer: bytes | Response) -> None:
+        await self.flow.drain()
+        self._finish(short, answer)
 
     def _give_up(self, short: ShortRequest) -> None:
         if short.more_body and not short.response_complete:
             short.leave()
             self._finish(short, too_slow(self.services.settings).response())
 
-    def _finish(self, short: ShortRequest, response: Response) -> None:
+    def _finish(self, short: ShortRequest, answer: bytes | Response) -> None:
         short.response_complete = True
         seconds = None if short.gone is not None else perf_counter() - short.started
-        route = short.head.route
-        self.services.metrics.count_request(route.method, route.path, status=response.status_code, seconds=seconds)
+        route, status = short.head.route, 200 if isinstance(answer, bytes) else answer.status_code
+        self.services.metrics.count_request(route.method, route.path, status=status, seconds=seconds)
         if short.disconnected:
             return
-        self._write(response, keep_alive=short.keep_alive)
+        defaults = tuple(self.server_state.default_headers)
+        if isinstance(answer, bytes) and short.keep_alive:
+            head = _head_of_success(defaults, short.head.answer_codec.value)
+            self.transport.writelines((b"%bcontent-length: %d\r\n\r\n" % (head, len(answer)), answer))
+        else:
+            if isinstance(answer, bytes):
+                answer = Response(answer, 200, HEADERS, media_type=short.head.answer_codec.value)
+            self._write(answer, keep_alive=short.keep_alive)
         self.on_response_complete()
 
     def _write(self, response: Response, *, keep_alive: bool) -> None:
@@ -180,6 +276,13 @@ class ShortHttpProtocol(BoundedHttpProtocol):
         self.transport.write(b"".join((_STATUS_LINES[response.status_code], head, b"\r\n", response.body)))
         if (b"connection", b"close") in headers:
             self.transport.close()
+
+
+@lru_cache(maxsize=64)
+def _head_of_success(defaults: tuple[tuple[bytes, bytes], ...], media_type: str) -> bytes:
+    """What an answer begins with, up to its length. `defaults` have the date: it is another one every second."""
+    lines = b"".join([b"%b: %b\r\n" % one for one in defaults])
+    return b"".join((_STATUS_LINES[200], lines, _HEADERS, b"content-type: %b\r\n" % media_type.encode("ascii")))
 
 
 def short_protocol(services: Services) -> type[ShortHttpProtocol]:

@@ -94,7 +94,9 @@ class HttpBroker:
             )
         )
         self._admin = HttpAdmin(self._connection)
-        self._gathering = Gathering(self._publish, wait_s_max=TURN_TIMEOUTS_MAX * timeout_ms / 1000)
+        self._gathering = Gathering(
+            self._publish, place=self._connection.place, wait_s_max=TURN_TIMEOUTS_MAX * timeout_ms / 1000
+        )
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch; one result a message, in order.
@@ -151,7 +153,7 @@ class HttpBroker:
             answer = self._connection.send("POST", f"{path}/ack", wire.AckAnswer, body=body, repeatable=True)
             return [one.status for one in answer.results]
 
-        return _settled(receipts, send=send, foreign=AckStatus.UNKNOWN)
+        return _settled(receipts, send=send, foreign=AckStatus.UNKNOWN, place=self._connection.place)
 
     def nack(
         self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
@@ -165,7 +167,7 @@ class HttpBroker:
                 one.status for one in self._connection.send("POST", f"{path}/nack", wire.NackAnswer, body=body).results
             ]
 
-        return _settled(receipts, send=send, foreign=NackStatus.STALE)
+        return _settled(receipts, send=send, foreign=NackStatus.STALE, place=self._connection.place)
 
     def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
         """Keep deliveries invisible for `invisible_ms` from now."""
@@ -175,7 +177,7 @@ class HttpBroker:
             answer = self._connection.send("POST", f"{path}/extend", wire.ExtendAnswer, body=body, repeatable=True)
             return [one.status for one in answer.results]
 
-        return _settled(receipts, send=send, foreign=ExtendStatus.STALE)
+        return _settled(receipts, send=send, foreign=ExtendStatus.STALE, place=self._connection.place)
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
         """Cancel scheduled messages; `canceled` means never delivered."""
@@ -187,7 +189,7 @@ class HttpBroker:
             answer = self._connection.send(
                 "POST", "/v1/scheduled/cancel", wire.CancelAnswer, body=body, repeatable=True
             )
-            _check_count(answer.results, chunk)
+            _check_count(answer.results, chunk, place=self._connection.place)
             statuses += [one.status for one in answer.results]
         return statuses
 
@@ -221,28 +223,30 @@ class HttpBroker:
         path = f"/v1/topics/{topic}/messages"
         results = self._connection.send("POST", path, _Published, body=body, repeatable=True).results
         if [one.id for one in results] != [one.id for one in messages]:
-            raise BrokerUnavailable("the broker's answer is about other messages than those published")
+            raise BrokerUnavailable(
+                f"POST {path} at {self._connection.place}: the answer is about other messages than those published"
+            )
         return results
 
 
 def _settled(
-    receipts: Sequence[str], *, send: Callable[[str, list[str]], list[Status]], foreign: Status
+    receipts: Sequence[str], *, send: Callable[[str, list[str]], list[Status]], foreign: Status, place: str
 ) -> list[Status]:
     """One status a receipt, each asked for where its group is."""
     path = _common_path(receipts)
     if path is not None:
         answered = send(path, list(receipts))
-        _check_count(answered, receipts)
+        _check_count(answered, receipts, place=place)
         return answered
     statuses = [foreign] * len(receipts)
     for path, places in _by(receipts, key=_receipt_path).items():
         if path is None:
             continue
         for chunk in _slices(places):
-            answered = send(path, [receipts[place] for place in chunk])
-            _check_count(answered, chunk)
-            for place, status in zip(chunk, answered, strict=True):
-                statuses[place] = status
+            answered = send(path, [receipts[number] for number in chunk])
+            _check_count(answered, chunk, place=place)
+            for number, status in zip(chunk, answered, strict=True):
+                statuses[number] = status
     return statuses
 
 
@@ -265,9 +269,9 @@ def _is_one_request(batch: Sequence[Message]) -> bool:
     )
 
 
-def _check_count(answered: Sequence[object], asked: Sequence[object]) -> None:
+def _check_count(answered: Sequence[object], asked: Sequence[object], *, place: str) -> None:
     if len(answered) != len(asked):
-        raise BrokerUnavailable(f"the broker answered {len(answered)} results for {len(asked)} entries")
+        raise BrokerUnavailable(f"the broker at {place} answered {len(answered)} results for {len(asked)} entries")
 
 
 def _receipt_path(receipt: str) -> str | None:

@@ -16,7 +16,7 @@ from urllib3.exceptions import NewConnectionError, ProtocolError
 
 from broker_adapter.http.answers import Answer, read_answer
 from broker_adapter.http.failures import of_answer, of_exception
-from broker_adapter.http.sockets import Sockets
+from broker_adapter.http.sockets import PORTS, Sockets
 from messaging.decoding import json_decoder, msgpack_decoder
 from messaging.errors import BrokerUnavailable, ConfigurationError
 from messaging.wire import (
@@ -79,6 +79,8 @@ class Connection:
         self._type = MSGPACK_TYPE if options.codec is WireCodec.MSGPACK else JSON_TYPE
         self._base = quote(self._parts.path, safe="/%:@!$&'()*+,;=~")
         self._head = _head_of(self._parts, accept=self._type, token=options.token)
+        self.place = _place_of(self._parts)
+        """Host and port, for messages: never a user, a password or a token."""
 
     @property
     def packed(self) -> bool:
@@ -102,7 +104,7 @@ class Connection:
         or, if it is `repeatable`, where the connection broke before the answer was whole. After a time-out it is not:
         a broker that is late is not helped by the same work twice.
         """
-        what = f"{method} {path}"
+        what = f"{method} {path} at {self.place}"
         request = self._request(method, path, body, query=query)
         try:
             response = self._exchange(request, wait_ms=wait_ms)
@@ -191,6 +193,10 @@ def _host_of(parts: SplitResult) -> str:
     """Host and port as a request names them. Raises ValueError where there can be none like it."""
     name = parts.hostname.encode("idna").decode("ascii") if parts.hostname else ""
     return (f"[{name}]" if ":" in name else name) + (f":{parts.port}" if parts.port else "")
+
+
+def _place_of(parts: SplitResult) -> str:
+    return _host_of(parts) if parts.port else f"{_host_of(parts)}:{PORTS[parts.scheme]}"
 
 
 def _asked(connection: HTTPConnection, request: bytes, *, timeout_s: float, wait_s: float) -> Answer:

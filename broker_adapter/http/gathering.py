@@ -73,9 +73,10 @@ class _Lanes:
 class Gathering:
     """Publishes of one client. `send` publishes a list to a topic: one request, or several where it is refused."""
 
-    def __init__(self, send: Send, *, wait_s_max: float) -> None:
-        """`wait_s_max` bounds how long a call waits for its turn."""
+    def __init__(self, send: Send, *, place: str, wait_s_max: float) -> None:
+        """`wait_s_max` bounds how long a call waits for its turn; `place` is where they go, for messages."""
         self._send = send
+        self._place = place
         self._wait_s_max = wait_s_max
         self._lanes = _Lanes()
 
@@ -112,7 +113,9 @@ class Gathering:
             _leave(lanes, topic, call)
             raise
         if not in_turn and _leave(lanes, topic, call):
-            raise BrokerUnavailable(f"no answer for the publishes to {topic} before this one; it was not sent")
+            raise BrokerUnavailable(
+                f"no answer at {self._place} for the publishes to {topic} before this one; it was not sent"
+            )
         call.woken.wait()  # was taken along by a request at the last moment, which ends by its own time-out
         if call.leads is not None:
             self._lead(lanes, topic, call.leads)

@@ -20,7 +20,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 
 from messaging.errors import ConfigurationError
 
-_PORTS: Final = {"http": 80, "https": 443}
+PORTS: Final = {"http": 80, "https": 443}
 
 
 class Sockets:
@@ -84,7 +84,7 @@ class Sockets:
         return connection
 
     def _new_connection(self) -> HTTPConnection:
-        host, port = self._parts.hostname or "", self._parts.port or _PORTS[self._parts.scheme]
+        host, port = self._parts.hostname or "", self._parts.port or PORTS[self._parts.scheme]
         if self._tls is None:
             return HTTPConnection(host, port, timeout=self._connect_timeout_s)
         return HTTPSConnection(host, port, timeout=self._connect_timeout_s, ssl_context=self._tls)

@@ -6,17 +6,21 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import pytest
 import requests
 
+from broker.http import short_http
 from broker.http.gate import Gate
+from broker.http.known_head import known_head
 from broker.http.server import HttpServer
+from broker.http.serving import Head, read_head
 from broker.http.settings import HttpSettings
 from messaging.message import Message
 
+HEAD = cast("Head", "what it said")
 Client = Callable[..., requests.Response]
 DEADLINE_S = 20.0
 
@@ -245,6 +249,136 @@ def test_what_comes_behind_a_request_refused_for_its_head_is_not_begun(
     assert told.startswith(b"HTTP/1.1 431 ")
     assert told.count(b"HTTP/1.1 ") == 1
     assert gate.came == 0
+
+
+@pytest.mark.parametrize(
+    ("behind", "status"),
+    [
+        (b"POST /v1/topics/t/messages HTTP/1.1\r\nx-pad: " + b"a" * 3_000 + b"\r\n\r\n", 431),
+        (b"no request at all\r\n\r\n", 400),
+        (b"POST /v1/topics/t/messages HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nno length\r\n", 400),
+    ],
+)
+def test_a_request_that_is_refused_for_what_it_is_is_told_so_behind_the_answers_before_it(
+    serve: Callable[..., HttpServer], topic: str, behind: bytes, status: int
+) -> None:
+    url = serve(HttpSettings(request_head_bytes_max=2_000)).url
+    seek = request(f"/v1/topics/{topic}/groups/g/seek", {"to_offset": 0})
+    with connected(url) as (made, reader):
+        made.sendall(publish(topic, "first") + seek + behind[:40])
+        made.sendall(behind[40:])
+
+        found = [answer(reader)[0] for _ in range(2)]
+        last, _, rest = reader.read().partition(b"\r\n")
+
+    assert found == [200, 404]
+    assert last.split()[1] == str(status).encode()
+    assert b"HTTP/1.1 " not in rest
+
+
+def test_a_request_that_breaks_in_its_body_is_refused_at_once(shared_url: str) -> None:
+    with connected(shared_url) as (made, reader):
+        made.sendall(b"POST /v1/topics/t/messages HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nno length\r\n")
+
+        assert reader.read().startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_head_that_is_known_is_read_once_and_each_body_is_its_own(
+    serve: Callable[..., HttpServer], topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(*given: Any, **more: Any) -> Head:
+        read.append("head")
+        return read_head(*given, **more)
+
+    monkeypatch.setattr(short_http, "read_head", counted)
+    batches = [["a"], ["b"], [f"m{number}" for number in range(40)], ["c"], ["c"]]
+    with connected(serve().url) as (made, reader):
+        found = []
+        for batch in batches:
+            made.sendall(publish(topic, *batch))
+            found.append([(one["id"], one["status"]) for one in answer(reader)[2]["results"]])
+
+    assert read == ["head"]
+    stored = [[(one + topic, "stored") for one in batch] for batch in batches[:-1]]
+    assert found == [*stored, [("c" + topic, "duplicate")]]
+
+
+def test_what_is_not_one_whole_request_with_the_known_head_is_read_as_ever(
+    serve: Callable[..., HttpServer], topic: str
+) -> None:
+    with connected(serve(HttpSettings(request_bytes_max=5_000, publishes_max=1)).url) as (made, reader):
+
+        def told(data: bytes, *, answers: int = 1) -> list[int]:
+            made.sendall(data)
+            return [answer(reader)[0] for _ in range(answers)]
+
+        assert told(publish(topic, "known")) == [200]
+        assert told(publish(topic, "a") + publish(topic, "b"), answers=2) == [200, 200]
+        whole = publish(topic, "c")
+        made.sendall(whole[:-5])
+        assert told(whole[-5:]) == [200]
+        made.sendall(whole[:70])
+        assert told(whole[70:] + publish(topic, "d")[:50]) == [200]
+        assert told(publish(topic, "d")[50:]) == [200]
+        assert told(publish(topic, "e", headers=("sec-fetch-site: cross-site",))) == [403]
+        assert told(request(f"/v1/topics/{topic}/groups/g/pull", {})) == [200]
+        assert told(publish(topic, "f")) == [200]
+        assert told(publish(topic, *(f"too many {number}" for number in range(200)))) == [413]
+
+
+def test_a_known_head_is_let_in_no_further_than_its_bound(serve: Callable[..., HttpServer], topic: str) -> None:
+    server = serve()
+    with connected(server.url) as (made, reader):
+        made.sendall(publish(topic, "a"))
+        assert answer(reader)[0] == 200
+        server.app.state.services.publishes.requests_max = 0
+
+        made.sendall(publish(topic, "b"))
+        status, headers, problem = answer(reader)
+
+    assert (status, problem["bound"]) == (429, "publishes_max")
+    assert "retry-after" in headers
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\nab",
+        b"POST / HTTP/1.1\r\nContent-Length:2\r\nx: y\r\n\r\nab",
+    ],
+)
+def test_a_head_is_known_by_all_but_the_digits_of_its_length(data: bytes) -> None:
+    known = known_head(data, HEAD, size_bytes=2)
+
+    assert known is not None
+    assert known.body_of(data) == b"ab"
+    assert known.body_of(data.replace(b"2", b"11") + b"c" * 9) == b"abccccccccc"
+    assert known.body_of(data.replace(b"2", b"02")) == b"ab"
+    for other in (
+        data[:-1], data + b"c", data.replace(b"2", b"3"), data.replace(b"2", b"-2"), data.replace(b"2", b""),
+        data.replace(b"POST", b"PUT"), data.replace(b"\r\n\r\n", b"\r\nz: z\r\n\r\n"), b"",
+        data.replace(b"2", b"9" * 18),
+    ):  # fmt: skip
+        assert known.body_of(other) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "size_bytes"),
+    [
+        (b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\nabc", 2),
+        (b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\nab", 3),
+        (b"POST / HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\nab", 2),
+        (b"POST / HTTP/1.1\nx: y\n\nbody\r\ncontent-length: 2\r\n\r\nab", 34),
+        (b"POST / HTTP/1.1\r\nx: " + b"y" * 5_000 + b"\r\ncontent-length: 2\r\n\r\nab", 2),
+        (b"\r\n\r\nPOST / HTTP/1.1\r\ncontent-length: 2\r\n\r\nab", 2),
+        (b"POST / HTTP/1.1\r\n\r\n", 0),
+        (b"", 0),
+    ],
+)
+def test_a_head_about_which_there_is_any_doubt_is_not_known(data: bytes, size_bytes: int) -> None:
+    assert known_head(data, HEAD, size_bytes=size_bytes) is None
 
 
 def answer_behind_continue(reader: BinaryIO) -> int:

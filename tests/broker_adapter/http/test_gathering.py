@@ -46,7 +46,7 @@ def wire() -> Wire:
 def publish(wire: Wire) -> Any:
     """Publish ids in a thread of its own; gives the future of the ids of the results."""
     pool = ThreadPoolExecutor(64)
-    gathering = Gathering(wire.send, wait_s_max=DEADLINE_S)
+    gathering = Gathering(wire.send, place="host:1", wait_s_max=DEADLINE_S)
 
     def start(*ids: str, topic: str = "t") -> Future[list[str]]:
         before = gathering.waiting(topic)
@@ -135,7 +135,7 @@ def test_an_error_of_the_first_hands_over_to_those_who_wait(wire: Wire, publish:
 
 
 def test_a_call_that_has_waited_for_too_long_is_never_sent(wire: Wire) -> None:
-    gathering = Gathering(wire.send, wait_s_max=0.05)
+    gathering = Gathering(wire.send, place="host:1", wait_s_max=0.05)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(gathering.publish, "t", [Message(id="a", topic="t", body=b"")])
         assert wire.arrived.acquire(timeout=DEADLINE_S)
@@ -163,7 +163,7 @@ def test_one_who_goes_when_it_was_to_send_for_others_leaves_that_to_the_next() -
 
 
 def test_topics_do_not_wait_for_each_other(wire: Wire, publish: Any) -> None:
-    gathering = Gathering(wire.send, wait_s_max=DEADLINE_S)
+    gathering = Gathering(wire.send, place="host:1", wait_s_max=DEADLINE_S)
     with ThreadPoolExecutor(2) as pool:
         futures = [
             pool.submit(gathering.publish, topic, [Message(id=topic, topic=topic, body=b"")]) for topic in ("x", "y")
@@ -187,7 +187,7 @@ def test_no_request_carries_more_than_a_request_may(wire: Wire, publish: Any) ->
 
 
 def test_a_large_publish_waits_for_nobody(wire: Wire, publish: Any) -> None:
-    gathering = Gathering(wire.send, wait_s_max=DEADLINE_S)
+    gathering = Gathering(wire.send, place="host:1", wait_s_max=DEADLINE_S)
     large = [Message(id=f"m{number}", topic="t", body=b"") for number in range(CALL_MESSAGES_MAX + 1)]
     with ThreadPoolExecutor(2) as pool:
         pool.submit(gathering.publish, "t", large[:1])

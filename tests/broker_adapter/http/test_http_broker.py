@@ -20,6 +20,7 @@ from broker.http.access import Access, load_tokens
 from broker.http.server import HttpServer
 from broker.http.settings import HttpSettings
 from broker_adapter.http import HttpBroker
+from broker_adapter.http.connection import Connection, Options
 from messaging import Broker, Message, connect
 from messaging.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, NotAuthorized, StorageFailed
 from messaging.ids import new_message_id
@@ -170,12 +171,24 @@ def test_topics_that_the_token_does_not_cover_hold_up_no_others(
 def test_a_broker_that_is_not_there_is_unavailable(connected: Callable[..., HttpBroker]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    broker = connected(f"http://127.0.0.1:{port}")
+    broker = connected(f"http://127.0.0.1:{port}", token="secret")
 
     with pytest.raises(BrokerUnavailable, match="refused") as caught:
         broker.publish([message("t")])
 
     assert caught.value.retryable
+    assert f"POST /v1/topics/t/messages at 127.0.0.1:{port}: " in str(caught.value), "what was tried, and where"
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("http://h", "h:80"), ("https://h/below", "h:443"), ("https://h:1", "h:1"), ("http://[::1]", "[::1]:80"),
+    ],
+)  # fmt: skip
+def test_a_broker_is_named_by_its_host_and_its_port(url: str, place: str) -> None:
+    assert Connection(Options(url=url, token="secret")).place == place
 
 
 def test_a_broker_that_does_not_answer_is_given_up_after_the_time_out(connected: Callable[..., HttpBroker]) -> None:
@@ -258,11 +271,11 @@ def test_an_answer_that_is_none_of_the_protocol_is_unavailable_and_never_success
 
 
 def test_an_answer_about_other_messages_is_not_success(connected: Callable[..., HttpBroker]) -> None:
-    with scripted(STORED) as (url, _), pytest.raises(BrokerUnavailable):
+    with scripted(STORED) as (url, _), pytest.raises(BrokerUnavailable, match=r"at 127\.0\.0\.1:\d+"):
         connected(url).publish([message("t", id="m"), message("t")])
     with scripted(STORED) as (url, _), pytest.raises(BrokerUnavailable):
         connected(url).publish([message("t", id="another")])
-    with scripted(ok({"results": []})) as (url, _), pytest.raises(BrokerUnavailable):
+    with scripted(ok({"results": []})) as (url, _), pytest.raises(BrokerUnavailable, match=r"at 127\.0\.0\.1:\d+"):
         connected(url).ack(["t/g/0.1.0"])
 
 

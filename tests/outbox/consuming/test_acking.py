@@ -1,0 +1,91 @@
+"""Acks go beside the handling: they hold up nobody, at most one of a worker is on its way, and a stop waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from messaging.message import AckStatus, Delivery
+from outbox import consumer
+from outbox.consumer import ConsumerRunner
+from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
+
+Running = Callable[..., ConsumerRunner]
+
+
+class SlowToAck(WatchedBroker):
+    """Its acks take until the test lets them through; the first of them may end in a defect."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.let_through = threading.Event()
+        self.came = threading.Semaphore(0)
+        self.defect = False
+
+    def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
+        self.came.release()
+        assert self.let_through.wait(WAIT_SECONDS)
+        if self.defect:
+            self.defect = False
+            raise RuntimeError("a defect")
+        return super().ack(receipts)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[SlowToAck]:
+    """Also what `running` runs on."""
+    broker = SlowToAck(tmp_path / "slow")
+    yield broker
+    broker.close()
+
+
+def test_the_next_message_is_pulled_and_handled_while_an_ack_is_on_its_way_and_none_behind_it(
+    watched: SlowToAck, running: Running
+) -> None:
+    handled: list[str] = []
+
+    def handle(one: Delivery) -> None:
+        handled.append(one.id)
+        watched.tell()
+
+    watched.publish([message(number) for number in range(1, 5)])
+    running(consumer("orders", group="g", prefetch=1)(handle))
+    watched.wait_for(lambda: len(handled) == 2)
+    figures = watched.admin.figures("orders", "g")
+
+    assert handled == ["m-1", "m-2"]
+    assert (figures["in_flight"], figures["backlog"]) == (2, 2), "two batches in hand, and no more"
+    watched.let_through.set()
+    watched.wait_for(lambda: watched.acked == 4)
+    assert handled == [f"m-{number}" for number in range(1, 5)]
+
+
+def test_a_stop_waits_for_the_ack_on_its_way(watched: SlowToAck, running: Running) -> None:
+    watched.publish([message()])
+    runner = running(consumer("orders", group="g")(lambda _one: None))
+    assert watched.came.acquire(timeout=WAIT_SECONDS)
+
+    in_time = runner.stop(timeout_seconds=0.1)
+    watched.let_through.set()
+
+    assert not in_time
+    assert runner.stop(timeout_seconds=WAIT_SECONDS)
+    assert watched.acked == 1
+
+
+def test_an_ack_that_meets_a_defect_is_told_and_its_messages_come_back(
+    watched: SlowToAck, running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched.defect = True
+    watched.let_through.set()
+    handled: list[str] = []
+    watched.publish([message(1), message(2)])
+
+    running(consumer("orders", group="g", prefetch=1, invisible_ms=50)(lambda one: handled.append(one.id)))
+    watched.wait_for(lambda: watched.acked == 2)
+
+    assert sorted(handled) == ["m-1", "m-1", "m-2"]
+    assert "consumer_failed" in [one.getMessage() for one in caplog.records]
