@@ -163,7 +163,12 @@ class Operating(Timing):
             now_ms, rate = self._clock.now_ms(), per_second or self._options.redrive_per_second
             for start in range(0, len(entries), REDRIVE_BATCH_MAX):
                 part = entries[start : start + REDRIVE_BATCH_MAX]
-                self._act(journal.Redriven(topic=topic, group=group, at_ms=now_ms, entries=part, per_second=rate))
+                pace = (known.redrive_pace.second_ms, known.redrive_pace.used)
+                self._act(
+                    journal.Redriven(
+                        topic=topic, group=group, at_ms=now_ms, entries=part, per_second=rate, pace=pace
+                    )
+                )  # fmt: skip
             end = self._actions.end
         self._actions.commit(end)
         self._wake(topic, group)

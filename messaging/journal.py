@@ -157,13 +157,17 @@ class Died(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="died
 
 
 class Redriven(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="redriven"):
-    """Dead letters got a new life, `per_second` a second (None: at once); entries are (sequence, message id)."""
+    """Dead letters got a new life, `per_second` a second (None: at once); entries are (sequence, message id).
+
+    `pace`: what earlier redrives had given away of the group's seconds by then, see Pace.
+    """
 
     topic: str
     group: str
     at_ms: int
     entries: list[tuple[int, str]]
     per_second: int | None = None
+    pace: tuple[int, int] = (0, 0)
 
 
 class Sought(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="sought"):
