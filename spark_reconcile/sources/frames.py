@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from messaging import journal
+from messaging.pace import Pace
 from spark_reconcile.sources.segments import Segment
 
 MESSAGE_SCHEMA: Final = (
@@ -22,7 +23,6 @@ ACTION_SCHEMA: Final = (
     "kind string, topic string, consumer_group string, id string, sequence bigint, position bigint, at_ms bigint, "
     "visible_at_ms bigint, attempt bigint, reason string, damage string"
 )
-SECOND_MS: Final = 1_000
 SCHEMAS: Final = {"messages": MESSAGE_SCHEMA, "actions": ACTION_SCHEMA}
 
 Row = tuple[Any, ...]
@@ -59,15 +59,15 @@ def frames_behind(segment: Segment, data: bytes, start: int) -> Iterator[journal
 
 
 def message_rows(frame: journal.Frame) -> Iterator[Row]:
-    """A stored message as a row of MESSAGE_SCHEMA."""
+    """A stored message as a row of MESSAGE_SCHEMA; `stored_ms` is null of the copy written when it fell due."""
     one = journal.decode_message(frame.payload)
-    if one.copy == journal.FIRED_COPY:
-        return  # a scheduled message once more, with its sequence, which the action log tells too
+    # When a scheduled message was stored its note says, which may be gone by now; the copy says that it fell due.
+    stored_ms = None if one.copy == journal.FIRED_COPY else one.stored_at_ms
     is_note = one.copy == journal.SCHEDULED
     body_sha256 = one.body.hex() if is_note else hashlib.sha256(one.body).hexdigest()
     yield (
         one.id, one.topic, one.key, one.sequence, body_sha256, one.created_at_ms,
-        one.stored_at_ms, one.deliver_at_ms, None,
+        stored_ms, one.deliver_at_ms, None,
     )  # fmt: skip
 
 
@@ -96,9 +96,10 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
         case journal.Died(topic=topic, group=group, at_ms=at_ms, entries=died, reason=reason):
             for sequence, id_, attempts in died:
                 yield "died", topic, group, id_, sequence, at, at_ms, None, attempts, reason, None
-        case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries, per_second=rate):
-            for number, (sequence, id_) in enumerate(entries):
-                visible = at_ms + (number // rate * SECOND_MS if rate else 0)
+        case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries, per_second=rate, pace=before):
+            pace = Pace(*before)
+            for sequence, id_ in entries:
+                visible = pace.next_ms(at_ms, per_second=rate)
                 yield "redriven", topic, group, id_, sequence, at, at_ms, visible, None, None, None
         case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position, settings=settings):
             wanted = settings.get("filter") or None  # its filter stands where others give a reason
