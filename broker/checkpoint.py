@@ -17,10 +17,10 @@ import msgspec
 from broker.consume.dead_letters import DeadRun
 from broker.consume.group import Group
 from broker.consume.key_order import KeyOrder, OrderState
-from broker.consume.pace import Pace
 from broker.consume.unsettled import Held
 from broker.state import BrokerState, config_of, settings_of
 from messaging import journal
+from messaging.pace import Pace
 
 PART_BYTES: Final = 1024 * 1024
 

@@ -180,7 +180,12 @@ class Operating(Timing):
                     for first, end in known.dead.among(*one)
                 ]
                 if part:
-                    self._act(journal.Redriven(topic=topic, group=group, at_ms=now_ms, entries=part, per_second=rate))
+                    pace = (known.redrive_pace.second_ms, known.redrive_pace.used)
+                    self._act(
+                        journal.Redriven(
+                            topic=topic, group=group, at_ms=now_ms, entries=part, per_second=rate, pace=pace
+                        )
+                    )  # fmt: skip
             count -= len(known.dead)
             end = self._actions.end
         self._actions.commit(end)

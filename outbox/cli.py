@@ -16,6 +16,7 @@ from messaging.errors import OutboxError, UsageError
 COMMANDS_GROUP: Final = "outbox.commands"
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
 
 _EXTRAS: Final = {
     "broker": "broker",
@@ -27,7 +28,9 @@ _EXTRAS: Final = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit: 0 ok, 1 a failure, 2 a usage error. No stack trace for what we foresee."""
+    """Run the command and exit: 0 ok, 1 a failure, 2 a usage error, 130 an interrupt. No stack trace for what we
+    foresee.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         _application(arguments)(args=arguments, prog_name="outbox")
@@ -37,12 +40,23 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(_complain(_missing(arguments[0], error)))
     except OutboxError as error:
         sys.exit(_complain(error))
+    except KeyboardInterrupt:  # while a room was imported: from a command on it is typer's to end with its status
+        _say_interrupted()
+        sys.exit(EXIT_INTERRUPTED)
+    except SystemExit as ended:
+        if ended.code == EXIT_INTERRUPTED:
+            _say_interrupted()
+        raise
 
 
 def _complain(error: OutboxError) -> int:
     """Say it in one line; returns the exit status."""
     Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
     return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR
+
+
+def _say_interrupted() -> None:
+    Console(stderr=True).print("interrupted: what was done before stands", highlight=False)
 
 
 def _missing(room: str, error: ModuleNotFoundError) -> UsageError:

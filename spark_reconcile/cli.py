@@ -34,7 +34,6 @@ app = typer.Typer(help="Prove from the records that nothing was lost, invented o
 
 EXIT_FINDINGS: Final = 1
 EXIT_NOT_COMPARABLE: Final = 3
-EXIT_INTERRUPTED: Final = 130
 
 
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file that names sources and rules.")]
@@ -146,7 +145,14 @@ def watch(
 def explain(
     name: Annotated[str | None, typer.Argument(help="A verdict or a rule, e.g. lost; all of them by default.")] = None,
 ) -> None:
-    """Say what a verdict means, where it comes from, and what to do."""
+    """Say what a verdict means, where it comes from, and what to do.
+
+    Examples:
+
+      outbox reconcile explain lost
+
+      outbox reconcile explain handed_out_late
+    """
     from spark_reconcile.judging import RULES
 
     found = [(scope, rule) for scope, rules in RULES.items() for rule in rules if name in {None, rule.state, rule.name}]
@@ -206,8 +212,6 @@ def _exit_statuses() -> Iterator[None]:
     except (NotComparable, DatabaseUnavailable) as error:
         _talk().print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_NOT_COMPARABLE) from error
-    except KeyboardInterrupt as error:
-        raise typer.Exit(EXIT_INTERRUPTED) from error
 
 
 @contextmanager

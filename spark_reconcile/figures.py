@@ -169,7 +169,7 @@ def totals_and_latencies(judged: Judged) -> tuple[Totals, list[Latency]]:
         .agg(
             *(_expression(f"sum({name})", name) for name in ("broker", "resent", "repeated")),
             _expression("count(*)", "n"),
-            _percentiles("stored_ms - created_ms", "broker > 0 and created_ms > 0", "stored"),
+            _percentiles("stored_ms - created_ms", "stored_ms > 0 and created_ms > 0", "stored"),
         )
         .collect()
     )

@@ -49,6 +49,7 @@ def bounds_of(grace: Grace, evidence: Evidence, *, now_ms: int) -> dict[str, int
         "clock_skew_ms": int(grace.clock_skew_seconds * 1000),
         "archive_reach_ms": evidence.archive_reach_ms,
         "broker_reach_ms": evidence.broker_reach_ms,
+        "broker_seen_ms": evidence.broker_seen_ms,
         "actions_reach_ms": evidence.actions_reach_ms,
     }
 

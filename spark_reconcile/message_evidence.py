@@ -15,13 +15,25 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _TEXTS: Final = ("topic", "message_key")
-_COUNTS: Final = ("outbox", "parked", "archive", "broker", "canceled", "resent", "repeated")
+_COUNTS: Final = (
+    "outbox", "parked", "archive", "resent", "repeated", "canceled", "plain", "noted", "due",
+)  # fmt: skip
 _TIMES: Final = (
-    "body_hash", "due_ms", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "placed_ms", "canceled_ms",
+    "body_hash", "due_ms", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "placed_ms", "fell_due_ms",
+    "canceled_ms",
 )  # fmt: skip
 
+# A scheduled message stands in the log up to twice: a note while it waits, and itself once it is due. Either will do.
+_BROKER: Final = "sum(plain) + greatest(sum(noted), sum(due))"
 # The broker notes a cancel of an id that it has forgotten, too: after the message has its place it takes nothing back.
-_CANCELED: Final = "if(coalesce(min(canceled_ms) > min(placed_ms), false), 0L, sum(canceled))"
+_CANCELED: Final = (
+    "if(coalesce(min(canceled_ms) > coalesce(min(placed_ms), min(fell_due_ms)), false), 0L, sum(canceled))"
+)
+_FACTS: Final = {
+    **{name: f"sum({name})" for name in ("outbox", "parked", "archive", "resent", "repeated")},
+    "broker": _BROKER,
+    "canceled": _CANCELED,
+}
 
 
 def message_evidence(
@@ -35,9 +47,10 @@ def message_evidence(
     grouped = united.groupBy("id").agg(*_aggregates())
     joined = grouped.join(business, ["topic", "message_key"], "left")
     return joined.selectExpr(
-        "id", "topic", "message_key", *_COUNTS, "body_differs", "topic_differs", "key_differs", "due_differs",
+        "id", "topic", "message_key", *_FACTS, "body_differs", "topic_differs", "key_differs", "due_differs",
         "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "due_ms as deliver_at_ms",
         "greatest(stored_ms, due_ms) as ready_ms",
+        "if(stored_ms > 0, stored_ms, created_ms) as accepted_ms",
         f"if({_among('topic', reaches)}, 1, 0) as covered",
         "coalesce(business_rows, 0L) as business",
         f"{_reach_case(reaches)} as business_reach_ms",
@@ -60,8 +73,12 @@ def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[Data
             rows.where(f"leg = '{Leg.ARCHIVE}'"), **texts, **body, archive="1L", sent_ms="at_ms",
             resent="if(attempts > 1, 1L, 0L)", repeated="if(note = 'duplicate', 1L, 0L)",
         ),
-        _leg(messages, **texts, **body, broker="1L", stored_ms="stored_ms", sequence="sequence",
-             placed_ms="if(sequence is null, null, stored_ms)"),
+        _leg(
+            messages, **texts, **body, stored_ms="stored_ms", sequence="sequence",
+            plain="if(stored_ms is not null and sequence is not null, 1L, 0L)", noted="if(sequence is null, 1L, 0L)",
+            due="if(stored_ms is null, 1L, 0L)", placed_ms="if(sequence is null, null, stored_ms)",
+            fell_due_ms="if(stored_ms is null, deliver_at_ms, null)",
+        ),
         _leg(actions.where("kind = 'fired'"), fired_ms="at_ms", sequence="sequence", placed_ms="at_ms"),
         _leg(actions.where("kind = 'canceled'"), canceled="1L", created_ms="at_ms", canceled_ms="at_ms"),
     ]  # fmt: skip
@@ -82,7 +99,7 @@ def _aggregates() -> list[Column]:
     return [
         expr("min(topic)").alias("topic"),
         expr("min(message_key)").alias("message_key"),
-        *(expr(_CANCELED if name == "canceled" else f"sum({name})").alias(name) for name in _COUNTS),
+        *(expr(value).alias(name) for name, value in _FACTS.items()),
         *(
             expr(f"if(coalesce(min({column}) != max({column}), false), 1, 0)").alias(f"{name}_differs")
             for name, column in differs.items()

@@ -13,11 +13,14 @@ from spark_reconcile.verdict import Rule, Severity, State
 
 _outbox, _parked, _archive, _broker = Fact("outbox"), Fact("parked"), Fact("archive"), Fact("broker")
 _canceled, _covered, _business = Fact("canceled"), Fact("covered"), Fact("business")
-_created_ms, _sent_ms, _stored_ms = Fact("created_ms"), Fact("sent_ms"), Fact("stored_ms")
+_created_ms, _sent_ms, _accepted_ms = Fact("created_ms"), Fact("sent_ms"), Fact("accepted_ms")
+_deliver_at_ms, _broker_reach_ms = Fact("deliver_at_ms"), Fact("broker_reach_ms")
 _fresh_since_ms = Fact("now_ms") - Fact("grace_ms")
 
 _unpublished = _outbox.is_(0) & _archive.is_(0)
 _unasked_for = _covered.is_(1) & _business.is_(0)
+# The note of a scheduled message is older than the log, or a kill took it, and the resend was known to the broker.
+_without_note = _broker.is_(0) & (_deliver_at_ms > _sent_ms) & ((_sent_ms < _broker_reach_ms) | (Fact("repeated") >= 1))
 
 MESSAGE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
@@ -124,14 +127,14 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         name="unrecorded_in_grace",
         state=State.PENDING,
         severity=Severity.WAIT,
-        when=_unpublished & (_stored_ms > _fresh_since_ms),
+        when=_unpublished & (_accepted_ms > _fresh_since_ms),
         meaning="In the broker, not in the outbox, and newer than the grace time.",
     ),
     Rule(
         name="archive_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
-        when=_unpublished & (_stored_ms < Fact("archive_reach_ms")),
+        when=_unpublished & (_accepted_ms < Fact("archive_reach_ms")),
         meaning="In the broker, and older than the oldest row of the archive.",
         cause="The archive was purged, or is off: no telling who published the message.",
         cure="Keep the archive longer than the broker keeps messages.",
@@ -185,10 +188,28 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         meaning="Sent after the broker's log was looked at.",
     ),
     Rule(
+        name="scheduled_out_of_sight",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_without_note & (_deliver_at_ms + Fact("grace_ms") > Fact("now_ms")),
+        meaning="Scheduled, and the broker's log has no note of it; the message itself will be there when it is due.",
+    ),
+    Rule(
+        name="not_fired",
+        state=State.LATE,
+        severity=Severity.ATTENTION,
+        when=_without_note
+        & (_deliver_at_ms >= _broker_reach_ms)
+        & (_deliver_at_ms + Fact("late_after_ms") > Fact("broker_seen_ms")),
+        meaning="Its due time has passed, and the broker has done nothing since.",
+        cause="The broker is down, or its schedule is stuck.",
+        cure="Start the broker; what fell due meanwhile fires at once.",
+    ),
+    Rule(
         name="broker_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
-        when=_broker.is_(0) & (_sent_ms < Fact("broker_reach_ms")),
+        when=_broker.is_(0) & (_sent_ms < _broker_reach_ms) & (_deliver_at_ms < _broker_reach_ms),
         meaning="Sent, and older than what the broker's log still holds.",
     ),
     Rule(

@@ -81,6 +81,11 @@ class Evidence:
         """What this outbox has published to, as far as it remembers."""
         return sorted({one.topic for one in self.counts if one.leg in {Leg.OUTBOX, Leg.ARCHIVE}})
 
+    @property
+    def broker_seen_ms(self) -> int:
+        """When the broker last wrote down anything."""
+        return max((one.last_ms for one in self.counts if one.leg in {"messages", "actions"}), default=0)
+
     def release(self) -> None:
         """Let go of Spark's copies."""
         for frame in (self.inboxes, self.messages, self.actions, *self.tables):

@@ -6,22 +6,19 @@ that finds is looked at again. Results are shown window by window: a run that is
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from spark_reconcile.digests import APART_MS_MAX, Digests, Legs, Tolerance, clean_buckets, clean_keys, digests
 from spark_reconcile.drilling import drilled
+from spark_reconcile.fingerprints import fingerprints
 from spark_reconcile.looking import Job, Looked, look
 from spark_reconcile.reading import Evidence, in_parallel
 from spark_reconcile.session import few_rows
-from spark_reconcile.settings import Settings
-from spark_reconcile.slots import HOUR_MS, PERIOD_MS, hour, slot_start
+from spark_reconcile.slots import HOUR_MS, PERIOD_MS, hour
 from spark_reconcile.window_results import (
     Tally,
     in_clean_buckets,
@@ -37,8 +34,6 @@ from spark_reconcile.windows import batches, to_judge
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-CODE_VERSION: Final = 1
-"""Raised where verdicts change: every window is then judged anew."""
 UNCLEAN_SHARE_MAX: Final = 0.4
 """Where more of the buckets disagree, everything is looked at: picking rows would cost more than it spares."""
 
@@ -60,7 +55,7 @@ class Compared:
 
 def judge_windows(job: Job, windows: Sequence[int], compared: Compared, *, store: WindowStore) -> list[int]:
     """Judge those of the windows that need it, and show their results; returns which they were."""
-    prints = fingerprints(job, compared.digests)
+    prints = fingerprints(job, compared.digests, legs_of(job.evidence))
     stale = to_judge(windows, store.windows, prints)
     for batch in batches(stale):
         job.say(f"judging {len(batch):,} of {len(windows):,} windows")
@@ -86,37 +81,6 @@ def compare(job: Job) -> Compared:
 def legs_of(evidence: Evidence) -> Legs:
     """The evidence's rows."""
     return Legs(rows=evidence.rows, messages=evidence.messages, actions=evidence.actions, inboxes=evidence.inboxes)
-
-
-def fingerprints(job: Job, found: Digests) -> dict[int, str]:
-    """One line of hex a window that says whether anything in it changed: its records, the settings, or the code."""
-    from pyspark.sql.functions import expr
-
-    rows = found.buckets.selectExpr(
-        f"if(slot = '', {hour('first_ms')}, {hour(slot_start('slot'))}) as window_ms",
-        "xxhash64(leg, topic, consumer_group, slot, n, low, high, id_low, id_high, odd, first_ms, last_ms) as h",
-    ).unionByName(
-        found.keys.where("side = 'business'").selectExpr(
-            "window_ms", "xxhash64(topic, period, key_slot, note, n, low, high) as h"
-        )
-    )  # fmt: skip
-    sums = rows.groupBy("window_ms").agg(
-        expr("count(*)").alias("n"),
-        expr("sum(h & 4294967295L)").alias("low"),
-        expr("sum(shiftright(h, 32))").alias("high"),
-    )
-    chosen = _fingerprint_of_settings(job.settings, job.evidence)
-    return {
-        row["window_ms"]: hashlib.sha256(f"{chosen} {row['n']} {row['low']} {row['high']}".encode()).hexdigest()
-        for row in sums.collect()
-        if row["window_ms"] is not None
-    }
-
-
-def _fingerprint_of_settings(settings: Settings, evidence: Evidence) -> str:
-    asked = [settings.rules, settings.inboxes, settings.grace, settings.complete_since_ms]
-    groups = [(one.topic, one.consumer_group, one.floor, one.seeks, one.paused) for one in evidence.groups]
-    return hashlib.sha256(msgspec.json.encode([CODE_VERSION, asked, groups])).hexdigest()[:16]
 
 
 def _judge_batch(

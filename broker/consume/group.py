@@ -18,11 +18,11 @@ from typing import Final
 
 from broker.consume.dead_letters import DeadLetters, DeadRun
 from broker.consume.key_order import KeyOrder
-from broker.consume.pace import Pace
 from broker.consume.unsettled import Held, Tally, Unsettled
 from broker.filter import Predicate
 from messaging.backoff import Backoff
 from messaging.message import AckStatus, GroupConfig
+from messaging.pace import Pace
 
 OPENING_SHIFT: Final = 32
 

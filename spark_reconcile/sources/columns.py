@@ -52,7 +52,8 @@ _BINARY: Final = _table(range(0), {0xC4: 1, 0xC5: 2, 0xC6: 4})
 def message_columns(data: bytes, starts: Places, ends: Places, wanted: Sequence[str]) -> pa.RecordBatch:
     """The columns `wanted` of MESSAGE_SCHEMA, of the records between `starts` and `ends`. Raises Unusual.
 
-    Repeats of scheduled messages are left out. Behind the last record `data` has WIDEST_BYTES to spare.
+    The copy of a scheduled message that fell due has no `stored_ms`. Behind the last record `data` has WIDEST_BYTES to
+    spare.
     """
     fields = _Fields(data, starts)
     sequence = fields.integers()
@@ -66,21 +67,22 @@ def message_columns(data: bytes, starts: Places, ends: Places, wanted: Sequence[
         raise Unusual
     if not fields.end_at(ends):
         raise Unusual
-    kept, notes = copies != journal.FIRED_COPY, copies == journal.SCHEDULED
+    notes, (stored_ms, unknown) = copies == journal.SCHEDULED, numbers["stored_ms"]
+    numbers["stored_ms"] = stored_ms, unknown | (copies == journal.FIRED_COPY)
     if (body[1][notes] != SHA256_BYTES).any():
         raise Unusual
     arrays = []
     for name in wanted:
         if name in texts:
             begin, length, none = texts[name]
-            arrays.append(_texts(fields.data, begin[kept], length[kept], none[kept]))
+            arrays.append(_texts(fields.data, begin, length, none))
         elif name in numbers:
             value, none = numbers[name]
-            arrays.append(pa.array(value[kept], mask=none[kept]))
+            arrays.append(pa.array(value, mask=none))
         elif name == "body_sha256":
-            arrays.append(_hashes(data, body[0][kept], body[1][kept], notes[kept]))
+            arrays.append(_hashes(data, *body[:2], notes))
         else:
-            arrays.append(pa.nulls(int(kept.sum()), pa.string()))
+            arrays.append(pa.nulls(len(starts), pa.string()))
     return pa.RecordBatch.from_arrays(arrays, names=list(wanted))
 
 

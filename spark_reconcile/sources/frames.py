@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from messaging import journal
+from messaging.pace import Pace
 from spark_reconcile.sources.segments import Segment
 
 MESSAGE_SCHEMA: Final = (
@@ -25,7 +26,6 @@ ACTION_SCHEMA: Final = (
 """An action on one message, or on a whole group."""
 RUN_SCHEMA: Final = ACTION_SCHEMA.replace("damage", "messages bigint, damage")
 """An action as it is written: where `messages` is not null, on so many from `sequence` on, and `id` is null."""
-SECOND_MS: Final = 1_000
 SCHEMAS: Final = {"messages": MESSAGE_SCHEMA, "actions": RUN_SCHEMA}
 
 Row = tuple[Any, ...]
@@ -62,15 +62,15 @@ def frames_behind(segment: Segment, data: bytes, start: int) -> Iterator[journal
 
 
 def message_rows(frame: journal.Frame) -> Iterator[Row]:
-    """A stored message as a row of MESSAGE_SCHEMA."""
+    """A stored message as a row of MESSAGE_SCHEMA; `stored_ms` is null of the copy written when it fell due."""
     one = journal.decode_message(frame.payload)
-    if one.copy == journal.FIRED_COPY:
-        return  # a scheduled message once more, with its sequence, which the action log tells too
+    # When a scheduled message was stored its note says, which may be gone by now; the copy says that it fell due.
+    stored_ms = None if one.copy == journal.FIRED_COPY else one.stored_at_ms
     is_note = one.copy == journal.SCHEDULED
     body_sha256 = one.body.hex() if is_note else hashlib.sha256(one.body).hexdigest()
     yield (
         one.id, one.topic, one.key, one.sequence, body_sha256, one.created_at_ms,
-        one.stored_at_ms, one.deliver_at_ms, None,
+        stored_ms, one.deliver_at_ms, None,
     )  # fmt: skip
 
 
@@ -110,9 +110,9 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
             for first, ids, attempts in died:
                 for place in _places(first, ids):
                     yield _row("died", topic, group, place, at, at_ms, None, attempts, reason)
-        case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries, per_second=rate):
-            for place, second in _paced(entries, rate):
-                yield _row("redriven", topic, group, place, at, at_ms, at_ms + second * SECOND_MS)
+        case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries, per_second=rate, pace=before):
+            for place, visible in _paced(entries, Pace(*before), at_ms=at_ms, per_second=rate):
+                yield _row("redriven", topic, group, place, at, at_ms, visible)
         case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position, settings=settings):
             wanted = settings.get("filter") or None  # its filter stands where others give a reason
             yield _row("declared", topic, group, (position, None, None), at, at_ms, None, None, wanted)
@@ -141,13 +141,14 @@ def _places(first: int, ids: journal.Ids) -> Iterator[_Place]:
         yield from ((sequence, id_, None) for sequence, id_ in enumerate([ids] if isinstance(ids, str) else ids, first))
 
 
-def _paced(entries: Iterable[tuple[int, journal.Ids]], rate: int | None) -> Iterator[tuple[_Place, int]]:
-    """Redriven messages, and how many seconds later they are ready: so many at once, as many a second later."""
-    number = 0
+def _paced(
+    entries: Iterable[tuple[int, journal.Ids]], pace: Pace, *, at_ms: int, per_second: int | None
+) -> Iterator[tuple[_Place, int]]:
+    """Redriven messages, and when they are ready: as many as may be in one second, then those of the next."""
     for first, ids in entries:
         for sequence, id_, messages in _places(first, ids):
             place, end = sequence or 0, (sequence or 0) + (messages or 1)
             while place < end:
-                count = min(end - place, rate - number % rate) if rate else end - place
-                yield (place, id_, None if messages is None else count), number // rate if rate else 0
-                place, number = place + count, number + count
+                visible, count = pace.next_ms(at_ms, per_second=per_second, count_max=end - place)
+                yield (place, id_, None if messages is None else count), visible
+                place += count

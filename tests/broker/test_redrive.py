@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from broker import operating
-from broker.consume.pace import Pace
 from broker.engine import Engine
 from messaging.clock import ManualClock
 from messaging.errors import InvalidMessage
 from messaging.message import GroupConfig, Message
+from messaging.pace import Pace
 
 TOPIC, GROUP = "orders", "billing"
 type_of_open = Callable[..., Engine]

@@ -226,6 +226,60 @@ def never_fired(p: Planted) -> None:
     p.delivery("stuck", MAIL, "late", "not_fired")
 
 
+def note_lost_by_a_kill(p: Planted) -> None:
+    due_ms = NOW_MS - 20 * MINUTE_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    _scheduled(p.world, "noteless", order, due_ms)
+    p.world.without_note("noteless")
+    sequence = p.world.fire("noteless", age_ms=20 * MINUTE_MS)
+    p.world.done("noteless", sequence, MAIL, age_ms=20 * MINUTE_MS, topic=REMINDER)
+
+
+def note_lost_and_fired_twice(p: Planted) -> None:
+    due_ms = NOW_MS - 20 * MINUTE_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    _scheduled(p.world, "fired-twice", order, due_ms)
+    p.world.without_note("fired-twice")
+    for _ in range(2):
+        sequence = p.world.fire("fired-twice", age_ms=20 * MINUTE_MS)
+    p.world.done("fired-twice", sequence, MAIL, age_ms=20 * MINUTE_MS, topic=REMINDER)
+    p.message("fired-twice", "duplicate", "stored_twice")
+    p.business(order, "duplicate", "message_stored_twice", REMINDED)
+
+
+def fired_and_nobody_asked_for_it(p: Planted) -> None:
+    _scheduled(p.world, "fired-phantom", 9_999, NOW_MS - 20 * MINUTE_MS)
+    p.world.without_note("fired-phantom")
+    p.world.done("fired-phantom", p.world.fire("fired-phantom", age_ms=20 * MINUTE_MS), MAIL, age_ms=20 * MINUTE_MS,
+                 topic=REMINDER)  # fmt: skip
+    p.world.archive[:] = [row for row in p.world.archive if row["id"] != "fired-phantom"]
+    p.message("fired-phantom", "phantom", "no_business_row")
+
+
+def known_to_the_schedule_alone(p: Planted) -> None:
+    due_ms = NOW_MS + 2 * HOUR_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    p.world.sent("unnoted", key=str(order), topic=REMINDER, deliver_at_ms=due_ms, outcome="duplicate")
+    p.message("unnoted", "pending", "scheduled_out_of_sight")
+    p.business(order, "pending", "message_pending", REMINDED)
+
+
+def known_to_the_schedule_and_never_fired(p: Planted) -> None:
+    due_ms = NOW_MS - 30 * MINUTE_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    p.world.sent("forgotten-note", key=str(order), topic=REMINDER, deliver_at_ms=due_ms, outcome="duplicate")
+    p.message("forgotten-note", "lost", "not_in_broker")
+    p.business(order, "lost", "message_lost", REMINDED)
+
+
+def scheduled_and_lost_at_once(p: Planted) -> None:
+    due_ms = NOW_MS + 2 * HOUR_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    p.world.sent("lost-ahead", key=str(order), topic=REMINDER, deliver_at_ms=due_ms)
+    p.message("lost-ahead", "lost", "not_in_broker")
+    p.business(order, "lost", "message_lost", REMINDED)
+
+
 def handed_out_early(p: Planted) -> None:
     due_ms = NOW_MS - 20 * MINUTE_MS
     order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
@@ -344,11 +398,13 @@ def acknowledged_from_nowhere(p: Planted) -> None:
 
 FAULTS: tuple[Callable[[Planted], None], ...] = (
     never_published, too_new_to_judge, published_twice, left_unsent, being_sent, parked, row_not_removed,
-    lost_by_the_broker, sent_just_now, sent_without_a_transaction, order_not_paid, unrecorded_on_a_topic_without_a_rule,
-    somebody_elses_topic, archive_row_missing, stored_twice, body_changed, key_changed, topic_changed,
-    due_time_changed_on_the_way, canceled_in_time, row_and_message_disagree_on_the_time, scheduled_ahead, fired_in_time,
-    never_fired, handed_out_early, handed_out_after_cancel, handed_out_late, nobody_takes_it, waiting, in_flight,
-    retrying, never_redelivered, dead_letter, redriven_and_done, acknowledged_before_its_effect,
+    lost_by_the_broker, sent_just_now, sent_without_a_transaction, order_not_paid,
+    unrecorded_on_a_topic_without_a_rule, somebody_elses_topic, archive_row_missing, stored_twice, body_changed,
+    key_changed, topic_changed, due_time_changed_on_the_way, canceled_in_time, row_and_message_disagree_on_the_time,
+    scheduled_ahead, fired_in_time, never_fired, note_lost_by_a_kill, note_lost_and_fired_twice,
+    fired_and_nobody_asked_for_it, known_to_the_schedule_alone, known_to_the_schedule_and_never_fired,
+    scheduled_and_lost_at_once, handed_out_early, handed_out_after_cancel, handed_out_late, nobody_takes_it, waiting,
+    in_flight, retrying, never_redelivered, dead_letter, redriven_and_done, acknowledged_before_its_effect,
     handled_and_not_acknowledged, handled_from_nowhere, delivered_from_nowhere, acknowledged_from_nowhere,
 )  # fmt: skip
 

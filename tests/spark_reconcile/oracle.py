@@ -30,16 +30,26 @@ def message_rule(f: Facts) -> str:  # noqa: C901 - one question after the other,
     if f["archive"]:
         if f["broker"]:
             return "stored"
-        if f["sent_ms"] > fresh:
-            return "sent_in_grace"
-        return "broker_out_of_reach" if f["sent_ms"] < f["broker_reach_ms"] else "not_in_broker"
+        return _not_in_broker(f)
     if f["covered"]:
         return "archive_missing"
-    if f["stored_ms"] > fresh:
+    if f["accepted_ms"] > fresh:
         return "unrecorded_in_grace"
-    if f["stored_ms"] < f["archive_reach_ms"]:
+    if f["accepted_ms"] < f["archive_reach_ms"]:
         return "archive_out_of_reach"
     return "unrecorded" if f["topic_known"] else "foreign_topic"
+
+
+def _not_in_broker(f: Facts) -> str:
+    due_ms, reach_ms = f["deliver_at_ms"], f["broker_reach_ms"]
+    if f["sent_ms"] > f["now_ms"] - f["grace_ms"]:
+        return "sent_in_grace"
+    if due_ms > f["sent_ms"] and (f["sent_ms"] < reach_ms or f["repeated"]):
+        if f["now_ms"] - due_ms < f["grace_ms"]:
+            return "scheduled_out_of_sight"
+        if due_ms >= reach_ms and f["broker_seen_ms"] - due_ms < f["late_after_ms"]:
+            return "not_fired"
+    return "broker_out_of_reach" if max(f["sent_ms"], due_ms) < reach_ms else "not_in_broker"
 
 
 def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other, on purpose

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -13,8 +14,12 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan, StringStartsWith
 from sqlalchemy import create_engine, text
 
+from broker import operating
+from broker.engine import Engine
 from messaging import journal
+from messaging.clock import ManualClock
 from messaging.errors import ConfigurationError, DatabaseUnavailable, SchemaMissing
+from messaging.message import GroupConfig, Message
 from spark_reconcile import Condition, NotComparable, Operator, Settings, run
 from spark_reconcile.planning import check_sources
 from spark_reconcile.sources.broker_log import BrokerLogSource, PushingLogReader, SegmentPart
@@ -242,13 +247,35 @@ def test_each_message_of_a_run_has_its_action_under_its_id(spark: SparkSession) 
 
 def test_redriven_letters_are_ready_so_many_a_second(tmp_path: Path) -> None:
     ids = ["a", "b", "c", "d", "e"]
-    common: dict[str, Any] = {"topic": "t", "group": "g", "at_ms": 7, "entries": list(enumerate(ids))}
+    common: dict[str, Any] = {"topic": "t", "group": "g", "at_ms": 7_000, "entries": list(enumerate(ids))}
     actions = [journal.Redriven(**common, per_second=2), journal.Redriven(**common)]
     write_log(tmp_path / "actions", journal.SegmentKind.ACTIONS, actions, 100)
 
     rows = _read_log("actions", survey(tmp_path, "actions"))
 
-    assert [row["visible_at_ms"] for row in rows] == [7, 7, 1_007, 1_007, 2_007, *[7] * 5]
+    assert [row["visible_at_ms"] for row in rows] == [7_000, 7_000, 8_000, 8_000, 9_000, *[7_000] * 5]
+
+
+def test_a_redriven_letter_is_ready_when_the_broker_says_also_behind_an_earlier_redrive(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operating, "REDRIVE_BATCH_MAX", 3)
+    with closing(Engine.open(tmp_path, clock=clock)) as engine:
+        engine.declare_group("t", "g", GroupConfig(max_attempts=1))
+        engine.publish([Message(id=f"m{number}", topic="t", body=b"") for number in range(12)])
+        engine.nack([one.receipt for one in engine.pull("t", "g", max_messages=12)], delay_ms=0)
+        engine.redrive("t", "g", ids=[f"m{number}" for number in range(8)], per_second=2)
+        clock.advance(1_500)
+        engine.redrive("t", "g", per_second=3)
+        group = engine._state.group("t", "g")
+        assert group is not None
+        ready = {id_: held.visible_at_ms for held in group.unsettled for id_ in held.ids}
+
+    rows = _read_log("actions", survey(tmp_path, "actions"))
+
+    told = {row["id"]: row["visible_at_ms"] for row in rows if row["kind"] == "redriven"}
+    assert told == ready
+    assert sorted(Counter(told.values()).values()) == [2, 2, 2, 3, 3]
 
 
 def test_a_folder_that_is_no_brokers_is_refused_with_the_cure(written: Settings, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ NOW_MS = 10_000_000
 BOUNDS = {
     "now_ms": NOW_MS, "grace_ms": 60_000, "late_after_ms": 120_000, "clock_skew_ms": 1_000,
     "archive_reach_ms": 2_000_000, "broker_reach_ms": 1_000_000, "actions_reach_ms": 0,
+    "broker_seen_ms": NOW_MS - 60_000,
 }  # fmt: skip
 # Before any reach, within it, at the edges of the grace time, now, and ahead.
 TIMES = [0, 500_000, 1_500_000, 5_000_000, NOW_MS - 60_001, NOW_MS - 60_000, NOW_MS - 59_999, NOW_MS, NOW_MS + 600_000]
@@ -34,7 +35,8 @@ FLAG, COUNT = [0, 1], [0, 1, 2]
 MESSAGE_FACTS: Mapping[str, Sequence[int]] = {
     "outbox": COUNT, "parked": FLAG, "archive": COUNT, "broker": COUNT, "canceled": FLAG, "covered": FLAG,
     "business": COUNT, "topic_known": FLAG, "body_differs": FLAG, "topic_differs": FLAG, "key_differs": FLAG,
-    "due_differs": FLAG, "created_ms": TIMES, "sent_ms": TIMES, "stored_ms": TIMES, "business_reach_ms": [0, 3_000_000],
+    "due_differs": FLAG, "created_ms": TIMES, "sent_ms": TIMES, "accepted_ms": TIMES, "deliver_at_ms": TIMES,
+    "repeated": FLAG, "business_reach_ms": [0, 3_000_000],
 }  # fmt: skip
 DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
     "stored": COUNT, "deliveries": COUNT, "acks": COUNT, "nacks": COUNT, "redrives": FLAG, "seeks": FLAG,
@@ -89,7 +91,7 @@ def test_every_evidence_gets_the_verdict_that_plain_words_give_it(scope: str, da
 def test_every_combination_of_presence_and_count_of_a_message_is_explained() -> None:
     small = {
         **MESSAGE_FACTS, "created_ms": [500_000, 5_000_000, NOW_MS], "sent_ms": [500_000, 5_000_000, NOW_MS],
-        "stored_ms": [500_000, 5_000_000, NOW_MS],
+        "accepted_ms": [500_000, 5_000_000, NOW_MS], "deliver_at_ms": [0, 500_000, NOW_MS - 100_000, NOW_MS],
         "business": FLAG, "business_reach_ms": [0],
     }  # fmt: skip
     for name in ("body_differs", "topic_differs", "key_differs", "due_differs"):
@@ -158,6 +160,7 @@ def test_every_rule_can_decide(scope: str, random_seed: int) -> None:
     for _ in range(400_000):
         facts = {name: random.choice(values) for name, values in domain.items()}
         bounds = {**BOUNDS, "actions_reach_ms": random.choice([0, 1]), "broker_reach_ms": random.choice([0, 1_000_000])}
+        bounds["broker_seen_ms"] = random.choice([0, NOW_MS])
         for name in ("body_differs", "topic_differs", "key_differs", "due_differs"):
             if name in facts and random.random() < 0.7:
                 facts[name] = 0

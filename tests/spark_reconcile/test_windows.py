@@ -66,6 +66,10 @@ def test_only_windows_that_changed_or_still_move_are_judged_again(
 ) -> None:
     world = _world(20)
     with_timed_ids(world)
+    world.settled(age_ms=5 * HOUR_MS)
+    own = world.sent("own-id", key=str(world.order(age_ms=2 * HOUR_MS)), age_ms=2 * HOUR_MS)
+    place = world.store(own, key=world.archive[-1]["message_key"], age_ms=2 * HOUR_MS)
+    world.done(own, place, TICKETS, age_ms=2 * HOUR_MS)
     settings = world.write(sqlite, tmp_path)
     first = _run(settings, spark)
     before = _versions(settings)
@@ -79,12 +83,13 @@ def test_only_windows_that_changed_or_still_move_are_judged_again(
     sequence = world.store(late, key=str(order), age_ms=3 * HOUR_MS)
     for group in (TICKETS, MAIL):
         world.done(late, sequence, group, age_ms=3 * HOUR_MS)
+    world.done(own, place, MAIL, age_ms=HOUR_MS)  # names no time but that of an hour later
     world.write(sqlite, tmp_path)
     third = _run(settings, spark, now_ms=NOW_MS + 2 * MINUTE_MS)
 
     changed = {start for start, version in _versions(settings).items() if version != before[start]}
-    assert (_judged(third), changed) == (1, {LATEST - 2 * HOUR_MS})
-    assert (third.messages, third.message_groups, third.balanced) == (21, 42, True)
+    assert (_judged(third), changed) == (2, {LATEST - 2 * HOUR_MS, LATEST - HOUR_MS})
+    assert (third.messages, third.message_groups, third.balanced) == (23, 46, True)
 
 
 @pytest.mark.spark

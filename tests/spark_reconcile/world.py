@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, create_engine, insert
 from sqlalchemy.schema import CreateSchema
 
@@ -49,6 +49,7 @@ class World:
     stored: list[journal.MessageRecord] = field(default_factory=list)
     actions: list[journal.Action] = field(default_factory=list)
     _sequences: dict[str, int] = field(default_factory=dict)
+    _scheduled: dict[str, journal.MessageRecord] = field(default_factory=dict)
     _last_order: int = 0
 
     # -- whole messages ----------------------------------------------------------------------------------------------
@@ -123,14 +124,20 @@ class World:
         deliver_at_ms: int | None = None, scheduled: bool = False,
     ) -> int:  # fmt: skip
         """A record of the message log; returns its sequence, -1 where it is scheduled."""
-        sequence = None if scheduled else self.place(topic)
-        self.stored.append(
-            journal.MessageRecord(
-                sequence=sequence, id=message, topic=topic, key=key, headers={}, body=(body or message).encode(),
-                created_at_ms=NOW_MS - age_ms, stored_at_ms=NOW_MS - age_ms + 10, deliver_at_ms=deliver_at_ms,
-            )
+        record = journal.MessageRecord(
+            sequence=None if scheduled else self.place(topic), id=message, topic=topic, key=key, headers={},
+            body=(body or message).encode(), created_at_ms=NOW_MS - age_ms, stored_at_ms=NOW_MS - age_ms + 10,
+            deliver_at_ms=deliver_at_ms,
         )  # fmt: skip
-        return -1 if sequence is None else sequence
+        if scheduled:
+            self._scheduled[message] = record
+            record = replace(record, body=hashlib.sha256(record.body).digest(), copy=journal.SCHEDULED)
+        self.stored.append(record)
+        return -1 if record.sequence is None else record.sequence
+
+    def without_note(self, message: str) -> None:
+        """The message was scheduled, and the note of it is not in the log."""
+        self.stored[:] = [one for one in self.stored if one.id != message]
 
     def place(self, topic: str) -> int:
         """The next sequence of a topic."""
@@ -138,9 +145,11 @@ class World:
         return self._sequences[topic]
 
     def fire(self, message: str, *, age_ms: int, topic: str = REMINDER) -> int:
-        """A scheduled message fell due."""
-        sequence = self.place(topic)
-        self.actions.append(journal.Fired(topic=topic, at_ms=NOW_MS - age_ms, entries=[(sequence, message)]))
+        """A scheduled message fell due: it is written once more, with its sequence."""
+        sequence, record = self.place(topic), self._scheduled[message]
+        at_ms = NOW_MS - age_ms
+        self.stored.append(replace(record, sequence=sequence, stored_at_ms=at_ms, copy=journal.FIRED_COPY))
+        self.actions.append(journal.Fired(topic=topic, at_ms=at_ms, entries=[(sequence, message)]))
         return sequence
 
     def deliver(
@@ -271,7 +280,7 @@ def as_written(action: journal.Action, places: Mapping[tuple[str, int | None], s
             acked = [(sequence, 1) for sequence, _ in action.entries]
             return journal.Settled(topic=topic, group=group, at_ms=at_ms, runs=acked)
         case _:
-            return msgspec.structs.replace(action, entries=[(first, 1, *rest) for first, _, *rest in entries])
+            return replace(action, entries=[(first, 1, *rest) for first, _, *rest in entries])
 
 
 def sha(body: str) -> str:

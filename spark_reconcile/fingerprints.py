@@ -1,0 +1,117 @@
+"""One line of hex a window that says whether anything in it changed: its records, the settings, or the code.
+
+A message's window is that of its id, so buckets of ids tell it. Ids that carry no time, or one that is not their row's,
+are looked up one by one: a late acknowledgement of such a one names nothing but the id, and opens the hour of its row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from spark_reconcile.digests import Digests, Legs
+from spark_reconcile.looking import Job
+from spark_reconcile.reading import Evidence
+from spark_reconcile.settings import Settings
+from spark_reconcile.slots import NO_SLOT, hour, slot, slot_start, window_of_message
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+CODE_VERSION: Final = 2
+"""Raised where verdicts change: every window is then judged anew."""
+_NO_WINDOW: Final = -1
+
+
+def fingerprints(job: Job, found: Digests, legs: Legs) -> dict[int, str]:
+    """The fingerprint of each window that has records."""
+    sums = _sums(_of_buckets(found.buckets).unionByName(_of_keys(found.keys)))
+    if any(loose for *_, loose in sums.values()):
+        for window_ms, more in _sums(_of_loose_ids(legs, found.buckets, slack_ms=job.slack_ms)).items():
+            sums[window_ms] = (*sums.get(window_ms, ()), *more)
+    sums.pop(_NO_WINDOW, None)
+    chosen = _of_settings(job.settings, job.evidence)
+    return {
+        window_ms: hashlib.sha256(f"{chosen} {' '.join(map(str, numbers))}".encode()).hexdigest()
+        for window_ms, numbers in sums.items()
+    }
+
+
+def _sums(rows: DataFrame) -> dict[int, tuple[int, ...]]:
+    """By window: how many rows, sums of their hashes, and how many of them have loose ids."""
+    from pyspark.sql.functions import expr
+
+    sums = rows.groupBy("window_ms").agg(
+        expr("count(*)").alias("n"),
+        expr("sum(h & 4294967295L)").alias("low"),
+        expr("sum(shiftright(h, 32))").alias("high"),
+        expr("sum(loose)").alias("loose"),
+    )
+    return {row["window_ms"]: (row["n"], row["low"], row["high"], row["loose"]) for row in sums.collect()}
+
+
+def _of_buckets(buckets: DataFrame) -> DataFrame:
+    return buckets.selectExpr(
+        f"if(slot = '{NO_SLOT}', {_NO_WINDOW}L, {hour(slot_start('slot'))}) as window_ms",
+        "xxhash64(leg, topic, consumer_group, slot, n, low, high, id_low, id_high, odd, first_ms, last_ms) as h",
+        f"if({_LOOSE}, 1L, 0L) as loose",
+    )
+
+
+def _of_keys(keys: DataFrame) -> DataFrame:
+    business = keys.where("side = 'business'")
+    return business.selectExpr("window_ms", "xxhash64(topic, period, key_slot, note, n, low, high) as h", "0L as loose")
+
+
+_LOOSE: Final = f"slot = '{NO_SLOT}' or astray > 0"
+"""Buckets of ids that carry no time, or one that is not their row's."""
+
+
+def _of_loose_ids(legs: Legs, buckets: DataFrame, *, slack_ms: int) -> DataFrame:
+    """Every record of such an id, in the window in which its message is judged."""
+    from pyspark.sql.functions import broadcast
+
+    slots = buckets.where(_LOOSE).select("slot").distinct()
+    canceled = "kind = 'canceled'"
+    records = reduce(
+        lambda one, other: one.unionByName(other),
+        [
+            _records(legs.rows.where("id is not null"), created="created_ms"),
+            _records(legs.messages, created="created_ms", stored="stored_ms"),
+            _records(
+                legs.actions.where("id is not null"), created=f"if({canceled}, at_ms, null)",
+                at=f"if({canceled}, null, at_ms)",
+            ),
+            _records(legs.inboxes, at="at_ms"),
+        ],
+    )  # fmt: skip
+    loose = records.join(broadcast(slots), "slot", "left_semi")
+    time = (
+        "coalesce(min(created) over (partition by id), min(stored) over (partition by id), "
+        "max(at) over (partition by id, topic, consumer_group), 0L)"
+    )
+    timed = loose.selectExpr("slot", "h", f"{time} as time")
+    return timed.selectExpr(f"{window_of_message('time', slack_ms=slack_ms)} as window_ms", "h", "0L as loose")
+
+
+def _records(frame: DataFrame, *, created: str = "null", stored: str = "null", at: str = "null") -> DataFrame:
+    times = {"created": created, "stored": stored, "at": at}
+    group = "consumer_group" if "consumer_group" in frame.columns else "cast(null as string) as consumer_group"
+    return frame.selectExpr(
+        "id", "topic", group, f"{slot()} as slot", f"xxhash64({', '.join(frame.columns)}) as h",
+        *(f"cast({value} as bigint) as {name}" for name, value in times.items()),
+    )  # fmt: skip
+
+
+def _of_settings(settings: Settings, evidence: Evidence) -> str:
+    asked = [
+        settings.rules, settings.inboxes, settings.grace, settings.complete_since_ms, settings.archive_days,
+        settings.inbox_days,
+    ]  # fmt: skip
+    groups = [
+        (one.topic, one.consumer_group, one.floor, one.seeks, one.paused, one.filtered) for one in evidence.groups
+    ]
+    return hashlib.sha256(msgspec.json.encode([CODE_VERSION, asked, groups])).hexdigest()[:16]

@@ -1,0 +1,97 @@
+"""Schedules messages in a broker that is killed at each storage call in turn, always on one folder. Not a test.
+
+    python -m tests.spark_reconcile.killed_schedule FOLDER
+
+What the broker answered, also to the resends at the end, is written to `FOLDER/told.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from broker.engine import Engine
+from messaging.clock import ManualClock
+from messaging.message import GroupConfig, Message
+from tests.broker.killed_engine import KillingStorage, teller, type_of_tell
+from tests.spark_reconcile.world import HOUR_MS, MAIL, NOW_MS, REMINDER
+
+START_MS = NOW_MS - HOUR_MS
+ROUND_MS = 5_000
+SOON_MS = 1_000
+SETTLED_MS = NOW_MS - HOUR_MS // 2
+ROUNDS_MAX = 300
+
+
+def due_ms(message_id: str) -> int:
+    """When a message is due: soon after its round began, or far ahead."""
+    name, number = message_id.split("-")
+    return NOW_MS + HOUR_MS if name == "far" else START_MS + int(number) * ROUND_MS + SOON_MS
+
+
+def key(message_id: str) -> int:
+    """Which order the message is about."""
+    name, number = message_id.split("-")
+    return 2 * int(number) + (name == "far")
+
+
+def run(folder: Path) -> None:
+    """A process a round, ended at one storage call later each time, until one lives; then all is settled."""
+    tell = teller(os.open(folder / "told.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+    with closing(_open(folder, at_ms=START_MS)) as engine:
+        engine.declare_group(REMINDER, MAIL, GroupConfig())
+    for number in range(1, ROUNDS_MAX):
+        child = os.fork()
+        if child == 0:
+            _round(folder, number, tell)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if os.waitstatus_to_exitcode(status) == 0:
+            _settle(folder, number, tell)
+            return
+        if os.waitstatus_to_exitcode(status) != 137:
+            raise SystemExit(f"round {number} failed")
+    raise SystemExit(f"no round came to its end within {ROUNDS_MAX} storage calls")
+
+
+def _round(folder: Path, number: int, tell: type_of_tell) -> None:
+    storage = KillingStorage(at=number, way="before" if number % 2 else "half")
+    clock = ManualClock(START_MS + number * ROUND_MS)
+    engine = Engine.open(folder / "broker", clock=clock, storage=storage)
+    _publish(engine, [f"soon-{number}", f"far-{number}"], clock.now_ms(), tell)
+    clock.advance(SOON_MS)
+    engine.ack([one.receipt for one in engine.pull(REMINDER, MAIL, max_messages=10)])
+    engine.close()
+
+
+def _settle(folder: Path, rounds: int, tell: type_of_tell) -> None:
+    """What was never answered is sent again, as a compensator would; all that is due is handed out and acknowledged."""
+    ids = [f"{name}-{number}" for number in range(1, rounds + 1) for name in ("soon", "far")]
+    answered = {json.loads(line)["id"] for line in (folder / "told.jsonl").read_text().splitlines()}
+    with closing(_open(folder, at_ms=SETTLED_MS)) as engine:
+        _publish(engine, [one for one in ids if one not in answered], SETTLED_MS, tell)
+        while found := engine.pull(REMINDER, MAIL, max_messages=100):
+            engine.ack([one.receipt for one in found])
+
+
+def _publish(engine: Engine, ids: list[str], now_ms: int, tell: type_of_tell) -> None:
+    batch = [
+        Message(
+            id=one, topic=REMINDER, key=str(key(one)), body=one.encode(), created_at_ms=due_ms(one) - SOON_MS,
+            deliver_at_ms=due_ms(one),
+        )
+        for one in ids
+    ]  # fmt: skip
+    for result in engine.publish(batch):
+        tell(id=result.id, outcome=result.status, sent_ms=now_ms)
+
+
+def _open(folder: Path, *, at_ms: int) -> Engine:
+    return Engine.open(folder / "broker", clock=ManualClock(at_ms))
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))
