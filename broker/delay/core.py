@@ -21,7 +21,7 @@ from broker.delay.run_reader import RunDamaged, RunReader
 from broker.delay.schedule_log import PREFIX, Place, ScheduleLog
 from broker.delay.segment_store import SegmentStore
 from broker.delay.state import Bucket, ScheduleState
-from broker.delay.wheel import Cursor, Wheel
+from broker.delay.wheel import Wheel
 from messaging.errors import StorageFailed
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class DelayOptions:
     batch_messages_max: int = 500
     batch_bytes_max: int = 4 * 1024 * 1024
     hand_outs_max: int = 8
-    expand_messages_max: int = 1_000
+    expand_messages_max: int = 8_192
     cancels_remembered_max: int = 100_000
     dedup_messages: int = 131_072
     fired_memory_ms: int = 24 * 3_600_000
@@ -63,7 +63,6 @@ class DelayCore:
         self._filing = Filing(store, self._state)
         self._wheel = Wheel(self._reader.columns)
         self._opened: set[BucketId] = set()
-        self._expanding: tuple[Bucket, Cursor] | None = None
         self._far: list[Entry] = []
         self._far_first_ms: int | None = None
         self._horizon_ms = 0
@@ -95,7 +94,7 @@ class DelayCore:
         )
         self._store.delete(sorted(names - used))
         for one in self._state.index:
-            self._index.add(one)
+            self._index.add(self._index.load(one))
         self._recent = (frozenset(self._index.newest_hashes(self._options.dedup_messages)),)
         self._again.extend(sorted(self._state.hand_outs))
         for name in used:
@@ -109,7 +108,6 @@ class DelayCore:
         """From the state: on opening, and where what was taken out of the wheel could not be written down."""
         self._wheel = Wheel(self._reader.columns)
         self._opened.clear()
-        self._expanding = None
         self._far, self._far_first_ms, self._horizon_ms, self._next_begin_ms = [], None, 0, 0
         self._soonest_ms = 0
         self._remember(self._state.pending.values())
@@ -182,8 +180,6 @@ class DelayCore:
         for bucket in waiting:
             if is_to_fire(bucket.id, now_ms=now_ms):
                 self._opened.add(bucket.id)
-                if self._expanding is not None and self._expanding[0] is bucket:
-                    self._expanding = None  # from now on it fires from where it is
                 self._wheel.add(bucket.runs.values())
         later = (bucket.id.start_ms for bucket in waiting if bucket.id not in self._opened)
         self._next_begin_ms = min(later, default=now_ms + NEAR_MS)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final
@@ -19,6 +19,8 @@ from broker.delay.state import ScheduleState
 from broker.delay.wheel import CROWD_MESSAGES
 
 _APPENDED_BYTES_MAX: Final = 4 * 1024 * 1024
+_UNSYNCED_MAX: Final = 64
+"""Segments with unsynced writes: few enough that the store closes none of them meanwhile, which would hold it up."""
 _DUE: Final = itemgetter(0)
 
 
@@ -38,6 +40,15 @@ class Filed:
             for index, entry in enumerate(entries)
             if find(entry[2]) is not entry
         ]
+
+    def marks(self, seqs: Collection[int]) -> list[tuple[int, int]]:
+        """(run id, index) of those that arrived with these numbers."""
+        return [
+            (run_id, index)
+            for run_id, entries in self.entries
+            for index, entry in enumerate(entries)
+            if entry[1] in seqs
+        ]  # fmt: skip
 
 
 class Filing:
@@ -66,10 +77,14 @@ class Filing:
             by_bucket.setdefault(bucket_id, []).extend(filed)
         next_run = self._state.next_run
         result = Filed()
+        synced = 0
         for bucket_id, filed in by_bucket.items():
             added = self._write(bucket_id, filed, result, next_run=next_run, hash_of=hash_of)
             next_run += len(added.runs)
-        self._store.sync([one.segment for one in result.added])
+            if len(result.added) - synced == _UNSYNCED_MAX:
+                self._store.sync([one.segment for one in result.added[synced:]])
+                synced = len(result.added)
+        self._store.sync([one.segment for one in result.added[synced:]])
         return result
 
     def _placed(self, entries: list[Entry], *, now_ms: int, below: int) -> Iterator[tuple[BucketId, list[Entry]]]:

@@ -47,12 +47,15 @@ def index_entry(hash_: int, due_ms: int, seq: int) -> bytes:
 
 
 @dataclass(slots=True, eq=False)
-class _Piece:
+class IndexPiece:
+    """A piece with its fences in memory."""
+
     stored: StoredIndex
     hashes: array[int]
     positions: array[int]
 
     def block_bytes(self, block: int) -> int:
+        """The size of a block; the last one is shorter."""
         last = len(self.hashes) - 1
         return BLOCK_BYTES if block < last else (self.stored.count - last * BLOCK_IDS) * ENTRY_BYTES
 
@@ -62,12 +65,16 @@ class IdIndex:
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
-        self._pieces: list[_Piece] = []
+        self._pieces: list[IndexPiece] = []
 
-    def add(self, stored: StoredIndex) -> None:
-        """Take a piece in: reads its fences."""
+    def load(self, stored: StoredIndex) -> IndexPiece:
+        """Read a piece's fences; to be added then."""
         fences = _decode(self._store.read(stored.segment, stored.fences_position, stored.fences_bytes))
-        self._pieces.append(_Piece(stored, array("Q", fences.hashes), array("Q", fences.positions)))
+        return IndexPiece(stored, array("Q", fences.hashes), array("Q", fences.positions))
+
+    def add(self, piece: IndexPiece) -> None:
+        """Look in this piece too."""
+        self._pieces = [*self._pieces, piece]  # who merges goes through them without a lock
 
     def remove(self, removed: Iterable[StoredIndex]) -> None:
         """Look in these pieces no more."""
@@ -124,7 +131,7 @@ class IdIndex:
             yield None
         yield writer.finish()
 
-    def _between(self, piece: _Piece, low: int, high: int) -> Iterator[bytes]:
+    def _between(self, piece: IndexPiece, low: int, high: int) -> Iterator[bytes]:
         low_key, high_key = low.to_bytes(8, "big"), high.to_bytes(9, "big")[1:]
         first = max(0, bisect_left(piece.hashes, low) - 1)
         for block in range(first, bisect_left(piece.hashes, high)):
@@ -134,7 +141,7 @@ class IdIndex:
                 if entry[:8] >= low_key and (high == _KEYS or entry[:8] < high_key):
                     yield entry
 
-    def _read(self, piece: _Piece, block: int) -> bytes:
+    def _read(self, piece: IndexPiece, block: int) -> bytes:
         return self._store.read(piece.stored.segment, piece.positions[block], piece.block_bytes(block))
 
 

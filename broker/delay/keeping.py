@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
 from broker.delay.core import IDS_PREFIX, DelayCore
 from broker.delay.filing import Filed
-from broker.delay.id_index import index_entry
+from broker.delay.id_index import IndexPiece, index_entry
 from broker.delay.levels import BucketState, is_to_expand
 from broker.delay.records import BucketChanged, Flushed, Moved, StoredIndex
-from broker.delay.run import Entry
+from broker.delay.run import Entry, Run, entries_of
 from broker.delay.run_reader import RunDamaged
 from broker.delay.state import Bucket
-from broker.delay.wheel import FAR, Cursor, Piece
 from messaging.errors import StorageFailed
 
 logger = logging.getLogger(__name__)
 
+_STEP_BYTES_MAX: Final = 8 * 1024 * 1024
+_SEQ: Final = itemgetter(1)
 _ID: Final = itemgetter(2)
 _ID_PASSED: Final = itemgetter(0)
 
@@ -45,13 +47,13 @@ class Keeping(DelayCore):
                 self._refuse_if_closed()
                 self._advance(now_ms)
                 self._drop_finished()
-                place = self._log.place
-                garbage, self._garbage = self._garbage, []  # done with by what the log says up to this place
-                more = self._expand_step(now_ms) or self._merge_step(now_ms)
                 self._look_ahead()
+                place = self._log.place
+                garbage = list(self._garbage)  # done with by what the log says up to this place
             self._log.commit(place)
             self._store.delete(garbage)
-            return more
+            del self._garbage[: len(garbage)]
+            return self._expand_step(now_ms) or self._merge_step(now_ms)
 
     def is_full(self) -> bool:
         """Whether memory is to be flushed. Waits for nobody."""
@@ -90,23 +92,25 @@ class Keeping(DelayCore):
         hash_of = {one: self._hash_of(one) for one in (*map(_ID, entries), *map(_ID_PASSED, passed))}.__getitem__
         filed = self._filing.file(entries, now_ms=now_ms, hash_of=hash_of)
         index, hashes = self._write_index(entries, passed, hash_of=hash_of)
+        piece = None if index is None else self._index.load(index)
         with self._lock:
             self._refuse_if_closed()
-            self._take_over(filed, index, hashes, before=before)
+            self._take_over(filed, piece, hashes, before=before)
             garbage = self._log.old_segments() + self._garbage_at_checkpoint
             self._garbage_at_checkpoint = []
         self._log.commit()
         self._garbage += garbage
 
     def _take_over(
-        self, filed: Filed, index: StoredIndex | None, hashes: frozenset[int], *, before: int
+        self, filed: Filed, piece: IndexPiece | None, hashes: frozenset[int], *, before: int
     ) -> None:  # fmt: skip
         """What was written counts from now on."""
         state = self._state
         self._remember_hashes(hashes)
+        index = None if piece is None else piece.stored
         self._act(Flushed(filed.added, index, before, filed.gone(state.pending)))
-        if index is not None:
-            self._index.add(index)
+        if piece is not None:
+            self._index.add(piece)
         self._hashes.clear()
         self._wheel.clear_near()
         self._far, self._far_first_ms = [], None
@@ -148,35 +152,33 @@ class Keeping(DelayCore):
     # -- buckets into finer ones -------------------------------------------------------------------------------------
 
     def _expand_step(self, now_ms: int) -> bool:
-        """Re-file some messages of the earliest bucket whose turn it is; True where there may be more."""
-        found = self._to_expand(now_ms)
-        if found is None:
+        """Re-file some runs of the earliest bucket whose turn it is; True where there may be more.
+
+        They are read, written to their new buckets and synced while everything goes on: only that it counts needs the
+        lock. Where the bucket's time began meanwhile, it fires from where it is, and nothing has moved.
+        """
+        with self._lock:
+            self._refuse_if_closed()
+            bucket = self._to_expand(now_ms)
+        if bucket is None:
             return False
-        bucket, cursor = found
+        leaving = self._next_to_leave(bucket)
         try:
-            pieces = self._next_pieces(cursor)
-            entries = [entry for piece in pieces for entry in self._entries(piece)]
+            entries = [entry for one in leaving for entry in self._left_in(bucket, one)]
         except RunDamaged as damage:
-            self._quarantine(damage)
+            with self._lock:
+                self._quarantine(damage)
             return True
-        try:
-            added = self._filing.file(entries, now_ms=now_ms, below=bucket.id.level).added
-            taken = [(piece.run.id, piece.stop) for piece in pieces]
-            self._act(Moved(bucket.id.level, bucket.id.slot, taken, added))
-        except StorageFailed:
-            self._expanding = None  # its cursor is ahead of what was done
-            raise
-        self._place_runs(added)
-        if cursor.next_key() == FAR:
-            self._expanding = None
-            if bucket.is_empty():
-                self._finish(bucket)
+        entries.sort(key=_SEQ)
+        filed = self._filing.file(entries, now_ms=now_ms, below=bucket.id.level)
+        with self._lock:
+            self._refuse_if_closed()
+            if bucket.id not in self._opened and all(one.run.taken == one.start for one in leaving):
+                self._move(bucket, leaving, filed)
         return True
 
-    def _to_expand(self, now_ms: int) -> tuple[Bucket, Cursor] | None:
-        """The bucket that is being re-filed, or the next one, which is sealed now."""
-        if self._expanding is not None:
-            return self._expanding
+    def _to_expand(self, now_ms: int) -> Bucket | None:
+        """The bucket that is to be re-filed first, sealed now where it is not yet."""
         waiting = [
             bucket
             for bucket in self._state.buckets.values()
@@ -187,30 +189,46 @@ class Keeping(DelayCore):
         bucket = min(waiting, key=lambda one: one.id.start_ms)
         if bucket.state is BucketState.OPEN:
             self._act(BucketChanged(bucket.id.level, bucket.id.slot, BucketState.SEALED))
-        cursor = Cursor(self._reader.columns)
-        cursor.add(bucket.runs.values())
-        self._expanding = (bucket, cursor)
-        return self._expanding
+        return bucket
 
-    def _next_pieces(self, cursor: Cursor) -> list[Piece]:
-        pieces: list[Piece] = []
-        left = self._options.expand_messages_max
-        while left > 0 and cursor.next_key() != FAR:
-            pieces.append(cursor.take(FAR, count_max=left))
-            left -= pieces[-1].stop - pieces[-1].start
-        return pieces
+    def _next_to_leave(self, bucket: Bucket) -> list[_Leaving]:
+        """As many runs of a bucket as a step moves; one at least."""
+        leaving: list[_Leaving] = []
+        count = size = 0
+        for run in bucket.runs.values():
+            if run.taken < run.count and count < self._options.expand_messages_max and size < _STEP_BYTES_MAX:
+                leaving.append(_Leaving(run, run.taken, None if run.gone is None else bytes(run.gone)))
+                count, size = count + run.count - run.taken, size + run.messages_bytes
+        return leaving
 
-    def _entries(self, piece: Piece) -> list[Entry]:
-        run, part = piece.run, slice(piece.start, piece.stop)
-        columns, messages = self._reader.columns(run), self._reader.messages(run)
-        rows = zip(columns.due[part], columns.seq[part], messages[part], strict=True)
-        if run.gone is None:
-            return [Entry(due_ms, seq, *message) for due_ms, seq, message in rows]
+    def _left_in(self, bucket: Bucket, leaving: _Leaving) -> list[Entry]:
+        """What a run holds still, read past the caches, which are for who holds the lock."""
+        run, start = leaving.run, leaving.start
+        columns = self._reader.read_columns(bucket.segment, run)
+        messages = self._reader.read_messages(bucket.segment, run)
+        return entries_of(columns, messages, start=start, stop=run.count, is_gone=leaving.was_gone)
+
+    def _move(self, bucket: Bucket, leaving: Sequence[_Leaving], filed: Filed) -> None:
+        """What was re-filed counts from now on. What was canceled meanwhile is marked where it is now."""
+        gone = {seq for one in leaving for seq in self._gone_since(bucket, one)}
+        marks = filed.marks(gone) if gone else []
+        taken = [(one.run.id, one.run.count) for one in leaving]
+        self._act(Moved(bucket.id.level, bucket.id.slot, taken, filed.added, marks))
+        self._place_runs(filed.added)
+        if bucket.is_empty():
+            self._finish(bucket)
+
+    def _gone_since(self, bucket: Bucket, leaving: _Leaving) -> list[int]:
+        """The arrivals of those that were canceled since a run was read."""
+        run = leaving.run
+        if run.gone is None or bytes(run.gone) == leaving.gone:
+            return []
+        seqs = self._reader.read_columns(bucket.segment, run).seq
         return [
-            Entry(due_ms, seq, *message)
-            for index, (due_ms, seq, message) in enumerate(rows, piece.start)
-            if not run.is_gone(index)
-        ]
+            seqs[index]
+            for index in range(leaving.start, run.count)
+            if run.is_gone(index) and not leaving.was_gone(index)
+        ]  # fmt: skip
 
     # -- the id index, and what is behind ----------------------------------------------------------------------------
 
@@ -220,29 +238,33 @@ class Keeping(DelayCore):
             merged = self._index.to_merge()
             if not merged:
                 return False
-            segment = self._next_ids_segment()
-            oldest_ms = min(filter(None, (one.first_due_ms() for one in self._state.buckets.values())), default=now_ms)
-            due_min_ms = min(oldest_ms, now_ms - self._options.fired_memory_ms)
-            self._merging = (merged, self._index.merge(merged, segment, due_min_ms=max(0, due_min_ms)))
+            with self._lock:
+                firsts = [one.first_due_ms() for one in self._state.buckets.values()]
+            oldest_ms = min((one for one in firsts if one is not None), default=now_ms)
+            due_min_ms = max(0, min(oldest_ms, now_ms - self._options.fired_memory_ms))
+            self._merging = (merged, self._index.merge(merged, self._next_ids_segment(), due_min_ms=due_min_ms))
         merged, steps = self._merging
         try:
-            piece = next(steps)
+            stored = next(steps)
+            if stored is not None:
+                self._merging = None
+                self._replace_index(merged, stored)
         except StorageFailed:
             self._merging = None
             raise
-        if piece is not None:
-            self._merging = None
-            self._replace_index(merged, piece)
         return True
 
-    def _replace_index(self, merged: list[StoredIndex], piece: StoredIndex) -> None:
-        self._store.sync([piece.segment])
-        self._store.seal(piece.segment)
-        self._index.add(piece)
-        self._index.remove(merged)
+    def _replace_index(self, merged: list[StoredIndex], stored: StoredIndex) -> None:
+        self._store.sync([stored.segment])
+        self._store.seal(stored.segment)
+        piece = self._index.load(stored)
         gone = {one.segment for one in merged}
-        self._state.index = [one for one in self._state.index if one.segment not in gone] + [piece]
-        self._garbage_at_checkpoint += sorted(gone)
+        with self._lock:
+            self._refuse_if_closed()
+            self._index.add(piece)
+            self._index.remove(merged)
+            self._state.index = [one for one in self._state.index if one.segment not in gone] + [stored]
+            self._garbage_at_checkpoint += sorted(gone)
 
     def _drop_finished(self) -> None:
         for bucket_id in list(self._opened):
@@ -251,6 +273,19 @@ class Keeping(DelayCore):
                 self._opened.discard(bucket_id)
             elif bucket.is_empty():
                 self._finish(bucket)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A run whose messages are re-filed, from which on, and which of them were canceled when it was read."""
+
+    run: Run
+    start: int
+    gone: bytes | None
+
+    def was_gone(self, index: int) -> bool:
+        """Whether a message had been canceled by then."""
+        return self.gone is not None and bool(self.gone[index >> 3] & 1 << (index & 7))
 
 
 def _has_more(bucket: Bucket) -> bool:

@@ -72,12 +72,16 @@ class RunsAdded(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Moved(msgspec.Struct, array_like=True, frozen=True, tag="moved"):
-    """Messages were re-filed: `taken` is how far each run of the parent got, `added` where they are now."""
+    """Messages were re-filed: `taken` is how far each run of the parent got, `added` where they are now.
+
+    `gone` (run id, index) are those among them that were canceled while they were written.
+    """
 
     level: int
     slot: int
     taken: list[tuple[int, int]]
     added: list[RunsAdded]
+    gone: list[tuple[int, int]] = []
 
 
 class Quarantined(msgspec.Struct, array_like=True, frozen=True, tag="quarantined"):

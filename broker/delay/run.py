@@ -160,6 +160,19 @@ def decode_messages(data: bytes) -> list[Stored]:
     return _decode_messages(data)
 
 
+def entries_of(
+    columns: Columns, messages: Sequence[Stored], *, start: int, stop: int, is_gone: Callable[[int], bool]
+) -> list[Entry]:
+    """Messages of a run, from `start` up to `stop`, but for those that are gone."""
+    part = slice(start, stop)
+    rows = zip(columns.due[part], columns.seq[part], messages[part], strict=True)
+    return [
+        Entry(due_ms, seq, *message)
+        for index, (due_ms, seq, message) in enumerate(rows, start)
+        if not is_gone(index)
+    ]  # fmt: skip
+
+
 def _to_bytes(numbers: array[int]) -> bytes:
     if sys.byteorder == "big":
         numbers.byteswap()

@@ -54,15 +54,18 @@ class RunReader:
         """All messages of a run."""
         found = self._messages.get(run.id)
         if found is None:
-            segment = self._state.bucket_of[run.id].segment
-            try:
-                messages = decode_messages(self._store.read(segment, run.messages_position, run.messages_bytes))
-            except SegmentDamaged as damage:
-                raise RunDamaged(run, damage) from damage
+            messages = self.read_messages(self._state.bucket_of[run.id].segment, run)
             self._keep(run, messages)
             return messages
         self._messages.move_to_end(run.id)
         return found[1]
+
+    def read_messages(self, segment: str, run: Run) -> list[Stored]:
+        """The same past the cache, for any thread."""
+        try:
+            return decode_messages(self._store.read(segment, run.messages_position, run.messages_bytes))
+        except SegmentDamaged as damage:
+            raise RunDamaged(run, damage) from damage
 
     def forget(self, run: Run) -> None:
         """Nothing of a run is needed any more."""

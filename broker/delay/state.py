@@ -226,6 +226,8 @@ class ScheduleState:
         for run_id, taken in record.taken:
             bucket.runs[run_id].taken = taken
         self.add_runs(record.added)
+        for run_id, index in record.gone:
+            self.run(run_id)[1].mark_gone(index)
 
     def _restore(self, record: records.Checkpoint) -> None:
         for one in record.buckets:

@@ -20,7 +20,7 @@ from typing import Self
 from broker.delay.core import DelayOptions
 from broker.delay.keeping import Keeping
 from broker.delay.records import FROM_MEMORY, Canceled, Fired, Handed, Part, Scheduled
-from broker.delay.run import Entry, Timed, id_hash
+from broker.delay.run import Entry, Timed, entries_of, id_hash
 from broker.delay.run_reader import RunDamaged
 from broker.delay.schedule_log import Place
 from broker.delay.searching import Searching
@@ -293,7 +293,9 @@ class DelayStore(Keeping, Searching):
             if isinstance(part, Entry):
                 entries.append(part)
             else:
-                entries += self._entries(part)
+                run = part.run
+                columns, stored = self._reader.columns(run), self._reader.messages(run)
+                entries += entries_of(columns, stored, start=part.start, stop=part.stop, is_gone=run.is_gone)
         if len(taken.parts) > 1:
             entries.sort()
         return [Timed(due_ms, message_id, topic, payload) for due_ms, _, message_id, topic, payload in entries]
