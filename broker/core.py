@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from broker import checkpoint
@@ -198,15 +198,16 @@ class Core:
         self._actions.append(records)
 
     def _write_messages(
-        self, by_topic: Mapping[str, Sequence[journal.MessageRecord]], *, ready_at_ms: int
-    ) -> None:  # fmt: skip
-        """Append records, all with sequences, as one piece, each topic's together, and place them."""
+        self, counts: Mapping[str, int], records: Sequence[journal.MessageRecord], *, ready_at_ms: int
+    ) -> None:
+        """Append records, all with sequences, as one piece, and place them: topics in order, so many of each."""
         encode = journal.encode_record
-        offsets = self._append_messages([encode(one) for records in by_topic.values() for one in records])
-        self._place({topic: len(records) for topic, records in by_topic.items()}, offsets, ready_at_ms=ready_at_ms)
+        self._place(counts, self._append_messages([encode(one) for one in records]), ready_at_ms=ready_at_ms)
         if self._state.is_filtering:
-            for topic, records in by_topic.items():
-                self._tell_wanted(topic, records)
+            start = 0
+            for topic, count in counts.items():
+                self._tell_wanted(topic, records[start : start + count])
+                start += count
 
     def _place(self, counts: Mapping[str, int], offsets: Sequence[int], *, ready_at_ms: int) -> None:
         """Give what was appended its places: topics in order, so many messages each."""
@@ -214,12 +215,16 @@ class Core:
         durable_end, place = self._messages.durable_end, self._state.place
         start = 0
         for topic, count in counts.items():
-            for first, stop in self._stretches(offsets, ends, start=start, end=start + count):
+            end = start + count
+            while start < end:
+                # The run ends behind the message that reaches the bound of its bytes, or of its messages.
+                stop = end if count == 1 else bisect_left(ends, offsets[start] + RUN_BYTES_MAX, start) + 1
+                stop = min(stop, start + RUN_MESSAGES_MAX, end)
                 place(
-                    topic, stop - first, offsets[first], ends[stop - 1] - offsets[first],
+                    topic, stop - start, offsets[start], ends[stop - 1] - offsets[start],
                     ready_at_ms=ready_at_ms, sealed_end=durable_end,
                 )  # fmt: skip
-            start += count
+                start = stop
 
     def _append_messages(self, payloads: Sequence[bytes]) -> list[int]:
         """Append encoded message records as one piece, in a new segment where the old one is full."""
@@ -229,20 +234,6 @@ class Core:
             return self._messages.append(payloads)
         except OSError as error:
             raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
-
-    @staticmethod
-    def _stretches(
-        offsets: Sequence[int], ends: Sequence[int], *, start: int, end: int
-    ) -> Iterator[tuple[int, int]]:  # fmt: skip
-        """Records of one topic that stand behind each other, in pieces of a run's size: (from, up to)."""
-        if end - start == 1:
-            yield start, end
-            return
-        while start < end:
-            full = bisect_left(ends, offsets[start] + RUN_BYTES_MAX, start) + 1  # behind the one that reaches the bound
-            stop = min(full, start + RUN_MESSAGES_MAX, end)
-            yield start, stop
-            start = stop
 
     def _seal_message_segment(self) -> None:
         """Write the index of the segment that is full, then begin a new one."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
+
+import msgspec
 
 from broker.consume.group import Death, Group, Requeue
 from broker.consume.key_order import KeyOrder
@@ -26,12 +28,11 @@ from messaging.message import GroupConfig
 _SETTINGS = tuple(one.name for one in fields(GroupConfig))
 
 
-@dataclass(slots=True)
-class Topic:
+class Topic(msgspec.Struct, gc=False):
     """A topic's index and its groups; `wanted` where one of them has, or had, a filter."""
 
     index: TopicIndex
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, Group] = msgspec.field(default_factory=dict)
     wanted: Wanted | None = None
 
     def come_past(self, group: Group) -> int:
