@@ -5,11 +5,13 @@ The one rule: an action is written down, then done, by the very code that replay
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from broker import checkpoint
 from broker.consume.group import Death, Group
@@ -27,6 +29,11 @@ from messaging.clock import Clock
 from messaging.errors import InvalidMessage, StorageFailed
 from messaging.journal_order import Filed
 from messaging.message import GroupConfig, check_group, check_topic
+
+logger = logging.getLogger(__name__)
+
+DEATH_PUT_OFF_MS: Final = 60_000
+"""What should be a dead letter, and finds no room, is looked at again after this time."""
 
 
 class Core:
@@ -247,6 +254,10 @@ class Core:
         state.take_over(segment.first_offset, directory)
 
     def _bury(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
+        """Make dead letters; where there is no room for them, they wait for it, and are handed to nobody."""
+        if deaths and self._state.dead_weight.size_bytes >= self._options.dead_letters_bytes_max:
+            self._put_off(topic, group, deaths, at_ms=at_ms)
+            return
         by_reason: defaultdict[str, list[tuple[int, journal.Ids, int]]] = defaultdict(list)
         for death in deaths:
             by_reason[death.reason].append((death.first, death.count, death.attempts))
@@ -256,6 +267,18 @@ class Core:
             self._wake_next(topic, group)
         for death in deaths:
             self._state.counters[f"dead_lettered_{death.cause}", topic, group.name] += death.count
+
+    def _put_off(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
+        for one in deaths:
+            entries: list[tuple[int, journal.Ids, int, int]] = [
+                (one.first, one.count, at_ms + DEATH_PUT_OFF_MS, one.attempts)
+            ]
+            self._act(journal.Requeued(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=one.reason))
+        logger.warning(
+            "dead_letters_full",
+            extra={"topic": topic, "group": group.name, "messages": sum(one.count for one in deaths),
+                   "cure": "redrive dead letters, or raise dead_letters_bytes_max"},
+        )  # fmt: skip
 
     def _refuse_if_disk_is_full(self) -> None:
         if not self._reserve.take():

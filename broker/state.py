@@ -11,6 +11,7 @@ from dataclasses import fields
 
 import msgspec
 
+from broker.consume.dead_letters import Weight
 from broker.consume.group import Death, Group, Requeue
 from broker.consume.key_order import KeyOrder
 from broker.consume.topic import BlockPlace, Blocks, TopicIndex
@@ -54,6 +55,7 @@ class BrokerState:
         self.counters: Counter[tuple[str, str, str]] = Counter()
         self.openings = 0
         self.in_hand = Tally()
+        self.dead_weight = Weight()
         self.is_filtering = False
         """Whether any group has, or had, a filter."""
         self.written: dict[str, TopicIndex] = {}
@@ -137,7 +139,9 @@ class BrokerState:
         if name in groups:
             groups[name].config = config
         else:
-            groups[name] = Group(name=name, config=config, position=position, tally=self.in_hand)
+            groups[name] = Group(
+                name=name, config=config, position=position, tally=self.in_hand, dead_weight=self.dead_weight
+            )
         if config.ordered and groups[name].order is None:
             groups[name].order = KeyOrder()
         self._set_filter(topic, groups[name], config.filter)
