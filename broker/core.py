@@ -5,11 +5,13 @@ The one rule: an action is written down, then done, by the very code that replay
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from broker import checkpoint
 from broker.consume.group import Death, Group
@@ -27,6 +29,11 @@ from messaging.clock import Clock
 from messaging.errors import InvalidMessage, StorageFailed
 from messaging.journal_order import Filed
 from messaging.message import GroupConfig, check_group, check_topic
+
+logger = logging.getLogger(__name__)
+
+DEATH_PUT_OFF_MS: Final = 60_000
+"""What should be a dead letter, and finds no room, is looked at again after this time."""
 
 
 class Core:
@@ -198,15 +205,16 @@ class Core:
         self._actions.append(records)
 
     def _write_messages(
-        self, by_topic: Mapping[str, Sequence[journal.MessageRecord]], *, ready_at_ms: int
-    ) -> None:  # fmt: skip
-        """Append records, all with sequences, as one piece, each topic's together, and place them."""
+        self, counts: Mapping[str, int], records: Sequence[journal.MessageRecord], *, ready_at_ms: int
+    ) -> None:
+        """Append records, all with sequences, as one piece, and place them: topics in order, so many of each."""
         encode = journal.encode_record
-        offsets = self._append_messages([encode(one) for records in by_topic.values() for one in records])
-        self._place({topic: len(records) for topic, records in by_topic.items()}, offsets, ready_at_ms=ready_at_ms)
+        self._place(counts, self._append_messages([encode(one) for one in records]), ready_at_ms=ready_at_ms)
         if self._state.is_filtering:
-            for topic, records in by_topic.items():
-                self._tell_wanted(topic, records)
+            start = 0
+            for topic, count in counts.items():
+                self._tell_wanted(topic, records[start : start + count])
+                start += count
 
     def _place(self, counts: Mapping[str, int], offsets: Sequence[int], *, ready_at_ms: int) -> None:
         """Give what was appended its places: topics in order, so many messages each."""
@@ -214,12 +222,16 @@ class Core:
         durable_end, place = self._messages.durable_end, self._state.place
         start = 0
         for topic, count in counts.items():
-            for first, stop in self._stretches(offsets, ends, start=start, end=start + count):
+            end = start + count
+            while start < end:
+                # The run ends behind the message that reaches the bound of its bytes, or of its messages.
+                stop = end if count == 1 else bisect_left(ends, offsets[start] + RUN_BYTES_MAX, start) + 1
+                stop = min(stop, start + RUN_MESSAGES_MAX, end)
                 place(
-                    topic, stop - first, offsets[first], ends[stop - 1] - offsets[first],
+                    topic, stop - start, offsets[start], ends[stop - 1] - offsets[start],
                     ready_at_ms=ready_at_ms, sealed_end=durable_end,
                 )  # fmt: skip
-            start += count
+                start = stop
 
     def _append_messages(self, payloads: Sequence[bytes]) -> list[int]:
         """Append encoded message records as one piece, in a new segment where the old one is full."""
@@ -229,20 +241,6 @@ class Core:
             return self._messages.append(payloads)
         except OSError as error:
             raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
-
-    @staticmethod
-    def _stretches(
-        offsets: Sequence[int], ends: Sequence[int], *, start: int, end: int
-    ) -> Iterator[tuple[int, int]]:  # fmt: skip
-        """Records of one topic that stand behind each other, in pieces of a run's size: (from, up to)."""
-        if end - start == 1:
-            yield start, end
-            return
-        while start < end:
-            full = bisect_left(ends, offsets[start] + RUN_BYTES_MAX, start) + 1  # behind the one that reaches the bound
-            stop = min(full, start + RUN_MESSAGES_MAX, end)
-            yield start, stop
-            start = stop
 
     def _seal_message_segment(self) -> None:
         """Write the index of the segment that is full, then begin a new one."""
@@ -256,6 +254,10 @@ class Core:
         state.take_over(segment.first_offset, directory)
 
     def _bury(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
+        """Make dead letters; where there is no room for them, they wait for it, and are handed to nobody."""
+        if deaths and self._state.dead_weight.size_bytes >= self._options.dead_letters_bytes_max:
+            self._put_off(topic, group, deaths, at_ms=at_ms)
+            return
         by_reason: defaultdict[str, list[tuple[int, journal.Ids, int]]] = defaultdict(list)
         for death in deaths:
             by_reason[death.reason].append((death.first, death.count, death.attempts))
@@ -265,6 +267,18 @@ class Core:
             self._wake_next(topic, group)
         for death in deaths:
             self._state.counters[f"dead_lettered_{death.cause}", topic, group.name] += death.count
+
+    def _put_off(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
+        for one in deaths:
+            entries: list[tuple[int, journal.Ids, int, int]] = [
+                (one.first, one.count, at_ms + DEATH_PUT_OFF_MS, one.attempts)
+            ]
+            self._act(journal.Requeued(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=one.reason))
+        logger.warning(
+            "dead_letters_full",
+            extra={"topic": topic, "group": group.name, "messages": sum(one.count for one in deaths),
+                   "cure": "redrive dead letters, or raise dead_letters_bytes_max"},
+        )  # fmt: skip
 
     def _refuse_if_disk_is_full(self) -> None:
         if not self._reserve.take():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import Final, Protocol
 
 from broker.delay.schedule_log import Place
@@ -86,7 +88,7 @@ class Publishing(Timing):
             self._refuse_if_disk_is_full()
             if topic not in self._state.topics or not self._are_new(ids):
                 return False
-            self._append_plain({topic: batch}, ids, now_ms=self._clock.now_ms())
+            self._append_plain({topic: len(ids)}, batch, ids, now_ms=self._clock.now_ms())
             end = self._messages.end
         self._messages.commit(end)
         self._wake_wanting((topic,))
@@ -135,10 +137,11 @@ class Publishing(Timing):
         """Store a batch; returns the results, the topics that have new messages, and the schedule's place, if any."""
         now_ms = self._clock.now_ms()
         ids = [one.id for one in batch]
-        by_topic = self._if_plain(batch, ids)
-        if by_topic is not None:
-            self._append_plain(by_topic, ids, now_ms=now_ms)
-            return [PublishResult(one, PublishStatus.STORED) for one in ids], by_topic, None
+        if self._is_plain(batch, ids):
+            plain, counts = _arranged(batch)
+            if self._has_room_for(counts):
+                self._append_plain(counts, plain, ids, now_ms=now_ms)
+                return [PublishResult(one, PublishStatus.STORED) for one in ids], counts, None
         if self._is_later(batch, now_ms=now_ms):
             results, scheduled_to = self._append_later(batch, now_ms=now_ms)
             self._count_published(results, batch)
@@ -154,16 +157,13 @@ class Publishing(Timing):
             later, place = self._append_later([one for _, one in sorting.later], now_ms=now_ms)
             for (number, _), result in zip(sorting.later, later, strict=True):
                 sorting.results[number] = result
-        plain = {
-            topic: [
-                _record(one, now_ms=now_ms, sequence=sequence) for sequence, one in enumerate(some, self._end(topic))
-            ]
-            for topic, some in _by_topic(sorting.plain).items()
-        }
+        plain, counts = _arranged(sorting.plain)
         if plain:
-            self._store(plain, [one.id for one in sorting.plain], now_ms=now_ms)
+            sequences = self._sequences(counts)
+            records = [_record(one, now_ms=now_ms, sequence=place) for one, place in zip(plain, sequences, strict=True)]
+            self._store(counts, records, [one.id for one in plain], now_ms=now_ms)
         self._count_published(sorting.results, batch)
-        return sorting.results, plain, place
+        return sorting.results, counts, place
 
     def _append_later(self, batch: Sequence[Message], *, now_ms: int) -> tuple[list[PublishResult], Place]:
         """Schedule what is for later, or was canceled before it came: the schedule has the last word on each.
@@ -200,14 +200,14 @@ class Publishing(Timing):
             and not self._state.recent.has_any(ids)
         )
 
-    def _if_plain(self, batch: Sequence[Message], ids: list[str]) -> dict[str, Sequence[Message]] | None:
-        """A batch by topic, where all of it is new and for now, and its new topics have room: the usual case."""
-        if not batch or any(one.deliver_at_ms is not None for one in batch) or not self._are_new(ids):
-            return None
-        by_topic = _by_topic(batch)
-        topics = self._state.topics
-        topics_new = sum([topic not in topics for topic in by_topic])
-        return by_topic if len(topics) + topics_new <= self._options.topics_max or not topics_new else None
+    def _is_plain(self, batch: Sequence[Message], ids: list[str]) -> bool:
+        """Whether all of a batch is new, and for now: the usual case."""
+        return bool(batch) and all(one.deliver_at_ms is None for one in batch) and self._are_new(ids)
+
+    def _has_room_for(self, counts: Mapping[str, int]) -> bool:
+        """Whether all of these may be topics."""
+        topics_new = len([one for one in counts if one not in self._state.topics])
+        return not topics_new or len(self._state.topics) + topics_new <= self._options.topics_max
 
     def _are_new(self, ids: list[str]) -> bool:
         state = self._state
@@ -218,35 +218,34 @@ class Publishing(Timing):
         )
 
     def _append_plain(
-        self, by_topic: Mapping[str, Sequence[Publishable]], ids: list[str], *, now_ms: int
-    ) -> None:  # fmt: skip
-        """Store a batch of which nothing is to be decided one by one."""
-        record, counters = journal.MessageRecord, self._state.counters
-        records = {
-            topic: [
-                record(
-                    sequence=sequence, id=one.id, topic=topic, key=one.key,
-                    headers=dict(one.headers) if one.headers else {}, body=one.body,
-                    created_at_ms=one.created_at_ms or now_ms, stored_at_ms=now_ms,
-                )
-                for sequence, one in enumerate(batch, self._end(topic))
-            ]
-            for topic, batch in by_topic.items()
-        }  # fmt: skip
-        self._store(records, ids, now_ms=now_ms)
-        for topic, batch in by_topic.items():
-            counters["published_stored", topic, ""] += len(batch)
+        self, counts: Mapping[str, int], batch: Sequence[Publishable], ids: list[str], *, now_ms: int
+    ) -> None:
+        """Store a batch of which nothing is to be decided one by one; `counts`: its topics, so many of each."""
+        topics = chain.from_iterable(repeat(topic, count) for topic, count in counts.items())
+        records = [
+            journal.MessageRecord(
+                sequence=sequence, id=one.id, topic=topic, key=one.key,
+                headers=dict(one.headers) if one.headers else {}, body=one.body,
+                created_at_ms=one.created_at_ms or now_ms, stored_at_ms=now_ms,
+            )
+            for sequence, topic, one in zip(self._sequences(counts), topics, batch, strict=True)
+        ]  # fmt: skip
+        self._store(counts, records, ids, now_ms=now_ms)
+        for topic, count in counts.items():
+            self._state.counters["published_stored", topic, ""] += count
 
     def _store(
-        self, records: Mapping[str, Sequence[journal.MessageRecord]], ids: list[str], *, now_ms: int
-    ) -> None:  # fmt: skip
-        self._write_messages(records, ready_at_ms=now_ms)
+        self, counts: Mapping[str, int], records: Sequence[journal.MessageRecord], ids: list[str], *, now_ms: int
+    ) -> None:
+        self._write_messages(counts, records, ready_at_ms=now_ms)
         self._state.recent.add_new(ids)
 
-    def _end(self, topic: str) -> int:
-        """The sequence that the topic's next message gets."""
-        known = self._state.topics.get(topic)
-        return 0 if known is None else known.index.end
+    def _sequences(self, counts: Mapping[str, int]) -> Iterator[int]:
+        """The next sequences of these topics, in order, so many of each."""
+        for topic, count in counts.items():
+            known = self._state.topics.get(topic)
+            end = 0 if known is None else known.index.end
+            yield from range(end, end + count)
 
     def _problem(self, message: Message, *, now_ms: int, topics_new: set[str]) -> str | None:
         if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:
@@ -320,14 +319,14 @@ class _Sorting:
         self.results.append(PublishResult(message.id, status, problem))
 
 
-def _by_topic(batch: Sequence[Message]) -> dict[str, Sequence[Message]]:
-    """A batch by topic, the order of each kept."""
-    if batch and all(one.topic == batch[0].topic for one in batch):
-        return {batch[0].topic: batch}
-    found: defaultdict[str, list[Message]] = defaultdict(list)
+def _arranged(batch: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:
+    """A batch with each topic's messages together, in their order; and its topics in order, with how many of each."""
+    counts: dict[str, int] = {}
     for one in batch:
-        found[one.topic].append(one)
-    return dict(found)
+        counts[one.topic] = counts.get(one.topic, 0) + 1
+    if 1 < len(counts) < len(batch):
+        return sorted(batch, key=attrgetter("topic")), dict(sorted(counts.items()))
+    return batch, counts
 
 
 def _record(

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 
+import msgspec
+
+from broker.consume.dead_letters import Weight
 from broker.consume.group import Death, Group, Requeue
 from broker.consume.key_order import KeyOrder
 from broker.consume.topic import BlockPlace, Blocks, TopicIndex
@@ -26,12 +29,11 @@ from messaging.message import GroupConfig
 _SETTINGS = tuple(one.name for one in fields(GroupConfig))
 
 
-@dataclass(slots=True)
-class Topic:
+class Topic(msgspec.Struct, gc=False):
     """A topic's index and its groups; `wanted` where one of them has, or had, a filter."""
 
     index: TopicIndex
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, Group] = msgspec.field(default_factory=dict)
     wanted: Wanted | None = None
 
     def come_past(self, group: Group) -> int:
@@ -53,6 +55,7 @@ class BrokerState:
         self.counters: Counter[tuple[str, str, str]] = Counter()
         self.openings = 0
         self.in_hand = Tally()
+        self.dead_weight = Weight()
         self.is_filtering = False
         """Whether any group has, or had, a filter."""
         self.written: dict[str, TopicIndex] = {}
@@ -136,7 +139,9 @@ class BrokerState:
         if name in groups:
             groups[name].config = config
         else:
-            groups[name] = Group(name=name, config=config, position=position, tally=self.in_hand)
+            groups[name] = Group(
+                name=name, config=config, position=position, tally=self.in_hand, dead_weight=self.dead_weight
+            )
         if config.ordered and groups[name].order is None:
             groups[name].order = KeyOrder()
         self._set_filter(topic, groups[name], config.filter)

@@ -10,6 +10,19 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from sys import getsizeof
+from typing import Final
+
+RUN_BYTES: Final = 32
+NOTE_BYTES: Final = 400
+"""What is said of runs, in three tables; its reason's text besides."""
+
+
+@dataclass(slots=True)
+class Weight:
+    """About how many bytes the dead letters of all groups together take."""
+
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +37,10 @@ class DeadRun:
 
 
 class DeadLetters:
-    """Runs by sequence, 32 bytes each, and what is said of them, once for all of whom the same is said."""
+    """Runs by sequence, RUN_BYTES each, and what is said of them, once for all of whom the same is said."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight: Weight | None = None) -> None:
+        self._weight = Weight() if weight is None else weight
         self._firsts, self._ends = array("Q"), array("Q")
         self._times, self._notes = array("q"), array("Q")
         self._said: dict[int, tuple[int, str]] = {}
@@ -87,6 +101,7 @@ class DeadLetters:
         self._ends.insert(number, run.end)
         self._times.insert(number, run.dead_at_ms)
         self._notes.insert(number, self._note(said))
+        self._weight.size_bytes += RUN_BYTES
 
     def take(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Take out what is dead of these ranges (first, end), which are in order; returns what was."""
@@ -135,6 +150,7 @@ class DeadLetters:
             self._uses[note] += 1
         for note in self._notes[low:high]:
             self._forget(note)
+        self._weight.size_bytes += RUN_BYTES * (len(rows) - (high - low))
         columns = list(zip(*rows, strict=True)) if rows else [(), (), (), ()]
         self._firsts[low:high], self._ends[low:high] = array("Q", columns[0]), array("Q", columns[1])
         self._times[low:high], self._notes[low:high] = array("q", columns[2]), array("Q", columns[3])
@@ -146,10 +162,13 @@ class DeadLetters:
             self._noted += 1
             number = self._numbers[said] = self._noted
             self._said[number], self._uses[number] = said, 0
+            self._weight.size_bytes += NOTE_BYTES + getsizeof(said[1])
         self._uses[number] += 1
         return number
 
     def _forget(self, number: int) -> None:
         self._uses[number] -= 1
         if not self._uses[number]:
-            del self._uses[number], self._numbers[self._said.pop(number)]
+            said = self._said.pop(number)
+            del self._uses[number], self._numbers[said]
+            self._weight.size_bytes -= NOTE_BYTES + getsizeof(said[1])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from broker.consume.dead_letters import DeadLetters, DeadRun
+from broker.consume.dead_letters import DeadLetters, DeadRun, Weight
 from broker.consume.key_order import KeyOrder
 from broker.consume.unsettled import Held, Tally, Unsettled
 from broker.filter import Predicate
@@ -77,7 +77,10 @@ class Requeue:
 class Group:
     """The state of one group; every method that changes it is also what replays it from the action log."""
 
-    def __init__(self, *, name: str, config: GroupConfig, position: int, tally: Tally | None = None) -> None:
+    def __init__(
+        self, *, name: str, config: GroupConfig, position: int, tally: Tally | None = None,
+        dead_weight: Weight | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         self.config = config
         self.position = position
@@ -87,7 +90,7 @@ class Group:
         self.life = 0
         self.sought_in_life = 0
         self.unsettled = Unsettled(tally)
-        self.dead = DeadLetters()
+        self.dead = DeadLetters(dead_weight)
         self.redrive_pace = Pace()
         self.order: KeyOrder | None = None
         """Of a group that is ordered, or was and has filed messages left."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.consume.dead_letters import DeadLetters, DeadRun
+from broker.consume.dead_letters import DeadLetters, DeadRun, Weight
 
 SEQUENCES_MAX = 40
 reasons = st.sampled_from(["bad", "late"])
@@ -36,7 +36,8 @@ def in_order(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def test_runs_are_added_and_taken_as_single_letters_would_be(
     steps: list[tuple[int, int, int, str, int] | list[tuple[int, int]]], place: int
 ) -> None:
-    letters, model = DeadLetters(), Model()
+    weight = Weight()
+    letters, model = DeadLetters(weight), Model()
     for step in steps:
         if isinstance(step, list):
             wanted = in_order(step)
@@ -64,6 +65,7 @@ def test_runs_are_added_and_taken_as_single_letters_would_be(
     assert seen(letters) == {one: said for one, said in model.items() if one < place}
     letters.take_before(place)
     assert (seen(letters), letters._said, letters._numbers, letters._uses) == ({}, {}, {}, {})
+    assert weight.size_bytes == 0
 
 
 def test_neighbours_that_died_alike_are_one_run() -> None:

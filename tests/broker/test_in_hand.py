@@ -159,7 +159,7 @@ def test_an_ordered_group_is_bounded_and_goes_on(open_engine: type_of_open) -> N
     assert all([one for one in order if one % 3 == key] == list(range(key, 30, 3)) for key in range(3))
 
 
-@pytest.mark.parametrize("name", ["in_hand_max", "group_in_hand_max"])
+@pytest.mark.parametrize("name", ["in_hand_max", "group_in_hand_max", "dead_letters_bytes_max"])
 def test_a_bound_of_nothing_is_refused(open_engine: type_of_open, name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         open_engine(**{name: 0})
