@@ -89,9 +89,13 @@ class Core:
         return unsubscribe
 
     def _wake(self, topic: str, group: str) -> None:
+        with self._changed:
+            self._changed.notify_all()  # its visible times may be others than the timer thinks
+        self._wake_waiters(topic, group)
+
+    def _wake_waiters(self, topic: str, group: str) -> None:
         with self._lock:
             wakes = list(self._waiters.get((topic, group), ()))
-            self._changed.notify_all()
         for wake in wakes:
             wake()
 
@@ -138,7 +142,7 @@ class Core:
             if groups and known is not None and known.wanted is not None:
                 groups = known.wanted.to_wake(groups, durable_end=self._messages.durable_end, end=known.index.end)
         for name in groups:
-            self._wake(topic, name)
+            self._wake_waiters(topic, name)
 
     def _tell_wanted(self, records: Sequence[journal.MessageRecord]) -> None:
         """Hold what was published, and has its place, against the filters of its topics."""
