@@ -96,9 +96,13 @@ class Core:
         return unsubscribe
 
     def _wake(self, topic: str, group: str) -> None:
+        with self._changed:
+            self._changed.notify_all()  # its visible times may be others than the timer thinks
+        self._wake_waiters(topic, group)
+
+    def _wake_waiters(self, topic: str, group: str) -> None:
         with self._lock:
             wakes = list(self._waiters.get((topic, group), ()))
-            self._changed.notify_all()
         for wake in wakes:
             wake()
 
@@ -144,7 +148,7 @@ class Core:
                 (topic, name) for topic in topics if topic in self._waiting_groups for name in self._wanting(topic)
             ]  # fmt: skip
         for place in places:
-            self._wake(*place)
+            self._wake_waiters(*place)
 
     def _wanting(self, topic: str) -> list[str]:
         """The groups that wait, and want something of what is new."""

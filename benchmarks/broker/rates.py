@@ -27,10 +27,12 @@ from benchmarks.harness.servers import environment
 OURS: Final = "outbox_http"
 RATES: Final = (
     "publish_500", "publish_500_4_in_flight", "consume_500", "publish_1_at_1", "publish_1_at_32",
+    "publish_1_in_32_threads",
 )  # fmt: skip
 LATENCIES: Final = ("p50_ms", "p99_ms")
 PER_SECOND: Final = 1_000
 SINGLE_WORKERS: Final = (1, 32)
+THREADS: Final = 32
 STOP_SECONDS_MAX: Final = 20.0
 
 
@@ -171,6 +173,7 @@ def _round(one: Running, topic: str, sizes: Sizes) -> None:
     with _topic(one, f"{topic}-singles") as name:
         for workers in SINGLE_WORKERS:
             _rate(one, f"publish_1_at_{workers}", sizes.singles, "publish_singles", topic=name, workers=workers)
+        _rate(one, "publish_1_in_32_threads", sizes.singles, "publish_in_threads", topic=name, workers=THREADS)
     with _topic(one, f"{topic}-paced") as name:
         _latency(one, name, count=sizes.paced)
 

@@ -2,7 +2,8 @@
 
 All of it runs on the event loop, except Line.signal(). One line stands for each (topic, group) with somebody waiting;
 the engine wakes the line, and the line serves its waiters first come, first served until a pull comes back empty. So
-a message that a thousand wait for costs two pulls, not a thousand.
+a message that a thousand wait for costs two pulls, not a thousand. A line stays for a while behind its last waiter: the
+next pull of a consumer need not be tried where nothing has come since one that found nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Final
+
+LINGER_S: Final = 10.0
+"""How long a line stays when nobody waits in it."""
+LINES_MAX: Final = 1_000
+"""Where there are more, a line ends with its last waiter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,12 @@ class _Waiter:
     served: bool = False
     leaving: bool = False
 
+    def leave(self, *_: object) -> None:
+        """Stop waiting. A `take` that has begun is waited for, since what it took is already handed out."""
+        self.leaving = True
+        if not self.served:
+            self.settle(None)
+
     def is_leaving(self) -> bool:
         """Whether it stopped waiting; asked anew after each await, in which it may have."""
         return self.leaving
@@ -48,20 +60,37 @@ class _Waiter:
 @dataclass(eq=False, slots=True)
 class _Line:
     loop: asyncio.AbstractEventLoop
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
     waiters: OrderedDict[_Waiter, None] = field(default_factory=OrderedDict)
-    signaled: bool = False
+    signaled: bool = True
+    """Something may have come since the last pull that found nothing. Cleared before a pull, which sees what it was."""
     unsubscribe: Callable[[], None] | None = None
     server: asyncio.Task[None] | None = None
+    ending: asyncio.TimerHandle | None = None
 
     def signal(self) -> None:
-        """Wake the line, from any thread. `signaled` is cleared before a pull, which sees what a wake was for."""
+        """Wake the line, from any thread."""
         if not self.signaled:
             self.signaled = True
             try:
-                self.loop.call_soon_threadsafe(self.woken.set)
+                self.loop.call_soon_threadsafe(self.serve)
             except RuntimeError:  # the loop has ended: so has everybody who waited
                 return
+
+    def serve(self) -> None:
+        """Begin to serve who waits, if something may have come, and nobody is at it."""
+        if self.waiters and self.signaled and self.server is None:
+            self.server = self.loop.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        try:
+            while self.waiters and self.signaled:
+                self.signaled = False
+                while self.waiters and await _serve_first(self):
+                    pass
+                if not self.waiters:
+                    self.signaled = True  # there may be more than they took
+        finally:
+            self.server = None
 
 
 class LongPolls:
@@ -77,61 +106,65 @@ class LongPolls:
         """How many wait now."""
         return sum(len(line.waiters) for line in self._lines.values())
 
+    def has_line(self, topic: str, group: str) -> bool:
+        """Whether there is a line to wait in, which tries for who comes, where that may find something."""
+        return (topic, group) in self._lines
+
     async def wait(
         self, topic: str, group: str, *, take: Take, timeout_s: float, gone: asyncio.Future[None]
     ) -> Taken | None:
-        """Wait in line until `take` brings something; None when time ran out, the client has gone or the server stops.
-
-        A `take` that has begun is waited for, since what it took is already handed out.
-        """
+        """Wait in line until `take` brings something; None when time ran out, the client went or the server stops."""
         if self._stopping:
             return None
-        waiter = _Waiter(take, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(take, loop.create_future())
         line = self._join(topic, group, waiter)
+        timer = loop.call_later(timeout_s, waiter.leave)
+        gone.add_done_callback(waiter.leave)
         try:
-            ends: set[asyncio.Future[Any]] = {waiter.future, gone}
-            await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            waiter.leaving = True
-            return await waiter.future if waiter.served else None
+            return await waiter.future
         finally:
+            waiter.leaving = True
+            timer.cancel()
+            gone.remove_done_callback(waiter.leave)
             self._leave(topic, group, line, waiter)
 
     def stop(self) -> None:
         """Send everybody away empty-handed, now and from now on."""
         self._stopping = True
-        for line in self._lines.values():
+        for (topic, group), line in list(self._lines.items()):
             for waiter in line.waiters:
-                waiter.leaving = True
-                if not waiter.served:
-                    waiter.settle(None)
+                waiter.leave()
+            if not line.waiters:
+                self._end(topic, group, line)
 
     def _join(self, topic: str, group: str, waiter: _Waiter) -> _Line:
         line = self._lines.get((topic, group))
         if line is None:
             line = self._lines[topic, group] = _Line(asyncio.get_running_loop())
             line.unsubscribe = self._subscribe(topic, group, line.signal)
-            line.server = asyncio.create_task(_serve(line))
-            line.woken.set()  # something may have come between the pull before this and the subscription
+        if line.ending is not None:
+            line.ending.cancel()
+            line.ending = None
         line.waiters[waiter] = None
+        line.serve()
         return line
 
     def _leave(self, topic: str, group: str, line: _Line, waiter: _Waiter) -> None:
         line.waiters.pop(waiter, None)
+        if line.waiters or line.ending is not None:
+            return
+        if self._stopping or len(self._lines) > LINES_MAX:
+            self._end(topic, group, line)
+        else:
+            line.ending = line.loop.call_later(LINGER_S, self._end, topic, group, line)
+
+    def _end(self, topic: str, group: str, line: _Line) -> None:
+        line.ending = None
         if not line.waiters and self._lines.get((topic, group)) is line:
             del self._lines[topic, group]
             if line.unsubscribe is not None:
                 line.unsubscribe()
-            if line.server is not None:
-                line.server.cancel()
-
-
-async def _serve(line: _Line) -> None:
-    while True:
-        await line.woken.wait()
-        line.woken.clear()
-        line.signaled = False
-        while line.waiters and await _serve_first(line):
-            pass
 
 
 async def _serve_first(line: _Line) -> bool:

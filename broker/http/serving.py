@@ -151,7 +151,9 @@ def too_slow(settings: HttpSettings) -> Problem:
 
 
 async def pull(call: Call, gone: asyncio.Future[None]) -> bytes:
-    """Pull at once, then wait in line. To a client that has gone nothing is handed out, as far as can be known."""
+    """Pull at once, then wait in line; where there is a line, wait in it from the start: it knows whether anything may
+    have come. To a client that has gone nothing is handed out, as far as can be known.
+    """
     services, wanted = call.services, call.read(PullRequest)
     loop = asyncio.get_running_loop()
 
@@ -159,7 +161,8 @@ async def pull(call: Call, gone: asyncio.Future[None]) -> bytes:
         return await _in_pool(services.pull_pool, lambda: deliveries.take(call, wanted))
 
     deadline = loop.time() + wanted.wait_ms / 1000
-    taken = await take()
+    waits = wanted.wait_ms > 0 and services.polls.has_line(call.topic, call.group)
+    taken = None if waits else await take()
     if taken is None and wanted.wait_ms and not gone.done():
         with services.metrics.waiting.track_inprogress():
             taken = await services.polls.wait(

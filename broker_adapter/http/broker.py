@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import lru_cache
 from typing import Final, TypeVar
 
@@ -12,6 +13,7 @@ import msgspec
 from broker_adapter.http.admin import HttpAdmin
 from broker_adapter.http.connection import Connection, Options, WireCodec
 from broker_adapter.http.gathering import Gathering
+from broker_adapter.http.submitting import Submitting
 from messaging import limits, wire, wire_messages
 from messaging.broker import BrokerAdmin
 from messaging.errors import (
@@ -94,9 +96,9 @@ class HttpBroker:
             )
         )
         self._admin = HttpAdmin(self._connection)
-        self._gathering = Gathering(
-            self._publish, place=self._connection.place, wait_s_max=TURN_TIMEOUTS_MAX * timeout_ms / 1000
-        )
+        turns_s_max = TURN_TIMEOUTS_MAX * timeout_ms / 1000
+        self._submitting = Submitting(self._publish, place=self._connection.place, wait_s_max=turns_s_max)
+        self._gathering = Gathering(self._publish, place=self._connection.place, wait_s_max=turns_s_max)
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch; one result a message, in order.
@@ -119,6 +121,15 @@ class HttpBroker:
         if refusal is not None:
             raise refusal
         return [results[place] for place in range(len(batch))]
+
+    def submit(self, message: Message) -> Future[PublishResult]:
+        """Publish without waiting: what becomes of the message is the future's, once it is durable.
+
+        Messages that are submitted while a request is on its way share the next one, in order; up to 10,000 wait, who
+        submits more waits for room. An asyncio program awaits `asyncio.wrap_future(broker.submit(message))`. A callback
+        of the future runs in the thread that sends, and must not wait. close() sends what is left.
+        """
+        return self._submitting.submit(message)
 
     def pull(
         self,
@@ -199,7 +210,8 @@ class HttpBroker:
         return self._admin
 
     def close(self) -> None:
-        """Let go of the connections; idempotent."""
+        """Send what was submitted, and let go of the connections; idempotent."""
+        self._submitting.close()
         self._connection.close()
 
     def _publish(self, topic: str, messages: Sequence[Message]) -> list[PublishResult]:

@@ -88,6 +88,13 @@ def of_answer(response: Answered, *, what: str) -> BrokerError:
     return of_kind(kind)(text)
 
 
+def own(error: OutboxError) -> OutboxError:
+    """An exception of one's own that says the same: those who shared a request raise it in several threads."""
+    if isinstance(error, BrokerThrottled):
+        return BrokerThrottled(str(error), retry_after_ms=error.retry_after_ms)
+    return type(error)(str(error))
+
+
 def of_kind(kind: ProblemKind) -> type[BrokerError]:
     """The class of error that a kind of problem stands for (for `throttled` see of_answer: it carries a pause)."""
     match kind:

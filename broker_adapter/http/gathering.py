@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from broker_adapter.http.failures import own
 from messaging import limits
-from messaging.errors import BrokerThrottled, BrokerUnavailable, OutboxError
+from messaging.errors import BrokerUnavailable, OutboxError
 from messaging.message import Message, PublishResult
 
 CALL_MESSAGES_MAX: Final = 100
@@ -185,10 +186,8 @@ def _outcome(call: _Call) -> list[PublishResult]:
     match call.error:
         case None if call.results is not None:
             return call.results
-        case BrokerThrottled() as error:
-            raise BrokerThrottled(str(error), retry_after_ms=error.retry_after_ms) from error
         case OutboxError() as error:
-            raise type(error)(str(error)) from error  # an exception of its own: it is raised in several threads
+            raise own(error) from error
         case error:
             raise BrokerUnavailable("the thread that sent this publish was interrupted: it may have arrived") from error
 

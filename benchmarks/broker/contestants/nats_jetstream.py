@@ -56,6 +56,10 @@ class NatsJetStream:
 
         self._runner.run(all_of_them())
 
+    def publish_in_threads(self, topic: str, *, count: int, workers: int) -> None:
+        """A connection of nats-py's is for one thread."""
+        self.publish_singles(topic, count=count, workers=workers)
+
     def publish_paced(self, topic: str, *, count: int, per_second: int) -> None:
         """Sent when due, awaited together in the end."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from benchmarks.broker.contestants.shape import (
     BATCH,
@@ -16,6 +18,8 @@ from benchmarks.broker.contestants.shape import (
 )
 from broker_adapter.http import HttpBroker
 from messaging import Message
+from messaging.message import Delivery, PublishResult
+from outbox.consumer import ConsumerRunner, consumer
 
 GROUP = "bench"
 POOL = 32
@@ -50,19 +54,55 @@ class OutboxHttp:
         in_threads(work, count=count, workers=in_flight)
 
     def consume(self, topic: str, *, count: int) -> None:
-        """One pull and one ack a batch."""
-        left = count
-        while left > 0:
-            taken = self._broker.pull(topic, GROUP, max_messages=BATCH, wait_ms=1_000)
-            self._broker.ack([one.receipt for one in taken])
-            left -= len(taken)
+        """A pull a batch; its acknowledgement goes beside the next pull, on a connection of its own, and at most one of
+        them is on its way: so do this project's consumers.
+        """
+        left, acked = count, None
+        with ThreadPoolExecutor(1) as beside:
+            while left > 0:
+                taken = self._broker.pull(topic, GROUP, max_messages=BATCH, wait_ms=1_000)
+                if acked is not None:
+                    acked.result()
+                acked = beside.submit(self._broker.ack, [one.receipt for one in taken])
+                left -= len(taken)
+            if acked is not None:
+                acked.result()
 
     def publish_singles(self, topic: str, *, count: int, workers: int) -> None:
-        """One request a message."""
+        """Alone, one publish, awaited; of many at once, so many submitted and untold at any time: what tells of one is
+        what submits the next.
+        """
+        if workers == 1:
+            self.publish_in_threads(topic, count=count, workers=1)
+            return
+        numbers, told = iter(range(count)), threading.Semaphore(0)
+        failures: list[BaseException] = []
+
+        def more() -> None:
+            if (number := next(numbers, None)) is None:
+                return
+            message = Message(id=f"{topic}-s{workers}-{number}", topic=topic, body=BODY)
+            self._broker.submit(message).add_done_callback(note)
+
+        def note(future: Future[PublishResult]) -> None:
+            if (error := future.exception()) is not None:
+                failures.append(error)
+            told.release()
+            more()
+
+        for _ in range(workers):
+            more()
+        for _ in range(count):
+            told.acquire()
+        if failures:
+            raise failures[0]
+
+    def publish_in_threads(self, topic: str, *, count: int, workers: int) -> None:
+        """A publish a message, awaited by its thread."""
 
         def work(first: int, mine: int) -> None:
             for number in range(first, first + mine):
-                self._broker.publish([Message(id=f"{topic}-s{workers}-{number}", topic=topic, body=BODY)])
+                self._broker.publish([Message(id=f"{topic}-t{workers}-{number}", topic=topic, body=BODY)])
 
         in_threads(work, count=count, workers=workers)
 
@@ -75,14 +115,19 @@ class OutboxHttp:
         paced_in_threads(send, count=count, per_second=per_second)
 
     def receive(self, topic: str, *, count: int, on_waiting: Callable[[], None]) -> list[float]:
-        """A long poll; what it brought is acknowledged before the next one."""
+        """A consumer as users write it, run by `run_consumers`."""
         ages: list[float] = []
-        on_waiting()
-        while len(ages) < count:
-            taken = self._broker.pull(topic, GROUP, max_messages=BATCH, wait_ms=5_000)
-            ages += [age_s(one.body) for one in taken]
-            if taken:
-                self._broker.ack([one.receipt for one in taken])
+        done = threading.Event()
+
+        def handle(delivery: Delivery) -> None:
+            ages.append(age_s(delivery.body))
+            if len(ages) == count:
+                done.set()
+
+        runner = ConsumerRunner([consumer(topic, group=GROUP, prefetch=BATCH)(handle)], broker=self._broker)
+        with runner:
+            on_waiting()
+            done.wait()
         return ages
 
     def close(self) -> None:

@@ -82,6 +82,10 @@ class RabbitMq:
         self._run()
         self._on_confirmed = lambda: None
 
+    def publish_in_threads(self, topic: str, *, count: int, workers: int) -> None:
+        """A connection of pika's is for one thread."""
+        self.publish_singles(topic, count=count, workers=workers)
+
     def publish_paced(self, topic: str, *, count: int, per_second: int) -> None:
         """Sent when due by the loop's timer, confirmed in the end."""
         start = time.monotonic() + 0.05

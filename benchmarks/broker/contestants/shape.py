@@ -32,10 +32,13 @@ class Contestant(Protocol):
         """`count` messages in batches of BATCH, so many batches in flight at once."""
 
     def consume(self, topic: str, *, count: int) -> None:
-        """Take and acknowledge `count` messages in batches of BATCH, through one connection."""
+        """Take and acknowledge `count` messages in batches of BATCH, as one consumer."""
 
     def publish_singles(self, topic: str, *, count: int, workers: int) -> None:
-        """`count` messages, each awaited before its worker sends the next one."""
+        """`count` messages, so many of them unanswered at any time: an answer is what sends the next one."""
+
+    def publish_in_threads(self, topic: str, *, count: int, workers: int) -> None:
+        """The same from threads that await each of theirs; as publish_singles() where a client is for one thread."""
 
     def publish_paced(self, topic: str, *, count: int, per_second: int) -> None:
         """`count` messages, each stamped with the moment at which it was due to be sent."""

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 import requests
 
+from broker.http import long_poll
 from broker.http.server import HttpServer
 from broker.http.settings import HttpSettings
 
@@ -79,6 +81,62 @@ def test_a_thousand_wait_without_a_thread_each_and_each_gets_one_message(
     assert sorted(bodies, key=int) == [str(number) for number in range(1_000)]
     assert threads < 60
     assert seconds < 15
+
+
+def test_a_line_stays_for_a_while_and_tries_only_where_something_may_have_come(
+    serve: Callable[..., HttpServer], topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+    engine = server.app.state.services.engine
+    tries: list[int] = []
+    take = engine.take
+
+    def counted(*given: Any, **more: Any) -> Any:
+        found = take(*given, **more)
+        tries.append(sum(len(one.records) for one in found))
+        return found
+
+    monkeypatch.setattr(engine, "take", counted)
+
+    async def pulled(*bodies: str) -> list[str]:
+        reader, writer = await pull(server.url, topic, "g", wait_ms=20_000)
+        if bodies:
+            await until_waiting(server, 1)
+            await asyncio.to_thread(publish, server.url, topic, *bodies)
+        _, body = await answer(reader)
+        writer.close()
+        return [one["body"] for one in body["deliveries"]]
+
+    async def scenario() -> list[list[str]]:
+        found = [await pulled("a"), await pulled("b")]
+        await until_waiting(server, 0)
+        await asyncio.to_thread(publish, server.url, topic, "c")
+        return [*found, await pulled()]
+
+    assert asyncio.run(scenario()) == [["a"], ["b"], ["c"]]
+    # before the line, in it, a; behind a, b; c came while nobody waited
+    assert tries == [0, 0, 1, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("linger_s", "lines_max"), [(0.01, 1_000), (600.0, 0)])
+def test_a_line_in_which_nobody_waits_ends(
+    serve: Callable[..., HttpServer], client: Client, topic: str, monkeypatch: pytest.MonkeyPatch,
+    linger_s: float, lines_max: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(long_poll, "LINGER_S", linger_s)
+    monkeypatch.setattr(long_poll, "LINES_MAX", lines_max)
+    server = serve()
+    services = server.app.state.services
+
+    client("POST", f"{server.url}/v1/topics/{topic}/groups/g/pull", json={"wait_ms": 1})
+
+    ended = threading.Event()
+    for _ in range(2_000):
+        if not services.polls.has_line(topic, "g"):
+            break
+        ended.wait(0.005)
+    assert not services.polls.has_line(topic, "g")
+    assert not services.engine._waiters
 
 
 def test_who_waits_longest_is_served_first(serve: Callable[..., HttpServer], topic: str) -> None:

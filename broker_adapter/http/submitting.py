@@ -1,0 +1,157 @@
+"""Publishes that nobody waits for: a thread sends what has gathered, and tells each what became of it. No requests.
+
+While a request is on its way the next one gathers, so many small publishes of one thread, or of an event loop, cost few
+requests, and nobody waits for the sake of a batch. One request is on its way at a time: order is the order of submit().
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final
+
+from broker_adapter.http.failures import own
+from messaging.errors import BrokerUnavailable, ConfigurationError, OutboxError
+from messaging.limits import BATCH_MESSAGES_MAX
+from messaging.message import Message, PublishResult
+
+logger = logging.getLogger(__name__)
+
+SUBMITTED_MAX: Final = 10_000
+"""So many messages wait or are on their way; who submits more waits."""
+REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
+IDLE_S_MAX: Final = 5.0
+"""A thread that has had nothing to do for so long ends; the next submit() starts another."""
+
+Told = Future[PublishResult]
+Publish = Callable[[str, Sequence[Message]], list[PublishResult]]
+"""One topic's messages, within a request's bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    message: Message
+    told: Told
+
+
+@dataclass(slots=True)
+class _Line:
+    """What waits to be sent. A forked child begins with none: its parent sends what was submitted there."""
+
+    process: int = field(default_factory=os.getpid)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    waiting: deque[_Entry] = field(default_factory=deque)
+    on_their_way: int = 0
+    thread: threading.Thread | None = None
+    closed: bool = False
+
+
+class Submitting:
+    """Of one client. Thread-safe and fork-safe; its thread starts with the first submit()."""
+
+    def __init__(self, publish: Publish, *, place: str, wait_s_max: float) -> None:
+        """`wait_s_max` bounds how long submit() waits for room, and close() for what is left; `place` is where they go,
+        for messages.
+        """
+        self._publish = publish
+        self._place = place
+        self._wait_s_max = wait_s_max
+        self._line = _Line()
+
+    def submit(self, message: Message) -> Told:
+        """Have a message published; what comes of it is the future's. A callback of a future runs in the thread that
+        sends: it may submit, and must not wait.
+
+        Raises BrokerUnavailable where there was no room in time, ConfigurationError behind close().
+        """
+        line, told = self._own_line(), Told()
+        with line.changed:
+            if line.thread is not threading.current_thread():
+                in_time = line.changed.wait_for(lambda: line.closed or _has_room(line), self._wait_s_max)
+                if not in_time:
+                    raise BrokerUnavailable(
+                        f"{SUBMITTED_MAX:,} messages wait for {self._place} to take them; this one was not sent"
+                    )
+            if line.closed:
+                raise ConfigurationError("this broker was closed; connect again")
+            line.waiting.append(_Entry(message, told))
+            if line.thread is None:
+                line.thread = threading.Thread(target=self._run, args=(line,), name="broker-submit", daemon=True)
+                line.thread.start()
+            elif len(line.waiting) == 1:
+                line.changed.notify_all()
+        return told
+
+    def close(self) -> None:
+        """Send what is left, within the time; idempotent."""
+        line = self._own_line()
+        with line.changed:
+            line.closed = True
+            line.changed.notify_all()
+            thread = line.thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(self._wait_s_max)
+
+    def _run(self, line: _Line) -> None:
+        while True:
+            with line.changed:
+                if not line.waiting and not line.closed:
+                    line.changed.wait(IDLE_S_MAX)
+                if not line.waiting:
+                    line.thread = None
+                    return
+                batch = _taken(line.waiting)
+                line.on_their_way = len(batch)
+            for topic, entries in _by_topic(batch).items():
+                self._send(topic, entries)
+            with line.changed:
+                line.on_their_way = 0
+                line.changed.notify_all()
+
+    def _send(self, topic: str, entries: Sequence[_Entry]) -> None:
+        wanted = [one for one in entries if one.told.set_running_or_notify_cancel()]
+        try:
+            results = self._publish(topic, [one.message for one in wanted]) if wanted else []
+        except OutboxError as error:
+            for one in wanted:
+                one.told.set_exception(own(error))
+        except Exception as error:  # the thread boundary: who waits for a future must hear of it
+            logger.exception("submit_failed", extra={"messages": len(wanted)})
+            for one in wanted:
+                one.told.set_exception(error)
+        else:
+            for one, result in zip(wanted, results, strict=True):
+                one.told.set_result(result)
+
+    def _own_line(self) -> _Line:
+        if self._line.process != os.getpid():
+            self._line = _Line()
+        return self._line
+
+
+def _has_room(line: _Line) -> bool:
+    return len(line.waiting) + line.on_their_way < SUBMITTED_MAX
+
+
+def _taken(waiting: deque[_Entry]) -> list[_Entry]:
+    """The first that wait, as many as a request may carry."""
+    taken = [waiting.popleft()]
+    size_bytes = len(taken[0].message.body)
+    while waiting and len(taken) < BATCH_MESSAGES_MAX:
+        size_bytes += len(waiting[0].message.body)
+        if size_bytes > REQUEST_BYTES_MAX:
+            break
+        taken.append(waiting.popleft())
+    return taken
+
+
+def _by_topic(batch: Sequence[_Entry]) -> dict[str, list[_Entry]]:
+    found: defaultdict[str, list[_Entry]] = defaultdict(list)
+    for one in batch:
+        found[one.message.topic].append(one)
+    return found

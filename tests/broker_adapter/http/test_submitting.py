@@ -1,0 +1,223 @@
+"""Messages that are submitted: shared requests, in order; each future tells its own; bounded, and sent by the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.http import HttpBroker, submitting
+from broker_adapter.http.submitting import Submitting
+from messaging import Message
+from messaging.errors import BrokerThrottled, BrokerUnavailable, ConfigurationError
+from messaging.message import PublishResult, PublishStatus
+from tests.broker_adapter.servers import served
+
+DEADLINE_S = 20.0
+
+
+class Wire:
+    """A publish that goes on when it is told to; `requests` are the topics and ids of each."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, list[str]]] = []
+        self.arrived = threading.Semaphore(0)
+        self.go_on = threading.Semaphore(0)
+        self.errors: dict[str, Exception] = {}
+
+    def publish(self, topic: str, messages: Sequence[Message]) -> list[PublishResult]:
+        self.requests.append((topic, [one.id for one in messages]))
+        self.arrived.release()
+        assert self.go_on.acquire(timeout=DEADLINE_S)
+        if topic in self.errors:
+            raise self.errors[topic]
+        return [PublishResult(one.id, PublishStatus.STORED) for one in messages]
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+def line(wire: Wire) -> Iterator[Submitting]:
+    made = Submitting(wire.publish, place="host:1", wait_s_max=DEADLINE_S)
+    yield made
+    wire.go_on.release(1_000)
+    made.close()
+
+
+def message(message_id: str, *, topic: str = "t", size: int = 1) -> Message:
+    return Message(id=message_id, topic=topic, body=b"b" * size)
+
+
+def submit_behind_a_request(line: Submitting, wire: Wire, *messages: Message) -> list[Future[PublishResult]]:
+    """Submit the first, and the others while its request is on its way."""
+    first = line.submit(messages[0])
+    assert wire.arrived.acquire(timeout=DEADLINE_S)
+    return [first, *(line.submit(one) for one in messages[1:])]
+
+
+def ids(futures: Sequence[Future[PublishResult]]) -> list[str]:
+    return [one.result(DEADLINE_S).id for one in futures]
+
+
+def test_what_is_submitted_while_a_request_is_on_its_way_shares_the_next_one_in_order(
+    line: Submitting, wire: Wire
+) -> None:
+    futures = submit_behind_a_request(line, wire, *(message(one) for one in "abcd"))
+
+    wire.go_on.release(2)
+
+    assert ids(futures) == ["a", "b", "c", "d"]
+    assert wire.requests == [("t", ["a"]), ("t", ["b", "c", "d"])]
+
+
+def test_an_error_is_that_of_its_topic_and_each_gets_one_of_its_own(line: Submitting, wire: Wire) -> None:
+    wire.errors["bad"] = BrokerThrottled("later", retry_after_ms=7)
+    futures = submit_behind_a_request(
+        line, wire, message("a"), message("b", topic="bad"), message("c"), message("d", topic="bad")
+    )
+
+    wire.go_on.release(3)
+
+    assert ids([futures[0], futures[2]]) == ["a", "c"]
+    errors = [futures[place].exception(DEADLINE_S) for place in (1, 3)]
+    assert [one.retry_after_ms for one in errors if isinstance(one, BrokerThrottled)] == [7, 7]
+    assert errors[0] is not errors[1]
+
+
+def test_a_defect_is_told_to_who_waits_and_the_next_are_sent(line: Submitting, wire: Wire) -> None:
+    wire.errors["bad"] = RuntimeError("a defect")
+    wire.go_on.release(2)
+
+    failed = line.submit(message("a", topic="bad"))
+
+    assert isinstance(failed.exception(DEADLINE_S), RuntimeError)
+    assert ids([line.submit(message("b"))]) == ["b"]
+
+
+def test_no_request_carries_more_than_a_request_may(
+    line: Submitting, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "BATCH_MESSAGES_MAX", 2)
+    monkeypatch.setattr(submitting, "REQUEST_BYTES_MAX", 10)
+    sizes = {"a": 1, "b": 1, "c": 1, "d": 6, "e": 6, "f": 30}
+    futures = submit_behind_a_request(line, wire, *(message(one, size=size) for one, size in sizes.items()))
+
+    wire.go_on.release(6)
+
+    assert ids(futures) == list(sizes)
+    assert [found for _, found in wire.requests] == [["a"], ["b", "c"], ["d"], ["e"], ["f"]]
+
+
+def test_who_submits_more_than_there_is_room_for_waits_and_then_is_told(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "SUBMITTED_MAX", 2)
+    line = Submitting(wire.publish, place="host:1", wait_s_max=0.05)
+    futures = submit_behind_a_request(line, wire, message("a"), message("b"))
+
+    with pytest.raises(BrokerUnavailable, match="2 messages wait for host:1"):
+        line.submit(message("c"))
+    wire.go_on.release(3)
+
+    assert ids([*futures, line.submit(message("d"))]) == ["a", "b", "d"]
+    line.close()
+    assert "c" not in [one for _, found in wire.requests for one in found]
+
+
+def test_what_tells_of_one_may_submit_the_next_even_where_there_is_no_room(
+    line: Submitting, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "SUBMITTED_MAX", 1)
+    wire.go_on.release(100)
+    told: list[str] = []
+    done = threading.Event()
+
+    def more(future: Future[PublishResult]) -> None:
+        told.append(future.result().id)
+        if len(told) == 50:
+            done.set()
+        else:
+            line.submit(message(f"m{len(told)}")).add_done_callback(more)
+
+    line.submit(message("m0")).add_done_callback(more)
+
+    assert done.wait(DEADLINE_S)
+    assert told == [f"m{number}" for number in range(50)]
+
+
+def test_what_is_taken_back_before_it_is_sent_is_not_sent(line: Submitting, wire: Wire) -> None:
+    futures = submit_behind_a_request(line, wire, *(message(one) for one in "abc"))
+
+    assert futures[1].cancel()
+    assert not futures[0].cancel(), "it is on its way"
+    wire.go_on.release(2)
+
+    assert ids([futures[0], futures[2]]) == ["a", "c"]
+    assert wire.requests == [("t", ["a"]), ("t", ["c"])]
+
+
+def test_the_end_sends_what_is_left_and_takes_nothing_more(line: Submitting, wire: Wire) -> None:
+    futures = submit_behind_a_request(line, wire, *(message(one) for one in "abc"))
+    wire.go_on.release(2)
+
+    line.close()
+    line.close()
+
+    assert all(one.done() for one in futures)
+    with pytest.raises(ConfigurationError):
+        line.submit(message("d"))
+
+
+def test_a_thread_with_nothing_to_do_ends_and_another_goes_on(
+    line: Submitting, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "IDLE_S_MAX", 0.01)
+    futures = submit_behind_a_request(line, wire, message("a"))
+    thread = line._line.thread
+    wire.go_on.release(2)
+    assert ids(futures) == ["a"]
+    assert thread is not None
+
+    thread.join(DEADLINE_S)
+
+    assert not thread.is_alive()
+    assert ids([line.submit(message("b"))]) == ["b"]
+
+
+def test_a_child_of_a_fork_leaves_what_was_submitted_to_its_parent(line: Submitting, wire: Wire) -> None:
+    futures = submit_behind_a_request(line, wire, message("a"), message("b"))
+    parents = line._line
+    parents.process = -1  # as a child sees it
+
+    child = line.submit(message("c"))
+    wire.go_on.release(3)
+
+    assert ids([*futures, child]) == ["a", "b", "c"]
+    assert line._line is not parents
+    assert sorted(found for _, found in wire.requests) == [["a"], ["b"], ["c"]]
+
+
+def test_what_is_submitted_to_a_broker_is_stored_in_order_and_awaited_by_asyncio_as_well(tmp_path: Path) -> None:
+    with served(tmp_path / "data") as server:
+        broker = HttpBroker(server.url)
+        futures = [broker.submit(message(f"m{number}", topic=f"t{number % 2}")) for number in range(200)]
+
+        async def awaited() -> PublishResult:
+            return await asyncio.wrap_future(broker.submit(message("m0", topic="t0")))
+
+        again = asyncio.run(awaited())
+
+        assert {one.result(DEADLINE_S).status for one in futures} == {PublishStatus.STORED}
+        assert again.status is PublishStatus.DUPLICATE
+        pulled = broker.pull("t1", "g", max_messages=200)
+        assert [one.id for one in pulled] == [f"m{number}" for number in range(1, 200, 2)]
+        last = broker.submit(message("last"))
+        broker.close()
+        assert last.result(0).status is PublishStatus.STORED
