@@ -135,7 +135,7 @@ class Engine(Publishing, Consuming, Operating, Retaining):
 
     def _recover(self) -> None:
         self._open_schedule()
-        out = [one.id for batch in self._batches for one in batch.messages]
+        out = [one for batch in self._batches for one in batch.ids]
         recover(self._state, self._messages, self._actions, options=self._options, out=out)
         self._firing_from = self._state.fired_from  # no checkpoint may pass it before the schedule has settled
         for topic in self._schedule.topics():

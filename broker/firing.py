@@ -12,18 +12,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Final
 
 from broker.core import Core
+from broker.delay.batch import Batch
 from broker.delay.lateness import Lateness
-from broker.delay.store import Batch, Timed
 from broker.log.storage import Storage
 from broker.options import EngineOptions
-from broker.scheduled_copy import fired_copy
+from broker.scheduled_copy import fired_copies
 from messaging import journal
 from messaging.clock import Clock
 
@@ -35,10 +33,11 @@ _ROUND_MS_MAX: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A batch that stands in the message log up to `end`: (sequence, id) by topic."""
+    """A batch that stands in the message log up to `end`: (sequence, id) by topic, of which some are to be told yet."""
 
     entries: dict[str, list[tuple[int, str]]]
     end: int
+    untold: deque[str]
 
 
 class Firing(Core):
@@ -80,6 +79,10 @@ class Firing(Core):
                 self._turn.notify_all()
         return self._may_be_due()
 
+    def _may_be_firing(self) -> bool:
+        """Whether anything is due, or on its way into its topic: asked in this order, so that nothing slips between."""
+        return self._may_be_due() or self._is_firing
+
     def _may_be_due(self) -> bool:
         return bool(self._batches) or self._schedule.is_due(self._clock.now_ms())
 
@@ -94,7 +97,7 @@ class Firing(Core):
         if self._placed is None:
             with self._lock:
                 self._refuse_if_closed()
-                self._placed = self._place_due(batch.messages, now_ms=self._clock.now_ms())
+                self._placed = self._place_due(batch, now_ms=self._clock.now_ms())
         # Synced before anybody sees them: a sequence that a power cut forgets may be given to another message, and a
         # receipt of the first would settle the second.
         self._messages.commit(self._placed.end)
@@ -107,56 +110,59 @@ class Firing(Core):
         self._batches.popleft()
         self._placed, self._is_told = None, False
 
-    def _place_due(self, messages: Sequence[Timed], *, now_ms: int) -> Placed:
+    def _place_due(self, batch: Batch, *, now_ms: int) -> Placed:
         """Write due messages to the message log with their sequences, each topic's together."""
         entries: dict[str, list[tuple[int, str]]] = {}
-        by_topic: dict[str, list[Timed]] = {}
-        for one in self._not_placed_yet(messages, entries):
-            by_topic.setdefault(one.topic, []).append(one)
-        payloads: list[bytes] = []
-        for topic, group in by_topic.items():
-            numbered = list(zip(count(self._state.topic(topic).index.end), (one.id for one in group), strict=False))
-            payloads += [
-                fired_copy(one.payload, sequence=sequence, stored_at_ms=now_ms)
-                for one, (sequence, _) in zip(group, numbered, strict=True)
-            ]
-            entries.setdefault(topic, []).extend(numbered)
-        if payloads:
-            offsets = self._append_messages(payloads)
+        counts: dict[str, int] = {}
+        records: list[bytes] = []
+        fresh = self._not_placed_yet(batch, entries)
+        for topic, ids, payloads in fresh.by_topic():
+            first = self._state.topic(topic).index.end
+            records += fired_copies(payloads, first_sequence=first, stored_at_ms=now_ms)
+            entries.setdefault(topic, []).extend(zip(range(first, first + len(ids)), ids, strict=True))
+            counts[topic] = len(ids)
+        if records:
+            offsets = self._append_messages(records)
             if self._firing_from is None:  # else some of the batch were placed before a restart
                 self._firing_from = offsets[0]
-            self._place({topic: len(group) for topic, group in by_topic.items()}, offsets, ready_at_ms=now_ms)
+            self._place(counts, offsets, ready_at_ms=now_ms)
             self._state.written_special.extend(offsets)
-            self._state.recent.add_new([one.id for group in by_topic.values() for one in group])
-        return Placed(entries, self._messages.end)
+            self._state.recent.add_new(fresh.ids)
+        if self._state.fired_before:
+            for one in batch.ids:
+                self._state.fired_before.pop(one, None)
+        return Placed(entries, self._messages.end, deque(entries))
 
-    def _not_placed_yet(
-        self, messages: Sequence[Timed], entries: dict[str, list[tuple[int, str]]]
-    ) -> list[Timed]:  # fmt: skip
-        """The messages without those that stand in the message log since before a restart, or twice among these.
+    def _not_placed_yet(self, batch: Batch, entries: dict[str, list[tuple[int, str]]]) -> Batch:
+        """The batch without what stands in the message log since before a restart, or twice in it.
 
         The places of such are added to `entries`, since the action log may not tell them yet.
         """
-        ids = [one.id for one in messages]
+        ids = batch.ids
         if len(set(ids)) == len(ids) and not self._state.recent.has_any(ids) and not self._state.fired_before:
-            return list(messages)
-        fresh: dict[str, Timed] = {}
-        for one in messages:
-            place = self._state.fired_before.pop(one.id, None)
+            return batch
+        gone: set[int] = set()
+        seen: set[str] = set()
+        for at, (message_id, topic) in enumerate(zip(ids, batch.topics, strict=True)):
+            place = self._state.fired_before.get(message_id)
             if place is not None:
-                entries.setdefault(one.topic, []).append((place, one.id))
-            elif one.id not in self._state.recent:
-                fresh.setdefault(one.id, one)
-        return list(fresh.values())
+                entries.setdefault(topic, []).append((place, message_id))
+            if place is not None or message_id in self._state.recent or message_id in seen:
+                gone.add(at)
+            seen.add(message_id)
+        return batch.without(gone)
 
     def _tell_fired(self, batch: Batch, placed: Placed) -> None:
-        """What has its place is told to the action log, to who waits, and to the figures."""
+        """What has its place is told to the action log, each topic once, then to who waits, and to the figures."""
         now_ms = self._clock.now_ms()
         with self._lock:
             self._refuse_if_closed()
-            for topic, entries in placed.entries.items():
+            while placed.untold:
+                topic = placed.untold[0]
+                entries = placed.entries[topic]
                 self._act(journal.Fired(topic=topic, at_ms=now_ms, entries=entries))
                 self._state.counters["fired", topic, ""] += len(entries)
+                placed.untold.popleft()  # where the next one fails, this one is not told again
         for topic in placed.entries:
             self._wake_topic(topic)
-        self.lateness.add_all(max(0, now_ms - one.due_ms) for one in batch.messages)
+        self.lateness.add_due(batch.dues, now_ms=now_ms)

@@ -45,7 +45,7 @@ class EngineOptions:
     groups_per_topic_max: int = 1_000
     dedup_messages_max: int = 500_000
     cancel_tombstones_max: int = 100_000
-    fire_batch_max: int = 500
+    fire_batch_max: int = 2_000
     schedule_memory_messages_max: int = 65_536
     schedule_memory_bytes_max: int = 32 * 1024 * 1024
     pull_bytes_max: int = 32 * 1024 * 1024

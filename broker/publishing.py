@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Final, Protocol
 
 from broker.delay.schedule_log import Place
 from broker.delay.store import Timed
-from broker.scheduled_copy import NOT_STORED_YET_MS, to_be_fired
+from broker.scheduled_copy import note_of, to_be_fired
 from broker.timing import Timing
 from messaging import journal
 from messaging.errors import InvalidMessage
@@ -171,31 +170,31 @@ class Publishing(Timing):
         Of each that it takes, a note goes to the message log, for whoever reads that.
         """
         statuses, place = self._schedule.put([_timed(one, now_ms=now_ms) for one in batch], now_ms=now_ms)
-        stored = [one for one, status in zip(batch, statuses, strict=True) if status is PublishStatus.STORED]
-        dead = [one for one in stored if self._schedule.is_canceled(one.id)]
+        stored: Sequence[Message] = batch
+        if set(statuses) != {PublishStatus.STORED}:
+            stored = [one for one, status in zip(batch, statuses, strict=True) if status is PublishStatus.STORED]
         for topic in {one.topic for one in stored}:
             self._state.topic(topic)
-        notes = [_note(one, now_ms=now_ms) for one in stored] if not dead else self._notes(stored, now_ms=now_ms)
-        if notes:
-            self._append_messages([journal.encode_record(one) for one in notes])
-            self._state.recent.add_new([one.id for one in dead])
+        dead = self._schedule.canceled_among([one.id for one in stored])
+        if stored:
+            self._append_messages(
+                [
+                    _dead_on_arrival(one, now_ms=now_ms) if one.id in dead else note_of(one, now_ms=now_ms)
+                    for one in stored
+                ]
+            )
+            self._state.recent.add_new(dead)
         return [PublishResult(one.id, status) for one, status in zip(batch, statuses, strict=True)], place
-
-    def _notes(self, stored: Sequence[Message], *, now_ms: int) -> list[journal.MessageRecord]:
-        """What the message log tells of messages of which some were canceled before they came."""
-        return [
-            _record(one, now_ms=now_ms, copy=journal.DEAD_ON_ARRIVAL)
-            if self._schedule.is_canceled(one.id)
-            else _note(one, now_ms=now_ms)
-            for one in stored
-        ]
 
     def _is_later(self, batch: Sequence[Message], *, now_ms: int) -> bool:
         """Whether all of a batch is for later, of topics that are there, and nothing was stored under its ids."""
-        topics, latest_ms = self._state.topics, now_ms + DELAY_MAX_MS
+        dues = [one.deliver_at_ms or 0 for one in batch]
         ids = [one.id for one in batch]
         return (
-            all(now_ms < (one.deliver_at_ms or 0) <= latest_ms and one.topic in topics for one in batch)
+            bool(dues)
+            and now_ms < min(dues)
+            and max(dues) <= now_ms + DELAY_MAX_MS
+            and self._state.topics.keys() >= {one.topic for one in batch}
             and len(set(ids)) == len(ids)
             and not self._state.recent.has_any(ids)
         )
@@ -257,6 +256,10 @@ class Publishing(Timing):
         return None
 
     def _count_published(self, results: Sequence[PublishResult], batch: Sequence[Message]) -> None:
+        if all(one.status is PublishStatus.STORED for one in results):  # mostly
+            for topic, count in Counter(one.topic for one in batch).items():
+                self._state.counters["published_stored", topic, ""] += count
+            return
         counts = Counter(
             (message.topic, result.status, result.error) for result, message in zip(results, batch, strict=True)
         )
@@ -330,25 +333,19 @@ def _arranged(batch: Sequence[Message]) -> tuple[Sequence[Message], dict[str, in
 
 
 def _record(
-    message: Message, *, now_ms: int, stored_at_ms: int | None = None, sequence: int | None = None,
-    copy: journal.Copy = journal.PUBLISHED,
-) -> journal.MessageRecord:  # fmt: skip
+    message: Message, *, now_ms: int, sequence: int | None, copy: journal.Copy = journal.PUBLISHED
+) -> journal.MessageRecord:
     return journal.MessageRecord(
         sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=dict(message.headers),
         body=message.body, created_at_ms=message.created_at_ms or now_ms,
-        stored_at_ms=now_ms if stored_at_ms is None else stored_at_ms, deliver_at_ms=message.deliver_at_ms, copy=copy,
+        stored_at_ms=now_ms, deliver_at_ms=message.deliver_at_ms, copy=copy,
     )  # fmt: skip
+
+
+def _dead_on_arrival(message: Message, *, now_ms: int) -> bytes:
+    return journal.encode_record(_record(message, now_ms=now_ms, sequence=None, copy=journal.DEAD_ON_ARRIVAL))
 
 
 def _timed(message: Message, *, now_ms: int) -> Timed:
     due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
-    record = _record(message, now_ms=now_ms, stored_at_ms=NOT_STORED_YET_MS, copy=journal.FIRED_COPY)
-    return Timed(due_ms, message.id, message.topic, to_be_fired(record))
-
-
-def _note(message: Message, *, now_ms: int) -> journal.MessageRecord:
-    return journal.MessageRecord(
-        sequence=None, id=message.id, topic=message.topic, key=message.key, headers={},
-        body=hashlib.sha256(message.body).digest(), created_at_ms=message.created_at_ms or now_ms,
-        stored_at_ms=now_ms, deliver_at_ms=message.deliver_at_ms, copy=journal.SCHEDULED,
-    )  # fmt: skip
+    return Timed(due_ms, message.id, message.topic, to_be_fired(message, now_ms=now_ms))

@@ -122,12 +122,12 @@ class Pulling(Timing):
         self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
         fires: bool = True,
     ) -> list[Handed]:  # fmt: skip
-        """Hand out what is ready, without waiting, as runs of records; before that, fire a batch of what is due.
+        """Hand out what is ready, without waiting, as runs of records; fire a batch before, where that is too little.
 
         One pull of a group at a time: it chooses under the engine's lock, reads the disk without it, and hands out what
         is still there under the lock again. So a group that reads what is long past slows down itself alone.
         """
-        if fires:
+        if fires and self._may_be_firing() and not self._is_ready(topic, group, count=max_messages):
             self._fire_what_can_be()
         with self._lock:
             self._refuse_if_closed()
@@ -155,6 +155,16 @@ class Pulling(Timing):
                     self._wake(topic, group)  # to look on, once others have had their turn
                     return []
         return []
+
+    def _is_ready(self, topic: str, group: str, *, count: int) -> bool:
+        """Whether so many messages that a group wants are there already, so that nobody waits for what is due."""
+        with self._lock:
+            found = self._state.group(topic, group)
+            if found is None or found.paused or found.order is not None or found.accepts is not None:
+                return False
+            index = self._state.topic(topic).index
+            end = index.visible_end(found.position, count_max=count, durable_end=self._messages.durable_end)
+            return end - found.position >= count
 
     def _fire_what_can_be(self) -> None:
         """On a full disk nothing can fall due, but what is ready is handed out all the same."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,7 @@ from broker.delay.filing import Filing
 from broker.delay.id_index import IdIndex
 from broker.delay.levels import BucketId, BucketState, is_to_fire
 from broker.delay.records import BucketChanged, LogRecord, Quarantined, RunsAdded
-from broker.delay.run import Entry, id_hash
+from broker.delay.run import DUE, Entry, id_hashes
 from broker.delay.run_reader import RunDamaged, RunReader
 from broker.delay.schedule_log import PREFIX, Place, ScheduleLog
 from broker.delay.segment_store import SegmentStore
@@ -72,8 +72,8 @@ class DelayCore:
         self._garbage_at_checkpoint: list[str] = []
         self._ids_made = 0
         self._again: deque[int] = deque()
-        self._recent: tuple[frozenset[int], ...] = ()
-        self._hashes: dict[str, int] = {}  # of what is in memory, mostly
+        self._recent: tuple[frozenset[str], ...] = ()
+        self._recovered: frozenset[int] = frozenset()  # hashes of ids that came lately, before this was opened
         self._closed = False
 
     # -- opening -----------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class DelayCore:
         self._store.delete(sorted(names - used))
         for one in self._state.index:
             self._index.add(self._index.load(one))
-        self._recent = (frozenset(self._index.newest_hashes(self._options.dedup_messages)),)
+        self._recovered = frozenset(self._index.newest_hashes(self._options.dedup_messages))
         self._again.extend(sorted(self._state.hand_outs))
         for name in used:
             if not name.startswith(PREFIX):
@@ -143,23 +143,22 @@ class DelayCore:
 
     # -- what is near ------------------------------------------------------------------------------------------------
 
-    def _remember(self, entries: Iterable[Entry]) -> None:
+    def _remember(self, entries: Collection[Entry]) -> None:
         """Put messages in memory where they will be found in time."""
-        horizon_ms, soonest_ms = self._horizon_ms, self._soonest_ms
-        far = []
-        for entry in entries:
-            if entry[0] < horizon_ms:
-                self._wheel.push(entry)
-                if entry[0] < soonest_ms:
-                    soonest_ms = entry[0]
-            else:
-                far.append(entry)
-        self._soonest_ms = soonest_ms
-        if far:
-            self._far += far
-            first_ms = min(far)[0]
-            self._far_first_ms = first_ms if self._far_first_ms is None else min(first_ms, self._far_first_ms)
-            self._soonest_ms = min(self._soonest_ms, self._far_first_ms)
+        if not entries:
+            return
+        first_ms = min(map(DUE, entries))
+        self._soonest_ms = min(self._soonest_ms, first_ms)
+        if first_ms < self._horizon_ms:
+            for entry in entries:
+                if entry.due_ms < self._horizon_ms:
+                    self._wheel.push(entry)
+            entries = [entry for entry in entries if entry.due_ms >= self._horizon_ms]
+            if not entries:
+                return
+            first_ms = min(map(DUE, entries))
+        self._far += entries
+        self._far_first_ms = first_ms if self._far_first_ms is None else min(first_ms, self._far_first_ms)
 
     def _look_ahead(self) -> None:
         """Note when something may be due next, for who asks without the lock."""
@@ -201,25 +200,25 @@ class DelayCore:
         state = self._state
         canceled, pending, passed = state.canceled, state.pending, state.passed
         found = {one for one in ids if one in pending or one in passed or one in canceled}
-        recent = self._recent
-        if any(recent):
-            found.update(one for one in ids if one not in found and any(id_hash(one) in hashes for hashes in recent))
+        for some in self._recent:
+            found.update(some.intersection(ids))
+        recovered = self._recovered
+        if recovered:
+            found.update(one for one, hash_ in zip(ids, id_hashes(ids), strict=True) if hash_ in recovered)
         return found
 
-    def is_canceled(self, message_id: str) -> bool:
-        """Whether an id was canceled, before or after its message came, and that is remembered. Waits for nobody."""
-        return message_id in self._state.canceled
+    def canceled_among(self, ids: Sequence[str]) -> list[str]:
+        """Those that were canceled, before or after their messages came, as far as remembered. Waits for nobody."""
+        canceled = self._state.canceled
+        return [one for one in ids if one in canceled] if len(canceled) else []
 
     def is_empty_handed(self) -> bool:
         """Whether known() finds nothing, whatever it is asked."""
         state = self._state
-        return not (state.pending or state.passed or len(state.canceled) or any(self._recent))
+        return not (state.pending or state.passed or len(state.canceled) or any(self._recent) or self._recovered)
 
-    def _is_recent(self, message_id: str) -> bool:
-        """Whether an id came with one of the last flushes; its hash is kept for the next one."""
-        hash_ = self._hashes[message_id] = id_hash(message_id)
-        return any(hash_ in hashes for hashes in self._recent)
-
-    def _hash_of(self, message_id: str) -> int:
-        hash_ = self._hashes.get(message_id)
-        return id_hash(message_id) if hash_ is None else hash_
+    def _are_recent(self, ids: Sequence[str]) -> bool:
+        """Whether one of these came with one of the last flushes."""
+        if any(not some.isdisjoint(ids) for some in self._recent):
+            return True
+        return bool(self._recovered) and not self._recovered.isdisjoint(id_hashes(ids))

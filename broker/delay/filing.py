@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Final
 
 from broker.delay.levels import LEVELS, BucketId, place
 from broker.delay.records import RunsAdded
-from broker.delay.run import Entry, Run, cut, encode_run, id_hash
+from broker.delay.run import DUE, TOPIC, Entry, Run, cut, encode_run
 from broker.delay.segment_store import SegmentStore
 from broker.delay.state import ScheduleState
 from broker.delay.wheel import CROWD_MESSAGES
@@ -21,7 +20,6 @@ from broker.delay.wheel import CROWD_MESSAGES
 _APPENDED_BYTES_MAX: Final = 4 * 1024 * 1024
 _UNSYNCED_MAX: Final = 64
 """Segments with unsynced writes: few enough that the store closes none of them meanwhile, which would hold it up."""
-_DUE: Final = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -31,15 +29,19 @@ class Filed:
     added: list[RunsAdded] = field(default_factory=list)
     entries: list[tuple[int, Sequence[Entry]]] = field(default_factory=list)
 
-    def gone(self, alive: Mapping[str, Entry]) -> list[tuple[int, int]]:
-        """(run id, index) of those that are not among the living any more."""
+    def gone(
+        self, alive: Mapping[str, Entry], passed: Mapping[str, tuple[int, int]]
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """(run id, index) of those that are not among the living any more; and of those among them that fired."""
         find = alive.get
-        return [
-            (run_id, index)
+        gone = [
+            (run_id, index, entry)
             for run_id, entries in self.entries
             for index, entry in enumerate(entries)
-            if find(entry[2]) is not entry
+            if find(entry.id) is not entry
         ]
+        fired = [(run_id, index) for run_id, index, entry in gone if passed.get(entry.id) == entry.key]
+        return [one[:2] for one in gone], fired
 
     def marks(self, seqs: Collection[int]) -> list[tuple[int, int]]:
         """(run id, index) of those that arrived with these numbers."""
@@ -47,7 +49,7 @@ class Filed:
             (run_id, index)
             for run_id, entries in self.entries
             for index, entry in enumerate(entries)
-            if entry[1] in seqs
+            if entry.seq in seqs
         ]  # fmt: skip
 
 
@@ -64,7 +66,6 @@ class Filing:
         *,
         now_ms: int,
         below: int = -1,
-        hash_of: Callable[[str], int] = id_hash,
     ) -> Filed:
         """Write messages to their buckets, on levels finer than `below`, and return where they are, durably.
 
@@ -73,13 +74,13 @@ class Filing:
         Raises StorageFailed with nothing changed.
         """
         by_bucket: dict[BucketId, list[Entry]] = {}
-        for bucket_id, filed in self._placed(sorted(entries, key=_DUE), now_ms=now_ms, below=below):
+        for bucket_id, filed in self._placed(sorted(entries, key=DUE), now_ms=now_ms, below=below):
             by_bucket.setdefault(bucket_id, []).extend(filed)
         next_run = self._state.next_run
         result = Filed()
         synced = 0
         for bucket_id, filed in by_bucket.items():
-            added = self._write(bucket_id, filed, result, next_run=next_run, hash_of=hash_of)
+            added = self._write(bucket_id, filed, result, next_run=next_run)
             next_run += len(added.runs)
             if len(result.added) - synced == _UNSYNCED_MAX:
                 self._store.sync([one.segment for one in result.added[synced:]])
@@ -92,10 +93,10 @@ class Filing:
         barriers = sorted(now_ms + level.barrier_ms for level in LEVELS)
         start = 0
         while start < len(entries):
-            due_ms = entries[start][0]
+            due_ms = entries[start].due_ms
             bucket_id = place(due_ms, now_ms=now_ms, is_open=self._state.is_open, below=below)
             end_ms = min([bucket_id.end_ms, *(one for one in barriers if one > due_ms)])
-            stop = bisect_left(entries, (end_ms,), start)
+            stop = bisect_left(entries, end_ms, start, key=DUE)
             yield bucket_id, entries[start:stop]
             start = stop
 
@@ -106,7 +107,6 @@ class Filing:
         result: Filed,
         *,
         next_run: int,
-        hash_of: Callable[[str], int],
     ) -> RunsAdded:
         bucket = self._state.buckets.get(bucket_id)
         segment = bucket.segment if bucket else segment_name(bucket_id, life=next_run)
@@ -135,7 +135,7 @@ class Filing:
 
         for topic, crowd in by_crowd(entries):
             for piece in cut(crowd):
-                waiting += encode_run(piece, hash_of=hash_of)
+                waiting += encode_run(piece)
                 cuts.append((topic, piece))
                 if sum(map(len, waiting)) >= _APPENDED_BYTES_MAX:
                     append()
@@ -147,14 +147,14 @@ class Filing:
 
 def by_crowd(entries: list[Entry]) -> Iterator[tuple[str | None, list[Entry]]]:
     """Sorted messages: those of each topic that has very many apart, and the rest together (None)."""
-    counts = Counter(entry[3] for entry in entries)
+    counts = Counter(map(TOPIC, entries))
     crowds: dict[str | None, list[Entry]] = {topic: [] for topic, n in counts.items() if n > CROWD_MESSAGES}
-    if not crowds:
-        yield None, entries
+    if len(counts) == 1 or not crowds:
+        yield next(iter(crowds), None), entries
         return
     rest: list[Entry] = []
     for entry in entries:
-        crowds.get(entry[3], rest).append(entry)
+        crowds.get(entry.topic, rest).append(entry)
     yield from crowds.items()
     if rest:
         yield None, rest

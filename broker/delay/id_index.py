@@ -41,9 +41,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Fences).decode
 
 
-def index_entry(hash_: int, due_ms: int, seq: int) -> bytes:
-    """An entry, which sorts by its hash."""
-    return _pack(hash_, due_ms, seq)
+def index_entries(hashes: Iterable[int], dues: Iterable[int], seqs: Iterable[int]) -> list[bytes]:
+    """Entries, in order of their hashes."""
+    return sorted(map(_pack, hashes, dues, seqs))
 
 
 @dataclass(slots=True, eq=False)
@@ -158,12 +158,10 @@ class _Writer:
         self._positions: list[int] = []
         self._end = 0
         self._count = 0
-        self._last_due_ms = 0
 
     def add(self, entries: Sequence[bytes]) -> None:
         """Entries behind all earlier ones."""
         self._count += len(entries)
-        self._last_due_ms = max(self._last_due_ms, *(int.from_bytes(one[8:16], "big") for one in entries), 0)
         self._rest += entries
         whole = len(self._rest) // BLOCK_IDS * BLOCK_IDS
         self._append(self._rest[:whole])
@@ -174,7 +172,7 @@ class _Writer:
         self._append(self._rest)
         fences = _encode(_Fences(self._hashes, self._positions))
         position, _ = self._store.append(self._segment, [fences], position=self._end)
-        return StoredIndex(self._segment, self._count, self._last_due_ms, position, len(fences))
+        return StoredIndex(self._segment, self._count, position, len(fences))
 
     def _append(self, entries: list[bytes]) -> None:
         blocks = [b"".join(entries[at : at + BLOCK_IDS]) for at in range(0, len(entries), BLOCK_IDS)]

@@ -6,17 +6,17 @@ Flushing memory into buckets, re-filing buckets into finer ones, merging the id 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Final
 
+from broker.delay.batch import Batch
 from broker.delay.core import IDS_PREFIX, DelayCore
 from broker.delay.filing import Filed
-from broker.delay.id_index import IndexPiece, index_entry
+from broker.delay.id_index import IndexPiece, index_entries
 from broker.delay.levels import BucketState, is_to_expand
 from broker.delay.records import BucketChanged, Flushed, Moved, StoredIndex
-from broker.delay.run import Entry, Run, entries_of
+from broker.delay.run import DUE, ID, SEQ, Entry, Run, id_hashes, is_marked
 from broker.delay.run_reader import RunDamaged
 from broker.delay.state import Bucket
 from messaging.errors import StorageFailed
@@ -24,9 +24,7 @@ from messaging.errors import StorageFailed
 logger = logging.getLogger(__name__)
 
 _STEP_BYTES_MAX: Final = 8 * 1024 * 1024
-_SEQ: Final = itemgetter(1)
-_ID: Final = itemgetter(2)
-_ID_PASSED: Final = itemgetter(0)
+_FREED_AT_ONCE: Final = 2_048
 
 
 class Keeping(DelayCore):
@@ -87,67 +85,63 @@ class Keeping(DelayCore):
         """
         with self._lock:
             self._refuse_if_closed()
-            before = self._state.next_seq
-            entries, passed = list(self._state.pending.values()), list(self._state.passed.items())
-        hash_of = {one: self._hash_of(one) for one in (*map(_ID, entries), *map(_ID_PASSED, passed))}.__getitem__
-        filed = self._filing.file(entries, now_ms=now_ms, hash_of=hash_of)
-        index, hashes = self._write_index(entries, passed, hash_of=hash_of)
-        piece = None if index is None else self._index.load(index)
+            seen = _Seen(self._state.next_seq, self._state.removed)
+            entries, passed = list(self._state.pending.values()), dict(self._state.passed)
+        filed = self._filing.file(entries, now_ms=now_ms)
+        piece = self._write_index(
+            [*map(ID, entries), *passed],
+            [*map(DUE, entries), *(due_ms for due_ms, _ in passed.values())],
+            [*map(SEQ, entries), *(seq for _, seq in passed.values())],
+        )
+        recent = frozenset(map(ID, entries)).union(passed)
         with self._lock:
             self._refuse_if_closed()
-            self._take_over(filed, piece, hashes, before=before)
+            self._take_over(filed, piece, recent, seen)
             garbage = self._log.old_segments() + self._garbage_at_checkpoint
             self._garbage_at_checkpoint = []
         self._log.commit()
         self._garbage += garbage
+        filed.entries.clear()
+        while entries:
+            del entries[-_FREED_AT_ONCE:]  # all at once would hold every thread up
 
-    def _take_over(
-        self, filed: Filed, piece: IndexPiece | None, hashes: frozenset[int], *, before: int
-    ) -> None:  # fmt: skip
+    def _take_over(self, filed: Filed, piece: IndexPiece | None, recent: frozenset[str], seen: _Seen) -> None:
         """What was written counts from now on."""
         state = self._state
-        self._remember_hashes(hashes)
-        index = None if piece is None else piece.stored
-        self._act(Flushed(filed.added, index, before, filed.gone(state.pending)))
+        self._remember_recent(recent)
+        gone, fired = filed.gone(state.pending, state.passed) if state.removed != seen.removed else ([], [])
+        self._act(Flushed(filed.added, None if piece is None else piece.stored, seen.before_seq, gone, fired))
         if piece is not None:
             self._index.add(piece)
-        self._hashes.clear()
         self._wheel.clear_near()
         self._far, self._far_first_ms = [], None
         self._remember(state.pending.values())
         self._place_runs(filed.added)
         self._log.begin(state.checkpoint())
 
-    def _write_index(
-        self,
-        entries: Sequence[Entry],
-        passed: Sequence[tuple[str, tuple[int, int]]],
-        *,
-        hash_of: Callable[[str], int],
-    ) -> tuple[StoredIndex | None, frozenset[int]]:
+    def _write_index(self, ids: list[str], dues: list[int], seqs: list[int]) -> IndexPiece | None:
         """A piece of the id index for all that came since the last flush, fired or not."""
-        keys = [(hash_of(entry[2]), entry[0], entry[1]) for entry in entries]
-        keys += [(hash_of(message_id), *place) for message_id, place in passed]
-        hashes = frozenset(key[0] for key in keys)
-        if not keys:
-            return None, hashes
+        if not ids:
+            return None
         segment = self._next_ids_segment()
-        index = self._index.write(segment, sorted(index_entry(*key) for key in keys))
+        stored = self._index.write(segment, index_entries(id_hashes(ids), dues, seqs))
         self._store.sync([segment])
         self._store.seal(segment)
-        return index, hashes
+        return self._index.load(stored)
 
     def _next_ids_segment(self) -> str:
         """A name that no piece has or had, so that a piece that is to be deleted still is another's."""
         self._ids_made += 1
         return f"{IDS_PREFIX}{self._ids_made:012d}"
 
-    def _remember_hashes(self, newest: frozenset[int]) -> None:
+    def _remember_recent(self, newest: frozenset[str]) -> None:
         """Remember the ids of the last flushes, so that a repeated publish is known; at least `dedup_messages`."""
         kept = [*self._recent, newest]
         while kept and sum(map(len, kept[1:])) >= self._options.dedup_messages:
             del kept[0]
         self._recent = tuple(kept)
+        if sum(map(len, kept)) >= self._options.dedup_messages:
+            self._recovered = frozenset()
 
     # -- buckets into finer ones -------------------------------------------------------------------------------------
 
@@ -164,12 +158,11 @@ class Keeping(DelayCore):
             return False
         leaving = self._next_to_leave(bucket)
         try:
-            entries = [entry for one in leaving for entry in self._left_in(bucket, one)]
+            entries = sorted(self._left_in(bucket, leaving), key=SEQ)
         except RunDamaged as damage:
             with self._lock:
                 self._quarantine(damage)
             return True
-        entries.sort(key=_SEQ)
         filed = self._filing.file(entries, now_ms=now_ms, below=bucket.id.level)
         with self._lock:
             self._refuse_if_closed()
@@ -201,12 +194,14 @@ class Keeping(DelayCore):
                 count, size = count + run.count - run.taken, size + run.messages_bytes
         return leaving
 
-    def _left_in(self, bucket: Bucket, leaving: _Leaving) -> list[Entry]:
-        """What a run holds still, read past the caches, which are for who holds the lock."""
-        run, start = leaving.run, leaving.start
-        columns = self._reader.read_columns(bucket.segment, run)
-        messages = self._reader.read_messages(bucket.segment, run)
-        return entries_of(columns, messages, start=start, stop=run.count, is_gone=leaving.was_gone)
+    def _left_in(self, bucket: Bucket, leaving: Sequence[_Leaving]) -> Iterator[Entry]:
+        """What runs hold still, read past the caches, which are for who holds the lock."""
+        for one in leaving:
+            columns = self._reader.read_columns(bucket.segment, one.run)
+            stored = self._reader.read_messages(bucket.segment, one.run)
+            left = Batch()
+            left.add_piece(columns, stored, gone=one.gone, start=one.start, stop=one.run.count)
+            yield from left.entries()
 
     def _move(self, bucket: Bucket, leaving: Sequence[_Leaving], filed: Filed) -> None:
         """What was re-filed counts from now on. What was canceled meanwhile is marked where it is now."""
@@ -227,7 +222,7 @@ class Keeping(DelayCore):
         return [
             seqs[index]
             for index in range(leaving.start, run.count)
-            if run.is_gone(index) and not leaving.was_gone(index)
+            if run.is_gone(index) and not is_marked(leaving.gone, index)
         ]  # fmt: skip
 
     # -- the id index, and what is behind ----------------------------------------------------------------------------
@@ -283,9 +278,13 @@ class _Leaving:
     start: int
     gone: bytes | None
 
-    def was_gone(self, index: int) -> bool:
-        """Whether a message had been canceled by then."""
-        return self.gone is not None and bool(self.gone[index >> 3] & 1 << (index & 7))
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a flush saw of the state when it began."""
+
+    before_seq: int
+    removed: int
 
 
 def _has_more(bucket: Bucket) -> bool:

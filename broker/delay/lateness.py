@@ -24,10 +24,10 @@ class Lateness:
         self.worst_ms = max(self.worst_ms, late_ms)
         self.sum_ms += late_ms * messages
 
-    def add_all(self, late_ms: Iterable[int]) -> None:
-        """Many messages."""
-        for one, messages in Counter(late_ms).items():
-            self.add(one, messages=messages)
+    def add_due(self, due_ms: Iterable[int], *, now_ms: int) -> None:
+        """Messages that were due at these times, and are delivered now."""
+        for one, messages in Counter(due_ms).items():
+            self.add(max(0, now_ms - one), messages=messages)
 
     def counts(self) -> list[tuple[int | None, int]]:
         """(bound, how many were at most this late and later than the bound before); the last bound is None."""

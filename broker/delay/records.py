@@ -107,7 +107,6 @@ class StoredIndex(msgspec.Struct, array_like=True, frozen=True):
 
     segment: str
     count: int
-    last_due_ms: int
     fences_position: int
     fences_bytes: int
 
@@ -115,13 +114,15 @@ class StoredIndex(msgspec.Struct, array_like=True, frozen=True):
 class Flushed(msgspec.Struct, array_like=True, frozen=True, tag="flushed"):
     """What was in memory and came before `before_seq` stands in buckets now, and in a new piece of the id index.
 
-    `gone` (run id, index) are those among it that fired or were canceled while it was written.
+    `gone` (run id, index) are those among it that fired or were canceled while it was written; `fired` those
+    that fired.
     """
 
     added: list[RunsAdded]
     index: StoredIndex | None
     before_seq: int
     gone: list[tuple[int, int]]
+    fired: list[tuple[int, int]] = []
 
 
 class StoredHandOut(msgspec.Struct, array_like=True, frozen=True):

@@ -1,6 +1,6 @@
 """A run: up to a thousand scheduled messages in order of due time, then arrival, as one piece of a bucket's segment.
 
-Two records: the columns (due times, arrivals, id hashes, topics), which are all that listing, search and firing order
+Two records: the columns (due times, arrivals, topics), which are all that listing, search and firing order
 need; then the messages themselves. A run is never changed: what was fired or moved on is a count of its first entries,
 what was canceled a bit each, and both stand in the log.
 """
@@ -11,7 +11,9 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import google_crc32c
@@ -22,7 +24,7 @@ RUN_BYTES_MAX: Final = 256 * 1024
 """A run ends behind the message that reaches this size, so one message may exceed it."""
 
 
-class Timed(NamedTuple):
+class Timed(msgspec.Struct, frozen=True, gc=False):
     """A message as the schedule takes it. `payload` is its caller's, and comes back as it was."""
 
     due_ms: int
@@ -31,8 +33,8 @@ class Timed(NamedTuple):
     payload: bytes
 
 
-class Entry(NamedTuple):
-    """A message in memory: sorts by due time, then arrival, which no two share."""
+class Entry(msgspec.Struct, array_like=True, frozen=True, order=True, gc=False):
+    """A message in memory: sorts by due time, then arrival, which no two share. The garbage collector passes it by."""
 
     due_ms: int
     seq: int
@@ -40,17 +42,30 @@ class Entry(NamedTuple):
     topic: str
     payload: bytes
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """What it sorts by."""
+        return self.due_ms, self.seq
 
-def id_hash(message_id: str) -> int:
-    """64 bits of an id: two checksums side by side. Made for speed, so whoever finds one verifies the id itself."""
-    data = message_id.encode()
-    return zlib.crc32(data) << 32 | int(google_crc32c.value(data))
+
+DUE: Final = attrgetter("due_ms")
+SEQ: Final = attrgetter("seq")
+ID: Final = attrgetter("id")
+TOPIC: Final = attrgetter("topic")
+PAYLOAD: Final = attrgetter("payload")
+
+
+def id_hashes(ids: Iterable[str]) -> list[int]:
+    """64 bits of each id: two checksums side by side. Made for speed, so whoever finds one verifies the id itself."""
+    data = list(map(str.encode, ids))
+    return [high << 32 | low for high, low in zip(map(zlib.crc32, data), map(google_crc32c.value, data), strict=True)]
 
 
 class Run(msgspec.Struct, array_like=True, eq=False):
     """What memory and the log's checkpoint know of a run.
 
-    `taken` entries from its start are fired or moved on; `gone` has a bit for each canceled one, where there is any.
+    `taken` entries from its start are fired or moved on; `gone` has a bit for each canceled one, where there is any,
+    and for those that fired while they were written here, which `fired` tells apart.
     """
 
     id: int
@@ -66,20 +81,38 @@ class Run(msgspec.Struct, array_like=True, eq=False):
     taken: int = 0
     gone: bytearray | None = None
     topic: str | None = None  # where all of it is of one topic, which has very many messages
+    fired: bytearray | None = None
 
     def may_hold(self, key: tuple[int, int]) -> bool:
         """Whether a (due, seq) lies within the run's bounds."""
         return (self.first_due_ms, self.first_seq) <= key <= (self.last_due_ms, self.last_seq)
 
     def is_gone(self, index: int) -> bool:
-        """Whether an entry was canceled."""
-        return self.gone is not None and bool(self.gone[index >> 3] & 1 << (index & 7))
+        """Whether an entry was canceled, or fired before it stood here."""
+        return is_marked(self.gone, index)
+
+    def has_fired(self, index: int) -> bool:
+        """Whether an entry fired before it stood here."""
+        return is_marked(self.fired, index)
 
     def mark_gone(self, index: int) -> None:
-        """Cancel an entry."""
-        if self.gone is None:
-            self.gone = bytearray((self.count + 7) // 8)
-        self.gone[index >> 3] |= 1 << (index & 7)
+        """Let an entry be passed over."""
+        self.gone = _marked(self.gone, index, count=self.count)
+
+    def mark_fired(self, index: int) -> None:
+        """An entry that is gone has fired; any other was canceled."""
+        self.fired = _marked(self.fired, index, count=self.count)
+
+
+def is_marked(marks: bytes | bytearray | None, index: int) -> bool:
+    """Whether an entry has its bit."""
+    return marks is not None and bool(marks[index >> 3] & 1 << (index & 7))
+
+
+def _marked(marks: bytearray | None, index: int, *, count: int) -> bytearray:
+    marks = bytearray((count + 7) // 8) if marks is None else marks
+    marks[index >> 3] |= 1 << (index & 7)
+    return marks
 
 
 class Columns(NamedTuple):
@@ -87,7 +120,6 @@ class Columns(NamedTuple):
 
     due: array[int]
     seq: array[int]
-    hash: array[int]
     topic: array[int]
     topics: list[str]
 
@@ -108,69 +140,57 @@ class Columns(NamedTuple):
 class _StoredColumns(msgspec.Struct, array_like=True, frozen=True):
     due: bytes
     seq: bytes
-    hash: bytes
     topic: bytes
     topics: list[str]
 
 
-Stored = tuple[str, str, bytes]
-"""A message of a run as it is stored: id, topic, payload."""
+class Stored(msgspec.Struct, array_like=True, frozen=True):
+    """The messages of a run, as they are stored: parallel lists."""
+
+    ids: list[str]
+    payloads: list[bytes]
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_columns = msgspec.msgpack.Decoder(_StoredColumns).decode
-_decode_messages = msgspec.msgpack.Decoder(list[Stored]).decode
+_decode_messages = msgspec.msgpack.Decoder(Stored).decode
 
 
 def cut(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
     """Sorted entries in pieces of a run's size."""
-    start, size = 0, 0
-    for index, entry in enumerate(entries):
-        size += len(entry[4]) + 64
-        if size >= RUN_BYTES_MAX or index - start + 1 >= RUN_MESSAGES_MAX:
-            yield entries[start : index + 1]
-            start, size = index + 1, 0
-    if start < len(entries):
-        yield entries[start:]
+    ends = list(accumulate(len(payload) + 64 for payload in map(PAYLOAD, entries)))
+    start = before = 0
+    while start < len(entries):
+        full = bisect_left(ends, before + RUN_BYTES_MAX, start) + 1  # behind the one that reaches the bound
+        stop = min(full, start + RUN_MESSAGES_MAX, len(entries))
+        yield entries[start:stop]
+        start, before = stop, ends[stop - 1]
 
 
-def encode_run(entries: Sequence[Entry], *, hash_of: Callable[[str], int] = id_hash) -> tuple[bytes, bytes]:
+def encode_run(entries: Sequence[Entry]) -> tuple[bytes, bytes]:
     """The two records of a run; `entries` are sorted."""
-    numbers: dict[str, int] = {}
-    topic = array("I", [numbers.setdefault(entry[3], len(numbers)) for entry in entries])
+    topics = list(map(TOPIC, entries))
+    numbers = {topic: number for number, topic in enumerate(dict.fromkeys(topics))}
     columns = _StoredColumns(
-        due=_to_bytes(array("Q", [entry[0] for entry in entries])),
-        seq=_to_bytes(array("Q", [entry[1] for entry in entries])),
-        hash=_to_bytes(array("Q", [hash_of(entry[2]) for entry in entries])),
-        topic=_to_bytes(topic),
+        due=_to_bytes(array("Q", map(DUE, entries))),
+        seq=_to_bytes(array("Q", map(SEQ, entries))),
+        topic=_to_bytes(array("I", map(numbers.__getitem__, topics))),
         topics=list(numbers),
     )
-    return _encode(columns), _encode([entry[2:] for entry in entries])
+    return _encode(columns), _encode(Stored(list(map(ID, entries)), list(map(PAYLOAD, entries))))
 
 
 def decode_columns(data: bytes) -> Columns:
     """The columns of a run from their record."""
     stored = _decode_columns(data)
     return Columns(
-        _from_bytes("Q", stored.due), _from_bytes("Q", stored.seq), _from_bytes("Q", stored.hash),
-        _from_bytes("I", stored.topic), stored.topics,
-    )  # fmt: skip
+        _from_bytes("Q", stored.due), _from_bytes("Q", stored.seq), _from_bytes("I", stored.topic), stored.topics
+    )
 
 
-def decode_messages(data: bytes) -> list[Stored]:
+def decode_messages(data: bytes) -> Stored:
     """The messages of a run from their record."""
     return _decode_messages(data)
-
-
-def entries_of(
-    columns: Columns, messages: Sequence[Stored], *, start: int, stop: int, is_gone: Callable[[int], bool]
-) -> list[Entry]:
-    """Messages of a run, from `start` up to `stop`, but for those that are gone."""
-    part = slice(start, stop)
-    rows = zip(columns.due[part], columns.seq[part], messages[part], strict=True)
-    return [
-        Entry(due_ms, seq, *message)
-        for index, (due_ms, seq, message) in enumerate(rows, start)
-        if not is_gone(index)
-    ]  # fmt: skip
 
 
 def _to_bytes(numbers: array[int]) -> bytes:

@@ -29,7 +29,7 @@ class RunReader:
         self._store = store
         self._state = state
         self._columns: OrderedDict[int, Columns] = OrderedDict()
-        self._messages: OrderedDict[int, tuple[int, list[Stored]]] = OrderedDict()
+        self._messages: OrderedDict[int, tuple[int, Stored]] = OrderedDict()
         self._messages_bytes = 0
 
     def columns(self, run: Run) -> Columns:
@@ -50,7 +50,7 @@ class RunReader:
         except SegmentDamaged as damage:
             raise RunDamaged(run, damage) from damage
 
-    def messages(self, run: Run) -> list[Stored]:
+    def messages(self, run: Run) -> Stored:
         """All messages of a run."""
         found = self._messages.get(run.id)
         if found is None:
@@ -60,7 +60,7 @@ class RunReader:
         self._messages.move_to_end(run.id)
         return found[1]
 
-    def read_messages(self, segment: str, run: Run) -> list[Stored]:
+    def read_messages(self, segment: str, run: Run) -> Stored:
         """The same past the cache, for any thread."""
         try:
             return decode_messages(self._store.read(segment, run.messages_position, run.messages_bytes))
@@ -70,10 +70,10 @@ class RunReader:
     def forget(self, run: Run) -> None:
         """Nothing of a run is needed any more."""
         self._columns.pop(run.id, None)
-        size, _ = self._messages.pop(run.id, (0, ()))
+        size, _ = self._messages.pop(run.id, (0, None))
         self._messages_bytes -= size
 
-    def _keep(self, run: Run, messages: list[Stored]) -> None:
+    def _keep(self, run: Run, messages: Stored) -> None:
         self._messages[run.id] = (run.messages_bytes, messages)
         self._messages_bytes += run.messages_bytes
         while self._messages_bytes > MESSAGES_CACHED_BYTES_MAX and len(self._messages) > 1:

@@ -9,7 +9,7 @@ from typing import Final
 
 from broker.delay.core import DelayCore
 from broker.delay.levels import candidates
-from broker.delay.run import Columns, Run, id_hash
+from broker.delay.run import Columns, Run, id_hashes
 from messaging.errors import StorageFailed
 
 _SAMPLE_MAX: Final = 1_000
@@ -123,7 +123,7 @@ class Searching(DelayCore):
         """
         found: list[Standing] = []
         has_fired = False
-        for due_ms, seq in self._index.find(id_hash(message_id)):
+        for due_ms, seq in self._index.find(id_hashes([message_id])[0]):
             standing = self._look_up(message_id, (due_ms, seq))
             if standing is None:
                 has_fired = True
@@ -138,8 +138,10 @@ class Searching(DelayCore):
             for run in bucket.runs.values() if bucket else ():
                 index = self._reader.columns(run).index_of(*key) if run.may_hold(key) else None
                 if index is not None and index >= run.taken:
-                    stored_id, topic, _ = self._reader.messages(run)[index]
-                    return Standing(run, index, topic, key[0]) if stored_id == message_id else _ANOTHER
+                    columns = self._reader.columns(run)
+                    topic = columns.topics[columns.topic[index]]
+                    is_it = self._reader.messages(run).ids[index] == message_id
+                    return Standing(run, index, topic, key[0]) if is_it else _ANOTHER
         return None
 
 

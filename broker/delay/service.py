@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from broker.delay.lateness import Lateness
 from broker.delay.store import Batch, DelayStore, Timed
 from messaging.backoff import Backoff
@@ -109,11 +111,11 @@ class DelayService:
             return
         self._held = None
         now_ms = self._clock.now_ms()
-        again = [one._replace(due_ms=now_ms + REFUSED_AGAIN_MS) for one in refused]
+        again = [msgspec.structs.replace(one, due_ms=now_ms + REFUSED_AGAIN_MS) for one in refused]
         self._schedule.fired(batch.number, again=again)
-        self.delivered += len(batch.messages) - len(again)
+        self.delivered += len(batch) - len(again)
         self.refused += len(again)
-        self.lateness.add_all(now_ms - message.due_ms for message in batch.messages)
+        self.lateness.add_due(batch.dues, now_ms=now_ms)
 
     def _hold(self, batch: Batch, error: OutboxError) -> None:
         """Keep the batch, and everything behind it, until the target takes it."""
@@ -123,9 +125,7 @@ class DelayService:
             pause_ms = max(pause_ms, error.retry_after_ms)
         self._held = _Held(batch, failures, self._clock.monotonic_ms() + pause_ms)
         self.failures += 1
-        logger.warning(
-            "delivery_failed", extra={"messages": len(batch.messages), "failures": failures, "error": str(error)}
-        )
+        logger.warning("delivery_failed", extra={"messages": len(batch), "failures": failures, "error": str(error)})
 
     def _run(self, turn: Callable[[], int]) -> None:
         while not self._stopping:

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from itertools import takewhile
 from typing import assert_never
 
 from broker.delay import records
 from broker.delay.levels import BucketId, BucketState
 from broker.delay.records import FROM_MEMORY
 from broker.delay.remembered import RememberedCancels
-from broker.delay.run import Entry, Run
-
-_ID, _TOPIC, _PAYLOAD = itemgetter(2), itemgetter(3), itemgetter(4)
+from broker.delay.run import ID, PAYLOAD, TOPIC, Entry, Run
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +55,8 @@ class ScheduleState:
         self.next_seq = 1
         self.next_run = 1
         self.next_batch = 1
-        self.pending: dict[str, Entry] = {}  # in the log, not in a bucket yet
+        self.pending: dict[str, Entry] = {}  # in the log, not in a bucket yet; in order of arrival
+        self.removed = 0  # how many left it, but by a flush
         self.pending_bytes = 0
         self.passed: dict[str, tuple[int, int]] = {}  # (due, seq) of what fired before it was in a bucket
         self.buckets: dict[BucketId, Bucket] = {}
@@ -107,7 +106,7 @@ class ScheduleState:
 
     def is_alive(self, entry: Entry) -> bool:
         """Whether a message in memory is still to be delivered."""
-        return self.pending.get(entry[2]) is entry
+        return self.pending.get(entry.id) is entry
 
     def segments(self) -> Iterator[str]:
         """The names of all segments that are in use, without the log's."""
@@ -156,17 +155,18 @@ class ScheduleState:
     # -- what records do ---------------------------------------------------------------------------------------------
 
     def _schedule(self, entries: Sequence[Entry]) -> None:
-        self.pending.update(zip(map(_ID, entries), entries, strict=True))
-        self.topics.update(map(_TOPIC, entries))
-        self.pending_bytes += sum(map(len, map(_PAYLOAD, entries)))
+        self.pending.update(zip(map(ID, entries), entries, strict=True))
+        self.topics.update(map(TOPIC, entries))
+        self.pending_bytes += sum(map(len, map(PAYLOAD, entries)))
         if entries:
-            self.next_seq = entries[-1][1] + 1
+            self.next_seq = entries[-1].seq + 1
 
     def _cancel(self, record: records.Canceled) -> None:
         for message_id in record.stopped:
             entry = self.pending.pop(message_id, None)
             if entry is not None:
                 self.pending_bytes -= len(entry.payload)
+                self.removed += 1
         for run_id, index in record.marks:
             self.run(run_id)[1].mark_gone(index)
         self.topics.subtract(record.topics)
@@ -181,6 +181,7 @@ class ScheduleState:
             self.passed[message_id] = (entry.due_ms, entry.seq)
             del self.pending[message_id]  # afterwards, so that who looks without the lock finds it in one of them
             self.pending_bytes -= len(entry.payload)
+        self.removed += len(entries)
         self.topics.subtract(record.topics)
         self.hand_outs[record.batch] = HandOut(record.batch, record.parts, entries)
         self.next_batch = max(self.next_batch, record.batch + 1)
@@ -203,10 +204,13 @@ class ScheduleState:
             self.index.append(record.index)
         for run_id, index in record.gone:
             self.run(run_id)[1].mark_gone(index)
+        for run_id, index in record.fired:
+            self.run(run_id)[1].mark_fired(index)
         before = record.before_seq
-        self.pending = {one: entry for one, entry in self.pending.items() if entry[1] >= before}
+        newer = list(takewhile(lambda entry: entry.seq >= before, reversed(self.pending.values())))
+        self.pending = {entry.id: entry for entry in reversed(newer)}
         self.passed = {one: place for one, place in self.passed.items() if place[1] >= before}
-        self.pending_bytes = sum(map(len, map(_PAYLOAD, self.pending.values())))
+        self.pending_bytes = sum(map(len, map(PAYLOAD, self.pending.values())))
 
     def _quarantine(self, bucket: Bucket, run: Run) -> None:
         bucket.quarantined.add(run.id)
@@ -245,5 +249,5 @@ class ScheduleState:
         self.canceled.restore(record.canceled)
         self.topics = Counter(record.topics)
         self.pending = {entry.id: entry for entry in record.pending}
-        self.pending_bytes = sum(map(len, map(_PAYLOAD, record.pending)))
+        self.pending_bytes = sum(map(len, map(PAYLOAD, record.pending)))
         self.passed = dict(record.passed)

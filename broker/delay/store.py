@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
+from broker.delay.batch import Batch
 from broker.delay.core import DelayOptions
 from broker.delay.keeping import Keeping
 from broker.delay.records import FROM_MEMORY, Canceled, Fired, Handed, Part, Scheduled
-from broker.delay.run import Entry, Timed, entries_of, id_hash
+from broker.delay.run import DUE, Entry, Timed
 from broker.delay.run_reader import RunDamaged
 from broker.delay.schedule_log import Place
 from broker.delay.searching import Searching
@@ -31,14 +31,6 @@ from messaging.limits import DELAY_MAX_MS
 from messaging.message import CancelStatus, PublishStatus
 
 __all__ = ["Batch", "DelayOptions", "DelayStore", "Timed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Due messages in order of due time, then arrival; to be settled by DelayStore.fired(number)."""
-
-    number: int
-    messages: list[Timed]
 
 
 class DelayStore(Keeping, Searching):
@@ -142,7 +134,7 @@ class DelayStore(Keeping, Searching):
             self._refuse_if_closed()
             if number in self._state.hand_outs:
                 seq = self._state.next_seq
-                entries = [Entry(one.due_ms, at, one.id, one.topic, one.payload) for at, one in enumerate(again, seq)]
+                entries = _entries(again, first_seq=seq)
                 self._act(Fired(number, entries))
                 self._remember(entries)
 
@@ -170,15 +162,12 @@ class DelayStore(Keeping, Searching):
         pending, passed, canceled, seq = state.pending, state.passed, state.canceled, state.next_seq
         seen: set[str] = set()
         latest_ms = now_ms + DELAY_MAX_MS
-        make = tuple.__new__  # a third of what the class's own costs
-        if batch and max(one[0] for one in batch) <= latest_ms and self._are_new([one[1] for one in batch]):
-            entries = [
-                make(Entry, (max(0, due_ms), at, message_id, topic, payload))
-                for at, (due_ms, message_id, topic, payload) in enumerate(batch, seq)
-            ]
-            return [PublishStatus.STORED] * len(batch), Scheduled(entries, dead)
-        for due_ms, message_id, topic, payload in batch:
-            if due_ms > latest_ms:
+        ids = [one.id for one in batch]
+        if batch and max(map(DUE, batch)) <= latest_ms and self._are_new(ids):
+            return [PublishStatus.STORED] * len(batch), Scheduled(_entries(batch, first_seq=seq), dead)
+        for one in batch:
+            message_id = one.id
+            if one.due_ms > latest_ms:
                 statuses.append(PublishStatus.REJECTED)
             elif message_id in canceled:
                 is_repeat = message_id in seen or canceled.has_stopped(message_id)
@@ -186,11 +175,11 @@ class DelayStore(Keeping, Searching):
                 if not is_repeat:
                     seen.add(message_id)
                     dead.append(message_id)
-            elif message_id in pending or message_id in passed or message_id in seen or self._is_recent(message_id):
+            elif message_id in pending or message_id in passed or message_id in seen or self._are_recent([message_id]):
                 statuses.append(PublishStatus.DUPLICATE)
             else:
                 seen.add(message_id)
-                entries.append(make(Entry, (max(0, due_ms), seq, message_id, topic, payload)))
+                entries += _entries([one], first_seq=seq)
                 seq += 1
                 statuses.append(PublishStatus.STORED)
         return statuses, Scheduled(entries, dead)
@@ -198,16 +187,13 @@ class DelayStore(Keeping, Searching):
     def _are_new(self, ids: list[str]) -> bool:
         """Whether nothing is known of any of them, nor is any twice among them: the usual case, decided in one go."""
         state = self._state
-        if not (
+        return (
             len(set(ids)) == len(ids)
             and state.pending.keys().isdisjoint(ids)
             and state.passed.keys().isdisjoint(ids)
             and not state.canceled.has_any(ids)
-        ):
-            return False
-        hashes = list(map(id_hash, ids))
-        self._hashes.update(zip(ids, hashes, strict=True))
-        return all(recent.isdisjoint(hashes) for recent in self._recent)
+            and not self._are_recent(ids)
+        )
 
     def _decide_cancels(self, ids: Sequence[str], *, now_ms: int) -> tuple[list[CancelStatus], Canceled]:
         state = self._state
@@ -237,8 +223,8 @@ class DelayStore(Keeping, Searching):
                 topics[one.topic] += 1
                 record.marks.append((one.run.id, one.index))
         is_gone = all(one.run.is_gone(one.index) for one in standing)
-        # Marked: it fired while it was flushed, or was canceled so long ago that it is forgotten and is not due yet.
-        has_fired = has_fired or (is_gone and any(one.due_ms <= record.at_ms for one in standing))
+        # Gone and not fired: canceled so long ago that it is forgotten. What the clock says proves nothing.
+        has_fired = has_fired or any(one.run.has_fired(one.index) for one in standing)
         if standing and not (is_gone and has_fired):
             record.stopped.append(message_id)
             return CancelStatus.CANCELED
@@ -259,46 +245,39 @@ class DelayStore(Keeping, Searching):
                     bytes_max=self._options.batch_bytes_max,
                     is_alive=self._state.is_alive,
                 )
-                messages = self._messages(taken)
+                batch = self._batch(taken, number=self._state.next_batch)
             except RunDamaged as damage:
                 self._quarantine(damage)
                 self._advance(now_ms)
                 continue
             if not taken.parts:
                 return None
-            number = self._hand_out(taken, messages)
-            if messages:
-                return Batch(number, messages)
-            self._act(Fired(number))  # all of them were canceled
+            self._hand_out(taken, batch)
+            if len(batch):
+                return batch
+            self._act(Fired(batch.number))  # all of them were canceled
 
-    def _hand_out(self, taken: Taken, messages: list[Timed]) -> int:
-        number = self._state.next_batch
-        record = Handed(
-            number,
-            [_part(part) for part in taken.parts],
-            [entry.id for entry in taken.entries],
-            Counter(message.topic for message in messages),
-        )
+    def _hand_out(self, taken: Taken, batch: Batch) -> None:
+        parts, ids = [_part(part) for part in taken.parts], [entry.id for entry in taken.entries]
         try:
-            self._act(record)
+            self._act(Handed(batch.number, parts, ids, Counter(batch.topics)))
         except StorageFailed:
             self._rebuild_wheel()  # nothing was handed out
             raise
-        return number
 
-    def _messages(self, taken: Taken) -> list[Timed]:
-        """All of a batch that was not canceled, in order: its parts come lane by lane."""
-        entries: list[Entry] = []
+    def _batch(self, taken: Taken, *, number: int) -> Batch:
+        """All that was taken and not canceled, in order: its parts come lane by lane."""
+        batch = Batch(number)
         for part in taken.parts:
             if isinstance(part, Entry):
-                entries.append(part)
+                batch.add_entry(part)
             else:
                 run = part.run
                 columns, stored = self._reader.columns(run), self._reader.messages(run)
-                entries += entries_of(columns, stored, start=part.start, stop=part.stop, is_gone=run.is_gone)
+                batch.add_piece(columns, stored, gone=run.gone, start=part.start, stop=part.stop)
         if len(taken.parts) > 1:
-            entries.sort()
-        return [Timed(due_ms, message_id, topic, payload) for due_ms, _, message_id, topic, payload in entries]
+            batch.sort()
+        return batch
 
     def _hand_again(self) -> Batch:
         """A batch that was out when the schedule was last closed, or killed: the same once more."""
@@ -312,12 +291,20 @@ class DelayStore(Keeping, Searching):
                 if run_id not in self._state.bucket_of[run_id].quarantined:
                     taken.add(Piece(run, start, stop))
         try:
-            messages = self._messages(taken)
+            batch = self._batch(taken, number=out.batch)
         except RunDamaged as damage:
             self._quarantine(damage)
             return self._hand_again()
         self._again.popleft()
-        return Batch(out.batch, messages)
+        return batch
+
+
+def _entries(batch: Sequence[Timed], *, first_seq: int) -> list[Entry]:
+    """Messages that come, in order of arrival. One that was due before 1970 is due in 1970."""
+    return [
+        Entry(max(0, one.due_ms), seq, one.id, one.topic, one.payload)
+        for seq, one in enumerate(batch, first_seq)
+    ]  # fmt: skip
 
 
 def _part(part: Piece | Entry) -> Part:

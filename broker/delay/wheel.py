@@ -114,14 +114,14 @@ class _Lane:
         self.near: list[Entry] = []
 
     def next_key(self) -> tuple[int, int]:
-        return min(self.near[0][:2] if self.near else FAR, self.cursor.next_key())
+        return min(self.near[0].key if self.near else FAR, self.cursor.next_key())
 
     def take(self, taken: Taken, due: _Due, *, until_count: int, until_bytes: int) -> list[Entry]:
         """Take what is due, until the batch has grown to either bound; returns all that left memory."""
         popped: list[Entry] = []
         end = due.end
         while taken.count < until_count and taken.size_bytes < until_bytes:
-            near = self.near[0][:2] if self.near else FAR
+            near = self.near[0].key if self.near else FAR
             run_key = self.cursor.next_key()
             if min(near, run_key) >= end:
                 break
@@ -149,7 +149,7 @@ class Wheel:
 
     def push(self, entry: Entry) -> None:
         """Take in a message in memory."""
-        topic = entry[3]
+        topic = entry.topic
         lane = self._own.get(topic) if self._own else None
         if lane is None:
             self._shared_near[topic] += 1
@@ -194,7 +194,7 @@ class Wheel:
                 until_bytes=taken.size_bytes + -(-(bytes_max - taken.size_bytes) // share),
             )  # fmt: skip
             if lane is self._shared:
-                self._shared_near.subtract(entry[3] for entry in popped)
+                self._shared_near.subtract(entry.topic for entry in popped)
         for topic in [topic for topic, lane in self._own.items() if lane.next_key() == FAR]:
             del self._own[topic]
         return taken

@@ -19,7 +19,7 @@ from broker.log.storage import DiskStorage
 from messaging import journal
 from messaging.clock import ManualClock, SystemClock
 from messaging.limits import DELAY_MAX_MS
-from messaging.message import Message
+from messaging.message import GroupConfig, Message
 
 TOPIC, GROUP = "orders", "billing"
 HOUR_MS = 3_600_000
@@ -350,6 +350,88 @@ def test_a_batch_that_the_schedule_cannot_settle_yet_is_told_once_however_often_
     storage.is_armed = storage.is_full = False
     assert drained(engine) == []
     assert not engine._batches
+
+
+class FailingActions(DiskStorage):
+    """Takes so many more writes to the action log, once told how many, and then fails each."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+
+    def write(self, descriptor: int, data: bytes, *, position: int) -> None:
+        if self.left is not None and _path(descriptor).parent.name == "actions":
+            if not self.left:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            self.left -= 1
+        super().write(descriptor, data, position=position)
+
+
+def test_each_topic_of_a_batch_is_told_once_where_the_action_log_fails_between_two(
+    open_engine: type_of_open, clock: ManualClock, folder: Path
+) -> None:
+    storage = FailingActions()
+    engine = open_engine(storage=storage)
+    topics = ("orders", "refunds", "trips")
+    for topic in topics:
+        publish(engine, f"of-{topic}", topic=topic, deliver_at_ms=clock.now_ms() + HOUR_MS)
+    storage.left = 1
+    clock.advance(HOUR_MS)
+    for _ in range(3):
+        engine._fire_what_can_be()
+    assert engine._batches, "the batch could not be told"
+
+    storage.left = None
+    engine._fire_what_can_be()
+    assert [drained(engine, topic=topic) for topic in topics] == [[f"of-{topic}"] for topic in topics]
+    engine.close()
+
+    told = [
+        record.topic
+        for path in journal.segment_paths(folder / "actions")
+        for frame in journal.read_segment(path)[1]
+        if isinstance(record := journal.decode_action(frame.payload), journal.Fired)
+    ]
+    assert sorted(told) == sorted(topics)
+
+
+class HeldSchedule(DiskStorage):
+    """Syncs of the schedule's log wait, once it is held, until they are let go."""
+
+    def __init__(self) -> None:
+        self.is_held = False
+        self.waiting = threading.Event()
+        self.free = threading.Event()
+
+    def sync(self, descriptor: int) -> None:
+        if self.is_held and _path(descriptor).name.startswith("log-"):
+            self.waiting.set()
+            if not self.free.wait(30):
+                raise TimeoutError("nobody let the schedule go on")
+        super().sync(descriptor)
+
+
+def test_who_finds_as_much_as_he_asks_for_does_not_wait_for_what_is_due(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    storage = HeldSchedule()
+    engine = open_engine(storage=storage)
+    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    publish(engine, "a", "b", "c")
+    publish(engine, "due", deliver_at_ms=clock.now_ms() + HOUR_MS)
+    storage.is_held = True
+    clock.advance(HOUR_MS)
+    assert storage.waiting.wait(10)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pulling = pool.submit(engine.pull, TOPIC, GROUP, max_messages=2)
+            try:
+                assert [one.id for one in pulling.result(timeout=10)] == ["a", "b"]
+            finally:
+                storage.free.set()
+    finally:
+        storage.is_held = False
+
+    assert [one.id for one in engine.pull(TOPIC, GROUP, max_messages=2)] == ["c", "due"]
 
 
 def test_what_was_placed_and_not_settled_is_delivered_once_over_a_checkpoint_between_two_kills(

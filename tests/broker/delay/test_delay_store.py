@@ -215,22 +215,30 @@ def test_a_cancel_is_too_late_from_the_hand_out_on_also_after_a_restart(opened: 
     assert opened.open().cancel(["a"], now_ms=NOW_MS) == ["too_late"]
 
 
-def test_a_cancel_is_too_late_for_what_was_handed_out_while_memory_was_flushed(opened: Opened) -> None:
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["running", "restarted"])
+@pytest.mark.parametrize("clock_step_ms", [0, -HOUR_MS])
+def test_a_cancel_is_too_late_for_what_was_handed_out_while_memory_was_flushed(
+    opened: Opened, clock_step_ms: int, *, is_restarted: bool
+) -> None:
     disk = FailingStorage()
     schedule = opened.open(storage=disk)
-    put(schedule, NOW_MS, timed("a", NOW_MS + 10), timed("later", NOW_MS + 20))
+    put(schedule, NOW_MS, timed("a", NOW_MS + 10), timed("gone", NOW_MS + 10), timed("later", NOW_MS + 20))
     fired: list[str] = []
 
     def fire(call: str) -> None:
         if call == "create" and not fired:  # the first bucket of the flush, which holds no lock
             fired.append("begun")
+            assert schedule.cancel(["gone"], now_ms=NOW_MS) == ["canceled"]
             fired.extend(drain(schedule, NOW_MS + 10))
 
     disk.before = fire
     flush(schedule, NOW_MS)
+    if is_restarted:
+        schedule = opened.open()
 
+    now_ms = NOW_MS + 10 + clock_step_ms
     assert fired == ["begun", "a"]
-    assert schedule.cancel(["a", "later"], now_ms=NOW_MS + 10) == ["too_late", "canceled"]
+    assert schedule.cancel(["a", "gone", "later"], now_ms=now_ms) == ["too_late", "canceled", "canceled"]
 
 
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["running", "restarted"])
@@ -416,8 +424,8 @@ def test_the_index_forgets_what_fired_long_ago(opened: Opened, monkeypatch: pyte
 
 
 def test_two_ids_with_one_hash_are_told_apart(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("core", "searching", "run", "store"):
-        monkeypatch.setattr(f"broker.delay.{module}.id_hash", len)
+    for module in ("core", "keeping", "searching"):
+        monkeypatch.setattr(f"broker.delay.{module}.id_hashes", lambda ids: [len(one) for one in ids])
     schedule = opened.open(dedup_messages=0)
     put(schedule, NOW_MS, timed("a", NOW_MS + 1), timed("b", NOW_MS + 2))
     flush(schedule, NOW_MS)

@@ -12,11 +12,11 @@ from broker.delay.run import (
     Columns,
     Entry,
     Run,
+    Stored,
     cut,
     decode_columns,
     decode_messages,
     encode_run,
-    id_hash,
 )
 from broker.delay.wheel import Piece, Taken, Wheel
 
@@ -28,7 +28,7 @@ class Written:
 
     def __init__(self) -> None:
         self.columns: dict[int, Columns] = {}
-        self.stored: dict[int, list[tuple[str, str, bytes]]] = {}
+        self.stored: dict[int, Stored] = {}
         self.opened: list[int] = []
         self._ids = count(1)
 
@@ -54,7 +54,7 @@ class Written:
         for part in taken.parts:
             if isinstance(part, Piece):
                 stored = self.stored[part.run.id]
-                found += [stored[at][0] for at in range(part.start, part.stop) if not part.run.is_gone(at)]
+                found += [stored.ids[at] for at in range(part.start, part.stop) if not part.run.is_gone(at)]
                 part.run.taken = part.stop
             else:
                 found.append(part.id)
@@ -112,7 +112,7 @@ def test_a_run_goes_on_from_where_it_was_left_without_what_was_canceled(
     start = run.taken
     got = written.ids(wheel.take(100, count_max=100, bytes_max=1 << 20, is_alive=lambda _: True))
 
-    all_ids = [message[0] for message in written.stored[run.id]]
+    all_ids = written.stored[run.id].ids
     assert got == [one for at, one in enumerate(all_ids) if at >= start and at not in canceled]
 
 
@@ -176,7 +176,6 @@ def test_every_entry_of_a_run_is_found_by_due_time_and_arrival_and_no_other(due_
     assert [columns.index_of(entry.due_ms, entry.seq) for entry in some] == list(range(len(some)))
     assert columns.index_of(some[0].due_ms, 1_000) is None
     assert columns.index_of(99, some[0].seq) is None
-    assert list(columns.hash) == [id_hash(entry.id) for entry in some]
     assert [columns.topics[number] for number in columns.topic] == [entry.topic for entry in some]
 
 

@@ -17,6 +17,7 @@ from messaging.limits import DELAY_MAX_MS
 from messaging.message import GroupConfig, Message
 
 TOPIC, GROUP = "orders", "billing"
+BOUNDS = ("0.001", "0.002", "0.05", "0.1", "+Inf")
 
 
 def shown(engine: Engine, *, series_max: int = 100) -> dict[str, float]:
@@ -125,3 +126,22 @@ def test_a_cursor_that_no_page_gave_is_refused(engine: Engine, after: str) -> No
 
     with pytest.raises(InvalidMessage, match="next"):
         engine.dead(TOPIC, GROUP, after=after)
+
+
+def test_how_late_scheduled_messages_were_is_a_histogram(engine: Engine, clock: ManualClock) -> None:
+    for ahead_ms in (30, 30, 5_000):
+        one = Message(
+            id=f"m{ahead_ms}-{clock.now_ms()}", topic=TOPIC, body=b"", deliver_at_ms=clock.now_ms() + ahead_ms
+        )
+        engine.publish([one])
+        clock.advance(100)  # in one step: the broker comes to it 70 ms late
+        engine.pull(TOPIC, GROUP)
+    clock.advance(4_900 + 2)
+    assert len(engine.pull(TOPIC, GROUP)) == 1
+
+    found = shown(engine)
+
+    counts = {bound: found[f'broker_delay_lateness_seconds_bucket{{le="{bound}"}}'] for bound in BOUNDS}
+    assert counts == {"0.001": 0, "0.002": 1, "0.05": 1, "0.1": 3, "+Inf": 3}
+    assert found["broker_delay_lateness_seconds_count"] == 3
+    assert found["broker_delay_lateness_seconds_sum"] == pytest.approx(0.142)
