@@ -236,6 +236,8 @@ def _talk() -> Console:
 
 def _print(summary: Summary) -> None:
     typer.echo(summary.sentence)
+    for one in summary.clock_sentences:
+        typer.echo(one)
     table = Table(box=None, pad_edge=False, show_header=False)
     figures = {
         "business rows": summary.business_rows,

@@ -63,6 +63,7 @@ def run(
     """
     judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     plan = check_sources(settings)
+    settings = plan.allowing(settings)
     with only_run(settings.output), staging(settings.output, now_ms=judged_at_ms) as stage:
         say("starting Spark")
         watch = Watch()
@@ -90,7 +91,7 @@ def _reconcile(
     judged.release()
     watch.lap("count")
     say("writing the report")
-    summary = replace(summary, took_seconds=watch.laps)
+    summary = replace(summary, took_seconds=watch.laps, clocks=plan.clocks)
     write_report(stage.folder / "report.html", summary=summary, settings=settings, flow=flow)
     (stage.folder / "run.json").write_text(json.dumps(summary.as_dict(), indent=2), encoding="utf-8")
     stage.publish({"balanced": summary.balanced, "sentence": summary.sentence, "judged_at_ms": now_ms})
