@@ -46,10 +46,10 @@ class Drilled:
     changes: DataFrame
 
 
-def drilled(legs: Legs, unclean: Unclean, *, covered: Sequence[str]) -> Drilled:
+def drilled(legs: Legs, unclean: Unclean, *, covered: Sequence[str], much: bool = False) -> Drilled:
     """The rows of messages and keys in what is unclean. A message whose id carries no time, where something is known by
     id alone, is always among them. Where a rule covers the topic, so is everything under the same key: a business row
-    is judged with all its messages.
+    is judged with all its messages. `much`: what lies in unclean parts is scanned again rather than kept.
     """
     places = _sent_along(_numbered(unclean.parts))
     slots = (
@@ -59,7 +59,9 @@ def drilled(legs: Legs, unclean: Unclean, *, covered: Sequence[str]) -> Drilled:
         _placed(_business(legs), places, None),
         *(_placed(frame, places, slots) for frame in (_outbox(legs), legs.messages)),
     ]
-    found = in_parallel(*(frame.where("asked is not null or by_id").localCheckpoint for frame in placed))
+    found = [frame.where("asked is not null or by_id") for frame in placed]
+    if not much:
+        found = in_parallel(*(frame.localCheckpoint for frame in found))
     in_parts = [frame.where("asked is not null") for frame in found]
     apart = _sent_along(unsettled(union(*in_parts[:2]), in_parts[2], covered=covered))
     chosen = [_looked_up(frame, KEY_PLACE, apart, "apart") for frame in found]

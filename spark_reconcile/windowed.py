@@ -37,8 +37,8 @@ from spark_reconcile.windows import batches, to_judge
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-UNCLEAN_SHARE_MAX: Final = 0.4
-"""Where more of the buckets disagree, everything is looked at: picking rows would cost more than it spares."""
+KEPT_SHARE_MAX: Final = 0.1
+"""Up to so much of the messages, those in parts that disagree are kept by Spark; more are scanned again."""
 
 FEW_ROWS_MAX: Final = 100_000
 """Up to so many rows, looking at them costs less than compiling code for them."""
@@ -98,9 +98,9 @@ def legs_of(evidence: Evidence) -> Legs:
 def _judge_batch(
     job: Job, batch: Sequence[int], compared: Compared, prints: Mapping[int, str], *, store: WindowStore
 ) -> None:
-    everything = job.full or _share(compared.clean_parts, batch) > UNCLEAN_SHARE_MAX
     legs = legs_of(job.evidence)
-    chosen = None if everything else drilled(legs, _unclean(compared, batch), covered=job.covered)
+    much = _share(compared.clean_parts, batch) > KEPT_SHARE_MAX
+    chosen = None if job.full else drilled(legs, _unclean(compared, batch), covered=job.covered, much=much)
     few = chosen is not None and _rows(chosen.legs) <= FEW_ROWS_MAX
     with few_rows(job.session) if few else nullcontext():
         job.say("giving verdicts")
