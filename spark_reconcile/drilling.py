@@ -1,96 +1,171 @@
-"""From buckets that disagree to the rows that must be looked at: all records of each message in them, and of its key.
+"""From parts and buckets that disagree to the rows that must be looked at: of each message all records, and of its key.
 
+A part is scanned once more, and what agrees in it key by key is settled; the rest, which is little, is looked at.
 DataFrames in, DataFrames out: it says which rows, and judges none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.digests import Legs
+from spark_reconcile.digests import Legs, union
+from spark_reconcile.parts import KEY_PLACE, PLACE, TIMED_PART, among, unsettled
 from spark_reconcile.reading import in_parallel
-from spark_reconcile.slots import KEY_SLOT, NO_SLOT, period, slot
+from spark_reconcile.slots import NO_SLOT, slot
 from spark_reconcile.sources.statements import Leg
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BROADCAST_ROWS_MAX: Final = 1_000_000
-"""Up to so many ids are sent to every worker; more are shuffled."""
-
-
-def drilled(legs: Legs, *, buckets: DataFrame, keys: DataFrame, covered: list[str]) -> Legs:
-    """The rows of messages in unclean `buckets` (topic, slot) or under unclean `keys` (topic, period, key_slot).
-
-    A message whose id carries no time is always among them. Where a rule covers the topic, so is everything under the
-    same key: a business row is judged with all its messages.
-    """
-    among = f"topic in ({', '.join(repr(topic) for topic in covered)})" if covered else "false"
-    outbox = legs.rows.where(f"leg in ('{Leg.OUTBOX}', '{Leg.ARCHIVE}')")
-    business = legs.rows.where(f"leg = '{Leg.BUSINESS}'")
-    buckets, keys = in_parallel(lambda: _places(buckets, _BUCKET), lambda: _places(keys, _PART))
-    stored = [_marked(frame, buckets) for frame in (outbox, legs.messages)]
-    asked = [
-        *(
-            frame.where(f"looked or unclean_key and {among}").where(among).select("topic", "message_key")
-            for frame in (_key_marked(frame, keys) for frame in stored)
-        ),
-        _key_marked(business, keys).where("unclean_key").select("topic", "message_key"),
-    ]
-    wanted = _sent_along(reduce(_union, asked).where("coalesce(message_key, '') != ''").distinct())
-    asked_for = _places(wanted, _KEY)
-    chosen = [_keyed(frame, asked_for).where("looked or wanted is not null") for frame in stored]
-    asking = _keyed(_key_marked(business, keys), asked_for).where(
-        "wanted is not null or (unclean_key and coalesce(message_key, '') = '')"
-    )
-    rows, messages = in_parallel(
-        (_union(chosen[0].select(*legs.rows.columns), asking.select(*legs.rows.columns))).localCheckpoint,
-        chosen[1].select(*legs.messages.columns).localCheckpoint,
-    )
-    published = rows.where(f"leg != '{Leg.BUSINESS}'").select("id")
-    ids = _sent_along(_union(published, messages.select("id")).distinct())
-    actions, inboxes = in_parallel(
-        _by_id(legs.actions, buckets, ids).localCheckpoint, _by_id(legs.inboxes, buckets, ids).localCheckpoint
-    )
-    return Legs(rows=rows, messages=messages, actions=actions, inboxes=inboxes)
-
-
+"""Up to so many places are sent to every worker; more are shuffled."""
 _BUCKET: Final = "xxhash64(coalesce(topic, ''), slot)"
-_PART: Final = "xxhash64(topic, period, key_slot)"
 _KEY: Final = "xxhash64(topic, message_key)"
-"""Numbers are looked up in a third of the time of texts. Two that share one cost a look, and change no verdict."""
 
 
-def _places(frame: DataFrame, place: str) -> DataFrame:
-    """A set of buckets, parts or keys by number, sent to every worker where it is small."""
-    return _sent_along(frame.selectExpr(f"{place} as place").distinct())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unclean:
+    """Where the sources disagree: parts (topic, period, part, asked: it is in a window that is judged), and buckets
+    (topic, slot); None where nothing is known by id.
+    """
+
+    parts: DataFrame
+    buckets: DataFrame | None
 
 
-def _marked(frame: DataFrame, buckets: DataFrame) -> DataFrame:
-    """With `looked`: whether the row's bucket is unclean, or its id carries no time."""
-    slotted = frame.selectExpr("*", f"{slot()} as slot").selectExpr("*", f"{_BUCKET} as place")
-    joined = slotted.join(buckets.selectExpr("place", "true as unclean"), "place", "left").drop("place")
-    return joined.selectExpr("*", f"(unclean is not null or slot = '{NO_SLOT}') as looked").drop("unclean")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drilled:
+    """The rows that are looked at; and, of business and archive, those that change what clean parts say was settled:
+    `sign` 1, a row that agrees though its part does not; -1, one that is looked at though its part is clean.
+    """
+
+    legs: Legs
+    changes: DataFrame
 
 
-def _key_marked(frame: DataFrame, keys: DataFrame) -> DataFrame:
-    parts = frame.selectExpr("*", f"{period('created_ms')} as period", f"{KEY_SLOT} as key_slot")
-    placed = parts.selectExpr("*", f"{_PART} as place")
-    joined = placed.join(keys.selectExpr("place", "true as found"), "place", "left").drop("place")
-    return joined.selectExpr("*", "(found is not null) as unclean_key").drop("found")
+def drilled(legs: Legs, unclean: Unclean, *, covered: Sequence[str], much: bool = False) -> Drilled:
+    """The rows of messages and keys in what is unclean. A message whose id carries no time, where something is known by
+    id alone, is always among them. Where a rule covers the topic, so is everything under the same key: a business row
+    is judged with all its messages. `much`: what lies in unclean parts is scanned again rather than kept.
+    """
+    places = _sent_along(_numbered(unclean.parts))
+    slots = (
+        None if unclean.buckets is None else _sent_along(unclean.buckets.selectExpr(f"{_BUCKET} as place").distinct())
+    )
+    placed = [
+        _placed(_business(legs), places, None),
+        *(_placed(frame, places, slots) for frame in (_outbox(legs), legs.messages)),
+    ]
+    found = [frame.where("asked is not null or by_id") for frame in placed]
+    if not much:
+        found = in_parallel(*(frame.localCheckpoint for frame in found))
+    in_parts = [frame.where("asked is not null") for frame in found]
+    apart = _sent_along(unsettled(union(*in_parts[:2]), in_parts[2], covered=covered))
+    chosen = [_looked_up(frame, KEY_PLACE, apart, "apart") for frame in found]
+    keys = _sent_along(reduce(union, (_keys(frame, covered) for frame in chosen)).distinct())
+    marked = [
+        _looked_up(frame, _KEY, keys, "under_key").selectExpr("*", f"({_LOOKED} or under_key) as wanted")
+        for frame in chosen
+    ]
+    more = [frame.where("under_key") for frame in _under_keys(placed, keys)]
+    rows, messages = in_parallel(
+        reduce(union, (_rows(legs.rows, *pair) for pair in zip(marked[:2], more[:2], strict=True))).localCheckpoint,
+        _rows(legs.messages, marked[2], more[2]).localCheckpoint,
+    )
+    judged = Legs(rows=rows, messages=messages, actions=legs.actions, inboxes=legs.inboxes)
+    changes = reduce(union, (_changes(*pair) for pair in zip(marked[:2], more[:2], strict=True)))
+    return Drilled(legs=judged if slots is None else _with_events(judged, slots), changes=changes)
 
 
-def _keyed(frame: DataFrame, wanted: DataFrame) -> DataFrame:
-    placed = frame.selectExpr("*", f"{_KEY} as place")
-    return placed.join(wanted.selectExpr("place", "true as wanted"), "place", "left").drop("place")
+_LOOKED: Final = "coalesce(asked, false) and apart or by_id"
 
 
-def _by_id(frame: DataFrame, buckets: DataFrame, ids: DataFrame) -> DataFrame:
-    """Of records that have no key: those in unclean buckets, and those of the messages that were chosen."""
-    marked = _marked(frame, buckets).join(ids.selectExpr("id", "true as chosen"), "id", "left")
-    # A cancel names no topic.
-    return marked.where("looked or chosen is not null or (id is not null and topic is null)").select(*frame.columns)
+def _numbered(parts: DataFrame) -> DataFrame:
+    """Parts by number, each once."""
+    numbered = parts.selectExpr(f"{PLACE} as place", "asked")
+    return numbered.groupBy("place").agg({"asked": "max"}).withColumnRenamed("max(asked)", "asked")
+
+
+def _business(legs: Legs) -> DataFrame:
+    return legs.rows.where(f"leg = '{Leg.BUSINESS}'")
+
+
+def _outbox(legs: Legs) -> DataFrame:
+    return legs.rows.where(f"leg in ('{Leg.OUTBOX}', '{Leg.ARCHIVE}')")
+
+
+def _placed(frame: DataFrame, places: DataFrame, slots: DataFrame | None) -> DataFrame:
+    """With `asked`, null outside of unclean parts, and `by_id`: whether the row's bucket is unclean."""
+    parted = frame.selectExpr("*", *TIMED_PART).selectExpr("*", f"{PLACE} as place").drop("period", "part")
+    joined = parted.join(places, "place", "left").drop("place")
+    return joined.selectExpr("*", "false as by_id") if slots is None else _by_bucket(joined, slots)
+
+
+def _by_bucket(frame: DataFrame, slots: DataFrame) -> DataFrame:
+    """With `by_id`: whether the row's bucket is unclean, or its id carries no time."""
+    slotted = frame.selectExpr("*", f"{slot()} as slot")
+    marked = _looked_up(slotted, _BUCKET, slots, "unclean")
+    return marked.selectExpr("*", f"(id is not null and (unclean or slot = '{NO_SLOT}')) as by_id").drop(
+        "unclean", "slot"
+    )
+
+
+def _looked_up(frame: DataFrame, value: str, among_these: DataFrame, name: str) -> DataFrame:
+    """With `name`: whether the value is one of `place`."""
+    placed = frame.selectExpr("*", f"{value} as place").join(
+        among_these.selectExpr("place", "true as found"), "place", "left"
+    )
+    return placed.selectExpr("*", f"(found is not null) as {name}").drop("place", "found")
+
+
+def _keys(frame: DataFrame, covered: Sequence[str]) -> DataFrame:
+    """The keys of what is looked at, on covered topics."""
+    keyed = frame.where(f"({_LOOKED}) and {among('topic', covered)} and coalesce(message_key, '') != ''")
+    return keyed.selectExpr(f"{_KEY} as place")
+
+
+def _under_keys(placed: Sequence[DataFrame], keys: DataFrame) -> list[DataFrame]:
+    """What was not found yet under these keys. In a clean part no message is without its business row: where there is
+    none of these, there is nothing.
+    """
+    if keys.isEmpty():
+        return [_looked_up(frame.where("false"), _KEY, keys, "under_key") for frame in placed]
+    business, *stored = (
+        _looked_up(frame.where("asked is null and not by_id"), _KEY, keys, "under_key") for frame in placed
+    )
+    asking = business.where("under_key").localCheckpoint()
+    if asking.isEmpty():
+        return [asking, *(frame.where("false") for frame in stored)]
+    return [asking, *in_parallel(*(frame.where("under_key").localCheckpoint for frame in stored))]
+
+
+def _rows(like: DataFrame, marked: DataFrame, more: DataFrame) -> DataFrame:
+    return union(marked.where("wanted").select(*like.columns), more.select(*like.columns))
+
+
+def _changes(marked: DataFrame, more: DataFrame) -> DataFrame:
+    """With `sign`, what clean parts do not say rightly."""
+    columns = [*(name for name in more.columns if name not in {"asked", "by_id", "under_key"}), "sign"]
+    sign = "if(asked is null, if(wanted, -1, 0), if(wanted, 0, 1))"
+    signed = marked.selectExpr("*", f"{sign} as sign").select(*columns)
+    return union(signed, more.selectExpr("*", "-1 as sign").select(*columns)).where("sign != 0")
+
+
+def _with_events(judged: Legs, slots: DataFrame) -> Legs:
+    """With what was noted by id alone: in unclean buckets, of the messages that are looked at, and of cancels."""
+    published = judged.rows.where(f"leg != '{Leg.BUSINESS}'").select("id")
+    ids = _sent_along(union(published, judged.messages.select("id")).distinct().withColumnRenamed("id", "place"))
+
+    def chosen(frame: DataFrame) -> DataFrame:
+        marked = _looked_up(_by_bucket(frame, slots), "id", ids, "named")
+        # A cancel names no topic.
+        return marked.where("by_id or named or (id is not null and topic is null)").select(*frame.columns)
+
+    actions, inboxes = in_parallel(chosen(judged.actions).localCheckpoint, chosen(judged.inboxes).localCheckpoint)
+    return Legs(rows=judged.rows, messages=judged.messages, actions=actions, inboxes=inboxes)
 
 
 def _sent_along(frame: DataFrame) -> DataFrame:
@@ -101,7 +176,3 @@ def _sent_along(frame: DataFrame) -> DataFrame:
     # A checkpoint keeps its columns' identities: joined with the frame that it came from, they would be one.
     known = kept.selectExpr(*(f"{name} as {name}" for name in kept.columns))
     return broadcast(known) if known.count() <= BROADCAST_ROWS_MAX else known
-
-
-def _union(one: DataFrame, other: DataFrame) -> DataFrame:
-    return one.unionByName(other)

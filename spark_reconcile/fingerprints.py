@@ -1,7 +1,8 @@
 """One line of hex a window that says whether anything in it changed: its records, the settings, or the code.
 
-A message's window is that of its id, so buckets of ids tell it. Ids that carry no time, or one that is not their row's,
-are looked up one by one: a late acknowledgement of such a one names nothing but the id, and opens the hour of its row.
+Parts tell it of what names the time of its making. A late acknowledgement names nothing but the id: it opens the hour
+of the time in that, and also the next where it is near. Ids that carry no time, or one that is not their row's, are
+looked up one by one.
 """
 
 from __future__ import annotations
@@ -12,25 +13,25 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from spark_reconcile.digests import Digests, Legs
+from spark_reconcile.digests import Legs, windows_of_slot
 from spark_reconcile.looking import Job
 from spark_reconcile.reading import Evidence
 from spark_reconcile.settings import Settings
-from spark_reconcile.slots import NO_SLOT, hour, slot, slot_start, window_of_message
+from spark_reconcile.slots import NO_SLOT, PERIOD_MS, hour, slot, window_of_message
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-CODE_VERSION: Final = 2
+CODE_VERSION: Final = 3
 """Raised where verdicts change: every window is then judged anew."""
 _NO_WINDOW: Final = -1
 
 
-def fingerprints(job: Job, found: Digests, legs: Legs) -> dict[int, str]:
-    """The fingerprint of each window that has records."""
-    sums = _sums(_of_buckets(found.buckets).unionByName(_of_keys(found.keys)))
-    if any(loose for *_, loose in sums.values()):
-        for window_ms, more in _sums(_of_loose_ids(legs, found.buckets, slack_ms=job.slack_ms)).items():
+def fingerprints(job: Job, *, parts: DataFrame, buckets: DataFrame | None, legs: Legs) -> dict[int, str]:
+    """The fingerprint of each window that has records. `parts` and `buckets`: their digests."""
+    sums = _sums(_of_parts(parts) if buckets is None else _of_parts(parts).unionByName(_of_buckets(buckets)))
+    if buckets is not None and any(loose for *_, loose in sums.values()):
+        for window_ms, more in _sums(_of_loose_ids(legs, buckets, slack_ms=job.slack_ms)).items():
             sums[window_ms] = (*sums.get(window_ms, ()), *more)
     sums.pop(_NO_WINDOW, None)
     chosen = _of_settings(job.settings, job.evidence)
@@ -54,16 +55,18 @@ def _sums(rows: DataFrame) -> dict[int, tuple[int, ...]]:
 
 
 def _of_buckets(buckets: DataFrame) -> DataFrame:
+    first, last = windows_of_slot()
+    near = f"if({first} = {last}, array({first}), array({first}, {last}))"
     return buckets.selectExpr(
-        f"if(slot = '{NO_SLOT}', {_NO_WINDOW}L, {hour(slot_start('slot'))}) as window_ms",
-        "xxhash64(leg, topic, consumer_group, slot, n, low, high, id_low, id_high, odd, first_ms, last_ms) as h",
+        f"explode(if(slot = '{NO_SLOT}', array({_NO_WINDOW}L), {near})) as window_ms",
+        "xxhash64(leg, topic, consumer_group, slot, n, id_low, id_high, odd, first_ms, last_ms) as h",
         f"if({_LOOSE}, 1L, 0L) as loose",
     )
 
 
-def _of_keys(keys: DataFrame) -> DataFrame:
-    business = keys.where("side = 'business'")
-    return business.selectExpr("window_ms", "xxhash64(topic, period, key_slot, note, n, low, high) as h", "0L as loose")
+def _of_parts(parts: DataFrame) -> DataFrame:
+    told = "leg, topic, period, part, note, n, low, high, key_low, key_high, odd, resent, repeated"
+    return parts.selectExpr(f"{hour(f'period * {PERIOD_MS}L')} as window_ms", f"xxhash64({told}) as h", "0L as loose")
 
 
 _LOOSE: Final = f"slot = '{NO_SLOT}' or astray > 0"
@@ -79,26 +82,30 @@ def _of_loose_ids(legs: Legs, buckets: DataFrame, *, slack_ms: int) -> DataFrame
     records = reduce(
         lambda one, other: one.unionByName(other),
         [
-            _records(legs.rows.where("id is not null"), created="created_ms"),
-            _records(legs.messages, created="created_ms", stored="stored_ms"),
+            _records(legs.rows.where("id is not null"), made="created_ms"),
+            _records(legs.messages, made="created_ms", stored="stored_ms"),
             _records(
-                legs.actions.where("id is not null"), created=f"if({canceled}, at_ms, null)",
+                legs.actions.where("id is not null"), canceled=f"if({canceled}, at_ms, null)",
                 at=f"if({canceled}, null, at_ms)",
             ),
             _records(legs.inboxes, at="at_ms"),
         ],
     )  # fmt: skip
     loose = records.join(broadcast(slots), "slot", "left_semi")
+    made = "coalesce(min(made) over (partition by id), 0L)"
     time = (
-        "coalesce(min(created) over (partition by id), min(stored) over (partition by id), "
+        "coalesce(min(canceled) over (partition by id), min(stored) over (partition by id), "
         "max(at) over (partition by id, topic, consumer_group), 0L)"
     )
-    timed = loose.selectExpr("slot", "h", f"{time} as time")
-    return timed.selectExpr(f"{window_of_message('time', slack_ms=slack_ms)} as window_ms", "h", "0L as loose")
+    timed = loose.selectExpr("slot", "h", f"{made} as made", f"{time} as time")
+    window = window_of_message("made", otherwise="time", slack_ms=slack_ms)
+    return timed.selectExpr(f"{window} as window_ms", "h", "0L as loose")
 
 
-def _records(frame: DataFrame, *, created: str = "null", stored: str = "null", at: str = "null") -> DataFrame:
-    times = {"created": created, "stored": stored, "at": at}
+def _records(
+    frame: DataFrame, *, made: str = "null", canceled: str = "null", stored: str = "null", at: str = "null"
+) -> DataFrame:
+    times = {"made": made, "canceled": canceled, "stored": stored, "at": at}
     group = "consumer_group" if "consumer_group" in frame.columns else "cast(null as string) as consumer_group"
     return frame.selectExpr(
         "id", "topic", group, f"{slot()} as slot", f"xxhash64({', '.join(frame.columns)}) as h",

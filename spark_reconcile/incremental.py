@@ -19,7 +19,7 @@ from spark_reconcile.reading import Evidence, LegCount, read_all
 from spark_reconcile.reconciliation import Say, Watch, only_run, open_session, worker_errors
 from spark_reconcile.report.page import write_report
 from spark_reconcile.settings import Settings
-from spark_reconcile.slots import HOUR_MS, slot_start
+from spark_reconcile.slots import HOUR_MS, PERIOD_MS, slot_start
 from spark_reconcile.sources.statements import Leg
 from spark_reconcile.summary import Example, Summary, WindowCounts
 from spark_reconcile.verdict import Scope, Severity, State
@@ -161,8 +161,12 @@ def _flow(compared: Compared, windows: Sequence[int], shown: dict[int, Window]) 
     axis = Axis.over(windows[0], windows[-1] + HOUR_MS - 1)
     names = {"messages": "stored", "delivered": "handed out", "acked": "acknowledged"}
     events: dict[str, dict[int, int]] = {name: {} for name in names.values()}
-    timed = compared.digests.buckets.where(f"leg in ({', '.join(repr(leg) for leg in names)}) and slot != ''")
-    placed = timed.selectExpr("leg", f"({slot_start('slot')} - {axis.start_ms}L) div {axis.width_ms}L as bucket", "n")
+    if compared.buckets is None:
+        timed = compared.parts.where("leg = 'messages'").selectExpr("leg", f"period * {PERIOD_MS}L as begins", "n")
+    else:
+        named = compared.buckets.where(f"leg in ({', '.join(repr(leg) for leg in names)}) and slot != ''")
+        timed = named.selectExpr("leg", f"{slot_start('slot')} as begins", "n")
+    placed = timed.selectExpr("leg", f"(begins - {axis.start_ms}L) div {axis.width_ms}L as bucket", "n")
     for row in placed.groupBy("leg", "bucket").agg({"n": "sum"}).collect():
         if 0 <= row["bucket"] < axis.buckets:
             events[names[row["leg"]]][row["bucket"]] = row["sum(n)"]

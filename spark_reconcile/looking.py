@@ -113,7 +113,9 @@ def _tables(job: Job, evidence: Evidence, batch: Sequence[int]) -> tuple[Judged,
     among = f"window_ms in ({', '.join(f'{start}L' for start in batch)})"
     time = "if(published_ms > 0, published_ms, if(stored_ms > 0, stored_ms, at_ms))"
     table = verdicts(judged).selectExpr("*", f"{slot('message_id')} as slot")
-    table = table.selectExpr("*", f"{window_of_message(time, slack_ms=job.slack_ms)} as window_ms").drop("slot")
+    created = "if(outbox + archive + broker > 0, published_ms, 0L)"
+    window = window_of_message(created, otherwise=time, slack_ms=job.slack_ms)
+    table = table.selectExpr("*", f"{window} as window_ms").drop("slot")
     business = business_verdicts(judged, job.settings).selectExpr("*", f"{hour('at_ms')} as window_ms")
     return judged, table.where(among), business.where(among)
 

@@ -3,8 +3,8 @@
 The ids that the outbox makes begin with 48 bits of milliseconds (UUIDv7, RFC 9562) as hex digits. So a prefix of the
 id is a stretch of time, the same in every source, whatever its clock and whenever it saw the message: nine digits are
 a slot of 4.096 seconds. Ids that a user makes may carry no time: they have no slot, are never settled in bulk, and
-belong where the outbox's row says that it was created. A period, 1,048.576 seconds, is of a row's own time: business
-rows have no id.
+belong where the outbox's row says that it was created. A period, a quarter of an hour, is of a row's own time:
+business rows have no id. Rows of a period are parted by their keys, so that a part holds all that is said of a key.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from typing import Final
 
 SLOT_DIGITS: Final = 9
 SLOT_MS: Final = 1 << 12
-PERIOD_BITS: Final = 20
-PERIOD_MS: Final = 1 << PERIOD_BITS
 HOUR_MS: Final = 3_600_000
-KEY_SLOTS: Final = 512
-"""Business rows and messages of a period are compared in so many parts, by key."""
+PERIOD_MS: Final = HOUR_MS // 4
+PARTS: Final = 256
+"""What a topic has in a period is compared in so many parts, by key."""
 NO_SLOT: Final = ""
+NO_PERIOD: Final = -1
 
-KEY_SLOT: Final = f"pmod(hash(coalesce(message_key, '')), {KEY_SLOTS})"
-"""In which part of its period a key is compared."""
+KEYED: Final = "xxhash64(coalesce(if(message_key = '', null, message_key), id, ''))"
+"""A row's key as a number; of a message without one its id."""
+PART: Final = f"pmod({KEYED}, {PARTS})"
+"""In which part of its period a row is compared."""
 
 
 def slot(column: str = "id") -> str:
@@ -35,8 +37,8 @@ def slot_start(column: str) -> str:
 
 
 def period(time: str) -> str:
-    """The period of a time in milliseconds, by number; -1 of none."""
-    return f"coalesce(shiftright({time}, {PERIOD_BITS}), -1L)"
+    """The period of a time in milliseconds, by number; NO_PERIOD of none."""
+    return f"coalesce(({time}) div {PERIOD_MS}, {NO_PERIOD}L)"
 
 
 def hour(time: str) -> str:
@@ -44,11 +46,14 @@ def hour(time: str) -> str:
     return f"({time}) div {HOUR_MS} * {HOUR_MS}L"
 
 
-def window_of_message(otherwise: str, *, slack_ms: int) -> str:
-    """The window of the row's `id`; by the time `otherwise` where the id carries none, or one that cannot be true."""
+def window_of_message(created: str, *, otherwise: str, slack_ms: int) -> str:
+    """The window of the row's `id`: by the time at which its message was `created`, as far as a record tells it.
+
+    Else by the time in the id; by the time `otherwise` where that is none, or one that cannot be true.
+    """
     begins = slot_start("slot")
     true = f"slot != '{NO_SLOT}' and ({otherwise} <= 0 or abs({begins} - ({otherwise})) <= {slack_ms}L)"
-    return hour(f"if({true}, {begins}, {otherwise})")
+    return hour(f"if({created} > 0, {created}, if({true}, {begins}, {otherwise}))")
 
 
 def _timed(column: str) -> str:

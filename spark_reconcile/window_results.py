@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_reconcile.delivery_evidence import GroupFacts
-from spark_reconcile.figures import TROUBLE, Totals, book, sql_text, verdict_of
+from spark_reconcile.figures import TROUBLE, Totals, book, verdict_of
 from spark_reconcile.settings import BusinessRule
-from spark_reconcile.slots import KEY_SLOT, hour, period, slot
+from spark_reconcile.slots import hour
 from spark_reconcile.sources.statements import Leg
 from spark_reconcile.summary import Book, Example
 from spark_reconcile.verdict import Scope, Severity
@@ -109,48 +109,74 @@ def examples_of(results: Iterable[Mapping[str, Any]]) -> list[Example]:
     return found
 
 
+def bulk_of(parts: DataFrame, clean: DataFrame) -> DataFrame:
+    """What stands in clean parts: (window_ms, topic, note, n, resent, repeated).
+
+    `note` is a business rule's number, and -1 of messages.
+    """
+    settled = clean.where("clean").select("topic", "period", "part", "window_ms", "n", "resent", "repeated")
+    business = parts.where(f"leg = '{Leg.BUSINESS}'").select("topic", "period", "part", "note", "n")
+    asked = settled.drop("n", "resent", "repeated").join(business, ["topic", "period", "part"])
+    return _summed(settled.selectExpr("*", "-1 as note")).unionByName(
+        _summed(asked.selectExpr("*", "0L as resent", "0L as repeated"))
+    )
+
+
+def changes_of(changes: DataFrame) -> DataFrame:
+    """The same of single rows of business and archive, which count for their `sign`."""
+    counted = changes.where(f"leg in ('{Leg.BUSINESS}', '{Leg.ARCHIVE}')").selectExpr(
+        f"{hour('created_ms')} as window_ms", "topic", f"if(leg = '{Leg.BUSINESS}', cast(note as int), -1) as note",
+        "cast(sign as bigint) as n", "if(attempts > 1, sign, 0) as resent",
+        "if(note = 'duplicate', sign, 0) as repeated",
+    )  # fmt: skip
+    return _summed(counted)
+
+
+def _summed(frame: DataFrame) -> DataFrame:
+    from pyspark.sql.functions import expr
+
+    return frame.groupBy("window_ms", "topic", "note").agg(
+        *(expr(f"sum({name})").alias(name) for name in ("n", "resent", "repeated"))
+    )
+
+
 def tally_bulk(
-    tallies: Mapping[int, Tally], buckets: DataFrame, keys: DataFrame, groups: Sequence[GroupFacts],
-    rules: Sequence[BusinessRule],
-) -> None:  # fmt: skip
-    """Add what clean buckets and clean key parts hold: every message, hand-out and business row in them is settled."""
+    tallies: Mapping[int, Tally], bulk: DataFrame, groups: Sequence[GroupFacts], rules: Sequence[BusinessRule]
+) -> None:
+    """Add what was settled in bulk: every message, hand-out and business row of it."""
     groups_of: dict[str, list[str]] = {}
     for group in groups:
         groups_of.setdefault(group.topic, []).append(group.consumer_group)
-    clean = buckets.where("clean").groupBy("window_ms", "topic").agg({"n": "sum", "resent": "sum", "repeated": "sum"})
-    for row in clean.collect():
-        tally, count = tallies.get(row["window_ms"]), int(row["sum(n)"])
+    for row in bulk.collect():
+        tally, count, topic = tallies.get(row["window_ms"]), int(row["n"]), row["topic"]
         if tally is None:
             continue
-        of = groups_of.get(row["topic"], [])
-        tally.add((Scope.MESSAGE, row["topic"], "", BULK_RULES[Scope.MESSAGE]), count)
+        if row["note"] >= 0:
+            tally.add((Scope.BUSINESS, topic, rules[row["note"]].name, BULK_RULES[Scope.BUSINESS]), count)
+            continue
+        of = groups_of.get(topic, [])
+        tally.add((Scope.MESSAGE, topic, "", BULK_RULES[Scope.MESSAGE]), count)
         for name in of:
-            tally.add((Scope.DELIVERY, row["topic"], name, BULK_RULES[Scope.DELIVERY]), count)
+            tally.add((Scope.DELIVERY, topic, name, BULK_RULES[Scope.DELIVERY]), count)
         tally.add_totals(
-            messages=count, stored=count, resent=int(row["sum(resent)"]), message_groups=count * len(of),
-            deduplicated_by_broker=int(row["sum(repeated)"]), delivered=count * len(of), acknowledged=count * len(of),
+            messages=count, stored=count, resent=int(row["resent"]), message_groups=count * len(of),
+            deduplicated_by_broker=int(row["repeated"]), delivered=count * len(of), acknowledged=count * len(of),
         )  # fmt: skip
-    for row in keys.groupBy("window_ms", "topic", "note").agg({"n": "sum"}).collect():
-        tally = tallies.get(row["window_ms"])
-        if tally is not None:
-            name = rules[int(row["note"])].name
-            tally.add((Scope.BUSINESS, row["topic"], name, BULK_RULES[Scope.BUSINESS]), int(row["sum(n)"]))
 
 
-def tally_rows(tallies: Mapping[int, Tally], table: DataFrame, *, sign: int = 1) -> None:
-    """Add verdicts on messages and deliveries; take away, with sign -1, what was counted in bulk before."""
+def tally_rows(tallies: Mapping[int, Tally], table: DataFrame) -> None:
+    """Add verdicts on messages and deliveries."""
     from pyspark.sql.functions import expr
 
     grouped = table.groupBy("window_ms", "scope", "topic", "consumer_group", "rule").agg(
         expr("count(*)").alias("n"), *(expr(f"sum({value})").alias(f"v{place}") for place, value in enumerate(_TOTALS))
     )
     for row in grouped.collect():
-        tally, scope, count = tallies.get(row["window_ms"]), Scope(row["scope"]), sign * row["n"]
+        tally, scope, count = tallies.get(row["window_ms"]), Scope(row["scope"]), row["n"]
         if tally is None:
             continue
-        rule = row["rule"] if sign > 0 else BULK_RULES[scope]
-        tally.add((scope, row["topic"] or "", row["consumer_group"] or "", rule), count)
-        values = [sign * int(row[f"v{place}"]) for place in range(len(_TOTALS))]
+        tally.add((scope, row["topic"] or "", row["consumer_group"] or "", row["rule"]), count)
+        values = [int(row[f"v{place}"]) for place in range(len(_TOTALS))]
         if scope is Scope.MESSAGE:
             tally.add_totals(messages=count, stored=values[0], resent=values[1], deduplicated_by_broker=values[2])
         else:
@@ -158,17 +184,15 @@ def tally_rows(tallies: Mapping[int, Tally], table: DataFrame, *, sign: int = 1)
                 message_groups=count, delivered=values[3], redelivered=values[4], acknowledged=values[5],
                 deduplicated_by_inbox=values[6],
             )  # fmt: skip
-        if sign > 0:
-            tally.looked_at += count
+        tally.looked_at += count
 
 
-def tally_business(tallies: Mapping[int, Tally], business: DataFrame, *, sign: int = 1) -> None:
-    """Add verdicts on business rows; or take them away from what was counted in bulk."""
+def tally_business(tallies: Mapping[int, Tally], business: DataFrame) -> None:
+    """Add verdicts on business rows."""
     for row in business.groupBy("window_ms", "topic", "business_rule", "rule").agg({"rows": "sum"}).collect():
         tally = tallies.get(row["window_ms"])
         if tally is not None:
-            rule = row["rule"] if sign > 0 else BULK_RULES[Scope.BUSINESS]
-            tally.add((Scope.BUSINESS, row["topic"], row["business_rule"], rule), sign * int(row["sum(rows)"]))
+            tally.add((Scope.BUSINESS, row["topic"], row["business_rule"], row["rule"]), int(row["sum(rows)"]))
 
 
 def tally_examples(tallies: Mapping[int, Tally], table: DataFrame, business: DataFrame) -> None:
@@ -193,27 +217,3 @@ def tally_examples(tallies: Mapping[int, Tally], table: DataFrame, business: Dat
         if tally is not None and not echo:
             one = {**values, "scope": scope, "topic": values["topic"] or ""}
             tally.examples.append(Example(**one, state=state, severity=severity))
-
-
-def in_clean_buckets(table: DataFrame, buckets: DataFrame) -> DataFrame:
-    """The rows of messages whose bucket is clean: they were counted in bulk, too."""
-    from pyspark.sql.functions import broadcast
-
-    clean = buckets.where("clean").select("topic", "slot")
-    slotted = table.selectExpr("*", f"{slot('message_id')} as slot")
-    return slotted.join(broadcast(clean), ["topic", "slot"], "left_semi")
-
-
-def rows_in_clean_keys(rows: DataFrame, keys: DataFrame, rules: Sequence[BusinessRule]) -> DataFrame:
-    """The business rows that were looked at though their part of the keys is clean: they were counted in bulk, too."""
-    from pyspark.sql.functions import broadcast
-
-    clean = keys.where("clean").select("topic", "period", "key_slot")
-    arms = [f"when {number} then '{sql_text(rule.name)}'" for number, rule in enumerate(rules)]
-    names = " ".join(arms or ["when -1 then ''"])
-    parts = rows.where(f"leg = '{Leg.BUSINESS}'").selectExpr(
-        "topic", f"{period('created_ms')} as period", f"{KEY_SLOT} as key_slot",
-        f"{hour('created_ms')} as window_ms", f"case cast(note as int) {names} end as business_rule", "1L as rows",
-        f"'{BULK_RULES[Scope.BUSINESS]}' as rule",
-    )  # fmt: skip
-    return parts.join(broadcast(clean), ["topic", "period", "key_slot"], "left_semi")

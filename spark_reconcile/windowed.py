@@ -1,7 +1,8 @@
 """Reconciliation by the hour: judge the windows that are new, changed or still moving, and leave the others alone.
 
-A cheap pass compares counts and sums of hashes by topic and slot; only what disagrees is looked at row by row; what
-that finds is looked at again. Results are shown window by window: a run that is killed is simply started again.
+A cheap pass compares counts and sums of hashes by parts of the keys and slots of the ids; only what disagrees is looked
+at row by row; what that finds is looked at again. Results are shown window by window: a run that is killed is simply
+started again.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.digests import APART_MS_MAX, Digests, Legs, Tolerance, clean_buckets, clean_keys, digests
-from spark_reconcile.drilling import drilled
+from spark_reconcile.digests import Legs, Tolerance, buckets, clean_buckets
+from spark_reconcile.drilling import Drilled, Unclean, drilled
 from spark_reconcile.fingerprints import fingerprints
 from spark_reconcile.looking import Job, Looked, look
+from spark_reconcile.parts import clean_parts, parts
 from spark_reconcile.reading import Evidence, in_parallel
 from spark_reconcile.session import few_rows
-from spark_reconcile.slots import HOUR_MS, PERIOD_MS, hour
+from spark_reconcile.slots import HOUR_MS
+from spark_reconcile.sources.statements import Leg
 from spark_reconcile.window_results import (
     Tally,
-    in_clean_buckets,
-    rows_in_clean_keys,
+    bulk_of,
+    changes_of,
     tally_bulk,
     tally_business,
     tally_examples,
@@ -34,8 +37,8 @@ from spark_reconcile.windows import batches, to_judge
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-UNCLEAN_SHARE_MAX: Final = 0.4
-"""Where more of the buckets disagree, everything is looked at: picking rows would cost more than it spares."""
+KEPT_SHARE_MAX: Final = 0.1
+"""Up to so much of the messages, those in parts that disagree are kept by Spark; more are scanned again."""
 
 FEW_ROWS_MAX: Final = 100_000
 """Up to so many rows, looking at them costs less than compiling code for them."""
@@ -43,19 +46,21 @@ FEW_ROWS_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The cheap pass: digests, and which buckets and key parts are clean.
+    """The cheap pass: digests by key and by id, and which parts and buckets are clean.
 
-    These are checkpoints: plans that contain one another, joined again and again, take longer to plan than to run.
+    `buckets` and `clean_buckets` are None where nothing is known by id alone. These are checkpoints: plans that contain
+    one another, joined again and again, take longer to plan than to run.
     """
 
-    digests: Digests
-    buckets: DataFrame
-    keys: DataFrame
+    parts: DataFrame
+    clean_parts: DataFrame
+    buckets: DataFrame | None
+    clean_buckets: DataFrame | None
 
 
 def judge_windows(job: Job, windows: Sequence[int], compared: Compared, *, store: WindowStore) -> list[int]:
     """Judge those of the windows that need it, and show their results; returns which they were."""
-    prints = fingerprints(job, compared.digests, legs_of(job.evidence))
+    prints = fingerprints(job, parts=compared.parts, buckets=compared.buckets, legs=legs_of(job.evidence))
     stale = to_judge(windows, store.windows, prints)
     for batch in batches(stale):
         job.say(f"judging {len(batch):,} of {len(windows):,} windows")
@@ -67,15 +72,22 @@ def compare(job: Job) -> Compared:
     """The cheap pass over all legs."""
     evidence = job.evidence
     legs = legs_of(evidence)
-    grace = job.settings.grace
-    tolerance = Tolerance(late_after_ms=int(grace.late_after_seconds * 1000), slack_ms=job.slack_ms)
-    found = digests(legs, covered=job.covered, tolerance=tolerance)
-    buckets, keys = in_parallel(found.buckets.localCheckpoint, found.keys.localCheckpoint)
-    clean, clean_parts = in_parallel(
-        clean_buckets(job.session, buckets, evidence.groups, late_ms=tolerance.late_after_ms).localCheckpoint,
-        clean_keys(keys).localCheckpoint,
+    by_id = evidence.groups or any(one.leg in {"actions", Leg.INBOX} for one in evidence.counts)
+    topics = sorted({one.topic for one in evidence.counts if one.topic} | set(job.covered))
+    summed = parts(job.session, legs, topics=topics).localCheckpoint
+    if not by_id:
+        found = summed()
+        return Compared(
+            parts=found, clean_parts=clean_parts(found, covered=job.covered).localCheckpoint(), buckets=None,
+            clean_buckets=None,
+        )  # fmt: skip
+    tolerance = Tolerance(late_after_ms=int(job.settings.grace.late_after_seconds * 1000), slack_ms=job.slack_ms)
+    found, slotted = in_parallel(summed, buckets(legs, tolerance=tolerance).localCheckpoint)
+    clean, agreed = in_parallel(
+        clean_parts(found, covered=job.covered).localCheckpoint,
+        clean_buckets(job.session, slotted, evidence.groups, late_ms=tolerance.late_after_ms).localCheckpoint,
     )
-    return Compared(digests=Digests(buckets=buckets, keys=keys), buckets=clean, keys=clean_parts)
+    return Compared(parts=found, clean_parts=clean, buckets=slotted, clean_buckets=agreed)
 
 
 def legs_of(evidence: Evidence) -> Legs:
@@ -86,33 +98,37 @@ def legs_of(evidence: Evidence) -> Legs:
 def _judge_batch(
     job: Job, batch: Sequence[int], compared: Compared, prints: Mapping[int, str], *, store: WindowStore
 ) -> None:
-    unclean = compared.buckets.where(f"not clean and (astray or {_within('window_ms', batch)})")
-    first, last = (hour(f"period * {PERIOD_MS}L + {apart}L") for apart in (-APART_MS_MAX, PERIOD_MS + APART_MS_MAX))
-    keys = compared.keys.where(f"not clean and ({_within(first, batch)} or {_within(last, batch)})")
-    everything = job.full or _share(compared.buckets, batch) > UNCLEAN_SHARE_MAX
     legs = legs_of(job.evidence)
-    chosen = legs if everything else drilled(legs, buckets=unclean, keys=keys, covered=job.covered)
-    few = not everything and _rows(chosen) <= FEW_ROWS_MAX
+    much = _share(compared.clean_parts, batch) > KEPT_SHARE_MAX
+    chosen = None if job.full else drilled(legs, _unclean(compared, batch), covered=job.covered, much=much)
+    few = chosen is not None and _rows(chosen.legs) <= FEW_ROWS_MAX
     with few_rows(job.session) if few else nullcontext():
         job.say("giving verdicts")
-        looked = look(job, chosen, batch)
+        looked = look(job, chosen.legs if chosen else legs, batch)
         job.say("writing tables")
         _write(looked, batch, store=store)
-        tallies = _tallies(job, batch, compared, looked, in_bulk=None if everything else chosen)
+        tallies = _tallies(job, batch, compared, looked, chosen)
     store.publish({start: _window(tallies[start], prints.get(start, ""), job.now_ms) for start in batch})
 
 
+def _unclean(compared: Compared, batch: Sequence[int]) -> Unclean:
+    """All parts that disagree, as keys may stand in two of them; and buckets that may concern the batch."""
+    found = compared.clean_parts.where("not clean").selectExpr("*", f"{_within('window_ms', batch)} as asked")
+    if compared.clean_buckets is None:
+        return Unclean(parts=found, buckets=None)
+    near = f"astray or {_within('first_window', batch)} or {_within('last_window', batch)}"
+    return Unclean(parts=found, buckets=compared.clean_buckets.where(f"not clean and ({near})"))
+
+
 def _tallies(
-    job: Job, batch: Sequence[int], compared: Compared, looked: Looked, *, in_bulk: Legs | None
+    job: Job, batch: Sequence[int], compared: Compared, looked: Looked, chosen: Drilled | None
 ) -> dict[int, Tally]:
-    """The numbers of each window. `in_bulk`: the rest was settled in bulk, and these rows were looked at."""
+    """The numbers of each window. `chosen`: these rows were looked at, and the rest was settled in bulk."""
     tallies = {start: Tally() for start in batch}
-    if in_bulk is not None:
-        business = _business_in_bulk(compared, batch)
-        tally_bulk(tallies, compared.buckets, business, job.evidence.groups, job.settings.rules)
-        tally_rows(tallies, in_clean_buckets(looked.table, compared.buckets), sign=-1)
-        overlap = rows_in_clean_keys(in_bulk.rows, compared.keys, job.settings.rules)
-        tally_business(tallies, overlap, sign=-1)
+    if chosen is not None:
+        within = _within("window_ms", batch)
+        bulk = bulk_of(compared.parts, compared.clean_parts).where(within).unionByName(changes_of(chosen.changes))
+        tally_bulk(tallies, bulk, job.evidence.groups, job.settings.rules)
     tally_rows(tallies, looked.table)
     tally_business(tallies, looked.business)
     tally_examples(tallies, looked.table, looked.business)
@@ -151,17 +167,11 @@ def _write(looked: Looked, batch: Sequence[int], *, store: WindowStore) -> None:
                 part.rename(stage / str(start) / name)
 
 
-def _business_in_bulk(compared: Compared, batch: Sequence[int]) -> DataFrame:
-    clean = compared.keys.where("clean").select("topic", "period", "key_slot")
-    business = compared.digests.keys.where(f"side = 'business' and {_within('window_ms', batch)}")
-    return business.join(clean, ["topic", "period", "key_slot"], "left_semi")
-
-
-def _share(buckets: DataFrame, batch: Sequence[int]) -> float:
-    """How much of the messages lies in buckets that disagree."""
+def _share(parts: DataFrame, batch: Sequence[int]) -> float:
+    """How much of the messages lies in parts that disagree."""
     from pyspark.sql.functions import expr
 
-    sums = buckets.where(_within("window_ms", batch)).agg(
+    sums = parts.where(_within("window_ms", batch)).agg(
         expr("coalesce(sum(if(clean, 0L, n)), 0L)"), expr("coalesce(sum(n), 0L)")
     )
     ((unclean, everything),) = sums.collect()

@@ -1,0 +1,133 @@
+"""The cheap pass by key: counts and sums of hashes by topic, period and part of the keys, one scan of each source.
+
+Business rows, the outbox, its archive and the broker are parted alike, so one digest a source compares all four. A part
+is clean where they agree and nothing in it asks for a closer look: each of its messages was asked for, committed, sent
+and stored, each exactly once. What consumers did with them is compared by id, in digests. Nothing is drilled here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.digests import Legs, sums, union
+from spark_reconcile.slots import KEYED, NO_PERIOD, PART, PERIOD_MS, hour, period
+from spark_reconcile.sources.statements import Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_WHOLE: Final = "xxhash64(id, coalesce(message_key, ''), body_sha256)"
+_KEY: Final = "xxhash64(coalesce(message_key, ''))"
+_ODD: Final = {
+    Leg.BUSINESS: "deliver_at_ms is not null or coalesce(message_key, '') = '' or created_ms is null",
+    Leg.ARCHIVE: "deliver_at_ms is not null",
+    "messages": "deliver_at_ms is not null or sequence is null or stored_ms is null",
+}
+"""What is looked at by itself: rows that are due later, or whose time or place is not known yet."""
+_SUMMED: Final = ("n", "low", "high", "key_low", "key_high", "odd", "resent", "repeated")
+PLACE: Final = "xxhash64(coalesce(topic, ''), period, part)"
+"""A part by number: it is looked up in a third of the time of texts. Two that share one cost a look, no verdict."""
+TIMED_PART: Final = (f"{period('created_ms')} as period", f"{PART} as part")
+
+
+def parts(session: SparkSession, legs: Legs, *, topics: Sequence[str]) -> DataFrame:
+    """(leg, topic, period, part, note) with counts and sums; nothing runs yet. `topics`: all that are known.
+
+    Topics are summed by their numbers, which cost half of what texts do; one that is not known is never clean.
+    """
+    from pyspark.sql.functions import broadcast
+
+    business, archive, outbox = (legs.rows.where(f"leg = '{leg}'") for leg in (Leg.BUSINESS, Leg.ARCHIVE, Leg.OUTBOX))
+    digests = [
+        _digest(business, Leg.BUSINESS, note="cast(note as int)", key=_KEY, odd=f"if({_ODD[Leg.BUSINESS]}, 1, 0)"),
+        _digest(archive, Leg.ARCHIVE, whole=_WHOLE, odd=f"if({_ODD[Leg.ARCHIVE]}, 1, 0)",
+                resent="if(attempts > 1, 1, 0)", repeated="if(note = 'duplicate', 1, 0)"),
+        _digest(outbox, Leg.OUTBOX, whole=_WHOLE, odd="1"),
+        _digest(legs.messages, "messages", whole=_WHOLE, key=_KEY, odd=f"if({_ODD['messages']}, 1, 0)"),
+    ]  # fmt: skip
+    names = session.createDataFrame([(one,) for one in sorted(set(topics))], "topic string")
+    numbered = broadcast(names.selectExpr("topic", "xxhash64(topic) as number"))
+    return reduce(union, digests).join(numbered, "number", "left").drop("number")
+
+
+def clean_parts(found: DataFrame, *, covered: Sequence[str]) -> DataFrame:
+    """Each (topic, period, part) once: its window, whether it is `clean`, and how many messages it then has."""
+    from pyspark.sql.functions import expr
+
+    pairs = [("archive", name) for name in ("n", "low", "high", "resent", "repeated")]
+    pairs += [("messages", name) for name in ("n", "low", "high", "key_low", "key_high")]
+    pairs += [("business", name) for name in ("n", "key_low", "key_high")]
+    sides = found.groupBy("topic", "period", "part").agg(
+        *(expr(f"sum(if(leg = '{leg}', {name}, 0L))").alias(f"{leg}_{name}") for leg, name in pairs),
+        expr("sum(odd)").alias("odd"),
+    )
+    stored = " and ".join(f"archive_{name} = messages_{name}" for name in ("n", "low", "high"))
+    asked = " and ".join(f"business_{name} = messages_{name}" for name in ("n", "key_low", "key_high"))
+    known = f"topic is not null and period != {NO_PERIOD}"
+    return sides.selectExpr(
+        "topic", "period", "part", f"{hour(f'period * {PERIOD_MS}L')} as window_ms", "messages_n as n",
+        f"({known} and odd = 0 and {stored} and (not {among('topic', covered)} or {asked})) as clean",
+        "archive_resent as resent", "archive_repeated as repeated",
+    )  # fmt: skip
+
+
+def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -> DataFrame:
+    """Of rows in parts that are not clean, the keys on which the sources disagree, each as a `place`, a KEY_PLACE.
+
+    As clean_parts() does it, with one part a key: what agrees there is settled, whatever else its part holds.
+    """
+    from pyspark.sql.functions import expr
+
+    asked = f"if({among('topic', covered)}, 1, 0)"
+    sided = rows.selectExpr(
+        f"{KEY_PLACE} as place", f"if(leg = '{Leg.ARCHIVE}', 1, 0) as n",
+        f"if(leg = '{Leg.ARCHIVE}', {_WHOLE}, 0L) as h", f"if(leg = '{Leg.BUSINESS}', {asked}, 0) as asked",
+        f"if(leg = '{Leg.OUTBOX}' or if(leg = '{Leg.BUSINESS}', {_ODD[Leg.BUSINESS]}, {_ODD[Leg.ARCHIVE]}), 1, 0)"
+        " as odd",
+    ).unionByName(
+        messages.selectExpr(
+            f"{KEY_PLACE} as place", "-1 as n", f"{_WHOLE} as h", f"-{asked} as asked",
+            f"if({_ODD['messages']}, 1, 0) as odd",
+        )
+    )  # fmt: skip
+    halves = {"low": "(h & 4294967295L)", "high": "shiftright(h, 32)"}
+    totals = sided.groupBy("place").agg(
+        *(expr(f"sum({name})").alias(name) for name in ("n", "asked", "odd")),
+        *(expr(f"sum(if(n < 0, -{half}, {half}))").alias(name) for name, half in halves.items()),
+    )
+    return totals.where("n != 0 or asked != 0 or odd != 0 or low != 0 or high != 0").select("place")
+
+
+KEY_PLACE: Final = f"xxhash64(coalesce(topic, ''), {period('created_ms')}, {KEYED})"
+"""A key in its topic and period, by number."""
+
+
+def among(column: str, names: Sequence[str]) -> str:
+    """Topics are checked names: they hold no quote."""
+    return f"coalesce({column} in ({', '.join(repr(name) for name in names)}), false)" if names else "false"
+
+
+def _digest(
+    frame: DataFrame, leg: str, *, note: str = "-1", whole: str | None = None, key: str | None = None, odd: str,
+    resent: str | None = None, repeated: str | None = None,
+) -> DataFrame:  # fmt: skip
+    """Sums of one leg by (number of its topic, period, part, note); of what it does not have, 0."""
+    from pyspark.sql.functions import expr
+
+    values = {"h": whole, "k": key, "odd": odd, "resent": resent, "repeated": repeated}
+    known = [name for name, value in values.items() if value is not None]
+    grouped = frame.selectExpr(
+        "xxhash64(coalesce(topic, '')) as number", *TIMED_PART, f"{note} as note",
+        *(f"{values[name]} as {name}" for name in known),
+    ).groupBy("number", "period", "part", "note").agg(
+        expr("count(*)").alias("n"),
+        *(sums("h", "low", "high") if whole else []),
+        *(sums("k", "key_low", "key_high") if key else []),
+        *(expr(f"sum({name})").alias(name) for name in known if name not in {"h", "k"}),
+    )  # fmt: skip
+    return grouped.selectExpr(
+        f"'{leg}' as leg", "number", "period", "part", "note",
+        *(name if name in grouped.columns else f"0L as {name}" for name in _SUMMED),
+    )  # fmt: skip
