@@ -269,11 +269,16 @@ def test_a_redriven_letter_is_ready_when_the_broker_says_also_behind_an_earlier_
         engine.redrive("t", "g", per_second=3)
         group = engine._state.group("t", "g")
         assert group is not None
-        ready = {id_: held.visible_at_ms for held in group.unsettled for id_ in held.ids}
+        ready = {at: held.visible_at_ms for held in group.unsettled for at in range(held.first, held.end)}
 
     rows = _read_log("actions", survey(tmp_path, "actions"))
 
-    told = {row["id"]: row["visible_at_ms"] for row in rows if row["kind"] == "redriven"}
+    told = {
+        at: row["visible_at_ms"]
+        for row in rows
+        if row["kind"] == "redriven"
+        for at in range(row["sequence"], row["sequence"] + row["messages"])
+    }
     assert told == ready
     assert sorted(Counter(told.values()).values()) == [2, 2, 2, 3, 3]
 
