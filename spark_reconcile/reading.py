@@ -110,7 +110,7 @@ def read_all(
         lambda: read_log(session, "actions", surveyed["actions"], counts, kept=kept / "actions"),
         lambda: _read_sql(session, plan.rest, counts),
     )
-    named = named_runs(actions.frame, messages.frame, is_whole=begins_whole(surveyed["messages"])).persist()
+    named = named_runs(actions.frame, messages.frame, is_whole=all(map(begins_whole, surveyed.values()))).persist()
     moved = _read_archives(session, settings, counts, span)
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
     return Evidence(

@@ -73,7 +73,7 @@ def look_again(session: SparkSession, settings: Settings, plan: Plan, first: Evi
         if appended:
             found = read_log(session, log, appended, counts).frame
             if log == "actions":
-                named = named_runs(found, logs["messages"], is_whole=begins_whole(now["messages"]))
+                named = named_runs(found, logs["messages"], is_whole=all(map(begins_whole, now.values())))
                 found = _union(single(found), named)
             parts.append(found)
         logs[log] = reduce(_union, parts)

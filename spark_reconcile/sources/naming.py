@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def named_runs(runs: DataFrame, messages: DataFrame, *, is_whole: bool) -> DataFrame:
     """Rows of RUN_SCHEMA that concern runs, as rows of ACTION_SCHEMA, one for each message.
 
-    `is_whole`: the message log begins at its beginning. Then a message that it does not hold is named by its place, so
-    that it is judged as what it is; else it was dropped, and tells nothing.
+    `is_whole`: both logs begin at their beginnings. Then a message that they do not hold is named by its place, so that
+    it is judged as what it is; else it was dropped, and tells nothing.
     """
     places = (
         messages.where("sequence is not null")
