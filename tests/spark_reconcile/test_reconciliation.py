@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from sqlalchemy import create_engine, text
 
 from messaging import journal
-from spark_reconcile import Settings, State, Summary, run
+from spark_reconcile import BusinessRule, Settings, State, Summary, run
 from spark_reconcile.sources.database import Reader
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import Verdict, plant_all
@@ -113,6 +114,32 @@ def test_the_summary_adds_up_and_the_report_names_the_findings_and_no_body(
     assert len(page.encode()) < 300_000
     for found in (page, json.dumps(printed)):
         assert secret not in found
+
+
+def test_a_business_key_that_is_null_is_named_and_one_that_is_there_twice_asks_for_two_messages(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(balanced=2)
+    for number, key in enumerate(("7", "8", "8")):
+        world.store(world.sent(f"refunded-{number}", key=key, topic="refund"), key=key, topic="refund")
+    settings = world.write(sqlite, tmp_path)
+    engine = create_engine(sqlite.url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE refund (order_id INTEGER NULL, at BIGINT)"))
+        connection.execute(
+            text("INSERT INTO refund VALUES (NULL, :at), (7, :at), (7, :at), (8, :at), (8, :at)"),
+            {"at": (NOW_MS - HOUR_MS) * 1000},
+        )
+    engine.dispose()
+    rule = BusinessRule(name="refunds", table="refund", key_column="order_id", time_column="at", topic="refund")
+
+    summary = run(replace(settings, rules=[rule], inboxes=[]), session=spark, now_ms=NOW_MS)
+
+    assert _unsettled(summary) == {
+        ("business", None, "refunds", "unknown", "no_key"),
+        ("business", "7", "refunds", "lost", "too_few_messages"),
+    }
+    assert not summary.balanced
 
 
 def test_what_the_inbox_turned_away_is_counted(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
