@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker import pulling
+from broker import at_hand
 from broker.engine import Engine
 from broker.pulling import Handed
 from messaging.clock import ManualClock
@@ -90,14 +90,14 @@ def refuses(engine: Engine) -> None:
 
 
 def test_what_is_much_is_left_to_who_may_wait(engine: Engine) -> None:
-    publish(engine, "a", body=b"x" * (pulling.AT_HAND_BYTES_MAX + 1))
+    publish(engine, "a", body=b"x" * (at_hand.AT_HAND_BYTES_MAX + 1))
 
     refuses(engine)
 
 
 def test_what_is_long_past_is_left_to_who_may_wait(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(engine, "a")
-    monkeypatch.setattr(pulling, "AT_HAND_BEHIND_BYTES_MAX", 1)
+    monkeypatch.setattr(at_hand, "AT_HAND_BEHIND_BYTES_MAX", 1)
 
     refuses(engine)
 
