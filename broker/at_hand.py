@@ -1,4 +1,4 @@
-"""Pulls that wait for nothing: what was written lately, a little of it. Not what is chosen, nor how it is handed out."""
+"""Pulls that wait for nothing: what was written lately, and little. Not what is chosen, nor how it is handed out."""
 
 from __future__ import annotations
 
