@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from broker.at_hand import AT_HAND_BYTES_MAX
 from broker.http import codec
 from broker.http.alike import alike
 from broker.http.call import Call
@@ -64,6 +65,8 @@ def take(call: Call, request: PullRequest) -> Taken | None:
 
 def take_at_hand(call: Call, request: PullRequest) -> Taken | Literal["nothing"] | None:
     """take(), on the event loop: "nothing" where nothing is ready; None where it might have to wait for something."""
+    if call.services.settings.pull_bytes_max < AT_HAND_BYTES_MAX:
+        return None  # to give back what an answer cannot carry is synced
     handed = call.engine.take_at_hand(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
         consumer=request.consumer,
