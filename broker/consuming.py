@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from broker.at_hand import AtHand
 from broker.consume.group import Death, Group, Requeue
 from broker.consume.receipt import ReceiptRun, runs_of
-from broker.pulling import Pulling, check_within
+from broker.pulling import check_within
 from messaging import journal
 from messaging.limits import (
     DELAY_MAX_MS,
@@ -18,7 +19,7 @@ from messaging.limits import (
 from messaging.message import AckStatus, ExtendStatus, NackStatus
 
 
-class Consuming(Pulling):
+class Consuming(AtHand):
     """The consumer's half of the engine."""
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
+from broker.at_hand import AT_HAND_BYTES_MAX
 from broker.http import codec
 from broker.http.alike import alike
 from broker.http.call import Call
@@ -59,8 +60,23 @@ def take(call: Call, request: PullRequest) -> Taken | None:
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
         consumer=request.consumer,
     )  # fmt: skip
-    if not handed:
+    return _taken(call, handed) if handed else None
+
+
+def take_at_hand(call: Call, request: PullRequest) -> Taken | Literal["nothing"] | None:
+    """take(), on the event loop: "nothing" where nothing is ready; None where it might have to wait for something."""
+    if call.services.settings.pull_bytes_max < AT_HAND_BYTES_MAX:
+        return None  # to give back what an answer cannot carry is synced
+    handed = call.engine.take_at_hand(
+        call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
+        consumer=request.consumer,
+    )  # fmt: skip
+    if handed is None:
         return None
+    return _taken(call, handed) if handed else "nothing"
+
+
+def _taken(call: Call, handed: Sequence[Handed]) -> Taken:
     receipts = [receipt for one in handed for receipt in one.receipts(call.topic, call.group)]
     count = _count_within(handed, bytes_max=call.services.settings.pull_bytes_max)
     if count is not None:

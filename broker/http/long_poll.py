@@ -86,7 +86,8 @@ class _Line:
             while self.waiters and self.signaled:
                 self.signaled = False
                 while self.waiters and await _serve_first(self):
-                    pass
+                    if self.waiters:
+                        await asyncio.sleep(0)  # everybody else has a turn
                 if not self.waiters:
                     self.signaled = True  # there may be more than they took
         finally:

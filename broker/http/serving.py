@@ -158,6 +158,9 @@ async def pull(call: Call, gone: asyncio.Future[None]) -> bytes:
     loop = asyncio.get_running_loop()
 
     async def take() -> Taken | None:
+        at_hand = deliveries.take_at_hand(call, wanted)
+        if at_hand is not None:
+            return None if at_hand == "nothing" else at_hand
         return await _in_pool(services.pull_pool, lambda: deliveries.take(call, wanted))
 
     deadline = loop.time() + wanted.wait_ms / 1000

@@ -7,7 +7,10 @@ an answer of HTTP/1.1 may look like is little (RFC 9112): a status line, fields,
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from requests import exceptions as http
@@ -23,6 +26,7 @@ ANSWER_BYTES_MAX: Final = 512 * 1024 * 1024
 of this protocol.
 """
 _HEAD_END: Final = b"\r\n\r\n"
+_KNOWN_HEAD_BYTES_MAX: Final = 1024
 _LENGTH_DIGITS_MAX: Final = 15
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -39,7 +43,7 @@ class Answer:
     """An answer that came whole. Names of headers are in lower case; of a repeated one the first counts."""
 
     status_code: int
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes = b""
     stays_open: bool = False
     """Whether the connection may carry another request."""
@@ -92,27 +96,16 @@ class _Reader:
         stays_open = certain and headers.get("connection", "").lower() != "close"
         return Answer(status_code=status, headers=headers, content=content, stays_open=stays_open)
 
-    def _head(self) -> tuple[int, bytes, dict[str, str]]:
+    def _head(self) -> tuple[int, bytes, Mapping[str, str]]:
         end = self._data.find(_HEAD_END)
         while end < 0:
             if len(self._data) > HEAD_BYTES_MAX or (len(self._data) >= 5 and not self._data.startswith(b"HTTP/")):
                 raise ProtocolError("the answer's head is none of HTTP")
             self._data += self._more()
             end = self._data.find(_HEAD_END)
-        first, *lines = self._data[:end].split(b"\r\n")
+        head = self._data[:end]
         self._data = self._data[end + len(_HEAD_END) :]
-        version, _, rest = first.partition(b" ")
-        if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
-            raise ProtocolError("the answer's first line is none of HTTP/1.1")
-        headers: dict[str, str] = {}
-        for line in lines:
-            name, colon, value = line.partition(b":")
-            if not colon:
-                raise ProtocolError("the answer has a header line without a colon")
-            known = headers.setdefault(name.decode("latin-1").lower(), text := value.strip().decode("latin-1"))
-            if known != text and name.lower() in _FRAMING:
-                raise ProtocolError("the answer says twice, and differently, where it ends")
-        return int(rest[:3]), version, headers
+        return _known_head(head) if end <= _KNOWN_HEAD_BYTES_MAX else _read_head(head)
 
     def _exactly(self, size: int) -> bytes:
         if size > ANSWER_BYTES_MAX:
@@ -160,6 +153,26 @@ class _Reader:
             and time.monotonic() > self._deadline_s + size_bytes / ANSWER_BYTES_A_SECOND_MIN
         ):
             raise http.ReadTimeout("the answer trickles: it was not whole in time")
+
+
+def _read_head(head: bytes) -> tuple[int, bytes, Mapping[str, str]]:
+    first, *lines = head.split(b"\r\n")
+    version, _, rest = first.partition(b" ")
+    if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
+        raise ProtocolError("the answer's first line is none of HTTP/1.1")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if not colon:
+            raise ProtocolError("the answer has a header line without a colon")
+        known = headers.setdefault(name.decode("latin-1").lower(), text := value.strip().decode("latin-1"))
+        if known != text and name.lower() in _FRAMING:
+            raise ProtocolError("the answer says twice, and differently, where it ends")
+    return int(rest[:3]), version, MappingProxyType(headers)
+
+
+_known_head = lru_cache(maxsize=64)(_read_head)
+"""Answers of one second to one kind of request often begin with the same bytes."""
 
 
 def _number(text: str, *, base: int) -> int:
