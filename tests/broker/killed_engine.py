@@ -23,6 +23,8 @@ TOPIC, GROUP = "orders", "billing"
 START_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
 CALLS_MAX = 1_000
+RESERVE_BYTES = 64 * 1024
+"""Of each of hundreds of brokers, which all stay on the disk."""
 type_of_tell = Callable[..., None]
 
 
@@ -154,7 +156,9 @@ class Client:
 def short_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
     """Every kind of call once or twice, over more than one segment of each log."""
     clock = ManualClock(START_MS)
-    engine = Engine.open(folder, clock=clock, options=EngineOptions(segment_bytes=4096), storage=storage)
+    engine = Engine.open(
+        folder, clock=clock, options=EngineOptions(segment_bytes=4096, reserve_bytes=RESERVE_BYTES), storage=storage
+    )
     engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2))
     client = Client(engine, tell)
     client.publish("a0", "a1", "a2", "a3")
@@ -185,7 +189,7 @@ def short_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None
 def scheduling_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
     """A schedule that is flushed again and again, goes down its levels, fires, and is canceled on the way."""
     clock = ManualClock(START_MS)
-    options = EngineOptions(schedule_memory_messages_max=4, fire_batch_max=3)
+    options = EngineOptions(schedule_memory_messages_max=4, fire_batch_max=3, reserve_bytes=RESERVE_BYTES)
     engine = Engine.open(folder, clock=clock, options=options, storage=storage)
     client = Client(engine, tell)
     for number in range(4):
@@ -227,7 +231,7 @@ def run_until_call(folder: Path, *, way: str, run: str) -> None:
 
 def run_until_signal(folder: Path, *, round_name: str) -> None:
     """Publishers and consumers in many threads, until somebody kills the process; tells on its standard output."""
-    engine = Engine.open(folder, options=EngineOptions(segment_bytes=65_536))
+    engine = Engine.open(folder, options=EngineOptions(segment_bytes=65_536, reserve_bytes=RESERVE_BYTES))
     tell = teller(1)
 
     def publish(name: str) -> None:

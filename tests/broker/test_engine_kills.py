@@ -18,7 +18,7 @@ from broker.options import Durability, EngineOptions
 from messaging.clock import ManualClock
 from messaging.journal import segment_paths
 from messaging.message import Delivery
-from tests.broker.killed_engine import DAY_MS, GROUP, START_MS, TOPIC, message
+from tests.broker.killed_engine import DAY_MS, GROUP, RESERVE_BYTES, START_MS, TOPIC, message
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,7 +59,7 @@ def drained(engine: Engine) -> list[Delivery]:
 def check_recovered(folder: Path, told: Told) -> None:
     """Open what the killed process left behind, and hold it against what it told."""
     clock = ManualClock(told.now_ms)
-    options = EngineOptions(segment_bytes=4096, durability=Durability.OS)
+    options = EngineOptions(segment_bytes=4096, reserve_bytes=RESERVE_BYTES, durability=Durability.OS)
     engine = Engine.open(folder, clock=clock, options=options)
     try:
         answered = sorted(told.answered["publish"])
