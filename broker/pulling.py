@@ -122,7 +122,7 @@ class Pulling(Timing):
         self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
         fires: bool = True,
     ) -> list[Handed]:  # fmt: skip
-        """Hand out what is ready, without waiting, as runs of records; fire a batch before, where that is too little.
+        """Hand out what is ready, as runs of records; what is due is waited for where that is less than is asked for.
 
         One pull of a group at a time: it chooses under the engine's lock, reads the disk without it, and hands out what
         is still there under the lock again. So a group that reads what is long past slows down itself alone.
@@ -162,9 +162,8 @@ class Pulling(Timing):
             found = self._state.group(topic, group)
             if found is None or found.paused or found.order is not None or found.accepts is not None:
                 return False
-            index = self._state.topic(topic).index
-            end = index.visible_end(found.position, count_max=count, durable_end=self._messages.durable_end)
-            return end - found.position >= count
+            index, end = self._state.topic(topic).index, self._messages.durable_end
+            return index.visible_end(found.position, count_max=count, durable_end=end) - found.position >= count
 
     def _fire_what_can_be(self) -> None:
         """On a full disk nothing can fall due, but what is ready is handed out all the same."""

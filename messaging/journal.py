@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 from pathlib import Path
 from typing import Final, Literal
 
@@ -312,14 +313,11 @@ def frame(payload: bytes) -> bytes:
     return _FRAME.pack(len(payload), google_crc32c.value(payload)) + payload
 
 
-def frames(payloads: Iterable[bytes]) -> tuple[bytes, list[int]]:
+def frames(payloads: Sequence[bytes]) -> tuple[bytes, list[int]]:
     """Payloads as they stand in a segment, one behind the other, and the length of each with its frame."""
-    pack, crc = _FRAME.pack, google_crc32c.value
-    pieces: list[bytes] = []
-    for payload in payloads:
-        pieces.append(pack(len(payload), crc(payload)))
-        pieces.append(payload)
-    return b"".join(pieces), [FRAME_BYTES + len(payload) for payload in pieces[1::2]]
+    sizes = list(map(len, payloads))
+    heads = map(_FRAME.pack, sizes, map(google_crc32c.value, payloads))
+    return b"".join(chain.from_iterable(zip(heads, payloads, strict=True))), [FRAME_BYTES + size for size in sizes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -23,10 +24,11 @@ from broker.delay.segment_store import SegmentStore
 ENTRY_BYTES: Final = 24
 BLOCK_IDS: Final = 128
 BLOCK_BYTES: Final = BLOCK_IDS * ENTRY_BYTES
-PIECES_MAX: Final = 32
-MERGED_PIECES: Final = 16
-_SLICE_IDS: Final = 8_192
+PIECES_MAX: Final = 64
+MERGED_PIECES: Final = 48
+_SLICE_IDS: Final = 32_768
 _KEYS: Final = 1 << 64
+_iter_entries: Final = struct.Struct(f"{ENTRY_BYTES}s").iter_unpack
 _pack: Final = struct.Struct(">QQQ").pack
 
 
@@ -99,7 +101,7 @@ class IdIndex:
                 return
             for block in range(len(piece.hashes)):
                 data = self._read(piece, block)
-                yield from (int.from_bytes(data[at : at + 8], "big") for at in range(0, len(data), ENTRY_BYTES))
+                yield from (int.from_bytes(one[:8], "big") for (one,) in _iter_entries(data))
 
     def write(self, segment: str, entries: Sequence[bytes]) -> StoredIndex:
         """A new piece of sorted entries; the caller syncs it, and adds it where it counts."""
@@ -126,20 +128,19 @@ class IdIndex:
         due_min = due_min_ms.to_bytes(8, "big")
         for number in range(slices):
             low, high = _KEYS * number // slices, _KEYS * (number + 1) // slices
-            entries = sorted(entry for piece in pieces for entry in self._between(piece, low, high))
+            entries = sorted(chain.from_iterable(self._between(piece, low, high) for piece in pieces))
             writer.add([entry for entry in entries if entry[8:16] >= due_min])
             yield None
         yield writer.finish()
 
-    def _between(self, piece: IndexPiece, low: int, high: int) -> Iterator[bytes]:
-        low_key, high_key = low.to_bytes(8, "big"), high.to_bytes(9, "big")[1:]
+    def _between(self, piece: IndexPiece, low: int, high: int) -> list[bytes]:
         first = max(0, bisect_left(piece.hashes, low) - 1)
+        entries: list[bytes] = []
         for block in range(first, bisect_left(piece.hashes, high)):
-            data = self._read(piece, block)
-            for at in range(0, len(data), ENTRY_BYTES):
-                entry = data[at : at + ENTRY_BYTES]
-                if entry[:8] >= low_key and (high == _KEYS or entry[:8] < high_key):
-                    yield entry
+            entries += [one for (one,) in _iter_entries(self._read(piece, block))]
+        start = bisect_left(entries, low.to_bytes(8, "big"))
+        stop = len(entries) if high == _KEYS else bisect_left(entries, high.to_bytes(8, "big"))
+        return entries[start:stop]
 
     def _read(self, piece: IndexPiece, block: int) -> bytes:
         return self._store.read(piece.stored.segment, piece.positions[block], piece.block_bytes(block))
