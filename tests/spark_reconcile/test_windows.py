@@ -76,7 +76,9 @@ def test_a_key_is_judged_with_all_that_stands_under_it_at_other_times(
     summary = _run(settings, spark)
 
     key = str(world.orders[0]["id"])
-    assert _rows_of_windows(settings) == {("business", key, "paid orders are announced", "published_twice", "duplicate")}
+    assert _rows_of_windows(settings) == {
+        ("business", key, "paid orders are announced", "published_twice", "duplicate")
+    }
     assert _books(summary) == _books_of_tables(whole)
     assert len(_tables(settings, "business_verdicts")) == 1, "the other orders were settled in bulk"
 
