@@ -12,7 +12,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.digests import Legs, union
-from spark_reconcile.parts import KEY_PLACE, PLACE, TIMED_PART, among, unsettled
+from spark_reconcile.parts import KEY_PLACE, PARTED, PLACE, among, unsettled
 from spark_reconcile.reading import in_parallel
 from spark_reconcile.slots import NO_SLOT, slot
 from spark_reconcile.sources.statements import Leg
@@ -28,8 +28,8 @@ _KEY: Final = "xxhash64(topic, message_key)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unclean:
-    """Where the sources disagree: parts (topic, period, part, asked: it is in a window that is judged), and buckets
-    (topic, slot); None where nothing is known by id.
+    """Where the sources disagree: parts (number of the topic, period, part; asked: in a window that is judged), and
+    buckets (topic, slot); None where nothing is known by id.
     """
 
     parts: DataFrame
@@ -99,7 +99,7 @@ def _outbox(legs: Legs) -> DataFrame:
 
 def _placed(frame: DataFrame, places: DataFrame, slots: DataFrame | None) -> DataFrame:
     """With `asked`, null outside of unclean parts, and `by_id`: whether the row's bucket is unclean."""
-    parted = frame.selectExpr("*", *TIMED_PART).selectExpr("*", f"{PLACE} as place").drop("period", "part")
+    parted = frame.selectExpr("*", *PARTED).selectExpr("*", f"{PLACE} as place").drop("number", "period", "part")
     joined = parted.join(places, "place", "left").drop("place")
     return joined.selectExpr("*", "false as by_id") if slots is None else _by_bucket(joined, slots)
 

@@ -27,13 +27,13 @@ _ODD: Final = {
 }
 """What is looked at by itself: rows that are due later, or whose time or place is not known yet."""
 _SUMMED: Final = ("n", "low", "high", "key_low", "key_high", "odd", "resent", "repeated")
-PLACE: Final = "xxhash64(coalesce(topic, ''), period, part)"
+PLACE: Final = "xxhash64(number, period, part)"
 """A part by number: it is looked up in a third of the time of texts. Two that share one cost a look, no verdict."""
-TIMED_PART: Final = (f"{period('created_ms')} as period", f"{PART} as part")
+PARTED: Final = ("xxhash64(coalesce(topic, '')) as number", f"{period('created_ms')} as period", f"{PART} as part")
 
 
 def parts(session: SparkSession, legs: Legs, *, topics: Sequence[str]) -> DataFrame:
-    """(leg, topic, period, part, note) with counts and sums; nothing runs yet. `topics`: all that are known.
+    """(leg, topic, number, period, part, note) with counts and sums; nothing runs yet. `topics`: all that are known.
 
     Topics are summed by their numbers, which cost half of what texts do; one that is not known is never clean.
     """
@@ -49,17 +49,17 @@ def parts(session: SparkSession, legs: Legs, *, topics: Sequence[str]) -> DataFr
     ]  # fmt: skip
     names = session.createDataFrame([(one,) for one in sorted(set(topics))], "topic string")
     numbered = broadcast(names.selectExpr("topic", "xxhash64(topic) as number"))
-    return reduce(union, digests).join(numbered, "number", "left").drop("number")
+    return reduce(union, digests).join(numbered, "number", "left")
 
 
 def clean_parts(found: DataFrame, *, covered: Sequence[str]) -> DataFrame:
-    """Each (topic, period, part) once: its window, whether it is `clean`, and how many messages it then has."""
+    """Each (topic, number, period, part) once: its window, whether it is `clean`, and how many messages it then has."""
     from pyspark.sql.functions import expr
 
     pairs = [("archive", name) for name in ("n", "low", "high", "resent", "repeated")]
     pairs += [("messages", name) for name in ("n", "low", "high", "key_low", "key_high")]
     pairs += [("business", name) for name in ("n", "key_low", "key_high")]
-    sides = found.groupBy("topic", "period", "part").agg(
+    sides = found.groupBy("topic", "number", "period", "part").agg(
         *(expr(f"sum(if(leg = '{leg}', {name}, 0L))").alias(f"{leg}_{name}") for leg, name in pairs),
         expr("sum(odd)").alias("odd"),
     )
@@ -67,7 +67,7 @@ def clean_parts(found: DataFrame, *, covered: Sequence[str]) -> DataFrame:
     asked = " and ".join(f"business_{name} = messages_{name}" for name in ("n", "key_low", "key_high"))
     known = f"topic is not null and period != {NO_PERIOD}"
     return sides.selectExpr(
-        "topic", "period", "part", f"{hour(f'period * {PERIOD_MS}L')} as window_ms", "messages_n as n",
+        "topic", "number", "period", "part", f"{hour(f'period * {PERIOD_MS}L')} as window_ms", "messages_n as n",
         f"({known} and odd = 0 and {stored} and (not {among('topic', covered)} or {asked})) as clean",
         "archive_resent as resent", "archive_repeated as repeated",
     )  # fmt: skip
@@ -119,7 +119,7 @@ def _digest(
     values = {"h": whole, "k": key, "odd": odd, "resent": resent, "repeated": repeated}
     known = [name for name, value in values.items() if value is not None]
     grouped = frame.selectExpr(
-        "xxhash64(coalesce(topic, '')) as number", *TIMED_PART, f"{note} as note",
+        *PARTED, f"{note} as note",
         *(f"{values[name]} as {name}" for name in known),
     ).groupBy("number", "period", "part", "note").agg(
         expr("count(*)").alias("n"),

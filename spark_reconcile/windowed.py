@@ -100,7 +100,9 @@ def _judge_batch(
 ) -> None:
     legs = legs_of(job.evidence)
     much = _share(compared.clean_parts, batch) > KEPT_SHARE_MAX
-    chosen = None if job.full else drilled(legs, _unclean(compared, batch), covered=job.covered, much=much)
+    # Without an archive no key agrees.
+    everything = job.full or all(one.leg != Leg.ARCHIVE for one in job.evidence.counts)
+    chosen = None if everything else drilled(legs, _unclean(compared, batch), covered=job.covered, much=much)
     few = chosen is not None and _rows(chosen.legs) <= FEW_ROWS_MAX
     with few_rows(job.session) if few else nullcontext():
         job.say("giving verdicts")

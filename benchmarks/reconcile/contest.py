@@ -6,7 +6,7 @@
 `everything`: the same with every row looked at. `again`: after `digests`, with the records of one hour changed.
 `join`: a plain full outer join of the three tables in Spark, with counts by what is missing or differs. `duckdb`: that
 join in DuckDB. Findings are checked against what was planted before a time is printed. Shuffled bytes are the sum over
-Spark's event log; memory is the highest that the Java process had.
+Spark's event log; memory is the highest that the Java process had; processor time is all of that process's.
 """
 
 from __future__ import annotations
@@ -197,6 +197,16 @@ def java_peak_bytes() -> int:
     return max(peaks)
 
 
+def java_processor_seconds() -> float:
+    """What the Java process below this one has used of all processors."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    used = [0]
+    for child in children:
+        times = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+        used.append(int(times[11]) + int(times[12]))
+    return max(used) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(contestant: str, folder: Path, rounds: int) -> dict[str, Any]:
     """Rounds of one contestant; the first is cold."""
     if contestant == "duckdb":
@@ -241,6 +251,7 @@ def _on_spark(contestant: str, folder: Path, scratch: Path, rounds: int) -> dict
                     found["findings"] = check(folder, output)
             found["seconds"].append(took)
         found["java_peak_bytes"] = java_peak_bytes()
+        found["java_processor_seconds"] = java_processor_seconds()
     found["shuffled_bytes_a_round"] = shuffled_bytes(events) // rounds
     return found
 

@@ -11,6 +11,9 @@ import pytest
 
 from benchmarks.reconcile.contest import found_in, ours
 from benchmarks.reconcile.records import expected, write_records
+from spark_reconcile.verdict import Scope
+from spark_reconcile.window_results import books_of
+from spark_reconcile.window_store import WindowStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +42,24 @@ def test_spark_finds_what_duckdb_finds_and_what_was_planted(spark: SparkSession,
     assert len(planted["faults"]) == FAULTS
     assert found == _oracle(tmp_path / "records")
     assert found == expected(planted)
+    assert _counted(tmp_path / "out") == _oracle_counts(tmp_path / "records")
+    looked_at = sum(window.result["looked_at"] for window in WindowStore(tmp_path / "out").windows.values())
+    assert full or looked_at <= 2 * FAULTS, "what agrees key by key is settled, whatever stands beside it"
+
+
+def _counted(output: Path) -> tuple[int, int]:
+    """How many messages and business rows have a verdict, in bulk or each by itself."""
+    books = books_of(window.result for window in WindowStore(output).windows.values())
+    counts = [sum(one.count for one in books if one.scope is scope) for scope in (Scope.MESSAGE, Scope.BUSINESS)]
+    return counts[0], counts[1]
+
+
+def _oracle_counts(folder: Path) -> tuple[int, int]:
+    ids = "select id from archive union select id from messages"
+    with duckdb.connect() as duck:
+        for name in ("business", "archive", "messages"):
+            duck.execute(f"create view {name} as select * from read_parquet('{folder / name}/*/*.parquet')")
+        return duck.sql(f"select (select count(*) from ({ids})), (select count(*) from business)").fetchall()[0]
 
 
 def _oracle(folder: Path) -> set[tuple[str, str]]:

@@ -64,6 +64,29 @@ def test_windows_give_the_verdicts_of_a_whole_run(
 
 
 @pytest.mark.spark
+def test_a_key_is_judged_with_all_that_stands_under_it_at_other_times(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(20)
+    again = world.sent("again", key=str(world.orders[0]["id"]), age_ms=2 * HOUR_MS)
+    sequence = world.store(again, key=str(world.orders[0]["id"]), age_ms=2 * HOUR_MS)
+    for group in (TICKETS, MAIL):
+        world.done(again, sequence, group, age_ms=2 * HOUR_MS)
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path)
+
+    whole = run(replace(settings, output=tmp_path / "whole"), session=spark, now_ms=NOW_MS)
+    summary = _run(settings, spark)
+
+    key = str(world.orders[0]["id"])
+    assert _rows_of_windows(settings) == {
+        ("business", key, "paid orders are announced", "published_twice", "duplicate")
+    }
+    assert _books(summary) == _books_of_tables(whole)
+    assert len(_tables(settings, "business_verdicts")) == 1, "the other orders were settled in bulk"
+
+
+@pytest.mark.spark
 def test_only_windows_that_changed_or_still_move_are_judged_again(
     spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
