@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KEPT_BYTES_MIN: Final = 4 * 1024 * 1024
 """A smaller segment is read in less time than a file of its own takes."""
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Raised where the rows made of a record change: what was kept before is made anew."""
 _PART: Final = re.compile(r"part-(\d{5})-.*\.parquet")
 
