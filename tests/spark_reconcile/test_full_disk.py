@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_reconcile import Settings, Summary, run, run_windows
+from spark_reconcile import run
 from spark_reconcile.errors import OutputFailed
 from tests.broker.mounts import small_disk
 from tests.fixtures.databases import Database
@@ -22,17 +21,9 @@ pytestmark = pytest.mark.spark
 FULL = "No space left on device"
 
 
-def _by_the_hour(settings: Settings, **options: Any) -> Summary:
-    return run_windows(settings, since_ms=NOW_MS - 3 * HOUR_MS, pause=lambda _: None, **options)
-
-
-@pytest.mark.parametrize(
-    ("reconcile", "room_bytes"),
-    [(run, 10_000), (_by_the_hour, 10_000), (run, 28_000)],
-    ids=["tables", "hours", "the report"],
-)
+@pytest.mark.parametrize("room_bytes", [10_000, 28_000], ids=["the tables", "the report"])
 def test_a_full_disk_is_told_in_one_line_and_nothing_is_shown(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, reconcile: Callable[..., Summary], room_bytes: int
+    spark: SparkSession, sqlite: Database, tmp_path: Path, room_bytes: int
 ) -> None:
     world = World()
     world.groups()
@@ -44,7 +35,7 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_shown(
         (disk / "filler").write_bytes(bytes((1 << 20) - room_bytes))
         output = disk / "out"
         with pytest.raises(OutputFailed, match=FULL) as told:
-            reconcile(replace(settings, output=output), session=spark, now_ms=NOW_MS)
+            run(replace(settings, output=output), session=spark, now_ms=NOW_MS)
         left = sorted(path.name for path in output.iterdir() if path.name not in {"windows", "segments"})
 
     assert len(str(told.value).splitlines()) == 1

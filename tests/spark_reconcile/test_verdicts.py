@@ -77,7 +77,7 @@ def _facts(scope: str) -> st.SearchStrategy[dict[str, int]]:
 
 
 @every_scope
-@settings(max_examples=1_500)
+@settings(max_examples=600)
 @given(data=st.data())
 def test_every_evidence_gets_the_verdict_that_plain_words_give_it(scope: str, data: st.DataObject) -> None:
     rules, _, plain = SCOPES[scope]
