@@ -48,6 +48,22 @@ def scanned(folder: Path) -> list[bytes]:
         store.close()
 
 
+def test_a_segment_of_another_version_is_refused_and_told_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = local_segments.VERSION
+    monkeypatch.setattr(local_segments, "VERSION", version - 1)
+    written(tmp_path)
+    monkeypatch.undo()
+
+    with pytest.raises(SegmentDamaged, match=f"version {version - 1}; this code reads version {version}: drain it"):
+        scanned(tmp_path)
+    store = LocalSegmentStore.open(tmp_path)
+    with pytest.raises(SegmentDamaged, match="drain it"):
+        store.read("a", 0, len(RECORDS[0]))
+    store.close()
+
+
 def test_a_tail_torn_at_any_byte_ends_the_scan_and_is_cut_by_the_next_append(tmp_path: Path) -> None:
     path, positions = written(tmp_path)
     whole = path.read_bytes()
