@@ -19,9 +19,11 @@ def named_runs(runs: DataFrame, messages: DataFrame, *, is_whole: bool) -> DataF
     `is_whole`: both logs begin at their beginnings. Then a message that they do not hold is named by its place, so that
     it is judged as what it is; else it was dropped, and tells nothing.
     """
+    from pyspark.sql.functions import expr
+
     told = messages.where("sequence is not null").select("topic", "sequence", "id")
     fired = runs.where("kind = 'fired'").select("topic", "sequence", "id")  # the copy there may say so once more
-    places = told.unionByName(fired).groupBy("topic", "sequence").agg(functions.min("id").alias("known"))
+    places = told.unionByName(fired).groupBy("topic", "sequence").agg(expr("min(id)").alias("known"))
     each = runs.where("messages is not null").withColumn("first", runs["sequence"])
     each = each.selectExpr(
         *(name for name in _names() if name != "sequence"), "explode(sequence(first, first + messages - 1)) as sequence"
