@@ -157,17 +157,14 @@ class Died(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="died
 
 
 class Redriven(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="redriven"):
-    """Dead letters got a new life, `per_second` a second (None: at once); entries are (sequence, message id).
-
-    `pace`: what earlier redrives had given away of the group's seconds by then, see Pace.
-    """
+    """Dead letters got a new life, `per_second` a second (None: at once); entries are (sequence, message id)."""
 
     topic: str
     group: str
     at_ms: int
     entries: list[tuple[int, str]]
     per_second: int | None = None
-    pace: tuple[int, int] = (0, 0)
+    pace: tuple[int, int] = (0, 0)  # what earlier redrives had given away of the seconds, see Pace
 
 
 class Sought(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="sought"):

@@ -45,7 +45,7 @@ def business_evidence(rows: DataFrame, messages: DataFrame) -> DataFrame:
     )
     return asked.join(found, ["topic", "message_key"], "left").selectExpr(
         "cast(note as int) as rule_number", "topic", "message_key", "rows", "time_ms",
-        "coalesce(messages, 0L) as messages",
+        "coalesce(messages, 0L) as messages", "if(coalesce(message_key, '') = '', 1, 0) as keyless",
         "if(messages > 0 and least_due_ms is not null"
         " and (least_due_ms != least_found_ms or most_due_ms != most_found_ms), 1, 0) as due_differs",
         *(f"coalesce({state}, 0L) as {state}" for state in _STATES),

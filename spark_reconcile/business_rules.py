@@ -17,6 +17,15 @@ _live = _messages - Fact("canceled")
 
 BUSINESS_RULES: Final[tuple[Rule, ...]] = (
     Rule(
+        name="no_key",
+        state=State.UNKNOWN,
+        severity=Severity.FINDING,
+        when=Fact("keyless").is_(1),
+        meaning="The row has no key, so its message cannot be told from others.",
+        cause="The rule's key column is null or empty.",
+        cure="Give the row its key, or leave such rows out by the rule's where.",
+    ),
+    Rule(
         name="message_in_grace",
         state=State.PENDING,
         severity=Severity.WAIT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from spark_reconcile.config_file import read_config, settings_of
 from spark_reconcile.errors import NotComparable
 from spark_reconcile.exposition import FILE as METRICS_FILE
 from spark_reconcile.exposition import write_metrics
+from spark_reconcile.interrupting import Stop, interruptible
 from spark_reconcile.moments import length_ms, moment_ms
 from spark_reconcile.repair_cli import repair as repair_windows
 from spark_reconcile.settings import Settings
@@ -157,7 +159,10 @@ def explain(
 
     found = [(scope, rule) for scope, rules in RULES.items() for rule in rules if name in {None, rule.state, rule.name}]
     if not found:
-        raise ConfigurationError(f"there is no verdict or rule {name!r}; verdicts: {', '.join(State)}")
+        names = [*State, *(rule.name for rules in RULES.values() for rule in rules)]
+        near = difflib.get_close_matches(str(name), names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"verdicts: {', '.join(State)}"
+        raise ConfigurationError(f"there is no verdict or rule {name!r}; {hint}")
     for scope, rule in found:
         typer.echo(f"{rule.state} ({scope}: {rule.name}, {rule.severity}): {rule.meaning}")
         for label, text in (("cause", rule.cause), ("do", rule.cure)):
@@ -191,18 +196,21 @@ def _run(settings: Settings, *, master: str | None, now_ms: int, span: tuple[int
     from spark_reconcile.reconciliation import run as reconcile_once
 
     started = time.monotonic()
-    talk = _talk()
-    with talk.status("checking the sources") as status:
+    with _talk().status("checking the sources") as status:
 
-        def say(step: str) -> None:
-            status.update(f"{step} ({time.monotonic() - started:.0f} s)")
+        def once(stop: Stop) -> Summary:
+            def say(step: str) -> None:
+                stop.check()
+                status.update(f"{step} ({time.monotonic() - started:.0f} s)")
 
-        if span is None:
-            return reconcile_once(settings, master=master, now_ms=now_ms, say=say)
-        since_ms, until_ms = span
-        return run_windows(
-            settings, since_ms=since_ms, until_ms=until_ms, full=full, master=master, now_ms=now_ms, say=say
-        )
+            if span is None:
+                return reconcile_once(settings, master=master, now_ms=now_ms, say=say)
+            since_ms, until_ms = span
+            return run_windows(
+                settings, since_ms=since_ms, until_ms=until_ms, full=full, master=master, now_ms=now_ms, say=say
+            )
+
+        return interruptible(once)
 
 
 @contextmanager
@@ -236,6 +244,8 @@ def _talk() -> Console:
 
 def _print(summary: Summary) -> None:
     typer.echo(summary.sentence)
+    for one in summary.clock_sentences:
+        typer.echo(one)
     table = Table(box=None, pad_edge=False, show_header=False)
     figures = {
         "business rows": summary.business_rows,

@@ -11,6 +11,12 @@ class NotComparable(OutboxError):
     retryable = True
 
 
+class OutputFailed(ConfigurationError):
+    """The results cannot be written: the disk is full, or failed. Nothing of the run is shown."""
+
+    retryable = True
+
+
 class OutputBusy(ConfigurationError):
     """Another run writes to the output folder: nothing is wrong with either, and the folder is free when it ends."""
 

@@ -60,6 +60,7 @@ def run_windows(
         )
     slack_ms = int(settings.grace.slack_seconds * 1000)
     plan = check_sources(settings, span=span_of(windows, slack_ms=slack_ms))
+    settings = plan.allowing(settings)
     with only_run(settings.output), staging(settings.output, now_ms=judged_at_ms) as stage:
         store = WindowStore(settings.output, checkpoint=checkpoint)
         say("starting Spark")
@@ -114,6 +115,7 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
         inputs=inputs(job.evidence, job.settings),
         folder=str(stage.final),
         windows=_counts(windows, judged, shown, not_closed=not_closed),
+        clocks=job.plan.clocks,
         took_seconds=watch.laps,
     )
     _publish(job, summary, flow, stage=stage)

@@ -19,13 +19,18 @@ _SHARES: Final = "array(0.5D, 0.95D, 0.99D, 1D)"
 
 def sampled_latencies(evidence: Evidence, windows: Sequence[int]) -> list[Latency]:
     """Percentiles by topic and group of what was published in these windows; counts are those of the sample."""
+    from pyspark.sql.functions import expr
+
     stored = sum(one.rows for one in evidence.counts if one.leg == "messages")
     chosen = f"pmod(xxhash64(id), {max(1, -(-stored // SAMPLE_ROWS))}) = 0"
     messages = (
         evidence.messages.where(f"{chosen} and created_ms between {windows[0]}L and {windows[-1] + HOUR_MS}L")
         .groupBy("id", "topic")
-        .agg({"created_ms": "min", "stored_ms": "min", "deliver_at_ms": "max"})
-        .toDF("id", "topic", "created_ms", "stored_ms", "due_ms")
+        .agg(
+            expr("min(created_ms)").alias("created_ms"),
+            expr("min(stored_ms)").alias("stored_ms"),
+            expr("max(deliver_at_ms)").alias("due_ms"),
+        )
     )
     events = evidence.actions.where(f"kind in ('delivered', 'acked') and {chosen}").selectExpr(
         "id", "consumer_group", "if(kind = 'delivered', at_ms, null) as given_ms",

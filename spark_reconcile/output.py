@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from messaging.errors import ConfigurationError
+from spark_reconcile.errors import OutputFailed
 
 MANIFEST: Final = "manifest.json"
 
@@ -58,5 +59,9 @@ def staging(output: Path, *, now_ms: int) -> Iterator[Staging]:
         raise ConfigurationError(f"cannot write to {output}: {error.strerror}; name another [output] folder") from error
     try:
         yield Staging(run_id, folder, output / run_id)
+    except OSError as error:
+        raise OutputFailed(
+            f"cannot write to {output}: {error.strerror or error}; make room, or mend it, and start the run again"
+        ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)

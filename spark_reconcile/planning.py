@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
@@ -24,6 +25,8 @@ from spark_reconcile.sources.statements import (
 SNAPSHOT_ROWS_MAX: Final = 500_000
 """Up to so many rows a database is read in one consistent snapshot; above, in parallel ranges, table after table."""
 SMALL_BROKER_BYTES: Final = 128 * 1024 * 1024
+APART_STEP_SECONDS: Final = 60
+"""Clocks are taken to be apart by whole steps, so that the next run allows for the same and judges the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,24 @@ class Plan:
     broker_bytes: int
     oldest_ms: Mapping[tuple[Leg, str], int] = field(default_factory=dict)
     """Of a run that reads a span: the oldest row of the archive and of each group's inbox, read or not."""
+    clocks: Mapping[str, int] = field(default_factory=dict)
+    """By how many milliseconds databases' clocks are ahead of this machine's, where that is more than they may be."""
 
     @property
     def small(self) -> bool:
         """Whether starting up will take longer than working."""
         return self.broker_bytes <= SMALL_BROKER_BYTES and all(read.snapshot for read in (*self.inboxes, *self.rest))
+
+    def allowing(self, settings: Settings) -> Settings:
+        """The settings, with as much patience as clocks that are apart take: nothing is judged by a wrong clock."""
+        apart_ms = max(map(abs, self.clocks.values()), default=0)
+        if not apart_ms:
+            return settings
+        seconds = -(-apart_ms // (APART_STEP_SECONDS * 1000)) * APART_STEP_SECONDS
+        grace = settings.grace
+        return replace(
+            settings, grace=replace(grace, seconds=grace.seconds + seconds, clock_skew_seconds=float(seconds))
+        )
 
 
 def check_sources(settings: Settings, *, span: Span | None = None) -> Plan:
@@ -60,21 +76,24 @@ def check_sources(settings: Settings, *, span: Span | None = None) -> Plan:
         if not folder.is_dir():
             raise ConfigurationError(f"[archive]: there is no folder {folder}; name the one that holds Parquet files")
     oldest: dict[tuple[Leg, str], int] = {}
+    clocks: dict[str, int] = {}
     inboxes = []
     for inbox in settings.inboxes:
         place = Place.of(inbox.url or settings.database_url)
         with reading(place) as reader:
+            _note_clock(reader, settings, clocks)
             statement = inbox_statement(reader, inbox, schema=schema_of(settings, inbox, place), span=span)
             if span is not None:
                 _note_oldest(reader, statement, inbox.group, oldest)
         inboxes.append((inbox.url or settings.database_url, statement))
-    rest = _rest(settings, span, oldest)
+    rest = _rest(settings, span, oldest, clocks)
     segments = [one for log in ("messages", "actions") for one in survey(settings.broker_data, log)]
     return Plan(
         inboxes=tuple(_together(inboxes)),
         rest=tuple(_together(rest)),
         broker_bytes=sum(one.size_bytes for one in segments),
         oldest_ms=oldest,
+        clocks={name: ahead_ms for name, ahead_ms in clocks.items() if ahead_ms},
     )
 
 
@@ -84,12 +103,15 @@ def waves(reads: Sequence[Read]) -> list[list[Read]]:
     return [list(wave) for _, wave in groupby(ordered, key=_wave)]
 
 
-def _rest(settings: Settings, span: Span | None, oldest: dict[tuple[Leg, str], int]) -> list[tuple[str, Statement]]:
+def _rest(
+    settings: Settings, span: Span | None, oldest: dict[tuple[Leg, str], int], clocks: dict[str, int]
+) -> list[tuple[str, Statement]]:
     """The outboxes' statements, then the business's."""
     found = []
     for outbox in settings.all_outboxes:
         place = Place.of(outbox.url)
         with reading(place) as reader:
+            _note_clock(reader, settings, clocks)
             statements = outbox_statements(reader, schema=place.schema_of(outbox.schema), span=span)
             if span is not None:
                 _note_oldest(reader, statements[-1], "", oldest)
@@ -97,8 +119,18 @@ def _rest(settings: Settings, span: Span | None, oldest: dict[tuple[Leg, str], i
     for number, rule in enumerate(settings.rules):
         for url in settings.urls_of(rule):
             with reading(Place.of(url)) as reader:
+                _note_clock(reader, settings, clocks)
                 found.append((url, business_statement(reader, rule, number, span=span)))
     return found
+
+
+def _note_clock(reader: Reader, settings: Settings, clocks: dict[str, int]) -> None:
+    """How far a database's clock is ahead, at least; 0 where it is as near as the settings allow."""
+    name = str(reader.place)
+    if name not in clocks:
+        before_ms, now_ms, after_ms = time.time_ns() // 1_000_000, reader.now_ms(), time.time_ns() // 1_000_000
+        ahead_ms = min(0, now_ms - before_ms) + max(0, now_ms - after_ms)
+        clocks[name] = ahead_ms if abs(ahead_ms) > settings.grace.clock_skew_seconds * 1000 else 0
 
 
 def _note_oldest(reader: Reader, one: Statement, note: str, oldest: dict[tuple[Leg, str], int]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ConfigurationError
-from spark_reconcile.errors import NotComparable, OutputBusy
+from spark_reconcile.errors import NotComparable, OutputBusy, OutputFailed
 from spark_reconcile.figures import (
     Flow,
     axis_of,
@@ -44,6 +46,7 @@ _LOCK: Final = ".lock"
 _ERROR_LINE: Final = re.compile(
     r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Missing|Unavailable|Invalid|Comparable): (.+)$", re.MULTILINE
 )
+_DISK_FULL: Final = os.strerror(errno.ENOSPC)
 _JAVA_LINE: Final = re.compile(r"^(?:Caused by: |: )[\w.$]+: (.+)$", re.MULTILINE)
 
 
@@ -63,6 +66,7 @@ def run(
     """
     judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     plan = check_sources(settings)
+    settings = plan.allowing(settings)
     with only_run(settings.output), staging(settings.output, now_ms=judged_at_ms) as stage:
         say("starting Spark")
         watch = Watch()
@@ -90,7 +94,7 @@ def _reconcile(
     judged.release()
     watch.lap("count")
     say("writing the report")
-    summary = replace(summary, took_seconds=watch.laps)
+    summary = replace(summary, took_seconds=watch.laps, clocks=plan.clocks)
     write_report(stage.folder / "report.html", summary=summary, settings=settings, flow=flow)
     (stage.folder / "run.json").write_text(json.dumps(summary.as_dict(), indent=2), encoding="utf-8")
     stage.publish({"balanced": summary.balanced, "sentence": summary.sentence, "judged_at_ms": now_ms})
@@ -146,6 +150,11 @@ def worker_errors() -> Iterator[None]:
     except (PySparkException, Py4JError) as error:
         # What fails in Java itself (an unreadable file, a process that died) PySpark hands on as Py4J has it.
         text = str(error)
+        if _DISK_FULL in text:
+            raise OutputFailed(
+                f"cannot write the results, or what Spark puts aside: {_DISK_FULL}; make room in the output folder and "
+                "in SPARK_LOCAL_DIRS, and start it again"
+            ) from error
         told, java = _ERROR_LINE.findall(text), _JAVA_LINE.findall(text)
         # Java's first line may name the file, and its last says what is wrong with it.
         what = told[-1] if told else ": ".join(dict.fromkeys(java[:1] + java[-1:])) or text.splitlines()[0]

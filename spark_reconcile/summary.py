@@ -89,7 +89,7 @@ class Summary:
 
     delivered: (message, group) handed out at least once. redelivered: hand-outs beyond the first. deduplicated: repeats
     that the broker or an inbox turned away. resent: messages that took more than one try to send. unexplained: rows
-    without a verdict, always 0.
+    without a verdict, always 0. clocks: by how many milliseconds databases' clocks are ahead, where they are apart.
     """
 
     run_id: str
@@ -110,6 +110,7 @@ class Summary:
     inputs: Sequence[Input] = ()
     folder: str = ""
     windows: WindowCounts | None = None
+    clocks: Mapping[str, int] = field(default_factory=dict)
     took_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def count(self, state: State, *, scope: Scope | None = None) -> int:
@@ -148,6 +149,15 @@ class Summary:
                 f"{self.business_rows:,} business rows are explained" + (f"; {rest} to look at." if rest else ".")
             )
         return f"Not balanced: {_listed(self, Severity.FINDING)}."
+
+    @property
+    def clock_sentences(self) -> list[str]:
+        """Which clocks are apart, a sentence each."""
+        return [
+            f"The clock of {name} is {abs(ahead_ms) / 1000:,.0f} s {'ahead of' if ahead_ms > 0 else 'behind'} this "
+            "machine's: so much more of what is new was left pending. Set the clocks."
+            for name, ahead_ms in sorted(self.clocks.items())
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: every field, and the named counts that people look for."""

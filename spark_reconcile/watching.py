@@ -10,7 +10,7 @@ from typing import Final
 
 from messaging.clock import Clock
 from messaging.errors import DatabaseUnavailable
-from spark_reconcile.errors import NotComparable, OutputBusy
+from spark_reconcile.errors import NotComparable, OutputBusy, OutputFailed
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Watch:
         self.runs += 1
         try:
             self._run_once(now_ms)
-        except (NotComparable, OutputBusy, DatabaseUnavailable) as error:
+        except (NotComparable, OutputBusy, OutputFailed, DatabaseUnavailable) as error:
             self.failures += 1
             logger.warning("reconciliation_failed", extra={"error": str(error), "failures": self.failures})
             return False

@@ -128,7 +128,7 @@ def _grid(top: int) -> list[str]:
     for share in (0, 0.5, 1):
         y = _HEIGHT * (1 - share) + 6
         parts.append(f'<line class="axis" x1="{_LEFT}" y1="{y:.0f}" x2="{_WIDTH - 8}" y2="{y:.0f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.0f}" text-anchor="end">{top * share:,.0f}</text>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.0f}" text-anchor="end">{_short(top * share)}</text>')
     return parts
 
 
@@ -153,6 +153,14 @@ def _steps(counts: Mapping[int, int], buckets: int, cell: float, top: int) -> st
 
 def _clock(axis: Axis, bucket: int) -> str:
     return moment(axis.start_ms + bucket * axis.width_ms)
+
+
+def _short(number: float) -> str:
+    """A number in the room that a phone has for it."""
+    for limit, name in ((1_000_000_000, "G"), (1_000_000, "M"), (10_000, "k")):
+        if number >= limit:
+            return f"{number / (1_000 if name == 'k' else limit):,.10g}{name}"
+    return f"{number:,.10g}"
 
 
 def _round_up(number: int) -> int:

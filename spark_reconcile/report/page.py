@@ -29,6 +29,20 @@ _TITLES: Final = {
     Scope.MESSAGE: ("Messages", "", "Each message once, from its transaction to the broker's disk."),
     Scope.DELIVERY: ("Deliveries", "group", "Each message once for each consumer group of its topic."),
 }
+WORDS: Final = {
+    State.LOST: "One record says that it happened, and the next one, which must know it, does not.",
+    State.UNSENT: "Committed by the business, and still not with the broker.",
+    State.PHANTOM: "It went out, or took effect, and nobody asked for it.",
+    State.DUPLICATE: "It is there more often than it was asked for.",
+    State.MISMATCH: "Two records of one message say different things.",
+    State.EARLY: "It took effect before its time.",
+    State.LATE: "It came, or still waits, longer than the bound allows. Nothing is lost.",
+    State.DEAD: "Its consumer failed at it until the attempts were used up. It is kept, and can be given again.",
+    State.PARKED: "The broker refused it for good. It is kept, and waits for somebody to decide.",
+    State.UNKNOWN: "The records that would tell are not kept that long, or are not among the sources.",
+    State.PENDING: "Still on its way, and in time.",
+}
+"""For who has not read the documentation: what a verdict says of the business."""
 LINES_MAX: Final = 60
 EXAMPLES_A_RULE: Final = 5
 EXAMPLES_MAX: Final = 120
@@ -83,6 +97,7 @@ def write_report(path: Path, *, summary: Summary, settings: Settings, flow: Flow
         summary=summary,
         settings=settings,
         tiles=_tiles(summary),
+        words=[(state, meaning) for state, meaning in WORDS.items() if summary.count(state)],
         ledgers=[_ledger(scope, summary) for scope in _TITLES],
         flow=charts.flow_chart(flow),
         heat=charts.heat_map(flow),
@@ -168,7 +183,7 @@ def _rule(scope: Scope, name: str) -> Rule | None:
 
 
 def _severities() -> dict[State, Severity]:
-    """How loud a verdict is, at its loudest."""
+    """How loud a verdict is: as it usually is, else at its loudest."""
     found = {
         state: min(
             (rule.severity for rules in RULES.values() for rule in rules if rule.state is state),
@@ -177,4 +192,5 @@ def _severities() -> dict[State, Severity]:
         )
         for state in State
     }
-    return {**found, State.SETTLED: Severity.OK, State.PENDING: Severity.WAIT, State.CANCELED: Severity.INFO}
+    usual = {State.SETTLED: Severity.OK, State.PENDING: Severity.WAIT}
+    return {**found, **usual, State.CANCELED: Severity.INFO, State.UNKNOWN: Severity.INFO}

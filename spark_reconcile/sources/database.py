@@ -116,6 +116,11 @@ class Reader:
         """All rows of a statement that has few."""
         return [row for batch in self.batches(statement, parameters) for row in batch]
 
+    def now_ms(self) -> int:
+        """What the database's clock shows, UTC."""
+        ((now,),) = self.rows(f"SELECT {now_us(self.place)}")
+        return int(now) // 1000
+
     def columns(self, table: str, *, schema: str | None) -> Mapping[str, str]:
         """The columns of a table and their types in lower case; empty where there is no such table."""
         if self.place.backend is Backend.SQLITE:

@@ -112,7 +112,9 @@ def business_statement(reader: Reader, rule: BusinessRule, number: int, *, span:
     schema, _, table = rule.table.rpartition(".")
     columns = reader.columns(table, schema=schema or None)
     if not columns:
-        raise ConfigurationError(f"rule {rule.name}: there is no table {rule.table} in {place}")
+        near = difflib.get_close_matches(table, reader.tables(schema=schema or None), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigurationError(f"rule {rule.name}: there is no table {rule.table} in {place}{hint}")
     for name in (rule.key_column, rule.time_column, *(one.column for one in rule.where)):
         _check_column(rule, name, columns)
     created_ms = _time(place, rule, rule.time_column, columns)

@@ -111,6 +111,8 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
 
 def business_rule(f: Facts) -> str:
     """The rule that decides on the business rows of one key."""
+    if f["keyless"]:
+        return "no_key"
     if f["messages"] < f["rows"]:
         if f["time_ms"] > f["now_ms"] - f["grace_ms"]:
             return "message_in_grace"

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 from typing import TYPE_CHECKING
@@ -34,7 +34,20 @@ ROOT = Path(__file__).parents[2]
 START_SECONDS_MAX = 90
 END_SECONDS_MAX = 30
 RUN_SECONDS_MAX = 480
-DEFAULTS = "spark.sql.shuffle.partitions 2\nspark.sql.adaptive.enabled false\nspark.executor.memory 600m\n"
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+# Of so few rows all time is starting, compiling and planning: as of small runs in spark_reconcile.session.
+QUICK = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.shuffle.compress": "false",
+    "spark.ui.enabled": "false",
+    "spark.executor.memory": "600m",
+    "spark.driver.extraJavaOptions": QUICK_JAVA,
+    "spark.executor.extraJavaOptions": QUICK_JAVA,
+}
 CONNECT = ("spark-submit", "--master", "local[2]", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer")
 # The session of the other tests lives in this process, and Spark keeps one a process: so a process of its own.
 PROGRAM = """
@@ -70,7 +83,7 @@ deliver_at_column = "remind_at_us"
 [[inboxes]]
 group = "tickets"
 [output]
-folder = "{output}"
+folder = "here"
 [grace]
 late_after_seconds = 120
 """
@@ -78,44 +91,66 @@ SINCE_MS = NOW_MS - 5 * HOUR_MS
 Findings = set[tuple[str, str | None, str]]
 
 
-def test_a_standalone_cluster_of_a_master_and_two_workers(
-    spark: SparkSession, sqlite: Database, tmp_path: Path
-) -> None:
-    config = _written(sqlite, tmp_path)
-    wanted = _run_here(config, spark)
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What all clusters read, and what the local session of the other tests finds in it."""
 
-    with (
-        _started("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0",
-                 until="Starting Spark master at ") as master,
-        _started("org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0",
-                 "--work-dir", str(tmp_path / "one"), master, until="Successfully registered with master"),
-        _started("org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0",
-                 "--work-dir", str(tmp_path / "two"), master, until="Successfully registered with master"),
-    ):  # fmt: skip
-        sentence = _run(config, master)
+    folder: Path
+    config: Path
+    wanted: tuple[str, Findings]
 
-    assert (sentence, _findings(tmp_path / "out")) == wanted
+    def output(self, name: str) -> Path:
+        """A file of settings whose results go to a folder of their own."""
+        path = self.folder / f"{name}.toml"
+        path.write_text(self.config.read_text().replace('"here"', f'"{name}"'))
+        return path
+
+
+@pytest.fixture(scope="module")
+def records(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Records:
+    """Every fault once, in two segments of each log, and judged here."""
+    folder = tmp_path_factory.mktemp("records")
+    config = _written(Database(name="sqlite", url=f"sqlite:///{folder / 'shop.db'}", schema=None), folder)
+    return Records(folder, config, _run_here(config, spark))
+
+
+def test_a_standalone_cluster_of_a_master_and_two_workers(records: Records, tmp_path: Path) -> None:
+    config = records.output("cluster")
+    master = ("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+
+    with _started(*master, until="Starting Spark master at ") as told:
+        url = told()
+        workers = [
+            (
+                "org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0",
+                "--work-dir", str(tmp_path / name), url,
+            )
+            for name in ("one", "two")
+        ]  # fmt: skip
+        registered = "Successfully registered with master"
+        with _started(*workers[0], until=registered) as first, _started(*workers[1], until=registered) as second:
+            first(), second()
+            sentence = _run(config, url)
+
+    assert (sentence, _findings(records.folder / "cluster")) == records.wanted
     for worker in ("one", "two"):
         assert list((tmp_path / worker).glob("app-*/*/stderr")), f"worker {worker} had no executor"
 
 
-def test_spark_connect(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
-    config = _written(sqlite, tmp_path)
-    wanted = _run_here(config, spark)
-    options = (
-        "--conf", "spark.connect.grpc.binding.port=0", "--conf", "spark.sql.shuffle.partitions=2",
-        "--conf", "spark.ui.enabled=false",
-    )  # fmt: skip
+def test_spark_connect(records: Records) -> None:
+    config = records.output("connect")
+    options = [word for name, value in QUICK.items() for word in ("--conf", f"{name}={value}")]
+    options += ["--conf", "spark.connect.grpc.binding.port=0"]
 
     with _started(*CONNECT[1:], *options, program=CONNECT[0], until="Spark Connect server started at: ") as told:
-        sentence = _run(config, f"sc://127.0.0.1:{told.rpartition(':')[2]}")
+        sentence = _run(config, f"sc://127.0.0.1:{told().rpartition(':')[2]}")
 
-    assert (sentence, _findings(tmp_path / "out")) == wanted
+    assert (sentence, _findings(records.folder / "connect")) == records.wanted
 
 
 def _run_here(config: Path, spark: SparkSession) -> tuple[str, Findings]:
     """What the local session of all other tests finds in the same records."""
-    settings = replace(settings_of(read_config(config), folder=config.parent), output=config.parent / "here")
+    settings = settings_of(read_config(config), folder=config.parent)
     summary = run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=lambda _: None)
     found = _findings(settings.output)
     assert len(found) > 20
@@ -138,10 +173,10 @@ def _written(database: Database, folder: Path) -> Path:
         world.settled(age_ms=4 * HOUR_MS - number * 2 * MINUTE_MS)
     plant_all(world)
     with_timed_ids(world)
-    world.write(database, folder, records_a_segment=40)
-    config = folder / "reconcile.toml"
-    config.write_text(CONFIG.format(url=database.url, output=folder / "out"))
-    (folder / "spark-defaults.conf").write_text(DEFAULTS)
+    world.write(database, folder, records_a_segment=(len(world.actions) + 1) // 2)
+    config = folder / "here.toml"
+    config.write_text(CONFIG.format(url=database.url))
+    (folder / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in QUICK.items()))
     return config
 
 
@@ -156,8 +191,10 @@ def _run(config: Path, master: str) -> str:
 
 
 @contextmanager
-def _started(*arguments: str, until: str, program: str = "spark-class") -> Iterator[str]:
-    """A Java process of Spark; yields what it said behind `until`, its address. What it starts ends with it."""
+def _started(*arguments: str, until: str, program: str = "spark-class") -> Iterator[Callable[[], str]]:
+    """A Java process of Spark. What is yielded waits for what it says behind `until`: its address. All that it starts
+    ends with it.
+    """
     import pyspark
 
     command = Path(pyspark.__file__).parent / "bin" / program
@@ -169,7 +206,7 @@ def _started(*arguments: str, until: str, program: str = "spark-class") -> Itera
     reader = threading.Thread(target=_tell, args=(process, until, told))
     reader.start()
     try:
-        yield told.get(timeout=START_SECONDS_MAX)
+        yield lambda: told.get(timeout=START_SECONDS_MAX)
     finally:
         _end(process)
         reader.join(END_SECONDS_MAX)
@@ -196,4 +233,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _environment() -> dict[str, str]:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    return {
+        **os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
+    }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from sqlalchemy import create_engine, text
 
 from messaging import journal
-from spark_reconcile import Settings, State, Summary, run
+from spark_reconcile import BusinessRule, Settings, State, Summary, run
+from spark_reconcile.sources.database import Reader
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import Verdict, plant_all
-from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, World
+from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, SECOND_MS, World
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 _PLAIN = {"stored", "done", "announced"}
+DATABASE_TIMES = {"paid_at_us", "due_at_us", "created_at_us", "sent_at_us", "handled_at_us"}
 
 
 def test_every_planted_fault_is_found_at_its_id_and_nothing_else_is(
@@ -112,6 +116,32 @@ def test_the_summary_adds_up_and_the_report_names_the_findings_and_no_body(
         assert secret not in found
 
 
+def test_a_business_key_that_is_null_is_named_and_one_that_is_there_twice_asks_for_two_messages(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(balanced=2)
+    for number, key in enumerate(("7", "8", "8")):
+        world.store(world.sent(f"refunded-{number}", key=key, topic="refund"), key=key, topic="refund")
+    settings = world.write(sqlite, tmp_path)
+    engine = create_engine(sqlite.url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE refund (order_id INTEGER NULL, at BIGINT)"))
+        connection.execute(
+            text("INSERT INTO refund VALUES (NULL, :at), (7, :at), (7, :at), (8, :at), (8, :at)"),
+            {"at": (NOW_MS - HOUR_MS) * 1000},
+        )
+    engine.dispose()
+    rule = BusinessRule(name="refunds", table="refund", key_column="order_id", time_column="at", topic="refund")
+
+    summary = run(replace(settings, rules=[rule], inboxes=[]), session=spark, now_ms=NOW_MS)
+
+    assert _unsettled(summary) == {
+        ("business", None, "refunds", "unknown", "no_key"),
+        ("business", "7", "refunds", "lost", "too_few_messages"),
+    }
+    assert not summary.balanced
+
+
 def test_what_the_inbox_turned_away_is_counted(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
     world = _world(balanced=3)
     order = world.order()
@@ -191,6 +221,29 @@ def test_what_the_retention_has_purged_by_now_is_unknown(spark: SparkSession, sq
         ("delivery", old, "tickets", "unknown", "inbox_out_of_reach"),
         ("delivery", gone, "tickets", "lost", "acknowledged_not_handled"),
     }
+
+
+def test_a_database_whose_clock_is_an_hour_behind_makes_nothing_lost_that_is_on_its_way(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = _world(balanced=3)
+    world.unsent("on-its-way", key=str(world.order(age_ms=SECOND_MS)), age_ms=SECOND_MS)
+    lost = world.sent("lost", key=str(world.order(age_ms=5 * HOUR_MS)), age_ms=5 * HOUR_MS)
+    rows = (*world.orders, *world.outbox, *world.archive, *world.inbox)
+    for row in rows:
+        row.update({name: value - HOUR_MS * 1000 for name, value in row.items() if name in DATABASE_TIMES and value})
+    monkeypatch.setattr(Reader, "now_ms", lambda _: time.time_ns() // 1_000_000 - HOUR_MS)
+
+    summary = run(world.write(sqlite, tmp_path), session=spark, now_ms=NOW_MS)
+
+    assert {one[1:] for one in _unsettled(summary) if one[0] == "message"} == {
+        (lost, "", "lost", "not_in_broker"),
+        ("on-its-way", "", "pending", "in_grace"),
+    }
+    (told,) = summary.clock_sentences
+    assert "is 3,600 s behind this machine's" in told
+    page = (Path(summary.folder) / "report.html").read_text()
+    assert "is 3,600 s behind" in page
 
 
 def _world(*, balanced: int) -> World:

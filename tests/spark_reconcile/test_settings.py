@@ -187,7 +187,8 @@ def test_explain_says_what_a_verdict_means() -> None:
 
     assert ended.returncode == 0
     assert "no_business_row" in ended.stdout
-    assert _outbox("reconcile", "explain", "nonsense").returncode == 2
+    wrong = _outbox("reconcile", "explain", "phantm")
+    assert (wrong.returncode, "did you mean phantom?" in wrong.stderr) == (2, True)
 
 
 @pytest.mark.spark

@@ -23,7 +23,7 @@ from messaging.message import GroupConfig, Message
 from spark_reconcile import Condition, NotComparable, Operator, Settings, run
 from spark_reconcile.planning import check_sources
 from spark_reconcile.sources.broker_log import BrokerLogSource, PushingLogReader, SegmentPart
-from spark_reconcile.sources.database import Place, reading
+from spark_reconcile.sources.database import Place, Reader, reading
 from spark_reconcile.sources.frames import ACTION_SCHEMA, action_rows
 from spark_reconcile.sources.segments import survey
 from spark_reconcile.sources.sql import Part, PushingSqlReader, SqlReader
@@ -321,6 +321,27 @@ def test_times_of_every_type_are_read_as_utc(mysql_like: Database, kind: str) ->
     assert [(row["message_key"], row["created_ms"]) for row in rows] == [("7", 1_767_323_045_000)]
 
 
+def test_a_database_tells_its_own_clock(mysql_like: Database) -> None:
+    with reading(Place.of(mysql_like.url)) as reader:
+        reader.rows("SET SESSION timestamp = 1767323045.5")
+
+        assert reader.now_ms() == 1_767_323_045_500
+
+
+@pytest.mark.parametrize(("ahead_ms", "patience"), [(0, (60, 1)), (999, (60, 1)), (-3_600_000, (3_660, 3_600))])
+def test_clocks_that_are_apart_make_a_run_as_patient(
+    written: Settings, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, patience: tuple[float, float]
+) -> None:
+    monkeypatch.setattr("spark_reconcile.planning.time.time_ns", lambda: NOW_MS * 1_000_000)
+    monkeypatch.setattr(Reader, "now_ms", lambda _: NOW_MS + ahead_ms)
+
+    plan = check_sources(written)
+
+    grace = plan.allowing(written).grace
+    assert (grace.seconds, grace.clock_skew_seconds) == patience
+    assert list(plan.clocks.values()) == ([ahead_ms] if abs(ahead_ms) > 1_000 else [])
+
+
 def test_conditions_are_bound_and_combine(sqlite: Database) -> None:
     engine = create_engine(sqlite.url)
     with engine.begin() as connection:
@@ -346,7 +367,11 @@ def test_conditions_are_bound_and_combine(sqlite: Database) -> None:
 def test_what_is_not_there_is_named_before_any_work(written: Settings, tmp_path: Path) -> None:
     rule = written.rules[0]
     wrong: list[tuple[Settings, type[Exception], str]] = [
-        (replace(written, rules=[replace(rule, table="order")]), ConfigurationError, "no table order"),
+        (
+            replace(written, rules=[replace(rule, table="order")]),
+            ConfigurationError,
+            "no table order .*mean orders?",
+        ),
         (replace(written, rules=[replace(rule, key_column="idd")]), ConfigurationError, "did you mean id?"),
         (replace(written, rules=[replace(rule, time_column="status")]), ConfigurationError, "times are integers"),
         (replace(written, rules=[replace(rule, table='o"; drop')]), ConfigurationError, "no table"),

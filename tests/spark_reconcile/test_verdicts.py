@@ -16,6 +16,7 @@ from spark_reconcile.business_rules import BUSINESS_RULES
 from spark_reconcile.delivery_rules import DELIVERY_RULES
 from spark_reconcile.judging import RULES, judged
 from spark_reconcile.message_rules import MESSAGE_RULES
+from spark_reconcile.report.page import WORDS
 from spark_reconcile.verdict import UNEXPLAINED, Rule, Severity, State, classify, facts_asked
 from tests.spark_reconcile import oracle
 
@@ -47,7 +48,7 @@ DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
     "visible_ms": [0, NOW_MS - 120_000, NOW_MS - 119_999, NOW_MS + 1], "inbox_reach_ms": [0, 3_000_000],
 }  # fmt: skip
 BUSINESS_FACTS: Mapping[str, Sequence[int]] = {
-    "rows": [1, 2], "messages": [0, 1, 2, 3], "due_differs": FLAG, "time_ms": TIMES,
+    "keyless": FLAG, "rows": [1, 2], "messages": [0, 1, 2, 3], "due_differs": FLAG, "time_ms": TIMES,
     "lost": FLAG, "unsent": FLAG, "pending": FLAG, "parked": FLAG, "canceled": FLAG, "mismatch": FLAG,
     "duplicate": FLAG, "phantom": FLAG, "unknown": FLAG,
 }  # fmt: skip
@@ -189,6 +190,10 @@ def test_every_rule_says_what_it_means_and_findings_say_what_to_do() -> None:
                 assert rule.cause.endswith(".")
                 assert rule.cure.endswith(".")
             assert rule.state is not State.UNEXPLAINED
+
+
+def test_every_verdict_but_those_that_are_well_is_said_in_words_on_the_report() -> None:
+    assert set(WORDS) == set(State) - {State.SETTLED, State.CANCELED, State.UNEXPLAINED}
 
 
 def test_the_documentation_prints_the_tables_as_they_are() -> None:

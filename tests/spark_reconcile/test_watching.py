@@ -9,7 +9,7 @@ import pytest
 
 from messaging.clock import ManualClock
 from messaging.errors import ConfigurationError
-from spark_reconcile.errors import NotComparable, OutputBusy
+from spark_reconcile.errors import NotComparable, OutputBusy, OutputFailed
 from spark_reconcile.exposition import metrics_text, write_metrics
 from spark_reconcile.moments import length_ms, moment_ms
 from spark_reconcile.summary import Book, Input, Summary, WindowCounts
@@ -28,7 +28,9 @@ def test_a_run_is_due_when_an_hour_and_the_grace_time_are_over(now_ms: int, due_
     assert Schedule(every_ms=HOUR_MS, after_ms=60_000).next_ms(now_ms) == due_ms
 
 
-@pytest.mark.parametrize("failure", [NotComparable("a segment is damaged"), OutputBusy("another run writes there")])
+@pytest.mark.parametrize(
+    "failure", [NotComparable("a segment is damaged"), OutputBusy("another run writes there"), OutputFailed("full")]
+)
 def test_it_runs_at_once_then_every_hour_and_sooner_after_a_failure(failure: Exception) -> None:
     clock = ManualClock(NOON_MS)
     ran: list[int] = []

@@ -21,7 +21,7 @@ from spark_reconcile.windows import closed_windows
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import plant_all
 from tests.spark_reconcile.timed_ids import timed_id, with_timed_ids
-from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, TICKETS, World
+from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, TICKETS, World
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,6 +52,9 @@ def test_windows_give_the_verdicts_of_a_whole_run(
     assert _rows_of_windows(settings) == _rows_of_run(whole)
     assert _books(summary) == _books_of_tables(whole)
     assert summary.unexplained == 0
+    assert {(one.topic, one.p50_ms) for one in summary.latencies if one.hop == "commit to broker"} == {
+        (topic, 10) for topic in (PAID, REMINDER, "newsletter", "newsletter.old", "weather")
+    }
     if timed:
         assert ("message", astray, None, "not_in_broker", "lost") in _rows_of_windows(settings)
     assert summary.windows is not None
