@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
+from typing import Final
 
 from broker.firing import Firing
 from broker.log.storage import Storage
@@ -16,6 +17,9 @@ from messaging.clock import Clock
 from messaging.errors import OutboxError
 
 logger = logging.getLogger(__name__)
+
+TOLD_MS: Final = 50
+"""Of what is visible, and not fetched, who waits is told again after this time."""
 
 
 class Timing(Firing):
@@ -41,10 +45,10 @@ class Timing(Firing):
                 if more:
                     continue
                 with self._changed:
-                    self._wake_visible()
+                    told_ms = self._wake_visible()
                     self._keep_house()
                     failed = False
-                    wait_ms = self._next_wake_ms()
+                    wait_ms = self._next_wake_ms(told_ms)
                     if wait_ms > 0 and not self._is_closing():
                         self._clock.wait(self._changed, wait_ms)
             except OutboxError as error:
@@ -67,23 +71,29 @@ class Timing(Firing):
     def _keep_house(self) -> None:
         """What the timer does besides, now and then. The engine's last part has something to do here."""
 
-    def _next_wake_ms(self) -> int:
+    def _next_wake_ms(self, told_ms: int) -> int:
         """How long to sleep: to the next due or visible time, but at most one slice, after which the wall clock
-        is read anew; 0 where something is due.
+        is read anew; 0 where something is due. Of what was visible at `told_ms` those who wait were told: they may have
+        nobody to fetch it, and are told again a little later, not at once.
         """
         now_ms = self._clock.now_ms()
         if self._batches:
             return 0
-        times = [self._schedule.soonest_ms(), *(self._visible_ms(*place) for place in self._waiters)]
-        waits = [time_ms - now_ms for time_ms in times if time_ms is not None]
-        return min(max(0, min(waits, default=self._options.clock_slice_ms)), self._options.clock_slice_ms)
+        waits = [max(0, self._schedule.soonest_ms() - now_ms)]
+        for place in self._waiters:
+            visible_ms = self._visible_ms(*place)
+            if visible_ms is not None:
+                waits.append(max(0, visible_ms - now_ms) if visible_ms > told_ms else TOLD_MS)
+        return min([*waits, self._options.clock_slice_ms])
 
-    def _wake_visible(self) -> None:
+    def _wake_visible(self) -> int:
+        """Returns the time up to which what is visible was told."""
         now_ms = self._clock.now_ms()
         for topic, name in list(self._waiters):
             next_ms = self._visible_ms(topic, name)
             if next_ms is not None and next_ms <= now_ms:
-                self._wake(topic, name)
+                self._wake_waiters(topic, name)
+        return now_ms
 
     def _visible_ms(self, topic: str, name: str) -> int | None:
         """When a group next has something visible again; never while it is paused: a resume wakes it."""

@@ -21,7 +21,9 @@ class Wanted:
         self._last_match_end: dict[str, int] = {}
         self._seen_from = 0
         self._seen_end = 0
+        self._log_end = 0
         self._to_wake: dict[str, int] = {}
+        self._again: set[str] = set()
 
     def __len__(self) -> int:
         """How many groups have a filter."""
@@ -33,7 +35,7 @@ class Wanted:
             return
         self._index.remove(group)
         self._texts.pop(group, None)
-        self._to_wake.pop(group, None)
+        self._forget(group)
         if text is not None:
             self._index.add(group, parse(text) if node is None else node)
             self._texts[group] = text
@@ -44,10 +46,12 @@ class Wanted:
         if first != self._seen_end:
             self._seen_from = first
         self._seen_end = first + len(headers)
+        self._log_end = log_end
         for sequence, groups in enumerate(self._index.match_batch(headers), first + 1):
             for group in groups:
                 self._last_match_end[group] = sequence
                 self._to_wake[group] = log_end
+                self._again.discard(group)
 
     def passed(self, group: str, position: int) -> int:
         """Where a group at a position goes on: behind what it has no need to read."""
@@ -56,12 +60,22 @@ class Wanted:
 
     def to_wake(self, groups: Sequence[str], *, durable_end: int, end: int) -> list[str]:
         """Of groups that wait those that want something new, where the topic ends at `end`. Told of a group until what
-        it wants is durable, so that of two publishers at once none takes the other's word.
+        it wants is durable, so that of two publishers at once none takes the other's word; and once more when all is
+        that stood in the log by then: a run is seen only once its last message is durable, which none may want.
         """
         if self._seen_end != end:
             return list(groups)
         found = [one for one in groups if one not in self._texts or one in self._to_wake]
         for group in found:
-            if self._to_wake.get(group, durable_end + 1) <= durable_end:
-                del self._to_wake[group]
+            if self._to_wake.get(group, durable_end + 1) > durable_end:
+                continue
+            if group in self._again or self._log_end <= durable_end:
+                self._forget(group)
+            else:
+                self._to_wake[group] = self._log_end
+                self._again.add(group)
         return found
+
+    def _forget(self, group: str) -> None:
+        self._to_wake.pop(group, None)
+        self._again.discard(group)

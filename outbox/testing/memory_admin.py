@@ -80,7 +80,7 @@ class MemoryAdmin:
             known.bury_expired(store.clock.now_ms())
             found = [slot for slot in known.dead() if after is None or slot.sequence > int(after)]
             letters = [_dead_letter(place, group, slot) for slot in found[:limit]]
-            return letters, str(found[limit - 1].sequence) if len(found) > limit else None
+            return letters, str(found[limit].sequence - 1) if len(found) > limit else None
 
     def redrive(
         self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None

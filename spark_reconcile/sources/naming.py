@@ -1,6 +1,7 @@
 """Actions on runs of messages as actions on each, by name: the message log says which id stands at which sequence.
 
-It relies on the log's rule that what was handed out was durable before. It reads nothing and judges nothing.
+It relies on the log's rule that what was handed out was durable before, a scheduled message's copy too. It reads nothing
+and judges nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +20,7 @@ def named_runs(runs: DataFrame, messages: DataFrame, *, is_whole: bool) -> DataF
     `is_whole`: both logs begin at their beginnings. Then a message that they do not hold is named by its place, so that
     it is judged as what it is; else it was dropped, and tells nothing.
     """
-    from pyspark.sql.functions import expr
-
-    told = messages.where("sequence is not null").select("topic", "sequence", "id")
-    fired = runs.where("kind = 'fired'").select("topic", "sequence", "id")  # the copy there may say so once more
-    places = told.unionByName(fired).groupBy("topic", "sequence").agg(expr("min(id)").alias("known"))
+    places = messages.where("sequence is not null").selectExpr("topic", "sequence", "id as known")
     each = runs.where("messages is not null").withColumn("first", runs["sequence"])
     each = each.selectExpr(
         *(name for name in _names() if name != "sequence"), "explode(sequence(first, first + messages - 1)) as sequence"

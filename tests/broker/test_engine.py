@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from broker.engine import Engine
+from broker.timing import TOLD_MS
 from messaging.clock import ManualClock
 from messaging.errors import ConfigurationError, InvalidMessage, StorageFailed
 from messaging.journal import HEADER_BYTES, SegmentDamaged, SegmentHeader, SegmentKind, segment_paths
@@ -706,6 +707,20 @@ def test_a_group_may_start_at_the_latest_or_at_a_time(engine: Engine, clock: Man
 
     assert [one.id for one in engine.pull(TOPIC, "latest")] == ["c"]
     assert [one.id for one in engine.pull(TOPIC, "at")] == ["b", "c"]
+
+
+def test_the_timer_tells_of_what_is_visible_now_and_then_where_nobody_fetches_it(
+    engine: Engine, clock: ManualClock
+) -> None:
+    publish(engine, "a")
+    declare(engine)
+    engine.nack([engine.pull(TOPIC, GROUP)[0].receipt], delay_ms=20)
+    engine.subscribe(TOPIC, GROUP, lambda: None)
+
+    assert engine._next_wake_ms(clock.now_ms()) == 20
+    clock.advance(20)
+    assert engine._next_wake_ms(clock.now_ms() - 1) == 0
+    assert engine._next_wake_ms(clock.now_ms()) == TOLD_MS
 
 
 def test_no_group_begins_behind_what_a_power_cut_may_take(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

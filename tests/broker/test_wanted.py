@@ -236,3 +236,30 @@ def test_many_groups_get_what_naive_filtering_gives_whatever_happens_in_between(
         accepts = compile_condition(parse(text))
         assert found[name] == [one.id for one in stored if accepts(one.headers)]
         assert engine.group_figures(TOPIC, name)["backlog"] == 0
+
+
+def test_a_message_that_shares_a_run_with_one_that_nobody_wants_is_told_again_when_that_is_durable() -> None:
+    wanted = Wanted("type")
+    wanted.declare(GROUP, PAID, end=0)
+    wanted.published(0, [{"type": "paid"}], log_end=100)
+    wanted.published(1, [{"type": "made"}], log_end=200)
+
+    assert wanted.to_wake([GROUP], durable_end=100, end=2) == [GROUP]
+    wanted.published(2, [{"type": "made"}], log_end=300)
+    assert wanted.to_wake([GROUP], durable_end=200, end=3) == [GROUP]
+    assert wanted.to_wake([GROUP], durable_end=300, end=3) == []
+
+
+def test_what_is_wanted_meanwhile_is_told_anew() -> None:
+    wanted = Wanted("type")
+    wanted.declare(GROUP, PAID, end=0)
+    wanted.published(0, [{"type": "paid"}], log_end=100)
+    wanted.published(1, [{"type": "made"}], log_end=200)
+    assert wanted.to_wake([GROUP], durable_end=100, end=2) == [GROUP]
+
+    wanted.published(2, [{"type": "paid"}], log_end=300)
+    wanted.published(3, [{"type": "made"}], log_end=400)
+
+    assert wanted.to_wake([GROUP], durable_end=300, end=4) == [GROUP]
+    assert wanted.to_wake([GROUP], durable_end=400, end=4) == [GROUP]
+    assert wanted.to_wake([GROUP], durable_end=400, end=4) == []

@@ -227,7 +227,8 @@ def test_each_message_of_a_run_has_its_action_under_its_id(spark: SparkSession) 
         RUN_SCHEMA,
     )
     messages = spark.createDataFrame(
-        [("a", "t", 0), ("b", "t", 1), ("c", "t", None), ("x", "u", 0)], "id string, topic string, sequence bigint"
+        [("a", "t", 0), ("b", "t", 1), ("c", "t", None), ("c", "t", 2), ("x", "u", 0)],
+        "id string, topic string, sequence bigint",
     )
 
     def found(*, is_whole: bool) -> list[tuple[Any, ...]]:
