@@ -1,7 +1,7 @@
 """Actions on runs of messages as actions on each, by name: the message log says which id stands at which sequence.
 
-It relies on the log's rule that what was handed out was durable before, a scheduled message's copy too. It reads nothing
-and judges nothing.
+It relies on the log's rule that what was handed out was durable before, a scheduled message's copy too. It reads and
+judges nothing.
 """
 
 from __future__ import annotations
