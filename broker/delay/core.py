@@ -30,6 +30,9 @@ IDS_PREFIX: Final = "ids-"
 NEAR_MS: Final = 120_000
 """Messages in memory that are due later wait in a plain list, and are not in the wheel's heap yet."""
 
+_RECOVERED_FACTOR: Final = 4
+"""A piece of the id index that has so many times the ids that are to be remembered is not read for them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayOptions:
@@ -95,7 +98,11 @@ class DelayCore:
         self._store.delete(sorted(names - used))
         for one in self._state.index:
             self._index.add(self._index.load(one))
-        self._recovered = frozenset(self._index.newest_hashes(self._options.dedup_messages))
+        self._recovered = frozenset(
+            self._index.newest_hashes(
+                self._options.dedup_messages, count_max=_RECOVERED_FACTOR * self._options.dedup_messages
+            )
+        )
         self._again.extend(sorted(self._state.hand_outs))
         for name in used:
             if not name.startswith(PREFIX):

@@ -13,13 +13,14 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Final
 
 import msgspec
 
 from broker.delay.records import StoredIndex
 from broker.delay.segment_store import SegmentStore
+from messaging.journal import SegmentDamaged
 
 ENTRY_BYTES: Final = 24
 BLOCK_IDS: Final = 128
@@ -67,7 +68,8 @@ class IdIndex:
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
-        self._pieces: list[IndexPiece] = []
+        self._pieces: list[IndexPiece] = []  # in order of arrival, but for what is merged, which is old
+        self._damaged: set[str] = set()
 
     def load(self, stored: StoredIndex) -> IndexPiece:
         """Read a piece's fences; to be added then."""
@@ -78,10 +80,13 @@ class IdIndex:
         """Look in this piece too."""
         self._pieces = [*self._pieces, piece]  # who merges goes through them without a lock
 
-    def remove(self, removed: Iterable[StoredIndex]) -> None:
-        """Look in these pieces no more."""
-        gone = {one.segment for one in removed}
-        self._pieces = [one for one in self._pieces if one.stored.segment not in gone]
+    def replace(self, merged: Iterable[StoredIndex], piece: IndexPiece) -> list[StoredIndex]:
+        """Look in one piece instead of these, at the place of the first of them; returns all there are now."""
+        gone = {one.segment for one in merged}
+        at = next(number for number, one in enumerate(self._pieces) if one.stored.segment in gone)
+        later = [one for one in self._pieces[at:] if one.stored.segment not in gone]
+        self._pieces = [*self._pieces[:at], piece, *later]
+        return [one.stored for one in self._pieces]
 
     def find(self, hash_: int) -> list[tuple[int, int]]:
         """(due, seq) of every message whose id has this hash, newest piece first."""
@@ -93,12 +98,14 @@ class IdIndex:
                 found += _found_in(self._read(piece, block), key)
         return found
 
-    def newest_hashes(self, count_max: int) -> Iterator[int]:
-        """Hashes of the newest pieces, while there are no more of them than `count_max`."""
+    def newest_hashes(self, count_min: int, *, count_max: int) -> Iterator[int]:
+        """Hashes of the newest ids: `count_min` of them and up to a piece more, where there are so many."""
         for piece in reversed(self._pieces):
-            count_max -= piece.stored.count
-            if count_max < 0:
+            if count_min <= 0:
                 return
+            if piece.stored.count > count_max:  # merged long ago, and put last by an earlier version
+                continue
+            count_min -= piece.stored.count
             for block in range(len(piece.hashes)):
                 data = self._read(piece, block)
                 yield from (int.from_bytes(one[:8], "big") for (one,) in _iter_entries(data))
@@ -109,16 +116,25 @@ class IdIndex:
         writer.add(entries)
         return writer.finish()
 
-    def to_merge(self) -> list[StoredIndex]:
-        """The pieces that are to become one: the smallest, when there are too many."""
-        if len(self._pieces) <= PIECES_MAX:
+    def to_merge(self, *, newest: int) -> list[StoredIndex]:
+        """The pieces that are to become one, when there are too many: the smallest of those that are old.
+
+        The `newest` ids stay apart from what is older, for newest_hashes(): where they are in most of the pieces, the
+        first of these are merged. What is damaged is left as it is.
+        """
+        pieces = [one for one in self._pieces if one.stored.segment not in self._damaged]
+        if len(pieces) <= PIECES_MAX:
             return []
-        return [one.stored for one in sorted(self._pieces, key=lambda one: one.stored.count)[:MERGED_PIECES]]
+        totals = accumulate(one.stored.count for one in reversed(pieces))
+        young = sum(total <= newest for total in totals)
+        old = pieces[: len(pieces) - young - 1]  # the one between has some of the newest too
+        some = sorted(old, key=lambda one: one.stored.count) if len(old) > young else pieces[len(pieces) - young :]
+        return [one.stored for one in some[:MERGED_PIECES]]
 
     def merge(self, merged: Iterable[StoredIndex], segment: str, *, due_min_ms: int) -> Iterator[StoredIndex | None]:
         """Write one piece of many, in small steps: yields None after each, and the new piece last.
 
-        What was due before `due_min_ms` is left out.
+        What was due before `due_min_ms` is left out. Raises SegmentDamaged; to_merge() then leaves that piece out.
         """
         names = {one.segment for one in merged}
         pieces = [one for one in self._pieces if one.stored.segment in names]
@@ -137,7 +153,12 @@ class IdIndex:
         first = max(0, bisect_left(piece.hashes, low) - 1)
         entries: list[bytes] = []
         for block in range(first, bisect_left(piece.hashes, high)):
-            entries += [one for (one,) in _iter_entries(self._read(piece, block))]
+            try:
+                data = self._read(piece, block)
+            except SegmentDamaged:
+                self._damaged.add(piece.stored.segment)
+                raise
+            entries += [one for (one,) in _iter_entries(data)]
         start = bisect_left(entries, low.to_bytes(8, "big"))
         stop = len(entries) if high == _KEYS else bisect_left(entries, high.to_bytes(8, "big"))
         return entries[start:stop]

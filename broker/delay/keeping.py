@@ -20,6 +20,7 @@ from broker.delay.run import DUE, ID, SEQ, Entry, Run, id_hashes, is_marked
 from broker.delay.run_reader import RunDamaged
 from broker.delay.state import Bucket
 from messaging.errors import StorageFailed
+from messaging.journal import SegmentDamaged
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +231,7 @@ class Keeping(DelayCore):
     def _merge_step(self, now_ms: int) -> bool:
         """Merge a little of the id index. What was merged counts from the next checkpoint on."""
         if self._merging is None:
-            merged = self._index.to_merge()
+            merged = self._index.to_merge(newest=self._options.dedup_messages)
             if not merged:
                 return False
             with self._lock:
@@ -247,19 +248,19 @@ class Keeping(DelayCore):
         except StorageFailed:
             self._merging = None
             raise
+        except SegmentDamaged as damage:  # the next merge leaves that piece out
+            logger.critical("id_index_damaged", extra={"error": str(damage)})
+            self._merging = None
         return True
 
     def _replace_index(self, merged: list[StoredIndex], stored: StoredIndex) -> None:
         self._store.sync([stored.segment])
         self._store.seal(stored.segment)
         piece = self._index.load(stored)
-        gone = {one.segment for one in merged}
         with self._lock:
             self._refuse_if_closed()
-            self._index.add(piece)
-            self._index.remove(merged)
-            self._state.index = [one for one in self._state.index if one.segment not in gone] + [stored]
-            self._garbage_at_checkpoint += sorted(gone)
+            self._state.index = self._index.replace(merged, piece)
+            self._garbage_at_checkpoint += sorted(one.segment for one in merged)
 
     def _drop_finished(self) -> None:
         for bucket_id in list(self._opened):

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 MAGIC: Final = b"OUTBOXDL"
 VERSION: Final = 2
+_VERSIONS_READ: Final = frozenset({1, VERSION})
 _HEAD: Final = struct.Struct("<8sIQ")
 HEADER_BYTES: Final = _HEAD.size + 4
 SUFFIX: Final = ".delay"
@@ -52,6 +53,7 @@ class _File:
     written: int = 0
     synced: int = 0
     users: int = 0
+    deleted: bool = False
     turn: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -165,7 +167,9 @@ class LocalSegmentStore:
             with self._guard:
                 for name in names:
                     file = self._files.pop(name, None)
-                    if file is not None:
+                    if file is not None and file.users:
+                        file.deleted = True
+                    elif file is not None:
                         os.close(file.descriptor)
                     self._storage.remove(self._path(name))
                 if names:
@@ -227,8 +231,8 @@ class LocalSegmentStore:
         if file.size > position:  # the tail of an append that nobody was told of
             self._storage.truncate(file.descriptor, position)
         file.size = position + len(data)
-        file.written += 1
         self._storage.write(file.descriptor, data, position=position)
+        file.written += 1  # behind it: a sync that is under way covers no more than what it saw written
 
     def _sync_files(self, names: tuple[str, ...]) -> None:
         """Several at a time: the disk does in one go what is asked of it together."""
@@ -300,6 +304,8 @@ class _Use:
     def __exit__(self, *_: object) -> None:
         with self._guard:
             self._file.users -= 1
+            if self._file.deleted and not self._file.users:
+                os.close(self._file.descriptor)
 
 
 def _header(epoch: int) -> bytes:
@@ -314,10 +320,10 @@ def _is_header(data: bytes) -> bool:
     crc = int.from_bytes(data[_HEAD.size : HEADER_BYTES], "little")
     if magic != MAGIC or google_crc32c.value(data[: _HEAD.size]) != crc:
         return False
-    if version != VERSION:
+    if version not in _VERSIONS_READ:
         raise SegmentDamaged(
-            f"the schedule has version {version}; this code reads version {VERSION}: drain it with the version that "
-            "wrote it, and begin with a new data folder"
+            f"the schedule has version {version}; this code reads version {VERSION} and before: drain it with the "
+            "version that wrote it, and begin with a new data folder"
         )
     return True
 

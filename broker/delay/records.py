@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from broker.delay.run import Entry, Run
 
@@ -103,12 +104,23 @@ class StoredBucket(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StoredIndex(msgspec.Struct, array_like=True, frozen=True):
-    """A sorted piece of the id index: its segment, and where its fences are."""
+    """A sorted piece of the id index: its segment, and where its fences are.
+
+    Version 1 wrote a due time before these last two, so that they came one field later.
+    """
 
     segment: str
     count: int
     fences_position: int
     fences_bytes: int
+    shifted: int | None = None
+
+    def __post_init__(self) -> None:
+        """Take what version 1 wrote for what it means."""
+        if self.shifted is not None:
+            force_setattr(self, "fences_position", self.fences_bytes)
+            force_setattr(self, "fences_bytes", self.shifted)
+            force_setattr(self, "shifted", None)
 
 
 class Flushed(msgspec.Struct, array_like=True, frozen=True, tag="flushed"):

@@ -122,6 +122,8 @@ class Columns(NamedTuple):
     seq: array[int]
     topic: array[int]
     topics: list[str]
+    tells_fired: bool = True
+    """Whether the run has a bit for what fired before it stood there; version 1 had none."""
 
     def index_of(self, due_ms: int, seq: int) -> int | None:
         """Where an entry stands; None where it is not in this run."""
@@ -144,6 +146,16 @@ class _StoredColumns(msgspec.Struct, array_like=True, frozen=True):
     topics: list[str]
 
 
+class _Columns1(msgspec.Struct, array_like=True, frozen=True):
+    """As version 1 wrote them. Nothing reads `hash`."""
+
+    due: bytes
+    seq: bytes
+    hash: bytes
+    topic: bytes
+    topics: list[str]
+
+
 class Stored(msgspec.Struct, array_like=True, frozen=True):
     """The messages of a run, as they are stored: parallel lists."""
 
@@ -153,7 +165,10 @@ class Stored(msgspec.Struct, array_like=True, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_columns = msgspec.msgpack.Decoder(_StoredColumns).decode
+_decode_columns_1 = msgspec.msgpack.Decoder(_Columns1).decode
 _decode_messages = msgspec.msgpack.Decoder(Stored).decode
+_decode_messages_1 = msgspec.msgpack.Decoder(list[tuple[str, str, bytes]]).decode  # (id, topic, payload)
+_FIVE_COLUMNS: Final = b"\x95"
 
 
 def cut(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
@@ -181,16 +196,22 @@ def encode_run(entries: Sequence[Entry]) -> tuple[bytes, bytes]:
 
 
 def decode_columns(data: bytes) -> Columns:
-    """The columns of a run from their record."""
-    stored = _decode_columns(data)
+    """The columns of a run from their record, also from one of version 1."""
+    is_1 = data.startswith(_FIVE_COLUMNS)
+    stored = _decode_columns_1(data) if is_1 else _decode_columns(data)
     return Columns(
-        _from_bytes("Q", stored.due), _from_bytes("Q", stored.seq), _from_bytes("I", stored.topic), stored.topics
-    )
+        _from_bytes("Q", stored.due), _from_bytes("Q", stored.seq), _from_bytes("I", stored.topic), stored.topics,
+        tells_fired=not is_1,
+    )  # fmt: skip
 
 
 def decode_messages(data: bytes) -> Stored:
-    """The messages of a run from their record."""
-    return _decode_messages(data)
+    """The messages of a run from their record, also from one of version 1, which cannot be taken for the other."""
+    try:
+        return _decode_messages(data)
+    except msgspec.ValidationError:
+        ids, _, payloads = zip(*_decode_messages_1(data), strict=True)
+        return Stored(list(ids), list(payloads))
 
 
 def _to_bytes(numbers: array[int]) -> bytes:

@@ -224,7 +224,7 @@ class DelayStore(Keeping, Searching):
                 record.marks.append((one.run.id, one.index))
         is_gone = all(one.run.is_gone(one.index) for one in standing)
         # Gone and not fired: canceled so long ago that it is forgotten. What the clock says proves nothing.
-        has_fired = has_fired or any(one.run.has_fired(one.index) for one in standing)
+        has_fired = has_fired or any(one.has_fired(record.at_ms) for one in standing)
         if standing and not (is_gone and has_fired):
             record.stopped.append(message_id)
             return CancelStatus.CANCELED

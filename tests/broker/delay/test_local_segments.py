@@ -48,15 +48,17 @@ def scanned(folder: Path) -> list[bytes]:
         store.close()
 
 
-def test_a_segment_of_another_version_is_refused_and_told_what_to_do(
+def test_a_segment_of_a_later_version_is_refused_and_told_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = local_segments.VERSION
-    monkeypatch.setattr(local_segments, "VERSION", version - 1)
+    monkeypatch.setattr(local_segments, "VERSION", version + 1)
     written(tmp_path)
     monkeypatch.undo()
 
-    with pytest.raises(SegmentDamaged, match=f"version {version - 1}; this code reads version {version}: drain it"):
+    with pytest.raises(
+        SegmentDamaged, match=f"version {version + 1}; this code reads version {version} and before: dr"
+    ):
         scanned(tmp_path)
     store = LocalSegmentStore.open(tmp_path)
     with pytest.raises(SegmentDamaged, match="drain it"):
