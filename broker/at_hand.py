@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from broker.consume.group import Group
+from broker.consume.topic import TopicIndex
 from broker.pulling import Choice, Handed, Pulling
 
 AT_HAND_BYTES_MAX: Final = 64 * 1024
@@ -20,7 +22,7 @@ class AtHand(Pulling):
         """take(), where that waits for nothing: no lock, no disk, no other pull. None, with nothing handed out, where
         it might: then call take(), in a thread that may wait.
         """
-        if self._may_be_due() or not self._lock.acquire(blocking=False):
+        if self._may_be_firing() or not self._lock.acquire(blocking=False):
             return None
         try:
             self._refuse_if_closed()
@@ -30,12 +32,17 @@ class AtHand(Pulling):
             if self._actions.is_full or not found.pulling.acquire(blocking=False):
                 return None  # a checkpoint is due, which is synced
             try:
-                choice = self._choose(found_topic, found, count_max=max_messages)
+                now_ms = self._clock.now_ms()
+                if not _is_chosen_at_once(found_topic.index, found, now_ms=now_ms, count_max=max_messages):
+                    return None
+                choice = self._choose(found_topic, found, count_max=max_messages, now_ms=now_ms)
                 if choice is None:
                     return []
                 if not self._is_at_hand(choice):
                     return None
                 records = self._read(choice)
+                if any(record is None or (record.deliver_at_ms or 0) > now_ms for _, record in records):
+                    return None  # putting these aside is an action each
                 return (
                     self._hand_out(found_topic, found, choice, records, invisible_ms=invisible_ms, consumer=consumer)
                     or None
@@ -49,3 +56,11 @@ class AtHand(Pulling):
         runs = [run for found in choice.runs for run in found]
         oldest = self._messages.end - AT_HAND_BEHIND_BYTES_MAX
         return sum(run.size_bytes for run in runs) <= AT_HAND_BYTES_MAX and all(run.offset >= oldest for run in runs)
+
+
+def _is_chosen_at_once(index: TopicIndex, group: Group, *, now_ms: int, count_max: int) -> bool:
+    """Whether choosing reads no index file, and makes no dead letters, whose actions may fill their segment."""
+    if group.paused:
+        return True
+    again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
+    return not deaths and all(index.is_in_memory(first) for first in (group.position, *(one[0] for one in again)))

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from broker.consume.dead_letters import DeadRun
+from broker.consume.dead_letters import DeadRun, DeadState
 from broker.consume.group import Group
 from broker.consume.key_order import KeyOrder, OrderState
 from broker.consume.unsettled import Held
@@ -34,9 +34,10 @@ class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     life: int
     sought_in_life: int
     held: list[tuple[int, journal.Ids, int, int, int, int, bool, str | None]]
-    dead: list[tuple[int, journal.Ids, int, str, int]]
+    dead: list[tuple[int, journal.Ids, int, str, int]]  # of checkpoints before there were columns
     order: OrderState | None = None
     redrive_pace: tuple[int, int] = (0, 0)
+    dead_columns: DeadState | None = None
 
 
 class _Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -115,10 +116,7 @@ def _group(topic: str, group: Group) -> _Group:
              one.reason)
             for one in group.unsettled
         ],
-        dead=[
-            (one.first, one.end - one.first, one.attempts, one.reason, one.dead_at_ms)
-            for one in group.dead
-        ],
+        dead=[], dead_columns=group.dead.capture() if group.dead else None,
         redrive_pace=(group.redrive_pace.second_ms, group.redrive_pace.used),
         order=None if group.order is None else group.order.capture(),
     )  # fmt: skip
@@ -132,6 +130,8 @@ def _restore_group(group: Group, found: _Group) -> None:
         group.unsettled.add(Held(first, end, visible_at_ms, delivery, attempts_used, life, in_flight, reason))
     for first, ids, attempts, reason, dead_at_ms in found.dead:
         group.dead.add(DeadRun(first, first + journal.count_of(ids), attempts, reason, dead_at_ms))
+    if found.dead_columns is not None:
+        group.dead.restore(found.dead_columns)
     group.redrive_pace = Pace(*found.redrive_pace)
     if found.order is not None:
         group.order = KeyOrder()

@@ -283,6 +283,7 @@ class Core:
             extra={"topic": topic, "group": group.name, "messages": sum(one.count for one in deaths),
                    "cure": "redrive dead letters, or raise dead_letters_bytes_max"},
         )  # fmt: skip
+        self._wake_short()  # no consumer holds them any more
 
     def _refuse_if_disk_is_full(self) -> None:
         if not self._reserve.take():
@@ -305,12 +306,11 @@ class Core:
             raise InvalidMessage(f"topic {topic} has {len(known.groups)} groups already (groups_per_topic_max)")
         match config.start:
             case "latest":
-                position = known.index.end
+                position = self._durable_end(known)
             case "at":
-                position = known.index.sequence_at(config.start_at_ms or 0)
+                position = min(known.index.sequence_at(config.start_at_ms or 0), self._durable_end(known))
             case _:
                 position = known.index.start
-        position = min(position, self._durable_end(known))
         self._settle_passed(known, name, config)
         self._act(
             journal.Declared(
@@ -320,8 +320,7 @@ class Core:
 
     def _durable_end(self, topic: Topic) -> int:
         """Where a group may be moved to: behind it a power cut may give the sequences to other messages."""
-        index = topic.index
-        return index.visible_end(index.start, count_max=index.end, durable_end=self._messages.durable_end)
+        return topic.index.durable_end(self._messages.durable_end)
 
     def _settle_passed(self, topic: Topic, name: str, config: GroupConfig) -> None:
         """Write down what a group has passed by its filter, before it gets another one."""

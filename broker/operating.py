@@ -226,13 +226,13 @@ class Operating(Timing):
     def _dead_of(self, topic: Topic, group: Group, ids: set[str]) -> list[tuple[int, int]]:
         """Where the dead letters with these ids are: (first, end) each. All are looked through, without the lock."""
         found: list[tuple[int, int]] = []
+        missing = set(ids)  # an id may be dead twice, where it came again after its window of duplicates
         following: int | None = 0
-        while following is not None and len(found) < len(ids):
+        while following is not None and missing:
             page = self._dead_page(topic, group, start=following, count_max=_LOOK_MESSAGES)
-            found += (
-                (sequence, sequence + 1)
-                for sequence, _, record in page.found
-                if record is not None and record.id in ids
-            )
+            for sequence, _, record in page.found:
+                if record is not None and record.id in ids:
+                    found.append((sequence, sequence + 1))
+                    missing.discard(record.id)
             following = page.following
         return found

@@ -172,12 +172,12 @@ class Pulling(Timing):
         except StorageFailed as error:
             logger.warning("firing_failed", extra={"error": str(error)})
 
-    def _choose(self, topic: Topic, group: Group, *, count_max: int) -> Choice | None:
+    def _choose(self, topic: Topic, group: Group, *, count_max: int, now_ms: int | None = None) -> Choice | None:
         """What to read for a hand-out; None where nothing is ready."""
         if group.paused:
             return None
         self._come_past(topic, group)
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.now_ms() if now_ms is None else now_ms
         for _ in range(_PASSES_MAX):
             again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
             if not deaths:

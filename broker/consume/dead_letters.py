@@ -5,17 +5,23 @@ No ids, keys or bodies: those stand in the message log, which keeps them as long
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from sys import getsizeof
-from typing import Final
+from typing import Final, Literal
 
 RUN_BYTES: Final = 32
 NOTE_BYTES: Final = 400
 """What is said of runs, in three tables; its reason's text besides."""
+
+
+DeadState = tuple[bytes, bytes, bytes, bytes, list[tuple[int, int, str]]]
+"""Runs in columns, little-endian (first, end, time, number of what is said); what is said: number, attempts, reason."""
 
 
 @dataclass(slots=True)
@@ -81,6 +87,26 @@ class DeadLetters:
         """How many sequences are below this one."""
         high = bisect_left(self._firsts, end)
         return sum(min(self._ends[number], end) - self._firsts[number] for number in range(high))
+
+    # -- as it is written down ---------------------------------------------------------------------------------------
+
+    def capture(self) -> DeadState:
+        """All of it, as restore() takes it: no object is made of a run, of which there may be a million."""
+        said = [(number, attempts, reason) for number, (attempts, reason) in self._said.items()]
+        return _written(self._firsts), _written(self._ends), _written(self._times), _written(self._notes), said
+
+    def restore(self, state: DeadState) -> None:
+        """Be what was captured; to be called where nothing is dead yet."""
+        firsts, ends, times, notes, said = state
+        self._firsts, self._ends = _read("Q", firsts), _read("Q", ends)
+        self._times, self._notes = _read("q", times), _read("Q", notes)
+        self._said = {number: (attempts, reason) for number, attempts, reason in said}
+        self._numbers = {one: number for number, one in self._said.items()}
+        self._uses = dict(Counter(self._notes))
+        self._noted = max(self._said, default=0)
+        self._count = sum(self._ends) - sum(self._firsts)
+        self._weight.size_bytes += RUN_BYTES * len(self._firsts)
+        self._weight.size_bytes += sum(NOTE_BYTES + getsizeof(reason) for _, _, reason in said)
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
@@ -172,3 +198,17 @@ class DeadLetters:
             said = self._said.pop(number)
             del self._uses[number], self._numbers[said]
             self._weight.size_bytes -= NOTE_BYTES + getsizeof(said[1])
+
+
+def _written(column: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        column = column[:]
+        column.byteswap()
+    return column.tobytes()
+
+
+def _read(typecode: Literal["Q", "q"], data: bytes) -> array[int]:
+    column = array(typecode, data)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column

@@ -251,6 +251,22 @@ class TopicIndex(msgspec.Struct, gc=False):
                 return max(first, start)
         return end
 
+    def durable_end(self, durable_end: int) -> int:
+        """The end of what is durable, of all that there is: looked for from the end, where what is not stands."""
+        found = self.end
+        for number in reversed(range(len(self.tail))):
+            first, offset, size, _ = self.tail.row(number)
+            if offset == DAMAGED:
+                continue
+            if offset + size <= durable_end:
+                break
+            found = max(first, self.start)
+        return found
+
+    def is_in_memory(self, sequence: int) -> bool:
+        """Whether this sequence, and all behind it, are looked up without reading an index file."""
+        return sequence >= self._tail_first
+
     def ready_at_ms(self, sequence: int) -> int:
         """When the message was stored or, if it was scheduled, fell due."""
         run = next(self.runs(sequence, sequence + 1), None)

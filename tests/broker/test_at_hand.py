@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from broker import at_hand
 from broker.engine import Engine
 from broker.pulling import Handed
 from messaging.clock import ManualClock
+from messaging.journal import segment_paths
 from messaging.message import GroupConfig, Message
 
 TOPIC, GROUP = "orders", "billing"
@@ -128,6 +130,74 @@ def test_groups_that_look_through_messages_are_left_to_who_may_wait(engine: Engi
 
     assert take_at_hand(engine, "other") is None
     assert take_at_hand(engine, "unknown") is None
+
+
+def test_nothing_is_taken_while_a_batch_is_on_its_way(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(engine, "a")
+    with monkeypatch.context() as context:
+        context.setattr(engine, "_is_firing", True)
+        assert take_at_hand(engine) is None
+
+    assert ids(take_at_hand(engine)) == ["a"]
+
+
+@pytest.mark.parametrize("returns", [False, True], ids=["not handed out yet", "handed out before"])
+def test_no_index_file_is_read_to_choose_what_lies_in_a_sealed_segment(
+    open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, returns: bool
+) -> None:
+    engine = open_engine(segment_bytes=4096)
+    publish(engine, "old")
+    if returns:
+        assert ids(engine.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000)) == ["old"]
+    else:
+        engine.declare_group(TOPIC, GROUP, GroupConfig())
+    for number in range(80):
+        publish(engine, f"m{number}", body=b"b" * 100)
+        if returns:
+            engine.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000_000)
+    clock.advance(1_000)
+    read: list[object] = []
+    load = engine._index_files.load
+    monkeypatch.setattr(engine._index_files, "load", lambda place: read.append(place) or load(place))
+
+    assert take_at_hand(engine) is None
+
+    assert read == []
+    assert ids(engine.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000)) == ["old"]
+    assert read
+
+
+def test_what_is_to_be_a_dead_letter_first_is_left_to_who_may_wait(engine: Engine, clock: ManualClock) -> None:
+    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    publish(engine, "a")
+    clock.advance(1_000)
+    before = engine._actions.end
+
+    assert take_at_hand(engine) is None
+
+    assert engine._actions.end == before
+    assert ids(engine.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["a"]
+    assert engine.group_figures(TOPIC, GROUP)["dead"] == 1
+
+
+def test_a_paused_group_is_told_at_once_that_there_is_nothing(engine: Engine) -> None:
+    publish(engine, "a")
+    engine.pause(TOPIC, GROUP, paused=True)
+
+    assert take_at_hand(engine) == []
+
+
+def test_a_damaged_record_is_put_aside_by_who_may_wait(engine: Engine, folder: Path) -> None:
+    publish(engine, "damaged")
+    publish(engine, "a")
+    [path] = segment_paths(folder / "messages")
+    path.write_bytes(path.read_bytes().replace(b"damaged", b"eamaged"))
+    before = engine._actions.end
+
+    assert take_at_hand(engine) is None
+
+    assert engine._actions.end == before
+    assert ids(engine.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["a"]
 
 
 def test_nothing_is_taken_where_a_checkpoint_is_to_be_written_first(open_engine: type_of_open) -> None:

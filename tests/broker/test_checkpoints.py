@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from broker import checkpoint
+from broker.consume.dead_letters import DeadRun
+from broker.consume.topic import BlockPlace, Runs
 from broker.engine import Engine
 from broker.log.segment_index import index_path
+from broker.options import EngineOptions
+from broker.state import BrokerState
 from messaging import journal
 from messaging.clock import ManualClock
 from messaging.errors import StorageFailed
@@ -19,6 +25,14 @@ TOPIC, GROUP = "orders", "billing"
 SMALL = {"segment_bytes": 4096, "checkpoint_bytes": 4096}
 HOUR_MS = 3_600_000
 type_of_open = Callable[..., Engine]
+
+
+class NoBlocks:
+    """Of a state without sealed segments."""
+
+    def load(self, place: BlockPlace) -> Runs:
+        """Never asked."""
+        raise StorageFailed(f"there is no block {place}")
 
 
 def publish(engine: Engine, *ids: str, topic: str = TOPIC, deliver_at_ms: int | None = None) -> list[str]:
@@ -208,3 +222,70 @@ def test_a_checkpoint_that_a_full_disk_cut_short_is_passed_over(
 
     stored = {topic: dict(engine.topic_figures(topic)) for topic in engine.topics()}
     assert stored == before[0]  # type: ignore[index]  # a tuple
+
+
+def with_dead_letters(count: int, *, reason: str) -> BrokerState:
+    """A state with so many dead letters that died at the same time, each a run of its own."""
+    state = BrokerState(EngineOptions(), NoBlocks())
+    dead = state.declare(TOPIC, GROUP, GroupConfig(), position=0).dead
+    for number in range(count):
+        dead.add(DeadRun(2 * number, 2 * number + 1, 16, reason, 7))
+    return state
+
+
+def data_of(state: BrokerState) -> bytes:
+    records = checkpoint.records_of(state, messages_end=0, at_ms=0)
+    found = checkpoint.read(journal.decode_action(one) for one in records)
+    assert found is not None
+    return found
+
+
+def dead_of(state: BrokerState) -> list[DeadRun]:
+    group = state.group(TOPIC, GROUP)
+    assert group is not None
+    return list(group.dead)
+
+
+def test_dead_letters_take_no_more_in_a_checkpoint_than_in_memory() -> None:
+    state = with_dead_letters(50_000, reason="e" * 200)
+
+    data = data_of(state)
+
+    assert len(data) < state.dead_weight.size_bytes + 1_000
+    restored = BrokerState(EngineOptions(), NoBlocks())
+    checkpoint.restore(restored, data)
+    assert dead_of(restored) == dead_of(state)
+    assert restored.dead_weight == state.dead_weight
+
+
+def test_the_dead_letters_of_an_older_checkpoint_are_read_run_by_run() -> None:
+    state = with_dead_letters(3, reason="broken")
+    rows = msgspec.msgpack.decode(data_of(state))
+    [group] = rows[3]
+    assert group[8] == []
+    group[8] = [(0, 1, 16, "broken", 7), (2, ["m2"], 16, "broken", 7), (4, "m4", 16, "broken", 7)]
+    del group[11:]
+
+    restored = BrokerState(EngineOptions(), NoBlocks())
+    checkpoint.restore(restored, msgspec.msgpack.encode(rows))
+
+    assert dead_of(restored) == dead_of(state)
+
+
+def test_dead_letters_are_there_after_a_restart_from_a_checkpoint(open_engine: type_of_open, folder: Path) -> None:
+    engine = open_engine(**SMALL)
+    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    publish(engine, *(f"m{number}" for number in range(30)))
+    for number, one in enumerate(engine.pull(TOPIC, GROUP)):
+        engine.nack([one.receipt], reason=f"broken {number % 3}")
+    before = engine.dead(TOPIC, GROUP)
+    engine._write_checkpoint()
+    engine.close()
+    for path in segment_paths(folder / "actions")[:-1]:
+        path.unlink()
+
+    engine = open_engine(**SMALL)
+
+    assert len(before[0]) == 30
+    assert engine.dead(TOPIC, GROUP) == before
+    assert engine.redrive(TOPIC, GROUP) == 30

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,6 +63,13 @@ def test_runs_are_added_and_taken_as_single_letters_would_be(
     assert [one for run in letters.runs(place) for one in range(run.first, run.end)] == sorted(
         one for one in model if one >= place
     )
+    restored_weight = Weight()
+    restored = DeadLetters(restored_weight)
+    restored.restore(letters.capture())
+    assert [*restored] == [*letters]
+    assert (len(restored), restored_weight) == (len(letters), weight)
+    restored.take([(0, 2 * SEQUENCES_MAX)])
+    assert (restored._said, restored._numbers, restored._uses, restored_weight.size_bytes) == ({}, {}, {}, 0)
     letters.take_from(place)
     assert seen(letters) == {one: said for one, said in model.items() if one < place}
     letters.take_before(place)
@@ -75,3 +84,29 @@ def test_neighbours_that_died_alike_are_one_run() -> None:
         letters.add(DeadRun(sequence, sequence + 1, 16, "broken", 7))
 
     assert list(letters) == [DeadRun(0, 500, 16, "broken", 7)]
+
+
+def test_what_is_captured_is_little_endian_and_what_is_said_stands_there_once() -> None:
+    letters = DeadLetters()
+    for sequence in (1, 5, 9):
+        letters.add(DeadRun(sequence, sequence + 2, 16, "broken", 7))
+
+    firsts, ends, times, _, said = letters.capture()
+
+    assert [firsts, ends, times] == [struct.pack("<QQQ", *one) for one in ((1, 5, 9), (3, 7, 11), (7, 7, 7))]
+    assert said == [(1, 16, "broken")]
+
+
+def test_what_dies_after_a_restore_is_said_under_numbers_of_its_own() -> None:
+    letters, restored = DeadLetters(), DeadLetters()
+    for sequence in range(3):
+        letters.add(DeadRun(2 * sequence, 2 * sequence + 1, 1, f"broken {sequence}", 7))
+    letters.take([(0, 1)])
+    restored.restore(letters.capture())
+
+    restored.add(DeadRun(10, 11, 1, "broken 10", 7))
+    restored.add(DeadRun(12, 13, 1, "broken 2", 7))
+
+    assert [one.reason for one in restored] == ["broken 1", "broken 2", "broken 10", "broken 2"]
+    restored.take([(4, 5)])
+    assert [one.reason for one in restored] == ["broken 1", "broken 10", "broken 2"]

@@ -144,6 +144,25 @@ def test_what_waits_for_another_attempt_takes_room_of_its_own_group_alone(open_e
     assert [len(pull(engine, name)) for name in (GROUP, "other", "third")] == [0, 5, 0]
 
 
+def test_what_should_be_dead_and_finds_no_room_makes_room_in_hand_for_others(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    engine = open_engine(in_hand_max=3, group_in_hand_max=3, dead_letters_bytes_max=1)
+    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    publish(engine, 20)
+    engine.nack([one.receipt for one in pull(engine, count=1)])
+    assert len(pull(engine)) == 3
+    assert pull(engine, "other") == []
+    woken: list[int] = []
+    engine.subscribe(TOPIC, "other", lambda: woken.append(1))
+
+    clock.advance(1_000)
+    assert pull(engine) == []
+
+    assert woken
+    assert len(pull(engine, "other")) == 3
+
+
 def test_an_ordered_group_is_bounded_and_goes_on(open_engine: type_of_open) -> None:
     engine = open_engine(group_in_hand_max=2)
     engine.declare_group(TOPIC, GROUP, GroupConfig(ordered=True))

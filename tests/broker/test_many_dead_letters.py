@@ -81,6 +81,21 @@ def test_those_that_are_named_are_redriven_wherever_they_are(
     assert figures(engine)[0] == 47
 
 
+def test_an_id_that_is_dead_twice_hides_no_other_that_is_named(
+    open_engine: type_of_open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operating, "_LOOK_MESSAGES", 1)
+    engine = open_engine(dedup_messages_max=1)
+    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    for name in ("twice", "between", "twice", "last", "behind"):
+        engine.publish([Message(id=name, topic=TOPIC, body=b"x")])
+    kill(engine)
+
+    assert engine.redrive(TOPIC, GROUP, ids=["twice", "last"]) == 3
+
+    assert [one.id for one in engine.dead(TOPIC, GROUP)[0]] == ["between", "behind"]
+
+
 def test_messages_that_find_no_room_to_be_dead_wait_for_it_and_are_handed_to_nobody(
     open_engine: type_of_open, clock: ManualClock
 ) -> None:
