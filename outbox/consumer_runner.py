@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 from random import Random
@@ -75,7 +74,6 @@ class ConsumerRunner:
         self._pauses = pauses
         self._held = HeldDeliveries(broker=broker, clock=self._clock, telemetry=self._telemetry)
         self._settling = Settling(broker=broker, telemetry=self._telemetry, random=self._random)
-        self._ack_pool = ThreadPoolExecutor(max(1, threads), "consumer-ack")
         self._loop: EventLoopThread | None = None
         self._stopping = threading.Event()
         self._told: SimpleQueue[int] = SimpleQueue()
@@ -160,13 +158,13 @@ class ConsumerRunner:
 
     def _work(self, consumer: Consumer, topic: str) -> None:
         failures = 0
-        acks = AcksBeside(self._ack, pool=self._ack_pool)
+        acks = AcksBeside(self._ack, name=f"{threading.current_thread().name}-ack")
         while not self._stopping.is_set():
             failed = self._tried(lambda: self._round(consumer, topic, acks), consumer, topic)
             failures = 0 if failed is None else failures + 1
             if failed is not None:
                 self._pause(failed, consumer, topic, failures=failures)
-        self._tried(acks.wait, consumer, topic)
+        self._tried(acks.end, consumer, topic)
 
     def _tried(self, act: Callable[[], Exception | None], consumer: Consumer, topic: str) -> Exception | None:
         """What went wrong in a worker's round; the thread boundary."""
@@ -289,7 +287,6 @@ class ConsumerRunner:
 
     def _end(self) -> None:
         """All workers are done: end what served them."""
-        self._ack_pool.shutdown()
         self._held.stop(timeout_seconds=STOP_TIMEOUT_SECONDS)
         if self._loop is not None:
             for engine in {one.async_engine for one in self._consumers if one.async_engine is not None}:

@@ -28,7 +28,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.cycle: Any = None
         self._unanswered = 0
-        self._in_message = self._in_head = False
+        self._in_message = self._in_head = self._head_begins = False
         self._head_bytes = 0
         self._refused = False
         self._last_words = b""
@@ -36,7 +36,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A head begins."""
         super().on_message_begin()
-        self._in_message = self._in_head = True
+        self._in_message = self._in_head = self._head_begins = True
         self._head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -75,11 +75,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Bytes of a connection. A header that never ends is seen only here, so bytes within a head count, too."""
         if self._refused:
             return
-        unfinished = self._in_head
+        self._head_begins = False
         super().data_received(data)
-        if unfinished and self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > 2 * self.head_bytes_max and not self._refused:
+        if self._in_head and not self._refused:
+            self._head_bytes += _unfinished_bytes(data, self.url) if self._head_begins else len(data)
+            if self._head_bytes > 2 * self.head_bytes_max:
                 self._refuse()
 
     def send_400_response(self, msg: str) -> None:
@@ -132,3 +132,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         words, self._last_words = self._last_words, b""
         self.transport.write(words)
         self.transport.close()
+
+
+def _unfinished_bytes(data: bytes, url: bytes) -> int:
+    """The length of the last line of a head that begins among these bytes. One with its target may stand right
+    behind a body, which does not count.
+    """
+    line = data[data.rfind(b"\n") + 1 :]
+    return len(line) - max(0, line.rfind(url))

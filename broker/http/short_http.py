@@ -28,6 +28,8 @@ _ROUTES: Final[dict[str, Route]] = {
     last: route for route in ROUTES if (last := route.path.rpartition("/")[2]) in DIRECT and route.method == "POST"
 }
 _STATUS_LINES: Final = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n".encode() for one in HTTPStatus}
+BEHIND_A_PULL_MAX: Final = 16
+"""So many requests behind a pull are read while it waits. Beyond, nothing is: nor is it seen that the client goes."""
 _HEADERS: Final = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items()).encode()
 
 
@@ -74,12 +76,14 @@ class ShortHttpProtocol(BoundedHttpProtocol):
         """A client has come."""
         super().connection_made(transport)
         self._known: dict[bytes, KnownHead] = {}
+        self._in_work: ShortRequest | None = None
 
     def on_headers_complete(self) -> None:
         """The head ends: the request goes the short way, or uvicorn's."""
         short = None if self._refused else self._short()
         if short is None:
             super().on_headers_complete()
+            self._go_on_reading()
             return
         self._in_head = False
         self._take_up(short)
@@ -123,13 +127,20 @@ class ShortHttpProtocol(BoundedHttpProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone."""
         super().connection_lost(exc)
-        short = self.cycle
-        if isinstance(short, ShortRequest) and not short.response_complete:
+        short = self._in_work
+        if short is not None:
+            short.disconnected = True
             if short.gone is not None and not short.gone.done():
                 short.gone.set_result(None)
             if short.more_body:
                 short.response_complete = True
                 short.leave()
+
+    def _go_on_reading(self) -> None:
+        """uvicorn reads nothing more behind a request that waits in line; so it would not see that its client goes."""
+        short = self._in_work
+        if short is not None and short.gone is not None and len(self.pipeline) <= BEHIND_A_PULL_MAX:
+            self.flow.resume_reading()
 
     # -- beginning ---------------------------------------------------------------------------------------------------
 
@@ -150,7 +161,7 @@ class ShortHttpProtocol(BoundedHttpProtocol):
         return True
 
     def _take_up(self, short: ShortRequest) -> None:
-        self.cycle = short
+        self.cycle = self._in_work = short
         self._unanswered += 1
 
     def _remember(self, data: bytes, short: ShortRequest) -> None:
@@ -252,7 +263,7 @@ class ShortHttpProtocol(BoundedHttpProtocol):
             self._finish(short, too_slow(self.services.settings).response())
 
     def _finish(self, short: ShortRequest, answer: bytes | Response) -> None:
-        short.response_complete = True
+        short.response_complete, self._in_work = True, None
         seconds = None if short.gone is not None else perf_counter() - short.started
         route, status = short.head.route, 200 if isinstance(answer, bytes) else answer.status_code
         self.services.metrics.count_request(route.method, route.path, status=status, seconds=seconds)

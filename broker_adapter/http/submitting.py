@@ -79,11 +79,12 @@ class Submitting:
                     )
             if line.closed:
                 raise ConfigurationError("this broker was closed; connect again")
-            line.waiting.append(_Entry(message, told))
             if line.thread is None:
-                line.thread = threading.Thread(target=self._run, args=(line,), name="broker-submit", daemon=True)
-                line.thread.start()
-            elif len(line.waiting) == 1:
+                thread = threading.Thread(target=self._run, args=(line,), name="broker-submit", daemon=True)
+                thread.start()  # where none can be started nothing was taken in
+                line.thread = thread
+            line.waiting.append(_Entry(message, told))
+            if len(line.waiting) == 1:
                 line.changed.notify_all()
         return told
 
@@ -98,35 +99,27 @@ class Submitting:
             thread.join(self._wait_s_max)
 
     def _run(self, line: _Line) -> None:
-        while True:
-            with line.changed:
-                if not line.waiting and not line.closed:
-                    line.changed.wait(IDLE_S_MAX)
-                if not line.waiting:
-                    line.thread = None
-                    return
-                batch = _taken(line.waiting)
-                line.on_their_way = len(batch)
-            for topic, entries in _by_topic(batch).items():
-                self._send(topic, entries)
-            with line.changed:
-                line.on_their_way = 0
-                line.changed.notify_all()
+        batch: list[_Entry] = []
+        try:
+            while batch := _next(line):
+                for topic, entries in _by_topic(batch).items():
+                    self._send(topic, entries)
+        finally:
+            for one in _left(line, batch):  # where this thread ends before its time; the next submit() starts another
+                _tell(one, BrokerUnavailable(f"what sends to {self._place} was interrupted: this may have arrived"))
 
     def _send(self, topic: str, entries: Sequence[_Entry]) -> None:
         wanted = [one for one in entries if one.told.set_running_or_notify_cancel()]
+        outcomes: Sequence[PublishResult | Exception]
         try:
-            results = self._publish(topic, [one.message for one in wanted]) if wanted else []
+            outcomes = self._publish(topic, [one.message for one in wanted]) if wanted else []
         except OutboxError as error:
-            for one in wanted:
-                one.told.set_exception(own(error))
+            outcomes = [own(error) for _ in wanted]
         except Exception as error:  # the thread boundary: who waits for a future must hear of it
             logger.exception("submit_failed", extra={"messages": len(wanted)})
-            for one in wanted:
-                one.told.set_exception(error)
-        else:
-            for one, result in zip(wanted, results, strict=True):
-                one.told.set_result(result)
+            outcomes = [error] * len(wanted)
+        for one, outcome in zip(wanted, outcomes, strict=True):
+            _tell(one, outcome)
 
     def _own_line(self) -> _Line:
         if self._line.process != os.getpid():
@@ -136,6 +129,43 @@ class Submitting:
 
 def _has_room(line: _Line) -> bool:
     return len(line.waiting) + line.on_their_way < SUBMITTED_MAX
+
+
+def _next(line: _Line) -> list[_Entry]:
+    """What the next request carries, once there is anything; nothing where the thread is to end."""
+    with line.changed:
+        line.on_their_way = 0
+        line.changed.notify_all()
+        if not line.waiting and not line.closed:
+            line.changed.wait(IDLE_S_MAX)
+        if not line.waiting:
+            line.thread = None
+            return []
+        batch = _taken(line.waiting)
+        line.on_their_way = len(batch)
+        return batch
+
+
+def _left(line: _Line, batch: Sequence[_Entry]) -> list[_Entry]:
+    """What nobody will send any more, where the thread ended before its time."""
+    with line.changed:
+        if line.thread is not threading.current_thread():
+            return []
+        left = [one for one in (*batch, *line.waiting) if not one.told.done()]
+        line.waiting.clear()
+        line.thread, line.on_their_way = None, 0
+        line.changed.notify_all()
+        return left
+
+
+def _tell(entry: _Entry, outcome: PublishResult | Exception) -> None:
+    try:
+        if isinstance(outcome, Exception):
+            entry.told.set_exception(outcome)
+        else:
+            entry.told.set_result(outcome)
+    except BaseException:  # a callback's SystemExit, which a future lets through: it is no business of the others
+        logger.exception("submit_callback_failed", extra={"message_id": entry.message.id})
 
 
 def _taken(waiting: deque[_Entry]) -> list[_Entry]:

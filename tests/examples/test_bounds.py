@@ -42,7 +42,7 @@ OPERATING = [
 CONSUMING = [
     f"| `workers`, threads a topic | 1 | {WORKERS_MAX}; {THREADS_MAX} a runner in all |",
     f"| topics of a consumer | | {TOPICS_MAX} |",
-    f"| `prefetch`, messages in hand a worker | 50 | {limits.PULL_MESSAGES_MAX:,};",
+    f"| `prefetch`, messages of a worker's pull | 50 | {limits.PULL_MESSAGES_MAX:,};",
     f"| `invisible_ms` | {limits.INVISIBLE_MS_DEFAULT // 1000} s | {limits.INVISIBLE_MS_MAX // HOUR_MS} hours |",
     f"| `handle_ms_max` | {HANDLE_MS_MAX_DEFAULT // HOUR_MS} hour |",
     f"| stop | {STOP_TIMEOUT_SECONDS:.0f} s | `stop(timeout_seconds=)`;",

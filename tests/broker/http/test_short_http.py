@@ -187,6 +187,37 @@ def test_a_pull_whose_client_has_gone_holds_nothing_up(shared_url: str, client: 
     assert len(response.json()["deliveries"]) == 1
 
 
+def test_a_pull_whose_client_has_gone_holds_nothing_up_though_requests_came_behind_it(
+    shared_url: str, client: Client, topic: str
+) -> None:
+    base = f"{shared_url}/v1/topics/{topic}"
+    with connected(shared_url) as (made, _):
+        pull = request(f"/v1/topics/{topic}/groups/g/pull", {"wait_ms": 60_000, "invisible_ms": 60_000})
+        made.sendall(pull + request(f"/v1/topics/{topic}/groups/g/ack", {"receipts": []}) * 3)
+        made.shutdown(socket.SHUT_WR)
+    client("POST", f"{base}/messages", json={"messages": [{"body": "b"}]})
+
+    response = client("POST", f"{base}/groups/g/pull", json={"wait_ms": 10_000})
+
+    assert len(response.json()["deliveries"]) == 1
+
+
+def test_no_more_than_so_many_requests_are_read_behind_a_pull_and_all_are_answered(
+    serve: Callable[..., HttpServer], client: Client, topic: str
+) -> None:
+    url, behind = serve().url, short_http.BEHIND_A_PULL_MAX + 4
+    group = f"/v1/topics/{topic}/groups/g"
+    with connected(url) as (made, reader):
+        made.sendall(request(f"{group}/pull", {"wait_ms": 60_000}))
+        for _ in range(behind):
+            made.sendall(request(f"{group}/seek", {"to_offset": 0}))
+        client("POST", f"{url}/v1/topics/{topic}/messages", json={"messages": [{"body": "b"}]})
+
+        found = [answer(reader)[0] for _ in range(1 + behind)]
+
+    assert found == [200] * (1 + behind)
+
+
 def test_a_defect_is_an_answer_and_the_place_is_free(
     serve: Callable[..., HttpServer], client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +305,32 @@ def test_a_request_that_is_refused_for_what_it_is_is_told_so_behind_the_answers_
     assert found == [200, 404]
     assert last.split()[1] == str(status).encode()
     assert b"HTTP/1.1 " not in rest
+
+
+def test_a_head_that_never_ends_is_refused_even_where_it_comes_in_one_piece_behind_a_request(
+    serve: Callable[..., HttpServer], topic: str
+) -> None:
+    url = serve(HttpSettings(request_head_bytes_max=2_000)).url
+    with connected(url) as (made, reader):
+        made.sendall(publish(topic, "first") + b"GET /livez HTTP/1.1\r\nx-never-ends: " + b"a" * 20_000)
+
+        assert answer(reader)[0] == 200
+        assert reader.readline().startswith(b"HTTP/1.1 431 ")
+
+
+def test_the_bytes_before_a_head_are_not_counted_as_its_own(
+    serve: Callable[..., HttpServer], client: Client, topic: str
+) -> None:
+    url = serve(HttpSettings(request_head_bytes_max=2_000)).url
+    large = publish(topic, *(f"m{number:04}" for number in range(500)))
+    with connected(url) as (made, reader):
+        made.sendall(large[:30])
+        client("GET", f"{url}/livez")  # so that the server has read what came
+        made.sendall(large[30:] + publish(topic, "behind")[:30])
+        assert answer(reader)[0] == 200
+        made.sendall(publish(topic, "behind")[30:])
+
+        assert answer(reader)[0] == 200
 
 
 def test_a_request_that_breaks_in_its_body_is_refused_at_once(shared_url: str) -> None:

@@ -27,7 +27,7 @@ class Wire:
         self.requests: list[tuple[str, list[str]]] = []
         self.arrived = threading.Semaphore(0)
         self.go_on = threading.Semaphore(0)
-        self.errors: dict[str, Exception] = {}
+        self.errors: dict[str, BaseException] = {}
 
     def publish(self, topic: str, messages: Sequence[Message]) -> list[PublishResult]:
         self.requests.append((topic, [one.id for one in messages]))
@@ -99,6 +99,53 @@ def test_a_defect_is_told_to_who_waits_and_the_next_are_sent(line: Submitting, w
 
     assert isinstance(failed.exception(DEADLINE_S), RuntimeError)
     assert ids([line.submit(message("b"))]) == ["b"]
+
+
+def test_a_callback_that_ends_its_thread_ends_nobody_elses_message(line: Submitting, wire: Wire) -> None:
+    def leave(_: Future[PublishResult]) -> None:
+        raise SystemExit(1)
+
+    futures = submit_behind_a_request(line, wire, *(message(one) for one in "abc"))
+    for one in futures[:2]:
+        one.add_done_callback(leave)
+
+    wire.go_on.release(3)
+
+    assert ids([*futures, line.submit(message("d"))]) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_waits_is_told_when_the_thread_that_sends_is_ended_and_another_goes_on(
+    line: Submitting, wire: Wire
+) -> None:
+    wire.errors["bad"] = SystemExit(1)
+    futures = submit_behind_a_request(line, wire, message("a", topic="bad"), message("b"), message("c"))
+    ended = line._line.thread
+    assert ended is not None
+
+    wire.go_on.release(2)
+    errors = [one.exception(DEADLINE_S) for one in futures]
+
+    assert [type(one) for one in errors] == [BrokerUnavailable] * 3
+    assert "may have arrived" in str(errors[0])
+    ended.join(DEADLINE_S)
+    assert ids([line.submit(message("d"))]) == ["d"]
+
+
+def test_a_thread_that_cannot_be_started_takes_no_message_and_the_next_submit_tries_again(
+    line: Submitting, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    wire.go_on.release(2)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            line.submit(message("a"))
+
+    assert ids([line.submit(message("b"))]) == ["b"]
+    assert wire.requests == [("t", ["b"])]
 
 
 def test_no_request_carries_more_than_a_request_may(

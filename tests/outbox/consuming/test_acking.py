@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +15,8 @@ from outbox import consumer
 from outbox.consumer import ConsumerRunner
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
+ROOT = Path(__file__).parents[3]
+CHILD = Path(__file__).with_name("hanging_ack_consumer.py")
 Running = Callable[..., ConsumerRunner]
 
 
@@ -89,3 +93,16 @@ def test_an_ack_that_meets_a_defect_is_told_and_its_messages_come_back(
 
     assert sorted(handled) == ["m-1", "m-1", "m-2"]
     assert "consumer_failed" in [one.getMessage() for one in caplog.records]
+
+
+def test_a_process_whose_stop_ran_out_of_time_ends_though_its_ack_hangs(tmp_path: Path) -> None:
+    broker = WatchedBroker(tmp_path / "data")
+    broker.publish([message()])
+    broker.close()
+
+    ended = subprocess.run(
+        [sys.executable, str(CHILD), str(tmp_path / "data")],
+        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, text=True, capture_output=True, timeout=WAIT_SECONDS, check=False,
+    )  # fmt: skip
+
+    assert (ended.returncode, ended.stdout) == (0, "stopped in time: False\n"), ended.stderr
