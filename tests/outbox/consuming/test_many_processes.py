@@ -39,6 +39,7 @@ class Workers:
         self.said: SimpleQueue[str] = SimpleQueue()
         self.running: list[subprocess.Popen[str]] = []
         self._readers: list[threading.Thread] = []
+        self._ready: dict[int, threading.Event] = {}
 
     def add(self) -> None:
         """One more."""
@@ -47,13 +48,14 @@ class Workers:
             cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         self.running.append(process)
+        self._ready[process.pid] = threading.Event()
         self._readers.append(threading.Thread(target=self._read, args=(process,), daemon=True))
         self._readers[-1].start()
 
     def replace(self, position: int, number: signal.Signals) -> int:
         """End one by a signal and start another; the exit code of the one that ended."""
         process = self.running.pop(position)
-        process.send_signal(number)
+        self._signal(process, number)
         code = process.wait(30)
         self.add()
         return code
@@ -61,17 +63,25 @@ class Workers:
     def end(self) -> list[int]:
         """Stop all in good order; their exit codes."""
         for process in self.running:
-            process.send_signal(signal.SIGTERM)
+            self._signal(process, signal.SIGTERM)
         codes = [process.wait(30) for process in self.running]
         for reader in self._readers:
             reader.join(10)
         return codes
 
+    def _signal(self, process: subprocess.Popen[str], number: signal.Signals) -> None:
+        """A SIGTERM before run_until_signal() has begun would be an ordinary death."""
+        assert self._ready[process.pid].wait(SETTLED_SECONDS)
+        process.send_signal(number)
+
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                self.said.put(line)
+                if line == "ready\n":
+                    self._ready[process.pid].set()
+                else:
+                    self.said.put(line)
 
 
 @contextmanager
@@ -104,8 +114,7 @@ def test_processes_that_are_killed_and_stopped_at_work_have_every_effect_once(
             for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
                 for _ in range(random.randrange(20, 50)):
                     working.said.get(timeout=SETTLED_SECONDS)
-                # The oldest one is surely at work; a signal before run_until_signal() is an ordinary death.
-                code = working.replace(0 if number is signal.SIGTERM else random.randrange(3), number)
+                code = working.replace(random.randrange(3), number)
                 assert code == (0 if number is signal.SIGTERM else -number)
             figures = settled(broker)
             codes = working.end()

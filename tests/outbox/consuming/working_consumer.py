@@ -1,12 +1,14 @@
 """One of several consumer processes that share a group on a broker server. Run by path; not imported.
 
 `python working_consumer.py URL SCHEMA BROKER_URL INVISIBLE_MS`. It says each message that its handler has done, before
-the commit, and refuses every seventh at the first attempt.
+the commit, and refuses every seventh at the first attempt; and `ready` once a SIGTERM would stop it in good order.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
@@ -34,4 +36,12 @@ def pay(session: Session, one: Delivery) -> None:
     print(number, flush=True)
 
 
+def say_when_ready() -> None:
+    """run_until_signal() says nothing itself."""
+    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        threading.Event().wait(0.005)
+    print("ready", flush=True)
+
+
+threading.Thread(target=say_when_ready, daemon=True).start()
 sys.exit(0 if run_consumers([pay], broker=broker_url).run_until_signal() else 1)
