@@ -5,7 +5,7 @@ A tagged union and one group-by. DataFrames in, DataFrame out; nothing is read o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +32,8 @@ _GROUP_SCHEMA: Final = (
     "topic string, consumer_group string, floor bigint, since_ms bigint, seeks bigint, last_seek_ms bigint, "
     "last_seek_position bigint, paused bigint, filtered bigint, has_inbox bigint, inbox_reach_ms bigint"
 )
+_UNDECLARED: Final = {"filtered": 1}
+"""What is known of a group whose declaration is not in the log: it may well have a filter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,8 @@ class GroupFacts:
     """What the action log says of a group as a whole, and what its inbox covers.
 
     `floor`: the first sequence that is its own, by its start or its last seek; `since_ms`: when it began;
-    `last_seek_position`: where in the log that seek stands (-1: none); `filtered`: it has or had a filter, by whose
-    word a message may never be handed out.
+    `last_seek_position`: where in the log that seek stands (-1: none); `filtered`: it has, had or may have a filter, by
+    whose word a message may never be handed out.
     """
 
     topic: str
@@ -57,16 +59,18 @@ class GroupFacts:
 
 
 def group_facts(
-    events: Iterable[tuple[str, str, str, int | None, int, int, str | None]], *, inboxes: dict[tuple[str, str], int]
-) -> list[GroupFacts]:
+    events: Iterable[tuple[str, str, str, int | None, int, int, str | None]], *, inboxes: dict[tuple[str, str], int],
+    acting: Mapping[tuple[str, str], int],
+) -> list[GroupFacts]:  # fmt: skip
     """Groups from their own actions, (kind, topic, group, sequence, position, at_ms, filter), in any order.
 
-    `inboxes`: since when the inbox of a (topic, group) is complete; topic "" is any topic.
+    `inboxes`: since when the inbox of a (topic, group) is complete; topic "" is any topic. `acting`: where the log has
+    lost its beginning, each (topic, group) that did anything, and since when; its declaration may be what was lost.
     """
     found: dict[tuple[str, str], dict[str, int]] = {}
     for kind, topic, group, sequence, position, at_ms, filter_ in sorted(events, key=lambda event: event[4]):
-        begun = {"floor": sequence or 0, "since_ms": at_ms} if kind == "declared" else {}
-        facts = found.setdefault((topic, group), begun)
+        begun = {"floor": sequence or 0, "since_ms": at_ms} if at_ms <= acting.get((topic, group), at_ms) else {}
+        facts = found.setdefault((topic, group), begun if kind == "declared" else dict(_UNDECLARED))
         match kind:
             case "sought":
                 facts.update(
@@ -79,6 +83,8 @@ def group_facts(
                 facts["filtered"] = 1  # for good: what it passed by does not come again without it
             case _:
                 pass  # declared again: settings, no move
+    for place in acting:
+        found.setdefault(place, dict(_UNDECLARED))
     return [
         GroupFacts(topic=topic, consumer_group=group, **facts, **_inbox_of(topic, group, inboxes))
         for (topic, group), facts in sorted(found.items())

@@ -32,11 +32,13 @@ _stored, _deliveries, _acks, _effects = Fact("stored"), Fact("deliveries"), Fact
 _last_kind, _last_ms, _visible_ms = Fact("last_kind"), Fact("last_ms"), Fact("visible_ms")
 _deliver_at_ms, _ready_ms, _effect_ms = Fact("deliver_at_ms"), Fact("ready_ms"), Fact("effect_ms")
 _first_delivered_ms, _sequence, _canceled = Fact("first_delivered_ms"), Fact("sequence"), Fact("canceled")
+_actions_reach_ms = Fact("actions_reach_ms")
 
 _elsewhere = _stored.is_(0)
 _unplaced = _sequence < 0
 _held = _last_kind.is_(LastKind.DELIVERED)
 _given_back = _last_kind.is_(LastKind.REQUEUED) | _last_kind.is_(LastKind.REDRIVEN)
+_untouched = _acks.is_(0) & _last_kind.is_(LastKind.NOTHING)
 _acked_not_handled = (_acks >= 1) & Fact("has_inbox").is_(1) & _effects.is_(0)
 
 DELIVERY_RULES: Final[tuple[Rule, ...]] = (
@@ -153,7 +155,7 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         name="delivery_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
-        when=(_acks >= 1) & _deliveries.is_(0) & (Fact("actions_reach_ms") > 0),
+        when=(_acks >= 1) & _deliveries.is_(0) & (_actions_reach_ms > 0),
         meaning="Acknowledged; the hand-out may be older than what the action log still holds.",
     ),
     Rule(
@@ -196,6 +198,16 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         meaning="Scheduled: its time has not come, or came just now.",
     ),
     Rule(
+        name="cancel_out_of_reach",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=_unplaced
+        & (_deliver_at_ms > 0)
+        & (Fact("stored_ms") < _actions_reach_ms)
+        & (_deliver_at_ms + _late_after_ms <= Fact("broker_seen_ms")),
+        meaning="Scheduled, and never due by the log; it may have been canceled before the action log begins.",
+    ),
+    Rule(
         name="not_fired",
         state=State.LATE,
         severity=Severity.ATTENTION,
@@ -226,6 +238,16 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         severity=Severity.WAIT,
         when=_held & (_visible_ms + _late_after_ms > _now_ms),
         meaning="A consumer holds it, or its invisible time ended just now.",
+    ),
+    Rule(
+        name="action_log_out_of_reach",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=_untouched
+        & Fact("seeks").is_(0)
+        & (Fact("stored_ms") < _actions_reach_ms)
+        & (_deliver_at_ms < _actions_reach_ms),
+        meaning="Nothing is known of its delivery, and it was ready before what the action log still holds begins.",
     ),
     Rule(
         name="handled_not_acknowledged",
@@ -270,7 +292,7 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         state=State.UNKNOWN,
         severity=Severity.INFO,
         when=_acks.is_(0) & Fact("filtered").is_(1),
-        meaning="Never handed out, and the group has or had a filter: no telling whether it wants the message.",
+        meaning="Never handed out, and the group has, had or may have a filter: no telling whether it is wanted.",
     ),
     Rule(
         name="waiting",

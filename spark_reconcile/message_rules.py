@@ -213,6 +213,13 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         meaning="Sent, and older than what the broker's log still holds.",
     ),
     Rule(
+        name="cancel_out_of_reach",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=_without_note & (_sent_ms < Fact("actions_reach_ms")),
+        meaning="Scheduled, and never due by the log; it may have been canceled before the action log begins.",
+    ),
+    Rule(
         name="not_in_broker",
         state=State.LOST,
         severity=Severity.FINDING,

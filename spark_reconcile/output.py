@@ -17,6 +17,7 @@ from messaging.errors import ConfigurationError
 from spark_reconcile.errors import OutputFailed
 
 MANIFEST: Final = "manifest.json"
+_STAGING: Final = ".staging-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,15 @@ class Staging:
 
 @contextmanager
 def staging(output: Path, *, now_ms: int) -> Iterator[Staging]:
-    """A fresh folder for one run; what was not published is removed.
+    """A fresh folder for one run; what was not published is removed, and so is what a killed run left.
 
-    Raises ConfigurationError where none can be made.
+    The caller is the only one who writes to `output`. Raises ConfigurationError where none can be made.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_ms / 1000))
     run_id = f"{stamp}-{secrets.token_hex(3)}"
-    folder = output / f".staging-{run_id}"
+    folder = output / f"{_STAGING}{run_id}"
+    for left in output.glob(f"{_STAGING}*"):
+        shutil.rmtree(left, ignore_errors=True)
     try:
         folder.mkdir(parents=True)
     except OSError as error:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
+import msgspec
+
 from messaging.errors import ConfigurationError
 from spark_reconcile.settings import Settings
 from spark_reconcile.sources.database import Place, Reader, reading
@@ -60,7 +62,7 @@ class Plan:
         apart_ms = max(map(abs, self.clocks.values()), default=0)
         if not apart_ms:
             return settings
-        seconds = -(-apart_ms // (APART_STEP_SECONDS * 1000)) * APART_STEP_SECONDS
+        seconds = _in_steps(apart_ms) // 1000
         grace = settings.grace
         return replace(
             settings, grace=replace(grace, seconds=grace.seconds + seconds, clock_skew_seconds=float(seconds))
@@ -82,7 +84,8 @@ def check_sources(settings: Settings, *, span: Span | None = None) -> Plan:
         place = Place.of(inbox.url or settings.database_url)
         with reading(place) as reader:
             _note_clock(reader, settings, clocks)
-            statement = inbox_statement(reader, inbox, schema=schema_of(settings, inbox, place), span=span)
+            behind = span and _by_clock(span, clocks[str(place)])
+            statement = inbox_statement(reader, inbox, schema=schema_of(settings, inbox, place), span=behind)
             if span is not None:
                 _note_oldest(reader, statement, inbox.group, oldest)
         inboxes.append((inbox.url or settings.database_url, statement))
@@ -131,6 +134,16 @@ def _note_clock(reader: Reader, settings: Settings, clocks: dict[str, int]) -> N
         before_ms, now_ms, after_ms = time.time_ns() // 1_000_000, reader.now_ms(), time.time_ns() // 1_000_000
         ahead_ms = min(0, now_ms - before_ms) + max(0, now_ms - after_ms)
         clocks[name] = ahead_ms if abs(ahead_ms) > settings.grace.clock_skew_seconds * 1000 else 0
+
+
+def _by_clock(span: Span, ahead_ms: int) -> Span:
+    """The span from where it begins by a clock that is behind: what is noted by it looks older than it is."""
+    return msgspec.structs.replace(span, since_ms=span.since_ms - _in_steps(max(0, -ahead_ms)))
+
+
+def _in_steps(apart_ms: int) -> int:
+    step_ms = APART_STEP_SECONDS * 1000
+    return -(-apart_ms // step_ms) * step_ms
 
 
 def _note_oldest(reader: Reader, one: Statement, note: str, oldest: dict[tuple[Leg, str], int]) -> None:

@@ -119,7 +119,9 @@ def read_all(
         actions=single(actions.frame).unionByName(named),
         rows=united(session, [*tables, *moved]),
         tables=(*effects, *tables, *messages.copies, *actions.copies, named),
-        groups=_groups(settings, actions.frame, counts, plan.oldest_ms, now_ms=now_ms),
+        groups=_groups(
+            settings, actions.frame, counts, plan.oldest_ms, is_whole=begins_whole(surveyed["actions"]), now_ms=now_ms
+        ),
         counts=counts,
         archive_reach_ms=_archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
         broker_reach_ms=_log_reach(surveyed["messages"], skew_ms=skew_ms),
@@ -253,7 +255,7 @@ def _counted(
 
 def _groups(
     settings: Settings, actions: DataFrame, counts: list[LegCount], oldest_ms: Mapping[tuple[Leg, str], int], *,
-    now_ms: int,
+    is_whole: bool, now_ms: int,
 ) -> list[GroupFacts]:  # fmt: skip
     events: list[tuple[Any, ...]] = [
         tuple(row)
@@ -271,7 +273,21 @@ def _groups(
         for topic in inbox.topics or ("",):
             # Two inboxes may serve one group: what either cannot see is not known.
             inboxes[topic, inbox.group] = max(reach, inboxes.get((topic, inbox.group), 0))
-    return group_facts(events, inboxes=inboxes)
+    return group_facts(events, inboxes=inboxes, acting={} if is_whole else _acting(counts))
+
+
+def _acting(counts: Sequence[LegCount]) -> dict[tuple[str, str], int]:
+    """Since when each topic's groups hand out and settle; those of which only the inbox tells, since never.
+
+    The broker drops old actions, declarations among them, as its checkpoint carries the groups.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for one in counts:
+        kind, _, acting = one.note.partition(" ")
+        group, since_ms = (one.note, NEVER_MS) if one.leg == Leg.INBOX else (acting, one.first_ms)
+        if group and one.leg in {"actions", Leg.INBOX} and kind != "declared":
+            found[one.topic, group] = min(since_ms, found.get((one.topic, group), NEVER_MS))
+    return found
 
 
 def _business_reaches(settings: Settings) -> dict[str, int]:

@@ -44,12 +44,15 @@ def _not_in_broker(f: Facts) -> str:
     due_ms, reach_ms = f["deliver_at_ms"], f["broker_reach_ms"]
     if f["sent_ms"] > f["now_ms"] - f["grace_ms"]:
         return "sent_in_grace"
-    if due_ms > f["sent_ms"] and (f["sent_ms"] < reach_ms or f["repeated"]):
+    scheduled = due_ms > f["sent_ms"] and (f["sent_ms"] < reach_ms or f["repeated"])
+    if scheduled:
         if f["now_ms"] - due_ms < f["grace_ms"]:
             return "scheduled_out_of_sight"
         if due_ms >= reach_ms and f["broker_seen_ms"] - due_ms < f["late_after_ms"]:
             return "not_fired"
-    return "broker_out_of_reach" if max(f["sent_ms"], due_ms) < reach_ms else "not_in_broker"
+    if max(f["sent_ms"], due_ms) < reach_ms:
+        return "broker_out_of_reach"
+    return "cancel_out_of_reach" if scheduled and f["sent_ms"] < f["actions_reach_ms"] else "not_in_broker"
 
 
 def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other, on purpose
@@ -88,12 +91,15 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
         if f["now_ms"] - f["deliver_at_ms"] < f["grace_ms"]:
             return "scheduled"
         if f["deliver_at_ms"]:
-            return "not_fired"
+            unsure = f["stored_ms"] < f["actions_reach_ms"] and f["broker_seen_ms"] - f["deliver_at_ms"] >= late
+            return "cancel_out_of_reach" if unsure else "not_fired"
         return "placing_in_grace" if f["stored_ms"] > fresh else "never_placed"
     held, given_back = f["last_kind"] == 1, f["last_kind"] in {2, 5}
     soon = f["now_ms"] - f["visible_ms"] < late
     if held and soon:
         return "in_flight"
+    if f["last_kind"] == 0 and not f["seeks"] and max(f["stored_ms"], f["deliver_at_ms"]) < f["actions_reach_ms"]:
+        return "action_log_out_of_reach"
     if f["effects"]:
         return "handled_not_acknowledged"
     if f["sequence"] < f["floor"]:

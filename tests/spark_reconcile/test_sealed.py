@@ -12,6 +12,7 @@ import pytest
 from messaging import journal
 from spark_reconcile import NotComparable, Settings, run
 from spark_reconcile.errors import OutputBusy
+from spark_reconcile.output import staging
 from spark_reconcile.reading import LegCount, read_log
 from spark_reconcile.reconciliation import only_run
 from spark_reconcile.sources import sealed
@@ -201,6 +202,15 @@ def test_what_a_killed_run_had_begun_to_keep_is_removed(spark: SparkSession, wri
 
     assert len(list((tmp_path / "kept").iterdir())) == 2
     assert not stage.exists()
+
+
+def test_what_a_killed_run_had_begun_to_write_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    left = tmp_path / ".staging-20270115T080000Z-0a1b2c" / "verdicts"
+    left.mkdir(parents=True)
+    (left / "part-00000-begun.parquet").write_bytes(b"PAR1")
+
+    with staging(tmp_path, now_ms=NOW_MS) as stage:
+        assert list(tmp_path.iterdir()) == [stage.folder]
 
 
 def test_a_whole_run_writes_to_no_folder_that_another_run_writes_to(written: Settings) -> None:

@@ -28,7 +28,7 @@ from spark_reconcile.sources.frames import ACTION_SCHEMA, RUN_SCHEMA, action_row
 from spark_reconcile.sources.naming import named_runs, single
 from spark_reconcile.sources.segments import survey
 from spark_reconcile.sources.sql import Part, PushingSqlReader, SqlReader
-from spark_reconcile.sources.statements import Leg, Statement, business_statement
+from spark_reconcile.sources.statements import Leg, Span, Statement, business_statement
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, PAID, World, write_log
 
@@ -403,6 +403,19 @@ def test_clocks_that_are_apart_make_a_run_as_patient(
     grace = plan.allowing(written).grace
     assert (grace.seconds, grace.clock_skew_seconds) == patience
     assert list(plan.clocks.values()) == ([ahead_ms] if abs(ahead_ms) > 1_000 else [])
+
+
+@pytest.mark.parametrize(("ahead_ms", "earlier_ms"), [(-2 * HOUR_MS - 1, 121 * MINUTE_MS), (2 * HOUR_MS, 0), (0, 0)])
+def test_an_inbox_is_read_from_where_a_span_begins_by_its_own_clock(
+    written: Settings, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, earlier_ms: int
+) -> None:
+    monkeypatch.setattr("spark_reconcile.planning.time.time_ns", lambda: NOW_MS * 1_000_000)
+    monkeypatch.setattr(Reader, "now_ms", lambda _: NOW_MS + ahead_ms)
+
+    plan = check_sources(written, span=Span(since_ms=NOW_MS - HOUR_MS, until_ms=NOW_MS))
+
+    (inbox,) = [one for read in plan.inboxes for one in read.statements]
+    assert inbox.parameters[-1] == (NOW_MS - HOUR_MS - earlier_ms) * 1000
 
 
 def test_conditions_are_bound_and_combine(sqlite: Database) -> None:

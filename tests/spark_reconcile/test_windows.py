@@ -12,7 +12,8 @@ import pytest
 
 from messaging import journal
 from messaging.errors import ConfigurationError
-from spark_reconcile import Settings, Summary, run, run_windows
+from spark_reconcile import InboxSource, Settings, Summary, run, run_windows
+from spark_reconcile.sources.database import Reader
 from spark_reconcile.sources.segments import survey
 from spark_reconcile.verdict import Scope
 from spark_reconcile.window_results import Tally, published_topics
@@ -148,6 +149,26 @@ def test_a_suspect_that_a_second_look_clears_is_no_finding(
     findings = {(row["message_id"], row["rule"], row["confirmed"]) for row in _tables(settings, "verdicts")}
     assert {one for one in findings if one[1] not in PLAIN} == {(lost, "not_in_broker", True)}
     assert summary.sentence == "Not balanced: 1 lost."
+
+
+@pytest.mark.spark
+def test_an_inbox_whose_clock_is_hours_behind_has_lost_nothing(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, behind_ms = _world(6), 3 * HOUR_MS
+    with_timed_ids(world)
+    for row in world.inbox:
+        row["handled_at_us"] -= behind_ms * 1000
+    settings = world.write(sqlite, tmp_path)
+    slow = Database(name="sqlite", url=f"sqlite:///{tmp_path / 'slow.db'}", schema=None)
+    world.write_tables(slow)
+    right = Reader.now_ms
+    monkeypatch.setattr(Reader, "now_ms", lambda one: right(one) - behind_ms * ("slow" in str(one.place)))
+
+    summary = _run(replace(settings, inboxes=[InboxSource(group=TICKETS, url=slow.url)]), spark)
+
+    assert summary.balanced
+    assert len(summary.clock_sentences) == 1
 
 
 @pytest.mark.spark
