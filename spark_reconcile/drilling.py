@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.digests import Legs, union
 from spark_reconcile.parts import KEY_PLACE, PARTED, PLACE, among, unsettled
 from spark_reconcile.reading import in_parallel
-from spark_reconcile.slots import NO_SLOT, slot
-from spark_reconcile.sources.statements import Leg
+from spark_reconcile.slots import NO_SLOT, slot, within
+from spark_reconcile.sources.statements import Leg, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,11 +29,12 @@ _KEY: Final = "xxhash64(topic, message_key)"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unclean:
     """Where the sources disagree: parts (number of the topic, period, part; asked: in a window that is judged), and
-    buckets (topic, slot); None where nothing is known by id.
+    buckets (topic, slot); None where nothing is known by id. `span`: the times of which business rows are read.
     """
 
     parts: DataFrame
     buckets: DataFrame | None
+    span: Span | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ def drilled(legs: Legs, unclean: Unclean, *, covered: Sequence[str], much: bool 
         _looked_up(frame, _KEY, keys, "under_key").selectExpr("*", f"({_LOOKED} or under_key) as wanted")
         for frame in chosen
     ]
-    more = [frame.where("under_key") for frame in _under_keys(placed, keys)]
+    more = [frame.where("under_key") for frame in _under_keys(placed, keys, unclean.span)]
     rows, messages = in_parallel(
         reduce(union, (_rows(legs.rows, *pair) for pair in zip(marked[:2], more[:2], strict=True))).localCheckpoint,
         _rows(legs.messages, marked[2], more[2]).localCheckpoint,
@@ -127,9 +128,9 @@ def _keys(frame: DataFrame, covered: Sequence[str]) -> DataFrame:
     return keyed.selectExpr(f"{_KEY} as place")
 
 
-def _under_keys(placed: Sequence[DataFrame], keys: DataFrame) -> list[DataFrame]:
+def _under_keys(placed: Sequence[DataFrame], keys: DataFrame, span: Span | None) -> list[DataFrame]:
     """What was not found yet under these keys. In a clean part no message is without its business row: where there is
-    none of these, there is nothing.
+    none of these, there is nothing; nor where these are not read.
     """
     if keys.isEmpty():
         return [_looked_up(frame.where("false"), _KEY, keys, "under_key") for frame in placed]
@@ -139,7 +140,7 @@ def _under_keys(placed: Sequence[DataFrame], keys: DataFrame) -> list[DataFrame]
     asking = business.where("under_key").localCheckpoint()
     if asking.isEmpty():
         return [asking, *(frame.where("false") for frame in stored)]
-    return [asking, *in_parallel(*(frame.where("under_key").localCheckpoint for frame in stored))]
+    return [asking, *in_parallel(*(frame.where(f"under_key and {within(span)}").localCheckpoint for frame in stored))]
 
 
 def _rows(like: DataFrame, marked: DataFrame, more: DataFrame) -> DataFrame:

@@ -14,6 +14,8 @@ from spark_reconcile.message_evidence import business_keys, message_evidence
 from spark_reconcile.message_rules import MESSAGE_RULES
 from spark_reconcile.reading import Evidence
 from spark_reconcile.settings import Grace
+from spark_reconcile.slots import within
+from spark_reconcile.sources.statements import Span
 from spark_reconcile.verdict import Rule, Scope, case_sql, lookup_sql
 
 if TYPE_CHECKING:
@@ -54,8 +56,13 @@ def bounds_of(grace: Grace, evidence: Evidence, *, now_ms: int) -> dict[str, int
     }
 
 
-def judge(session: SparkSession, evidence: Evidence, bounds: Mapping[str, int]) -> Judged:
-    """One verdict for each message, each message in each group, and each rule and key of business rows."""
+def judge(
+    session: SparkSession, evidence: Evidence, bounds: Mapping[str, int], *, span: Span | None = None
+) -> Judged:  # fmt: skip
+    """One verdict for each message, each message in each group, and each rule and key of business rows.
+
+    `span`: business rows are of these times alone, so only messages of these times are theirs.
+    """
     messages = judged(
         message_evidence(
             evidence.rows,
@@ -73,7 +80,8 @@ def judge(session: SparkSession, evidence: Evidence, bounds: Mapping[str, int]) 
         DELIVERY_RULES,
         bounds,
     ).persist()
-    business = judged(business_evidence(evidence.rows, messages), BUSINESS_RULES, bounds).persist()
+    theirs = messages.where(f"created_ms <= 0 or {within(span)}")
+    business = judged(business_evidence(evidence.rows, theirs), BUSINESS_RULES, bounds).persist()
     return Judged(messages=messages, deliveries=deliveries, business=business)
 
 

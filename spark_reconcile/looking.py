@@ -14,6 +14,7 @@ from spark_reconcile.reading import Evidence
 from spark_reconcile.second_look import Suspects, look_again, suspects_of
 from spark_reconcile.settings import Settings
 from spark_reconcile.slots import hour, slot, window_of_message
+from spark_reconcile.sources.statements import Span
 from spark_reconcile.verdict import Severity
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Job:
     say: Callable[[str], None]
     pause: Pause
     again: LookAgain = look_again
+    span: Span | None = None
+    """The times of which all sources are read; None: not known yet."""
 
     @property
     def covered(self) -> list[str]:
@@ -109,7 +112,7 @@ def _second(
 
 def _tables(job: Job, evidence: Evidence, batch: Sequence[int]) -> tuple[Judged, DataFrame, DataFrame]:
     """Verdicts of the batch's windows alone: what was read beside them is there as evidence."""
-    judged = judge(job.session, evidence, bounds_of(job.settings.grace, evidence, now_ms=job.now_ms))
+    judged = judge(job.session, evidence, bounds_of(job.settings.grace, evidence, now_ms=job.now_ms), span=job.span)
     among = f"window_ms in ({', '.join(f'{start}L' for start in batch)})"
     time = "if(published_ms > 0, published_ms, if(stored_ms > 0, stored_ms, at_ms))"
     table = verdicts(judged).selectExpr("*", f"{slot('message_id')} as slot")

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _WHOLE: Final = "xxhash64(id, coalesce(message_key, ''), body_sha256)"
 _KEY: Final = "xxhash64(coalesce(message_key, ''))"
+# Compared with no other source; a window is judged anew where they change, as verdicts ask for them.
+_STANDS: Final = "xxhash64(id, coalesce(message_key, ''), body_sha256, note)"
+_DUE: Final = "if(deliver_at_ms is null, 0L, xxhash64(coalesce(message_key, ''), deliver_at_ms))"
 _ODD: Final = {
     Leg.BUSINESS: "deliver_at_ms is not null or coalesce(message_key, '') = '' or created_ms is null",
     Leg.ARCHIVE: "deliver_at_ms is not null",
@@ -41,10 +44,11 @@ def parts(session: SparkSession, legs: Legs, *, topics: Sequence[str]) -> DataFr
 
     business, archive, outbox = (legs.rows.where(f"leg = '{leg}'") for leg in (Leg.BUSINESS, Leg.ARCHIVE, Leg.OUTBOX))
     digests = [
-        _digest(business, Leg.BUSINESS, note="cast(note as int)", key=_KEY, odd=f"if({_ODD[Leg.BUSINESS]}, 1, 0)"),
+        _digest(business, Leg.BUSINESS, note="cast(note as int)", whole=_DUE, key=_KEY,
+                odd=f"if({_ODD[Leg.BUSINESS]}, 1, 0)"),
         _digest(archive, Leg.ARCHIVE, whole=_WHOLE, odd=f"if({_ODD[Leg.ARCHIVE]}, 1, 0)",
                 resent="if(attempts > 1, 1, 0)", repeated="if(note = 'duplicate', 1, 0)"),
-        _digest(outbox, Leg.OUTBOX, whole=_WHOLE, odd="1"),
+        _digest(outbox, Leg.OUTBOX, whole=_STANDS, odd="1"),
         _digest(legs.messages, "messages", whole=_WHOLE, key=_KEY, odd=f"if({_ODD['messages']}, 1, 0)"),
     ]  # fmt: skip
     names = session.createDataFrame([(one,) for one in sorted(set(topics))], "topic string")
@@ -62,13 +66,15 @@ def clean_parts(found: DataFrame, *, covered: Sequence[str]) -> DataFrame:
     sides = found.groupBy("topic", "number", "period", "part").agg(
         *(expr(f"sum(if(leg = '{leg}', {name}, 0L))").alias(f"{leg}_{name}") for leg, name in pairs),
         expr("sum(odd)").alias("odd"),
+        # Each rule's rows are summed by themselves.
+        expr(f"count_if(leg = '{Leg.BUSINESS}')").alias("rules"),
     )
     stored = " and ".join(f"archive_{name} = messages_{name}" for name in ("n", "low", "high"))
     asked = " and ".join(f"business_{name} = messages_{name}" for name in ("n", "key_low", "key_high"))
     known = f"topic is not null and period != {NO_PERIOD}"
     return sides.selectExpr(
         "topic", "number", "period", "part", f"{hour(f'period * {PERIOD_MS}L')} as window_ms", "messages_n as n",
-        f"({known} and odd = 0 and {stored} and (not {among('topic', covered)} or {asked})) as clean",
+        f"({known} and odd = 0 and rules <= 1 and {stored} and (not {among('topic', covered)} or {asked})) as clean",
         "archive_resent as resent", "archive_repeated as repeated",
     )  # fmt: skip
 
@@ -86,18 +92,21 @@ def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -
         f"if(leg = '{Leg.ARCHIVE}', {_WHOLE}, 0L) as h", f"if(leg = '{Leg.BUSINESS}', {asked}, 0) as asked",
         f"if(leg = '{Leg.OUTBOX}' or if(leg = '{Leg.BUSINESS}', {_ODD[Leg.BUSINESS]}, {_ODD[Leg.ARCHIVE]}), 1, 0)"
         " as odd",
+        f"if(leg = '{Leg.BUSINESS}', cast(note as int), null) as rule",
     ).unionByName(
         messages.selectExpr(
             f"{KEY_PLACE} as place", "-1 as n", f"{_WHOLE} as h", f"-{asked} as asked",
-            f"if({_ODD['messages']}, 1, 0) as odd",
+            f"if({_ODD['messages']}, 1, 0) as odd", "cast(null as int) as rule",
         )
     )  # fmt: skip
     halves = {"low": "(h & 4294967295L)", "high": "shiftright(h, 32)"}
     totals = sided.groupBy("place").agg(
         *(expr(f"sum({name})").alias(name) for name in ("n", "asked", "odd")),
         *(expr(f"sum(if(n < 0, -{half}, {half}))").alias(name) for name, half in halves.items()),
+        # One message too many for one rule is not made up for by one too few for another.
+        expr("coalesce(min(rule) != max(rule), false)").alias("of_rules"),
     )
-    return totals.where("n != 0 or asked != 0 or odd != 0 or low != 0 or high != 0").select("place")
+    return totals.where("n != 0 or asked != 0 or odd != 0 or low != 0 or high != 0 or of_rules").select("place")
 
 
 KEY_PLACE: Final = f"xxhash64(coalesce(topic, ''), {period('created_ms')}, {KEYED})"

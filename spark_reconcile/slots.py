@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from spark_reconcile.sources.statements import Span
+
 SLOT_DIGITS: Final = 9
 SLOT_MS: Final = 1 << 12
 HOUR_MS: Final = 3_600_000
@@ -44,6 +46,11 @@ def period(time: str) -> str:
 def hour(time: str) -> str:
     """The beginning of the hour of a time in milliseconds."""
     return f"({time}) div {HOUR_MS} * {HOUR_MS}L"
+
+
+def within(span: Span | None) -> str:
+    """Whether a row was made in a span; None: ever."""
+    return "true" if span is None else f"(created_ms >= {span.since_ms}L and created_ms < {span.until_ms}L)"
 
 
 def window_of_message(created: str, *, otherwise: str, slack_ms: int) -> str:

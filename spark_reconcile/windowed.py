@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.digests import Legs, Tolerance, buckets, clean_buckets
+from spark_reconcile.digests import Legs, Tolerance, buckets, clean_buckets, union
 from spark_reconcile.drilling import Drilled, Unclean, drilled
 from spark_reconcile.fingerprints import fingerprints
 from spark_reconcile.looking import Job, Looked, look
-from spark_reconcile.parts import clean_parts, parts
+from spark_reconcile.parts import among, clean_parts, parts
 from spark_reconcile.reading import Evidence, in_parallel
 from spark_reconcile.session import few_rows
-from spark_reconcile.slots import HOUR_MS
-from spark_reconcile.sources.statements import Leg
+from spark_reconcile.slots import HOUR_MS, NO_PERIOD, hour
+from spark_reconcile.sources.statements import Leg, Span
 from spark_reconcile.window_results import (
     Tally,
     bulk_of,
@@ -32,7 +32,7 @@ from spark_reconcile.window_results import (
     tally_rows,
 )
 from spark_reconcile.window_store import Window, WindowStore
-from spark_reconcile.windows import batches, to_judge
+from spark_reconcile.windows import batches, span_of, to_judge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,13 +59,23 @@ class Compared:
 
 
 def judge_windows(job: Job, windows: Sequence[int], compared: Compared, *, store: WindowStore) -> list[int]:
-    """Judge those of the windows that need it, and show their results; returns which they were."""
+    """Judge those of the windows that need it, and show their results; returns which they were.
+
+    A key's verdict is of the hour of its latest row: what was found under a key opens its other hours, too.
+    """
+    job = replace(job, span=span_of(windows, slack_ms=job.slack_ms))
     prints = fingerprints(job, parts=compared.parts, buckets=compared.buckets, legs=legs_of(job.evidence))
     stale = to_judge(windows, store.windows, prints)
+    closed, judged = set(windows).difference(stale), set(stale)
     for batch in batches(stale):
-        job.say(f"judging {len(batch):,} of {len(windows):,} windows")
-        _judge_batch(job, batch, compared, prints, store=store)
-    return stale
+        chosen = _chosen(job, batch, compared)
+        more = _reopened(job, chosen, batch, closed)
+        if more:
+            chosen = _chosen(job, [*batch, *more], compared)
+        job.say(f"judging {len(batch) + len(more):,} of {len(windows):,} windows")
+        _judge_batch(job, [*batch, *more], compared, prints, chosen, store=store)
+        judged.update(more)
+    return sorted(judged)
 
 
 def compare(job: Job) -> Compared:
@@ -95,31 +105,60 @@ def legs_of(evidence: Evidence) -> Legs:
     return Legs(rows=evidence.rows, messages=evidence.messages, actions=evidence.actions, inboxes=evidence.inboxes)
 
 
-def _judge_batch(
-    job: Job, batch: Sequence[int], compared: Compared, prints: Mapping[int, str], *, store: WindowStore
-) -> None:
-    legs = legs_of(job.evidence)
-    much = _share(compared.clean_parts, batch) > KEPT_SHARE_MAX
+def _chosen(job: Job, batch: Sequence[int], compared: Compared) -> Drilled | None:
+    """The rows that must be looked at; None: all."""
     # Without an archive no key agrees.
-    everything = job.full or all(one.leg != Leg.ARCHIVE for one in job.evidence.counts)
-    chosen = None if everything else drilled(legs, _unclean(compared, batch), covered=job.covered, much=much)
+    if job.full or all(one.leg != Leg.ARCHIVE for one in job.evidence.counts):
+        return None
+    much = _share(compared.clean_parts, batch) > KEPT_SHARE_MAX
+    return drilled(legs_of(job.evidence), _unclean(job, compared, batch), covered=job.covered, much=much)
+
+
+def _reopened(job: Job, chosen: Drilled | None, batch: Sequence[int], closed: set[int]) -> list[int]:
+    """Of the closed windows those in which something stands under a key that is looked at in the batch."""
+    from pyspark.sql.functions import expr
+
+    if not closed:
+        return []
+    legs = chosen.legs if chosen else legs_of(job.evidence)
+    keyed = f"{among('topic', job.covered)} and coalesce(message_key, '') != ''"
+    placed = [
+        frame.where(keyed).selectExpr("topic", "message_key", f"{hour('created_ms')} as window_ms")
+        for frame in (legs.rows, legs.messages)
+    ]
+    keys = union(*placed).groupBy("topic", "message_key").agg(
+        expr(f"max({_within('window_ms', batch)})").alias("looked_at"), expr("collect_set(window_ms)").alias("windows")
+    )  # fmt: skip
+    found = keys.where("looked_at").selectExpr("explode(windows) as window_ms").distinct().collect()
+    return sorted(closed.intersection(row["window_ms"] for row in found))
+
+
+def _judge_batch(
+    job: Job, batch: Sequence[int], compared: Compared, prints: Mapping[int, str], chosen: Drilled | None, *,
+    store: WindowStore,
+) -> None:  # fmt: skip
     few = chosen is not None and _rows(chosen.legs) <= FEW_ROWS_MAX
     with few_rows(job.session) if few else nullcontext():
         job.say("giving verdicts")
-        looked = look(job, chosen.legs if chosen else legs, batch)
+        looked = look(job, chosen.legs if chosen else legs_of(job.evidence), batch)
         job.say("writing tables")
         _write(looked, batch, store=store)
         tallies = _tallies(job, batch, compared, looked, chosen)
     store.publish({start: _window(tallies[start], prints.get(start, ""), job.now_ms) for start in batch})
 
 
-def _unclean(compared: Compared, batch: Sequence[int]) -> Unclean:
-    """All parts that disagree, as keys may stand in two of them; and buckets that may concern the batch."""
-    found = compared.clean_parts.where("not clean").selectExpr("*", f"{_within('window_ms', batch)} as asked")
+def _unclean(job: Job, compared: Compared, batch: Sequence[int]) -> Unclean:
+    """All parts of the span that disagree, as keys may stand in two of them; and buckets that may concern the batch.
+
+    Of other times the broker's log is read alone: there no part could agree.
+    """
+    read = "true" if job.span is None else _touches(job.span)
+    asked = f"{_within('window_ms', batch)} as asked"
+    found = compared.clean_parts.where(f"not clean and {read}").selectExpr("*", asked)
     if compared.clean_buckets is None:
-        return Unclean(parts=found, buckets=None)
+        return Unclean(parts=found, buckets=None, span=job.span)
     near = f"astray or {_within('first_window', batch)} or {_within('last_window', batch)}"
-    return Unclean(parts=found, buckets=compared.clean_buckets.where(f"not clean and ({near})"))
+    return Unclean(parts=found, buckets=compared.clean_buckets.where(f"not clean and ({near})"), span=job.span)
 
 
 def _tallies(
@@ -178,6 +217,12 @@ def _share(parts: DataFrame, batch: Sequence[int]) -> float:
     )
     ((unclean, everything),) = sums.collect()
     return unclean / everything if everything else 0.0
+
+
+def _touches(span: Span) -> str:
+    """Whether a part's hour touches the span; what names no time may be of it."""
+    first = hour(f"{span.since_ms}L")
+    return f"(period = {NO_PERIOD} or window_ms >= {first} and window_ms < {span.until_ms}L)"
 
 
 def _within(column: str, windows: Sequence[int]) -> str:

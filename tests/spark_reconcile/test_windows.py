@@ -12,7 +12,8 @@ import pytest
 
 from messaging import journal
 from messaging.errors import ConfigurationError
-from spark_reconcile import InboxSource, Settings, Summary, run, run_windows
+from spark_reconcile import Condition, InboxSource, Settings, Summary, drilling, run, run_windows
+from spark_reconcile.parts import unsettled
 from spark_reconcile.sources.database import Reader
 from spark_reconcile.sources.segments import survey
 from spark_reconcile.verdict import Scope
@@ -117,6 +118,91 @@ def test_only_windows_that_changed_or_still_move_are_judged_again(
     changed = {start for start, version in _versions(settings).items() if version != before[start]}
     assert (_judged(third), changed) == (2, {LATEST - 2 * HOUR_MS, LATEST - HOUR_MS})
     assert (third.messages, third.message_groups, third.balanced) == (23, 46, True)
+
+
+@pytest.mark.spark
+def test_what_comes_later_opens_every_hour_whose_verdict_it_changes(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(0)
+    parked = world.unsent("parked", key=str(world.order(age_ms=5 * HOUR_MS)), age_ms=5 * HOUR_MS)
+    twice, lost = world.order(age_ms=4 * HOUR_MS), world.order(age_ms=4 * HOUR_MS)
+    _done(world, "once", key=str(twice), age_ms=4 * HOUR_MS)
+    moved = _reminded(world, age_ms=3 * HOUR_MS)
+    _done(world, "early", key="900", age_ms=90 * MINUTE_MS)
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path)
+    assert _judged(_run(settings, spark)) == 5
+    assert len(_rows_of_windows(settings)) == 4, "unsent, lost, and a message that no row asks for"
+
+    world.outbox[0]["state"] = "parked"
+    world.orders[moved - 1]["remind_at_us"] += HOUR_MS * 1000
+    world.orders.append({**world.orders[0], "id": 900, "paid_at_us": (NOW_MS - 2 * HOUR_MS) * 1000})
+    for key in (twice, lost):
+        _done(world, timed_id(f"late {key}", NOW_MS - 2 * HOUR_MS), key=str(key), age_ms=2 * HOUR_MS)
+    world.write(sqlite, tmp_path)
+    summary = _run(settings, spark, now_ms=NOW_MS + MINUTE_MS)
+    whole = run(replace(settings, output=tmp_path / "whole"), session=spark, now_ms=NOW_MS + MINUTE_MS)
+
+    assert _rows_of_windows(settings) == {
+        ("message", timed_id(parked, NOW_MS - 5 * HOUR_MS), None, "parked", "parked"),
+        ("business", world.outbox[0]["message_key"], "paid orders are announced", "message_parked", "parked"),
+        ("business", str(twice), "paid orders are announced", "published_twice", "duplicate"),
+        ("business", str(moved), "travellers are reminded", "due_time_differs", "mismatch"),
+    }
+    assert _rows_of_windows(settings) == _rows_of_run(whole)
+    assert _books(summary) == _books_of_tables(whole)
+
+
+@pytest.mark.spark
+def test_a_message_older_than_the_span_is_of_no_row_in_it_and_costs_nothing(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = _world(0)
+    for number, age_ms in enumerate([12 * HOUR_MS] * 3 + [2 * HOUR_MS]):
+        world.order(age_ms=age_ms, remind_at_ms=7)
+        sequence = world.store(world.sent(f"{number}", key="7000", age_ms=age_ms), key="7000", age_ms=age_ms)
+        world.done(f"{number}", sequence, TICKETS, age_ms=age_ms)
+        world.done(f"{number}", sequence, MAIL, age_ms=age_ms - 10 * MINUTE_MS)
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path)
+    settings = replace(settings, rules=[replace(settings.rules[0], key_column="remind_at_us")])
+    compared: list[int] = []
+
+    def counting(rows: Any, messages: Any, *, covered: Any) -> Any:
+        compared.append(messages.count())
+        return unsettled(rows, messages, covered=covered)
+
+    monkeypatch.setattr(drilling, "unsettled", counting)
+    for full in (False, True):
+        run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=_no_wait, full=full)
+        late = ("delivery", world.archive[-1]["id"], MAIL, "handed_out_late", "late")
+        assert _rows_of_windows(settings) == {late}
+        (settings.output / "windows.json").unlink()
+    assert compared == [0], "messages in parts of the span that disagree"
+
+
+@pytest.mark.spark
+def test_what_one_rule_has_too_much_is_not_what_another_lacks(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(6)
+    order = world.order(age_ms=2 * HOUR_MS)
+    for name in ("one", "two"):
+        _done(world, name, key=str(order), age_ms=2 * HOUR_MS)
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path)
+    again = [Condition(column="id", values=(order,))]
+    settings = replace(settings, rules=[*settings.rules, replace(settings.rules[0], name="second", where=again)])
+
+    summary = _run(settings, spark)
+
+    assert _rows_of_windows(settings) == {
+        ("business", str(order), rule, "published_twice", "duplicate")
+        for rule in ("paid orders are announced", "second")
+    }
+    assert summary.business_rows == 8, "six of them settled in bulk"
+    assert len(_tables(settings, "business_verdicts")) == 2
 
 
 @pytest.mark.spark
@@ -310,6 +396,24 @@ def _world(balanced: int) -> World:
     for number in range(balanced):
         world.settled(age_ms=4 * HOUR_MS - number * 2 * MINUTE_MS)
     return world
+
+
+def _done(world: World, message: str, *, key: str, age_ms: int) -> None:
+    """A message that went all the way; its business row is another's matter."""
+    sequence = world.store(world.sent(message, key=key, age_ms=age_ms), key=key, age_ms=age_ms)
+    for group in (TICKETS, MAIL):
+        world.done(message, sequence, group, age_ms=age_ms)
+
+
+def _reminded(world: World, *, age_ms: int) -> int:
+    """A scheduled message that fell due half an hour after its business row."""
+    due_ms = NOW_MS - age_ms + 30 * MINUTE_MS
+    order = world.order(status="BOOKED", remind_at_ms=due_ms, age_ms=age_ms)
+    world.sent("due", key=str(order), topic=REMINDER, deliver_at_ms=due_ms, age_ms=age_ms)
+    world.store("due", key=str(order), topic=REMINDER, deliver_at_ms=due_ms, scheduled=True, age_ms=age_ms)
+    sequence = world.fire("due", age_ms=age_ms - 30 * MINUTE_MS)
+    world.done("due", sequence, MAIL, age_ms=age_ms - 30 * MINUTE_MS, topic=REMINDER)
+    return order
 
 
 def _append(settings: Settings, log: str, records: list[Any]) -> None:
