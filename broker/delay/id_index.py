@@ -129,7 +129,7 @@ class IdIndex:
         young = sum(total <= newest for total in totals)
         old = pieces[: len(pieces) - young - 1]  # the one between has some of the newest too
         some = sorted(old, key=lambda one: one.stored.count) if len(old) > young else pieces[len(pieces) - young :]
-        return [one.stored for one in some[:MERGED_PIECES]]
+        return [one.stored for one in some[:MERGED_PIECES]] if len(some) > 1 else []  # one alone would never end
 
     def merge(self, merged: Iterable[StoredIndex], segment: str, *, due_min_ms: int) -> Iterator[StoredIndex | None]:
         """Write one piece of many, in small steps: yields None after each, and the new piece last.
