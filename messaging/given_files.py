@@ -16,12 +16,9 @@ def read_secret(path: Path, *, what: str) -> str:
     """A file's text without the white space around it; `what` it is, for people. Raises ConfigurationError, which
     quotes nothing of it."""
     try:
-        secret = _read(path, bytes_max=SECRET_BYTES_MAX, what=f"{what} file").strip()
+        return _read(path, bytes_max=SECRET_BYTES_MAX, what=f"{what} file").strip()
     except UnicodeDecodeError:  # not chained: it quotes what it could not read
         raise ConfigurationError(f"the {what} file {path} is not UTF-8") from None
-    if not secret:
-        raise ConfigurationError(f"the {what} file {path} is empty")
-    return secret
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -20,13 +20,11 @@ def test_a_secret_is_the_files_text_without_the_white_space_around_it(tmp_path: 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is empty"),
-        (b" \n", "is empty"),
         (b"s3cret\xff", "is not UTF-8"),
         (b"s3cret" + b"x" * SECRET_BYTES_MAX, "has more than 4,096 bytes"),
         (None, "cannot read the token file"),
     ],
-    ids=["empty", "blank", "binary", "large", "missing"],
+    ids=["binary", "large", "missing"],
 )
 def test_a_file_that_holds_no_secret_is_refused_and_not_quoted(
     tmp_path: Path, content: bytes | None, said: str
