@@ -6,7 +6,6 @@ back, extended, dead and redriven ones, over checkpoints; of the group `ordered`
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from broker.engine import Engine
 from messaging import journal
 from messaging.clock import ManualClock
 from messaging.journal import segment_paths
+from tests.broker.older_folder import unpack
 
 TOPIC, GROUP = "orders", "billing"
 HOUR_MS = 3_600_000
@@ -30,9 +30,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    with tarfile.open(Path(__file__).parent / "version-3.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path / "version-3"
+    return unpack(Path(__file__).parent / "version-3.tar.xz", tmp_path)
 
 
 def damage_checkpoints(folder: Path) -> None:

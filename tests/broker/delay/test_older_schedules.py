@@ -7,7 +7,6 @@ and p1, which is out of memory; q0 to q3 in memory, of which q1 is canceled; and
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
 import msgspec
@@ -17,6 +16,7 @@ from broker.delay import records
 from broker.delay.run import Entry, Stored, decode_messages
 from broker.delay.store import DelayStore
 from tests.broker.delay.conftest import DAY_MS, NOW_MS, Opened, drain, flush, put, settle, timed
+from tests.broker.older_folder import unpack
 
 OUT = [["b0", "b1", "b2", "b3"], ["p1"]]
 IN_MEMORY = ["q0", "q2", "q3", "p0"]
@@ -26,9 +26,7 @@ WEEKS = [f"w{number:02d}" for number in range(40) if number != 7]
 @pytest.fixture
 def opened(tmp_path: Path, opened: Opened) -> Opened:
     """What version 1 left."""
-    with tarfile.open(Path(__file__).parent / "version-1.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    opened.folder = tmp_path / "version-1"
+    opened.folder = unpack(Path(__file__).parent / "version-1.tar.xz", tmp_path)
     return opened
 
 
