@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MASTER_DEFAULT: Final = "local[*]"
+_CONNECT: Final = "sc://"
 _EVERYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -58,12 +59,30 @@ def spark_session(master: str | None, *, log: Path, small: bool = False) -> Iter
     `master` is `local[N]`, `spark://...`, `k8s://...`, or a Spark Connect address `sc://host:port`. `small`: the run
     will be short, so a local one spends less on compiling. Raises ConfigurationError where there is no Java.
     """
-    session = _start(master or MASTER_DEFAULT, log=log, small=small)
+    where = master or MASTER_DEFAULT
+    session = _start(where, log=log, small=small)
+    with _released_by_the_end() if where.startswith(_CONNECT) else nullcontext():
+        try:
+            register_sources(session)
+            yield session
+        finally:
+            session.stop()
+
+
+@contextmanager
+def _released_by_the_end() -> Iterator[None]:
+    """Leave a Connect session's checkpoints to its end, which releases them all.
+
+    Each would ask the server as it is collected, without a deadline, and may wait for ever (SPARK-58846).
+    """
+    from pyspark.sql.connect.plan import CachedRemoteRelation
+
+    release = CachedRemoteRelation.__del__
+    CachedRemoteRelation.__del__ = lambda _: None  # type: ignore[method-assign]
     try:
-        register_sources(session)
-        yield session
+        yield
     finally:
-        session.stop()
+        CachedRemoteRelation.__del__ = release  # type: ignore[method-assign]
 
 
 def register_sources(session: SparkSession) -> None:
@@ -100,7 +119,7 @@ def _start(master: str, *, log: Path, small: bool) -> SparkSession:
     builder = SparkSession.builder.appName("outbox-reconcile")
     for name, value in _EVERYWHERE.items():
         builder = builder.config(name, value)
-    if master.startswith("sc://"):
+    if master.startswith(_CONNECT):
         return builder.remote(master).getOrCreate()
     _check_java()
     if master.startswith("local"):
