@@ -11,12 +11,12 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from messaging.command import EXIT_INTERRUPTED
 from messaging.errors import OutboxError, UsageError
 
 COMMANDS_GROUP: Final = "outbox.commands"
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
 
 _EXTRAS: Final = {
     "broker": "broker",

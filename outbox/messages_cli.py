@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from messaging.command import EXIT_INTERRUPTED
 from messaging.errors import UsageError
 from outbox.database_url import database_url
 from outbox.desk import Action, Wanted
@@ -25,7 +26,6 @@ app = typer.Typer(help="Look at messages that are not sent yet, and decide about
 BODY_BYTES_MAX: Final = 64 * 1024
 ROWS_DEFAULT: Final = 100_000
 ROWS_MAX: Final = 1_000_000
-EXIT_INTERRUPTED: Final = 130
 _AGE: Final = re.compile(r"(\d{1,9})(s|m|h|d)")
 _UNIT_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 

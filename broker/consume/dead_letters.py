@@ -5,7 +5,6 @@ No ids, keys or bodies: those stand in the message log, which keeps them as long
 
 from __future__ import annotations
 
-import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -13,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from sys import getsizeof
-from typing import Final, Literal
+from typing import Final
+
+from broker.columns import from_bytes, to_bytes
 
 RUN_BYTES: Final = 32
 NOTE_BYTES: Final = 400
 """What is said of runs, in three tables; its reason's text besides."""
-
 
 DeadState = tuple[bytes, bytes, bytes, bytes, list[tuple[int, int, str]]]
 """Runs in columns, little-endian (first, end, time, number of what is said); what is said: number, attempts, reason."""
@@ -93,13 +93,13 @@ class DeadLetters:
     def capture(self) -> DeadState:
         """All of it, as restore() takes it: no object is made of a run, of which there may be a million."""
         said = [(number, attempts, reason) for number, (attempts, reason) in self._said.items()]
-        return _written(self._firsts), _written(self._ends), _written(self._times), _written(self._notes), said
+        return to_bytes(self._firsts), to_bytes(self._ends), to_bytes(self._times), to_bytes(self._notes), said
 
     def restore(self, state: DeadState) -> None:
         """Be what was captured; to be called where nothing is dead yet."""
         firsts, ends, times, notes, said = state
-        self._firsts, self._ends = _read("Q", firsts), _read("Q", ends)
-        self._times, self._notes = _read("q", times), _read("Q", notes)
+        self._firsts, self._ends = from_bytes("Q", firsts), from_bytes("Q", ends)
+        self._times, self._notes = from_bytes("q", times), from_bytes("Q", notes)
         self._said = {number: (attempts, reason) for number, attempts, reason in said}
         self._numbers = {one: number for number, one in self._said.items()}
         self._uses = dict(Counter(self._notes))
@@ -198,17 +198,3 @@ class DeadLetters:
             said = self._said.pop(number)
             del self._uses[number], self._numbers[said]
             self._weight.size_bytes -= NOTE_BYTES + getsizeof(said[1])
-
-
-def _written(column: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        column = column[:]
-        column.byteswap()
-    return column.tobytes()
-
-
-def _read(typecode: Literal["Q", "q"], data: bytes) -> array[int]:
-    column = array(typecode, data)
-    if sys.byteorder == "big":
-        column.byteswap()
-    return column

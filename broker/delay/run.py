@@ -7,7 +7,6 @@ what was canceled a bit each, and both stand in the log.
 
 from __future__ import annotations
 
-import sys
 import zlib
 from array import array
 from bisect import bisect_left
@@ -18,6 +17,8 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 import msgspec
+
+from broker.columns import from_bytes, to_bytes
 
 RUN_MESSAGES_MAX: Final = 1_000
 RUN_BYTES_MAX: Final = 256 * 1024
@@ -187,9 +188,9 @@ def encode_run(entries: Sequence[Entry]) -> tuple[bytes, bytes]:
     topics = list(map(TOPIC, entries))
     numbers = {topic: number for number, topic in enumerate(dict.fromkeys(topics))}
     columns = _StoredColumns(
-        due=_to_bytes(array("Q", map(DUE, entries))),
-        seq=_to_bytes(array("Q", map(SEQ, entries))),
-        topic=_to_bytes(array("I", map(numbers.__getitem__, topics))),
+        due=to_bytes(array("Q", map(DUE, entries))),
+        seq=to_bytes(array("Q", map(SEQ, entries))),
+        topic=to_bytes(array("I", map(numbers.__getitem__, topics))),
         topics=list(numbers),
     )
     return _encode(columns), _encode(Stored(list(map(ID, entries)), list(map(PAYLOAD, entries))))
@@ -200,7 +201,7 @@ def decode_columns(data: bytes) -> Columns:
     is_1 = data.startswith(_FIVE_COLUMNS)
     stored = _decode_columns_1(data) if is_1 else _decode_columns(data)
     return Columns(
-        _from_bytes("Q", stored.due), _from_bytes("Q", stored.seq), _from_bytes("I", stored.topic), stored.topics,
+        from_bytes("Q", stored.due), from_bytes("Q", stored.seq), from_bytes("I", stored.topic), stored.topics,
         tells_fired=not is_1,
     )  # fmt: skip
 
@@ -212,16 +213,3 @@ def decode_messages(data: bytes) -> Stored:
     except msgspec.ValidationError:
         ids, _, payloads = zip(*_decode_messages_1(data), strict=True)
         return Stored(list(ids), list(payloads))
-
-
-def _to_bytes(numbers: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
-
-
-def _from_bytes(typecode: str, data: bytes) -> array[int]:
-    numbers: array[int] = array(typecode, data)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers

@@ -12,8 +12,6 @@ from broker.delay.levels import candidates
 from broker.delay.run import Columns, Run, id_hashes
 from messaging.errors import StorageFailed
 
-_SAMPLE_MAX: Final = 1_000
-
 
 @dataclass(frozen=True, slots=True)
 class Listed:

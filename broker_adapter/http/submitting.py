@@ -10,12 +10,13 @@ import logging
 import os
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
 from broker_adapter.http.failures import own
+from broker_adapter.http.gathering import REQUEST_BYTES_MAX, Send
 from messaging.errors import BrokerUnavailable, ConfigurationError, OutboxError
 from messaging.limits import BATCH_MESSAGES_MAX
 from messaging.message import Message, PublishResult
@@ -24,13 +25,10 @@ logger = logging.getLogger(__name__)
 
 SUBMITTED_MAX: Final = 10_000
 """So many messages wait or are on their way; who submits more waits."""
-REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
 IDLE_S_MAX: Final = 5.0
 """A thread that has had nothing to do for so long ends; the next submit() starts another."""
 
 Told = Future[PublishResult]
-Publish = Callable[[str, Sequence[Message]], list[PublishResult]]
-"""One topic's messages, within a request's bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class _Line:
 class Submitting:
     """Of one client. Thread-safe and fork-safe; its thread starts with the first submit()."""
 
-    def __init__(self, publish: Publish, *, place: str, wait_s_max: float) -> None:
+    def __init__(self, publish: Send, *, place: str, wait_s_max: float) -> None:
         """`wait_s_max` bounds how long submit() waits for room, and close() for what is left; `place` is where they go,
         for messages.
         """

@@ -31,13 +31,6 @@ SCHEMAS: Final = {"messages": MESSAGE_SCHEMA, "actions": RUN_SCHEMA}
 Row = tuple[Any, ...]
 
 
-def frames_of(segment: Segment) -> Iterator[journal.Frame]:
-    """The frames of a segment up to its surveyed size. Raises SegmentDamaged, also for what a torn tail cannot be."""
-    data = data_of(segment)
-    if data:
-        yield from frames_behind(segment, data, journal.HEADER_BYTES)
-
-
 def data_of(segment: Segment) -> bytes:
     """A segment's bytes up to its surveyed size, its header checked; none of one that was just being made."""
     with Path(segment.path).open("rb") as file:
