@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from broker.engine import Engine
+from broker.log.storage import DiskStorage, Storage
 from messaging.clock import ManualClock
 from messaging.message import GroupConfig, Message
 from tests.broker.killed_engine import KillingStorage, teller, type_of_tell
@@ -24,6 +25,7 @@ ROUND_MS = 5_000
 SOON_MS = 1_000
 SETTLED_MS = NOW_MS - HOUR_MS // 2
 ROUNDS_MAX = 300
+KILLED = 137
 
 
 def due_ms(message_id: str) -> int:
@@ -39,26 +41,55 @@ def key(message_id: str) -> int:
 
 
 def run(folder: Path) -> None:
-    """A process a round, ended at one storage call later each time, until one lives; then all is settled."""
+    """A process a round, ended at one storage call later each time, until one lives; one more; then all is settled."""
     tell = teller(os.open(folder / "told.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     with closing(_open(folder, at_ms=START_MS)) as engine:
         engine.declare_group(REMINDER, MAIL, GroupConfig())
     for number in range(1, ROUNDS_MAX):
-        child = os.fork()
-        if child == 0:
-            _round(folder, number, tell)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if os.waitstatus_to_exitcode(status) == 0:
-            _settle(folder, number, tell)
+        way = "before" if number % 2 else "half"
+        if _lived(folder, number, KillingStorage(at=number, way=way), tell):
+            if _lived(folder, number + 1, _WithoutNote(f"soon-{number + 1}"), tell):
+                raise SystemExit("the schedule is not written before the note any more")
+            _settle(folder, number + 1, tell)
             return
-        if os.waitstatus_to_exitcode(status) != 137:
-            raise SystemExit(f"round {number} failed")
     raise SystemExit(f"no round came to its end within {ROUNDS_MAX} storage calls")
 
 
-def _round(folder: Path, number: int, tell: type_of_tell) -> None:
-    storage = KillingStorage(at=number, way="before" if number % 2 else "half")
+class _WithoutNote(DiskStorage):
+    """Ends the process instead of writing to the message log, once the schedule has the message.
+
+    How many calls come before depends on which thread is first, so a count alone does not always meet it.
+    """
+
+    def __init__(self, message_id: str) -> None:
+        self._id = message_id.encode()
+        self._folders: dict[int, str] = {}
+        self._scheduled = False
+
+    def create(self, path: Path) -> int:
+        descriptor = super().create(path)
+        self._folders[descriptor] = path.parent.name
+        return descriptor
+
+    def write(self, descriptor: int, data: bytes, *, position: int) -> None:
+        if self._scheduled and self._folders[descriptor] == "messages":
+            os._exit(KILLED)
+        super().write(descriptor, data, position=position)
+        self._scheduled |= self._folders[descriptor] == "schedule" and self._id in data
+
+
+def _lived(folder: Path, number: int, storage: Storage, tell: type_of_tell) -> bool:
+    child = os.fork()
+    if child == 0:
+        _round(folder, number, storage, tell)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status not in {0, KILLED}:
+        raise SystemExit(f"round {number} failed")
+    return status == 0
+
+
+def _round(folder: Path, number: int, storage: Storage, tell: type_of_tell) -> None:
     clock = ManualClock(START_MS + number * ROUND_MS)
     engine = Engine.open(folder / "broker", clock=clock, storage=storage)
     _publish(engine, [f"soon-{number}", f"far-{number}"], clock.now_ms(), tell)
