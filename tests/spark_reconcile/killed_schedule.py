@@ -41,7 +41,7 @@ def key(message_id: str) -> int:
 
 
 def run(folder: Path) -> None:
-    """A process a round, ended at one storage call later each time, until one lives; one more; then all is settled."""
+    """A process a round, ended at one storage call later each time, until one lives; two more; then all is settled."""
     tell = teller(os.open(folder / "told.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     with closing(_open(folder, at_ms=START_MS)) as engine:
         engine.declare_group(REMINDER, MAIL, GroupConfig())
@@ -50,7 +50,8 @@ def run(folder: Path) -> None:
         if _lived(folder, number, KillingStorage(at=number, way=way), tell):
             if _lived(folder, number + 1, _WithoutNote(f"soon-{number + 1}"), tell):
                 raise SystemExit("the schedule is not written before the note any more")
-            _settle(folder, number + 1, tell)
+            _lived(folder, number + 2, DiskStorage(), tell)
+            _settle(folder, number + 2, tell)
             return
     raise SystemExit(f"no round came to its end within {ROUNDS_MAX} storage calls")
 
