@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+from broker.broadcasting import Broadcasting
 from broker.consuming import Consuming
 from broker.delay.local_segments import LocalSegmentStore
 from broker.delay.store import DelayOptions, DelayStore
@@ -34,7 +35,7 @@ from messaging.errors import StorageFailed
 __all__ = ["BUCKETS_MS", "Engine"]
 
 
-class Engine(Publishing, Consuming, Operating, Retaining):
+class Engine(Publishing, Consuming, Broadcasting, Operating, Retaining):
     """One broker on one data folder. All methods may be called from any thread.
 
     Errors: InvalidMessage (a name or value out of bounds), NotSupported, StorageFailed (nothing was acknowledged).

@@ -208,7 +208,7 @@ class Pulling(Timing):
                 break
             records += read_runs(self._messages, runs, first=first, end=end, bytes_max=bytes_max)
             bytes_max -= sum(run.size_bytes for run in runs)
-        return _within(records, bytes_max=self._options.pull_bytes_max)
+        return first_within(records, bytes_max=self._options.pull_bytes_max)
 
     def _hand_out(
         self, topic: Topic, group: Group, choice: Choice, records: Sequence[Found], *, invisible_ms: int,
@@ -346,7 +346,7 @@ def deliveries_of(topic: str, group: str, handed: Handed) -> list[Delivery]:
     ]  # fmt: skip
 
 
-def _within(records: list[Found], *, bytes_max: int) -> list[Found]:
+def first_within(records: list[Found], *, bytes_max: int) -> list[Found]:
     """The first records whose bodies have so many bytes together; the one that exceeds them is the last."""
     total = sum([0 if record is None else len(record.body) for _, record in records])
     if total <= bytes_max:

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from broker.engine import Engine
 from broker.options import EngineOptions
+from messaging.broadcast import Start, TopicRead
 from messaging.broker import BrokerAdmin
 from messaging.clock import Clock
 from messaging.errors import BrokerRefused, ConfigurationError
@@ -65,6 +66,13 @@ class EmbeddedBroker:
     ) -> list[Delivery]:
         """Take what is ready, waiting up to `wait_ms` for the first."""
         return self._open().pull(topic, group, max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms)
+
+    def read(
+        self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,
+        wait_ms: int = 0,
+    ) -> TopicRead:  # fmt: skip
+        """Read a topic on, without a group."""
+        return self._open().read(topic, offset=offset, start=start, max_messages=max_messages, wait_ms=wait_ms)
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
         """Settle deliveries."""

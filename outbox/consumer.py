@@ -9,6 +9,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from messaging.broadcast import Start
 from messaging.broker import Broker
 from messaging.connecting import connect
 from messaging.errors import ConfigurationError
@@ -50,12 +51,17 @@ def consumer(
     prefetch: int = 50,
     invisible_ms: int = INVISIBLE_MS_DEFAULT,
     handle_ms_max: int = HANDLE_MS_MAX_DEFAULT,
+    broadcast: bool | Start = False,
 ) -> Callable[[Callable[..., object]], Consumer]:
     """Make a consumer of a function, plain or `async def`, for one topic or several.
 
     `inbox`: the database (engine or URL) whose tables the handler changes; its effects then happen once. Without one
     the handler gets a message at least once and should be idempotent. `workers` threads a topic pull up to `prefetch`
     each. A handler that takes longer than `invisible_ms` keeps its message, for up to `handle_ms_max`.
+
+    `broadcast`: every process that runs the consumer gets every message, in the topic's order, from its own start on
+    (True or "latest") or from the topic's ("earliest"); `group` is only its name in logs and metrics. What fails is
+    tried again in place, up to 16 times, and then passed over. It has no inbox: that is for one of many.
     """
     topics = (topic,) if isinstance(topic, str) else tuple(topic)
     for one in topics:
@@ -66,6 +72,7 @@ def consumer(
     _check("prefetch", prefetch, at_most=PULL_MESSAGES_MAX)
     _check("invisible_ms", invisible_ms, at_most=INVISIBLE_MS_MAX)
     _check("handle_ms_max", handle_ms_max, at_most=None)
+    begins = None if broadcast is False else _broadcast_start(str(broadcast), inbox=inbox, workers=workers)
     engine = None if inbox is None else open_engine(inbox)
     store = None if engine is None else InboxStore(dialect=engine.dialect, schema=schema)
     async_engine = inbox if isinstance(inbox, AsyncEngine) else None
@@ -79,7 +86,7 @@ def consumer(
         return Consumer(
             topics=topics, group=group, handler=function, engine=engine, async_engine=async_engine, store=store,
             workers=workers, prefetch=prefetch, invisible_ms=invisible_ms, handle_ms_max=handle_ms_max,
-            is_async=is_async(function),
+            is_async=is_async(function), broadcast=begins,
         )  # fmt: skip
 
     return decorate
@@ -97,6 +104,19 @@ def run_consumers(
     runner = ConsumerRunner(consumers, broker=opened, telemetry=telemetry, closes_broker=closes)
     runner.start()
     return runner
+
+
+def _broadcast_start(broadcast: str, *, inbox: object, workers: int) -> Start:
+    starts: dict[str, Start] = {"True": "latest", "latest": "latest", "earliest": "earliest"}
+    if broadcast not in starts:
+        raise ConfigurationError(f'broadcast is True, "latest" or "earliest", not {broadcast!r}')
+    if inbox is not None:
+        raise ConfigurationError(
+            "a broadcast consumer has no inbox: what one process has handled, all others would take for a duplicate"
+        )
+    if workers != 1:
+        raise ConfigurationError("a broadcast consumer has one worker a topic: it handles messages in their order")
+    return starts[broadcast]
 
 
 def _check(name: str, value: int, *, at_most: int | None) -> None:

@@ -14,11 +14,13 @@ from types import FrameType
 from typing import Final, Self
 
 from messaging.backoff import Backoff
+from messaging.broadcast import Broadcaster
 from messaging.broker import Broker
 from messaging.clock import Clock, SystemClock
-from messaging.errors import BrokerThrottled, ConfigurationError, OutboxError
+from messaging.errors import BrokerThrottled, ConfigurationError, NotSupported, OutboxError
 from messaging.message import Delivery
 from outbox.acking import AcksBeside
+from outbox.broadcast_reading import BroadcastReading
 from outbox.event_loop import EventLoopThread
 from outbox.handling import Consumer, NotTried, Outcome, RetryLater, reason_for
 from outbox.held import Held, HeldDeliveries
@@ -38,13 +40,16 @@ PAUSES: Final = Backoff(initial_ms=200, multiplier=2, max_ms=30_000, jitter=0.5)
 
 @dataclass(slots=True)
 class ConsumerFigures:
-    """What a runner has done so far, in deliveries. `lost` were not begun since their receipts were stale."""
+    """What a runner has done so far, in deliveries. `lost` were not begun since their receipts were stale; `given_up`
+    were broadcast, and failed at every try.
+    """
 
     handled: int = 0
     deduplicated: int = 0
     failed: int = 0
     handed_back: int = 0
     lost: int = 0
+    given_up: int = 0
 
 
 class ConsumerRunner:
@@ -65,6 +70,8 @@ class ConsumerRunner:
         threads = sum(one.workers * len(one.topics) for one in consumers)
         if threads > THREADS_MAX:
             raise ConfigurationError(f"{threads} worker threads are more than {THREADS_MAX}; run several processes")
+        if any(one.broadcast for one in consumers) and not isinstance(broker, Broadcaster):
+            raise NotSupported(f"{type(broker).__name__} cannot be read without a group, as a broadcast consumer does")
         self._consumers = consumers
         self._broker = broker
         self._closes_broker = closes_broker
@@ -159,12 +166,29 @@ class ConsumerRunner:
     def _work(self, consumer: Consumer, topic: str) -> None:
         failures = 0
         acks = AcksBeside(self._ack, name=f"{threading.current_thread().name}-ack")
+        reading = self._reading(consumer, topic)
+
+        def act() -> Exception | None:
+            if reading is None:
+                return self._round(consumer, topic, acks)
+            reading.round(wait_ms=PULL_WAIT_MS)
+            return None
+
         while not self._stopping.is_set():
-            failed = self._tried(lambda: self._round(consumer, topic, acks), consumer, topic)
+            failed = self._tried(act, consumer, topic)
             failures = 0 if failed is None else failures + 1
             if failed is not None:
                 self._pause(failed, consumer, topic, failures=failures)
         self._tried(acks.end, consumer, topic)
+
+    def _reading(self, consumer: Consumer, topic: str) -> BroadcastReading | None:
+        """How a broadcast consumer reads; None for one that shares with its group."""
+        if consumer.broadcast is None or not isinstance(self._broker, Broadcaster):
+            return None
+        return BroadcastReading(
+            consumer, topic, start=consumer.broadcast, broker=self._broker, call=self._call, count=self._count,
+            pause=self._stopping.wait, telemetry=self._telemetry, random=self._random,
+        )  # fmt: skip
 
     def _tried(self, act: Callable[[], Exception | None], consumer: Consumer, topic: str) -> Exception | None:
         """What went wrong in a worker's round; the thread boundary."""

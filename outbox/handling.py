@@ -15,6 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
+from messaging.broadcast import Start
 from messaging.errors import ConfigurationError, OutboxError
 from messaging.limits import DELAY_MAX_MS, REASON_CHARS_MAX
 from messaging.message import Delivery
@@ -73,6 +74,8 @@ class Consumer:
     invisible_ms: int
     handle_ms_max: int
     is_async: bool
+    broadcast: Start | None = None
+    """Where it begins, if it gets every message of its topics; else it shares them with the others of its group."""
 
     @property
     def topic(self) -> str:

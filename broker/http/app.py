@@ -24,7 +24,7 @@ from broker.http.long_poll import LongPolls
 from broker.http.metrics import Metrics
 from broker.http.openapi import document
 from broker.http.problems import Problem
-from broker.http.routes import ROUTES, Route, Work
+from broker.http.routes import ROUTES, WAITS, Route
 from broker.http.serving import HEADERS, admitted, answered, read_head, serve, too_large, too_slow
 from broker.http.settings import HttpSettings
 from messaging.clock import Clock, SystemClock
@@ -104,7 +104,7 @@ def _endpoint(services: Services, path: str, by_method: dict[str, Route]) -> End
             route = by_method["GET"]
         start = perf_counter()
         response = await answered(services, route, _serve(services, route, request))
-        waited = route.work is Work.PULL
+        waited = route.work in WAITS
         services.metrics.count_request(
             route.method, path, status=response.status_code, seconds=None if waited else perf_counter() - start
         )
@@ -118,7 +118,7 @@ async def _serve(services: Services, route: Route, request: Request) -> Response
     with admitted(services, route, size_bytes=_declared_bytes(request, services.settings)):
         body = await _read(request, services.settings) if route.body is not None else b""
         query = dict(request.query_params)
-        if route.work is not Work.PULL:
+        if route.work not in WAITS:
             return await serve(services, head, body, query=query, gone=None)
         gone = asyncio.create_task(_gone(request))
         try:

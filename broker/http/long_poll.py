@@ -3,7 +3,8 @@
 All of it runs on the event loop, except Line.signal(). One line stands for each (topic, group) with somebody waiting;
 the engine wakes the line, and the line serves its waiters first come, first served until a pull comes back empty. So
 a message that a thousand wait for costs two pulls, not a thousand. A line stays for a while behind its last waiter: the
-next pull of a consumer need not be tried where nothing has come since one that found nothing.
+next pull of a consumer need not be tried where nothing has come since one that found nothing. Readers of a broadcast
+wait for the same message, all of them: their line serves each as it comes, and everybody when something has.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
+
+from broker.broadcasting import READERS
 
 LINGER_S: Final = 10.0
 """How long a line stays when nobody waits in it."""
@@ -60,7 +63,11 @@ class _Waiter:
 @dataclass(eq=False, slots=True)
 class _Line:
     loop: asyncio.AbstractEventLoop
+    is_common: bool = False
+    """Whether all who wait get the same, each from a place of its own."""
     waiters: OrderedDict[_Waiter, None] = field(default_factory=OrderedDict)
+    newcomers: list[_Waiter] = field(default_factory=list)
+    """Those of a common line who were not served yet: something may be there for them alone."""
     signaled: bool = True
     """Something may have come since the last pull that found nothing. Cleared before a pull, which sees what it was."""
     unsubscribe: Callable[[], None] | None = None
@@ -78,20 +85,31 @@ class _Line:
 
     def serve(self) -> None:
         """Begin to serve who waits, if something may have come, and nobody is at it."""
-        if self.waiters and self.signaled and self.server is None:
+        if self.waiters and (self.signaled or self.newcomers) and self.server is None:
             self.server = self.loop.create_task(self._serve())
 
     async def _serve(self) -> None:
         try:
-            while self.waiters and self.signaled:
+            while self.waiters and (self.signaled or self.newcomers):
+                if self.is_common:
+                    await self._serve_readers()
+                    continue
                 self.signaled = False
-                while self.waiters and await _serve_first(self):
+                while self.waiters and await _serve_one(self, next(iter(self.waiters))):
                     if self.waiters:
                         await asyncio.sleep(0)  # everybody else has a turn
                 if not self.waiters:
                     self.signaled = True  # there may be more than they took
         finally:
             self.server = None
+
+    async def _serve_readers(self) -> None:
+        readers = list(self.waiters) if self.signaled else self.newcomers
+        self.signaled, self.newcomers = False, []
+        for waiter in readers:
+            if waiter in self.waiters:
+                await _serve_one(self, waiter)
+                await asyncio.sleep(0)
 
 
 class LongPolls:
@@ -142,12 +160,14 @@ class LongPolls:
     def _join(self, topic: str, group: str, waiter: _Waiter) -> _Line:
         line = self._lines.get((topic, group))
         if line is None:
-            line = self._lines[topic, group] = _Line(asyncio.get_running_loop())
+            line = self._lines[topic, group] = _Line(asyncio.get_running_loop(), is_common=group == READERS)
             line.unsubscribe = self._subscribe(topic, group, line.signal)
         if line.ending is not None:
             line.ending.cancel()
             line.ending = None
         line.waiters[waiter] = None
+        if line.is_common:
+            line.newcomers.append(waiter)
         line.serve()
         return line
 
@@ -168,9 +188,8 @@ class LongPolls:
                 line.unsubscribe()
 
 
-async def _serve_first(line: _Line) -> bool:
-    """Pull for the first in line; whether the next one may find something, too."""
-    waiter = next(iter(line.waiters))
+async def _serve_one(line: _Line, waiter: _Waiter) -> bool:
+    """Pull for one in line; whether the next one may find something, too."""
     if waiter.is_leaving() or waiter.future.done():
         line.waiters.pop(waiter, None)
         return True

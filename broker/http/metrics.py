@@ -26,6 +26,7 @@ _BY_TOPIC: Final = {
     "published_stored": ("broker_messages_received", "Messages stored."),
     "published_duplicate": ("broker_messages_duplicate", "Messages passed over because their id was stored before."),
     "fired": ("broker_messages_fired", "Scheduled messages that fell due."),
+    "broadcast": ("broker_messages_broadcast", "Messages read by readers without a group."),
 }
 _BY_GROUP: Final = {
     "delivered": ("broker_messages_delivered", "Hand-outs."),

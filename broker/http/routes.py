@@ -12,7 +12,7 @@ import msgspec
 from broker.http import deliveries, groups, messages
 from broker.http.access import Role
 from broker.http.call import Call
-from messaging import problem, wire
+from messaging import problem, wire, wire_broadcast
 
 TOPIC: Final = "/v1/topics/{topic}"
 GROUP: Final = TOPIC + "/groups/{group}"
@@ -24,11 +24,16 @@ class Work(StrEnum):
     PUBLISH = "publish"
     SETTLE = "settle"
     PULL = "pull"
+    READ = "read"
+
+
+WAITS: Final = frozenset({Work.PULL, Work.READ})
+"""Work that waits for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One method on one path. `handler` is None for a pull, which waits, and is served by the app itself."""
+    """One method on one path. `handler` is None for what waits, which is served by the app itself."""
 
     method: str
     path: str
@@ -50,6 +55,11 @@ ROUTES: Final = (
         method="POST", path=TOPIC + "/messages", role=Role.PUBLISH, work=Work.PUBLISH, handler=messages.publish,
         body=wire.PublishRequest, answer=wire.PublishAnswer,
         summary="Store a batch of messages; answered when they are durable",
+    ),
+    Route(
+        method="POST", path=TOPIC + "/read", role=Role.CONSUME, work=Work.READ, handler=None,
+        body=wire_broadcast.ReadRequest, answer=wire_broadcast.ReadAnswer,
+        summary="Read a topic on from an offset, without a group, waiting up to wait_ms for the first message",
     ),
     Route(
         method="POST", path=GROUP + "/pull", role=Role.CONSUME, work=Work.PULL, handler=None,

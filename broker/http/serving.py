@@ -14,7 +14,8 @@ from urllib.parse import unquote
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from broker.http import codec, deliveries
+from broker.broadcasting import READERS
+from broker.http import broadcasts, codec, deliveries
 from broker.http.access import Principal, authorize
 from broker.http.call import Call, Services
 from broker.http.codec import Codec
@@ -26,6 +27,7 @@ from messaging.errors import InvalidMessage, OutboxError
 from messaging.message import check_group, check_topic
 from messaging.problem import ProblemKind
 from messaging.wire import PullRequest
+from messaging.wire_broadcast import ReadRequest
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +72,7 @@ def admitted(services: Services, route: Route, *, size_bytes: int) -> AbstractCo
             return services.publishes.entered(size_bytes)
         case Work.SETTLE:
             return services.requests.entered()
-        case Work.PULL:
+        case Work.PULL | Work.READ:
             return services.pulls.entered()
 
 
@@ -105,8 +107,10 @@ async def serve(
     call = call_of(services, head, body, query=query)
     if gone is None:
         answer = await _in_pool(pool_of(services, head.route), lambda: work(call, head.route))
-    else:
+    elif head.route.work is Work.PULL:
         answer = await pull(call, gone)
+    else:
+        answer = await read_on(call, gone)
     return Response(answer, 200, HEADERS, media_type=head.answer_codec.value)
 
 
@@ -178,6 +182,25 @@ async def pull(call: Call, gone: asyncio.Future[None]) -> bytes:
         await _in_pool(services.pull_pool, lambda: deliveries.give_back(call, receipts))
         raise ClientDisconnect
     return taken.answer
+
+
+async def read_on(call: Call, gone: asyncio.Future[None]) -> bytes:
+    """Read a topic on, waiting in its readers' line for the first message."""
+    services, wanted = call.services, call.read(ReadRequest)
+    place = await _in_pool(services.pull_pool, lambda: broadcasts.place_of(call, wanted))
+
+    async def take() -> Taken | None:
+        return await _in_pool(services.pull_pool, lambda: broadcasts.take(call, wanted, place))
+
+    taken = None
+    if not wanted.wait_ms:
+        taken = await take()
+    elif not gone.done():
+        with services.metrics.waiting.track_inprogress():
+            taken = await services.polls.wait(
+                call.topic, READERS, take=take, timeout_s=wanted.wait_ms / 1000, gone=gone
+            )  # fmt: skip
+    return broadcasts.nothing(call, place) if taken is None else taken.answer
 
 
 async def _in_pool(pool: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:

@@ -11,10 +11,12 @@ from typing import Final, TypeVar
 import msgspec
 
 from broker_adapter.http.admin import HttpAdmin
+from broker_adapter.http.broadcasts import read_topic
 from broker_adapter.http.connection import Connection, Options, WireCodec
 from broker_adapter.http.gathering import Gathering
 from broker_adapter.http.submitting import Submitting
 from messaging import limits, wire, wire_messages
+from messaging.broadcast import Start, TopicRead
 from messaging.broker import BrokerAdmin
 from messaging.errors import (
     BrokerRefused,
@@ -155,6 +157,15 @@ class HttpBroker:
             return self._connection.send("POST", path, _Deliveries, body=request, wait_ms=request.wait_ms).deliveries
         answer = self._connection.send("POST", path, wire.PullAnswer, body=request, wait_ms=request.wait_ms)
         return [wire_messages.delivery_of(one) for one in answer.deliveries]
+
+    def read(
+        self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,
+        wait_ms: int = 0,
+    ) -> TopicRead:  # fmt: skip
+        """Read a topic on, without a group; at most 1,000 messages and 60 s a call."""
+        return read_topic(
+            self._connection, topic, offset=offset, start=start, max_messages=max_messages, wait_ms=wait_ms
+        )
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
         """Settle deliveries; a text that is no receipt is `unknown`."""

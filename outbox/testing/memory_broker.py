@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from urllib.parse import unquote, urlsplit
 from weakref import WeakValueDictionary
 
+from messaging.broadcast import Start, TopicRead, check_start
 from messaging.broker import BrokerAdmin
 from messaging.clock import Clock, SystemClock
 from messaging.errors import BrokerError, BrokerUnavailable, ConfigurationError, InvalidMessage
@@ -96,7 +97,32 @@ class MemoryBroker:
                 left_ms = deadline_ms - store.clock.monotonic_ms()
                 if found or left_ms <= 0 or self._closed:
                     return found
-                store.clock.wait(store.changed, min(left_ms, self._next_look_ms(store, topic, group)))
+                store.clock.wait(
+                    store.changed, min(left_ms, self._next_look_ms(store, store.topics.group(topic, group)))
+                )
+                store.raise_outage()
+
+    def read(
+        self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,
+        wait_ms: int = 0,
+    ) -> TopicRead:  # fmt: skip
+        """Read a topic on, without a group, waiting up to `wait_ms` for the first message."""
+        check_topic(topic)
+        check_start(start)
+        _check_within("max_messages", max_messages, 1, PULL_MESSAGES_MAX)
+        _check_within("wait_ms", wait_ms, 0, PULL_WAIT_MS_MAX)
+        with self._open() as store:
+            place = offset
+            if place is None:
+                place = store.topics.read(topic, 1 << 62, count_max=1).next_offset if start == "latest" else 0
+            deadline_ms = store.clock.monotonic_ms() + wait_ms
+            while True:
+                store.topics.fire_due(now_ms=store.clock.now_ms())
+                found = store.topics.read(topic, place, count_max=max_messages)
+                left_ms = deadline_ms - store.clock.monotonic_ms()
+                if found.next_offset != place or left_ms <= 0 or self._closed:
+                    return found
+                store.clock.wait(store.changed, min(left_ms, self._next_look_ms(store)))
                 store.raise_outage()
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
@@ -195,9 +221,9 @@ class MemoryBroker:
         return [_delivery(messages[slot.sequence].message, group, slot) for slot in slots]
 
     @staticmethod
-    def _next_look_ms(store: _Store, topic: str, group: str) -> int:
+    def _next_look_ms(store: _Store, group: MemoryGroup | None = None) -> int:
         """How long nothing will come by itself; a publish wakes earlier."""
-        moments = (store.topics.next_due_ms(), store.topics.group(topic, group).next_visible_ms())
+        moments = (store.topics.next_due_ms(), None if group is None else group.next_visible_ms())
         now_ms = store.clock.now_ms()
         return min([max(1, one - now_ms) for one in moments if one is not None] + [WAIT_SLICE_MS])
 

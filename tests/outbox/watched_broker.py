@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from broker_adapter.embedded import EmbeddedBroker
+from messaging.broadcast import TopicRead
 from messaging.clock import Clock
 from messaging.errors import BrokerError, BrokerUnavailable
 from messaging.message import AckStatus, Delivery, ExtendStatus, Message, NackStatus
@@ -35,10 +36,19 @@ class WatchedBroker(EmbeddedBroker):
         self.ack_fails: list[BrokerError] = []
         self.ack_arrives = True
         self.closed = False
+        self.reads = 0
+        self.read_fails: list[BrokerError] = []
 
     def pull(self, topic: str, group: str, *, wait_ms: int = 0, **options: Any) -> list[Delivery]:
         found = super().pull(topic, group, wait_ms=min(wait_ms, 20), **options)
         self._tell(lambda: setattr(self, "pulled", self.pulled + len(found)))
+        return found
+
+    def read(self, topic: str, *, wait_ms: int = 0, **options: Any) -> TopicRead:
+        if self.read_fails:
+            raise self.read_fails.pop()
+        found = super().read(topic, wait_ms=min(wait_ms, 20), **options)
+        self._tell(lambda: setattr(self, "reads", self.reads + 1))
         return found
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:

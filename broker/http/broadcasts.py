@@ -1,0 +1,35 @@
+"""Handler of broadcast: a topic read on from a place. It runs in worker threads, and never waits."""
+
+from __future__ import annotations
+
+from broker.http import codec
+from broker.http.call import Call
+from broker.http.long_poll import Taken
+from messaging.broadcast import TopicRead
+from messaging.wire_broadcast import ReadAnswer, ReadRequest, read_message
+
+
+def place_of(call: Call, request: ReadRequest) -> int:
+    """Where the reader is."""
+    if request.offset is not None:
+        return request.offset
+    return call.engine.place_to_read(call.topic, start=request.start)
+
+
+def take(call: Call, request: ReadRequest, place: int) -> Taken | None:
+    """Read once; None where there is nothing new to say."""
+    found = call.engine.read_on(
+        call.topic, place, max_messages=request.max_messages, bytes_max=call.services.settings.pull_bytes_max
+    )
+    return None if found.next_offset == place else Taken(_answer(call, found), [])
+
+
+def nothing(call: Call, place: int) -> bytes:
+    """The answer where nothing came."""
+    return _answer(call, TopicRead(deliveries=[], offset=place, next_offset=place))
+
+
+def _answer(call: Call, found: TopicRead) -> bytes:
+    messages = [read_message(one, packed=call.is_packed) for one in found.deliveries]
+    answer = ReadAnswer(messages=messages, offset=found.offset, next_offset=found.next_offset)
+    return codec.encode(answer, call.answer_codec)
