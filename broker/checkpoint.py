@@ -20,9 +20,22 @@ from broker.consume.key_order import KeyOrder, OrderState
 from broker.consume.unsettled import Held
 from broker.state import BrokerState, config_of, settings_of
 from messaging import journal
+from messaging.failure_history import History
 from messaging.pace import Pace
 
 PART_BYTES: Final = 1024 * 1024
+
+
+class _Held(msgspec.Struct, array_like=True, frozen=True):
+    first: int
+    ids: journal.Ids
+    visible_at_ms: int
+    delivery: int
+    attempts_used: int
+    life: int
+    in_flight: bool
+    reason: str | None
+    history: History = ()
 
 
 class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -33,7 +46,7 @@ class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     paused: bool
     life: int
     sought_in_life: int
-    held: list[tuple[int, journal.Ids, int, int, int, int, bool, str | None]]
+    held: list[_Held]
     dead: list[tuple[int, journal.Ids, int, str, int]]  # of checkpoints before there were columns
     order: OrderState | None = None
     redrive_pace: tuple[int, int] = (0, 0)
@@ -112,8 +125,8 @@ def _group(topic: str, group: Group) -> _Group:
         topic=topic, name=group.name, settings=settings_of(group.config), position=group.position,
         paused=group.paused, life=group.life, sought_in_life=group.sought_in_life,
         held=[
-            (one.first, one.count, one.visible_at_ms, one.delivery, one.attempts_used, one.life, one.in_flight,
-             one.reason)
+            _Held(one.first, one.count, one.visible_at_ms, one.delivery, one.attempts_used, one.life, one.in_flight,
+                  one.reason, one.history)
             for one in group.unsettled
         ],
         dead=[], dead_columns=group.dead.capture() if group.dead else None,
@@ -125,9 +138,12 @@ def _group(topic: str, group: Group) -> _Group:
 def _restore_group(group: Group, found: _Group) -> None:
     group.position, group.paused = found.position, found.paused
     group.life, group.sought_in_life = found.life, found.sought_in_life
-    for first, ids, visible_at_ms, delivery, attempts_used, life, in_flight, reason in found.held:
-        end = first + journal.count_of(ids)
-        group.unsettled.add(Held(first, end, visible_at_ms, delivery, attempts_used, life, in_flight, reason))
+    for one in found.held:
+        end = one.first + journal.count_of(one.ids)
+        group.unsettled.add(
+            Held(one.first, end, one.visible_at_ms, one.delivery, one.attempts_used, one.life, one.in_flight,
+                 one.reason, one.history)
+        )  # fmt: skip
     for first, ids, attempts, reason, dead_at_ms in found.dead:
         group.dead.add(DeadRun(first, first + journal.count_of(ids), attempts, reason, dead_at_ms))
     if found.dead_columns is not None:

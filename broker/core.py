@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from broker import checkpoint
-from broker.consume.group import Death, Group
+from broker.consume.group import Cause, Death, Group
 from broker.consume.topic import RUN_BYTES_MAX, RUN_MESSAGES_MAX
 from broker.delay.store import DelayStore
 from broker.log.folder_lock import FolderLock
@@ -262,11 +262,15 @@ class Core:
         if deaths and self._state.dead_weight.size_bytes >= self._options.dead_letters_bytes_max:
             self._put_off(topic, group, deaths, at_ms=at_ms)
             return
-        by_reason: defaultdict[str, list[tuple[int, journal.Ids, int]]] = defaultdict(list)
+        alike: defaultdict[tuple[str, bool], list[tuple[int, journal.Ids, int]]] = defaultdict(list)
         for death in deaths:
-            by_reason[death.reason].append((death.first, death.count, death.attempts))
-        for reason, entries in by_reason.items():
-            self._act(journal.Died(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason))
+            alike[death.reason, death.cause is Cause.EXPIRED].append((death.first, death.count, death.attempts))
+        for (reason, expired), entries in alike.items():
+            self._act(
+                journal.Died(
+                    topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason, expired=expired
+                )
+            )  # fmt: skip
         if deaths:
             self._wake_next(topic, group)
         for death in deaths:

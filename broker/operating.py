@@ -148,7 +148,7 @@ class Operating(Timing):
         letters = [
             DeadLetter(
                 id=record.id if record else "", topic=topic, group=group, attempts=dead.attempts, reason=dead.reason,
-                dead_at_ms=dead.dead_at_ms, key=record.key if record else None,
+                dead_at_ms=dead.dead_at_ms, history=dead.history, key=record.key if record else None,
                 headers=record.headers if record else {}, body=record.body if record else b"",
             )
             for _, dead, record in page.found

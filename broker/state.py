@@ -12,7 +12,7 @@ from dataclasses import fields
 import msgspec
 
 from broker.consume.dead_letters import Weight
-from broker.consume.group import Death, Group, Requeue
+from broker.consume.group import Cause, Death, Group, Requeue
 from broker.consume.key_order import KeyOrder
 from broker.consume.topic import BlockPlace, Blocks, TopicIndex
 from broker.consume.unsettled import Tally
@@ -199,7 +199,8 @@ def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C90
                 group.extend(first, count_of(ids), visible_at_ms=action.visible_at_ms)
         case journal.Died():
             for first, ids, attempts in action.entries:
-                group.die(Death(first, count_of(ids), attempts, action.reason), at_ms=action.at_ms)
+                cause = Cause.EXPIRED if action.expired else Cause.REJECTED
+                group.die(Death(first, count_of(ids), attempts, action.reason, cause), at_ms=action.at_ms)
         case journal.Redriven():
             ranges = [(first, first + count_of(ids)) for first, ids in action.entries]
             group.redrive(ranges, now_ms=action.at_ms, per_second=action.per_second)

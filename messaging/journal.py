@@ -157,13 +157,17 @@ class Extended(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
 
 
 class Died(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="died"):
-    """Messages became dead letters of a group: entries are (first sequence, how many, attempts)."""
+    """Messages became dead letters of a group: entries are (first sequence, how many, attempts).
+
+    `expired`: as their last invisible time ran out, whatever the reason says of the attempts before.
+    """
 
     topic: str
     group: str
     at_ms: int
     entries: list[tuple[int, Ids, int]]
     reason: str
+    expired: bool = False
 
 
 class Redriven(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="redriven"):

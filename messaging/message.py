@@ -18,6 +18,7 @@ import msgspec
 
 from messaging import limits
 from messaging.errors import InvalidMessage
+from messaging.failure_history import History
 
 CONTENT_TYPE: Final = "content-type"
 JSON_CONTENT_TYPE: Final = "application/json"
@@ -162,6 +163,8 @@ class DeadLetter:
     attempts: int
     reason: str
     dead_at_ms: int
+    history: History = ()
+    """(reason, attempts that failed with it one after the other), oldest first; the newest 8 entries."""
     key: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""

@@ -334,55 +334,6 @@ class GroupAnswer(_Answer, frozen=True, kw_only=True):
     settings: GroupSettings
 
 
-class DeadMessage(_Answer, frozen=True, kw_only=True):
-    """A message that a group gave up on; key, headers and body are null for a token that may only `read`."""
-
-    id: str
-    topic: str
-    group: str
-    attempts: int
-    reason: str
-    dead_at_ms: int
-    key: str | None = None
-    headers: dict[str, str] | None = None
-    body: str | None = None
-    encoding: Encoding | None = None
-
-
-class PackedDeadMessage(DeadMessage, frozen=True, kw_only=True):
-    """The same in MessagePack: the body is `bin`."""
-
-    body: Any = None
-
-
-class DeadAnswer(_Answer, frozen=True, kw_only=True):
-    """One page of dead letters, oldest first."""
-
-    dead: list[DeadMessage]
-    next: str | None = None
-
-
-class PackedDeadAnswer(_Answer, frozen=True, kw_only=True):
-    """The same in MessagePack."""
-
-    dead: list[PackedDeadMessage]
-    next: str | None = None
-
-
-class RedriveRequest(_Request, frozen=True, kw_only=True):
-    """POST .../dead/redrive: `{"ids": [...]}` or `{"all": true}`."""
-
-    ids: list[str] | None = None
-    all: bool = False
-    per_second: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-
-
-class RedriveAnswer(_Answer, frozen=True, kw_only=True):
-    """How many dead letters went back to their group."""
-
-    redriven: int
-
-
 class Check(_Answer, frozen=True, kw_only=True):
     """One thing that was looked at."""
 

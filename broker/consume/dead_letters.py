@@ -14,14 +14,29 @@ from itertools import takewhile
 from sys import getsizeof
 from typing import Final
 
+import msgspec
+
 from broker.columns import from_bytes, to_bytes
+from messaging.failure_history import History
 
 RUN_BYTES: Final = 32
 NOTE_BYTES: Final = 400
-"""What is said of runs, in three tables; its reason's text besides."""
+"""What is said of runs, in three tables; its reason's text besides, and its history."""
+ENTRY_BYTES: Final = 100
+"""An entry of a history; its reason's text besides."""
 
-DeadState = tuple[bytes, bytes, bytes, bytes, list[tuple[int, int, str]]]
-"""Runs in columns, little-endian (first, end, time, number of what is said); what is said: number, attempts, reason."""
+
+class Said(msgspec.Struct, array_like=True, frozen=True):
+    """What is said of runs, under a number."""
+
+    number: int
+    attempts: int
+    reason: str
+    history: History = ()
+
+
+DeadState = tuple[bytes, bytes, bytes, bytes, list[Said]]
+"""Runs in columns, little-endian (first, end, time, number of what is said); what is said."""
 
 
 @dataclass(slots=True)
@@ -40,6 +55,7 @@ class DeadRun:
     attempts: int
     reason: str
     dead_at_ms: int
+    history: History = ()
 
 
 class DeadLetters:
@@ -49,8 +65,8 @@ class DeadLetters:
         self._weight = Weight() if weight is None else weight
         self._firsts, self._ends = array("Q"), array("Q")
         self._times, self._notes = array("q"), array("Q")
-        self._said: dict[int, tuple[int, str]] = {}
-        self._numbers: dict[tuple[int, str], int] = {}
+        self._said: dict[int, tuple[int, str, History]] = {}
+        self._numbers: dict[tuple[int, str, History], int] = {}
         self._uses: dict[int, int] = {}
         self._noted = 0
         self._count = 0
@@ -92,7 +108,7 @@ class DeadLetters:
 
     def capture(self) -> DeadState:
         """All of it, as restore() takes it: no object is made of a run, of which there may be a million."""
-        said = [(number, attempts, reason) for number, (attempts, reason) in self._said.items()]
+        said = [Said(number, *one) for number, one in self._said.items()]
         return to_bytes(self._firsts), to_bytes(self._ends), to_bytes(self._times), to_bytes(self._notes), said
 
     def restore(self, state: DeadState) -> None:
@@ -100,20 +116,20 @@ class DeadLetters:
         firsts, ends, times, notes, said = state
         self._firsts, self._ends = from_bytes("Q", firsts), from_bytes("Q", ends)
         self._times, self._notes = from_bytes("q", times), from_bytes("Q", notes)
-        self._said = {number: (attempts, reason) for number, attempts, reason in said}
+        self._said = {one.number: (one.attempts, one.reason, one.history) for one in said}
         self._numbers = {one: number for number, one in self._said.items()}
         self._uses = dict(Counter(self._notes))
         self._noted = max(self._said, default=0)
         self._count = sum(self._ends) - sum(self._firsts)
         self._weight.size_bytes += RUN_BYTES * len(self._firsts)
-        self._weight.size_bytes += sum(NOTE_BYTES + getsizeof(reason) for _, _, reason in said)
+        self._weight.size_bytes += sum(_note_bytes(one) for one in self._said.values())
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
     def add(self, run: DeadRun) -> None:
         """Add a run where none is; it joins the one before it, if all is the same of both."""
         number = bisect_left(self._firsts, run.first)
-        said = (run.attempts, run.reason)
+        said = (run.attempts, run.reason, run.history)
         self._count += run.end - run.first
         if (
             number
@@ -167,8 +183,8 @@ class DeadLetters:
             self.take([(start, self._ends[-1])])
 
     def _run(self, number: int, first: int, end: int) -> DeadRun:
-        attempts, reason = self._said[self._notes[number]]
-        return DeadRun(first, end, attempts, reason, self._times[number])
+        attempts, reason, history = self._said[self._notes[number]]
+        return DeadRun(first, end, attempts, reason, self._times[number], history)
 
     def _replace(self, low: int, high: int, rows: Sequence[tuple[int, int, int, int]]) -> None:
         """Have these in place of the runs low to high."""
@@ -181,14 +197,14 @@ class DeadLetters:
         self._firsts[low:high], self._ends[low:high] = array("Q", columns[0]), array("Q", columns[1])
         self._times[low:high], self._notes[low:high] = array("q", columns[2]), array("Q", columns[3])
 
-    def _note(self, said: tuple[int, str]) -> int:
+    def _note(self, said: tuple[int, str, History]) -> int:
         """The number under which this is kept, used once more."""
         number = self._numbers.get(said)
         if number is None:
             self._noted += 1
             number = self._numbers[said] = self._noted
             self._said[number], self._uses[number] = said, 0
-            self._weight.size_bytes += NOTE_BYTES + getsizeof(said[1])
+            self._weight.size_bytes += _note_bytes(said)
         self._uses[number] += 1
         return number
 
@@ -197,4 +213,9 @@ class DeadLetters:
         if not self._uses[number]:
             said = self._said.pop(number)
             del self._uses[number], self._numbers[said]
-            self._weight.size_bytes -= NOTE_BYTES + getsizeof(said[1])
+            self._weight.size_bytes -= _note_bytes(said)
+
+
+def _note_bytes(said: tuple[int, str, History]) -> int:
+    _, reason, history = said
+    return NOTE_BYTES + getsizeof(reason) + sum(ENTRY_BYTES + getsizeof(one) for one, _ in history)

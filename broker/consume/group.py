@@ -21,6 +21,7 @@ from broker.consume.key_order import KeyOrder
 from broker.consume.unsettled import Held, Tally, Unsettled
 from broker.filter import Predicate
 from messaging.backoff import Backoff
+from messaging.failure_history import EXPIRED, REFUSED, failed, with_count, without_count
 from messaging.message import AckStatus, GroupConfig
 from messaging.pace import Pace
 
@@ -114,7 +115,7 @@ class Group:
                 if used < self.config.max_attempts:
                     ready.append((run.first, run.first + count))
                 else:
-                    reason = run.reason or f"invisible time ran out, {used} attempts"
+                    reason = run.reason or with_count(EXPIRED, used)
                     cause = Cause.EXPIRED if run.in_flight else Cause.DELIVERY_LIMIT
                     deaths.append(Death(run.first, count, used, reason, cause))
                 if left <= 0:
@@ -178,8 +179,11 @@ class Group:
             self.order.hand_out(first, first + count)
         for held in self._begun(first, first + count):
             self.unsettled.add(
-                replace(held, delivery=delivery, attempts_used=attempt - 1, in_flight=True, visible_at_ms=visible_at_ms)
-            )
+                replace(
+                    held, delivery=delivery, attempts_used=attempt - 1, in_flight=True, visible_at_ms=visible_at_ms,
+                    history=failed(held.history, EXPIRED) if held.in_flight else held.history,
+                )
+            )  # fmt: skip
 
     def file(self, runs: Iterable[tuple[int, Iterable[int]]], *, position: int) -> None:
         """Come past messages up to a position, those that may be handed out later in order: (first, hashes of keys)."""
@@ -249,7 +253,7 @@ class Group:
             raise KeyError(f"sequence {first} is not in hand")
         used = held.attempts_used + (1 if counts else 0)
         if counts and used >= self.config.max_attempts:
-            reason = reason or f"refused by its consumer, {used} attempts"
+            reason = reason or with_count(REFUSED, used)
             return Death(first, count, used, reason, Cause.REJECTED)
         if delay_ms is None:
             delay_ms = self._backoff_ms(used) if counts else 0
@@ -266,21 +270,27 @@ class Group:
         if self.order is not None:
             self.order.hand_out(decision.first, decision.first + decision.count)
         for held in self._begun(decision.first, decision.first + decision.count):
+            counts = decision.attempts_used > held.attempts_used
+            last = without_count(reason or REFUSED, decision.attempts_used)
             self.unsettled.add(
                 replace(
                     held, in_flight=False, attempts_used=decision.attempts_used, reason=reason,
                     visible_at_ms=decision.visible_at_ms,
+                    history=failed(held.history, last) if counts else held.history,
                 )
             )  # fmt: skip
 
     def die(self, death: Death, *, at_ms: int) -> None:
         """Carry out a Death."""
         first, end = death.first, death.first + death.count
-        self.unsettled.take(first, end)
-        self.position = max(self.position, end)
+        last = EXPIRED if death.cause is Cause.EXPIRED else without_count(death.reason, death.attempts)
+        for held in self._begun(first, end):
+            # The last attempt may have been told as the death was put off.
+            counts = death.attempts > 0 and (held.in_flight or not held.history)
+            history = failed(held.history, last) if counts else held.history
+            self.dead.add(DeadRun(held.first, held.end, death.attempts, death.reason, at_ms, history))
         if self.order is not None:
             self.order.end(first, end)
-        self.dead.add(DeadRun(first, end, death.attempts, death.reason, at_ms))
 
     def extend(self, first: int, count: int = 1, *, visible_at_ms: int) -> None:
         """Keep held deliveries invisible until a time."""

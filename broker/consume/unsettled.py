@@ -13,6 +13,8 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from messaging.failure_history import History
+
 _STALE_MAX: Final = 1_024
 """Places that runs have left may be so many, beyond twice the runs, before the order is made anew."""
 
@@ -31,6 +33,8 @@ class Held:
     life: int
     in_flight: bool
     reason: str | None = None
+    history: History = ()
+    """How the attempts of this life went that failed."""
 
     @property
     def count(self) -> int:

@@ -15,22 +15,25 @@ from messaging.message import DeadLetter, GroupConfig
 from messaging.problem import ProblemKind
 from messaging.wire import (
     BackoffSettings,
-    DeadAnswer,
-    DeadMessage,
     Encoding,
     GroupAnswer,
     GroupSettings,
     NoAnswer,
     NoRequest,
-    PackedDeadAnswer,
-    PackedDeadMessage,
     PageQuery,
-    RedriveAnswer,
-    RedriveRequest,
     SeekRequest,
     StartAt,
     TopicAnswer,
     TopicsAnswer,
+)
+from messaging.wire_dead import (
+    DeadAnswer,
+    DeadMessage,
+    Failures,
+    PackedDeadAnswer,
+    PackedDeadMessage,
+    RedriveAnswer,
+    RedriveRequest,
 )
 from messaging.wire_messages import text_body
 
@@ -182,6 +185,7 @@ def _dead_fields(letter: DeadLetter) -> dict[str, Any]:
         "attempts": letter.attempts,
         "reason": letter.reason,
         "dead_at_ms": letter.dead_at_ms,
+        "history": [Failures(reason=reason, attempts=attempts) for reason, attempts in letter.history],
     }
 
 

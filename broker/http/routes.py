@@ -12,7 +12,7 @@ import msgspec
 from broker.http import deliveries, groups, messages
 from broker.http.access import Role
 from broker.http.call import Call
-from messaging import problem, wire, wire_broadcast
+from messaging import problem, wire, wire_broadcast, wire_dead
 
 TOPIC: Final = "/v1/topics/{topic}"
 GROUP: Final = TOPIC + "/groups/{group}"
@@ -119,11 +119,12 @@ ROUTES: Final = (
     ),
     Route(
         method="GET", path=GROUP + "/dead", role=Role.READ, handler=groups.dead, query=wire.PageQuery,
-        answer=wire.DeadAnswer, summary="A page of dead letters", problems=_NOT_FOUND,
+        answer=wire_dead.DeadAnswer, summary="A page of dead letters", problems=_NOT_FOUND,
     ),
     Route(
         method="POST", path=GROUP + "/dead/redrive", role=Role.ADMIN, handler=groups.redrive,
-        body=wire.RedriveRequest, answer=wire.RedriveAnswer, summary="Send dead letters again", problems=_NOT_FOUND,
+        body=wire_dead.RedriveRequest, answer=wire_dead.RedriveAnswer, problems=_NOT_FOUND,
+        summary="Send dead letters again",
     ),
 )  # fmt: skip
 """Every route under /v1. Probes, metrics and the document itself are the app's."""

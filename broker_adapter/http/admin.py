@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from broker_adapter.http.connection import Connection
-from messaging import limits, wire, wire_messages
+from messaging import limits, wire, wire_dead, wire_messages
 from messaging.errors import InvalidMessage
 from messaging.message import DeadLetter, GroupConfig, check_group, check_topic
 
@@ -72,11 +72,11 @@ class HttpAdmin:
             raise InvalidMessage("limit must be at least 1")
         query = {"limit": str(min(limit, 1_000))} | ({"after": after} if after is not None else {})
         path = f"{_path(topic, group)}/dead"
-        page: wire.PackedDeadAnswer | wire.DeadAnswer
+        page: wire_dead.PackedDeadAnswer | wire_dead.DeadAnswer
         if self._connection.packed:
-            page = self._connection.send("GET", path, wire.PackedDeadAnswer, query=query, repeatable=True)
+            page = self._connection.send("GET", path, wire_dead.PackedDeadAnswer, query=query, repeatable=True)
         else:
-            page = self._connection.send("GET", path, wire.DeadAnswer, query=query, repeatable=True)
+            page = self._connection.send("GET", path, wire_dead.DeadAnswer, query=query, repeatable=True)
         return [_letter(one) for one in page.dead], page.next
 
     def redrive(
@@ -85,13 +85,13 @@ class HttpAdmin:
         """Send dead letters again; returns how many."""
         path = f"{_path(topic, group)}/dead/redrive"
         if ids is None:
-            body = wire.RedriveRequest(all=True, per_second=per_second)
-            return self._connection.send("POST", path, wire.RedriveAnswer, body=body).redriven
+            body = wire_dead.RedriveRequest(all=True, per_second=per_second)
+            return self._connection.send("POST", path, wire_dead.RedriveAnswer, body=body).redriven
         redriven = 0
         for start in range(0, len(ids), limits.BATCH_MESSAGES_MAX):
             part = list(ids[start : start + limits.BATCH_MESSAGES_MAX])
-            body = wire.RedriveRequest(ids=part, per_second=per_second)
-            redriven += self._connection.send("POST", path, wire.RedriveAnswer, body=body).redriven
+            body = wire_dead.RedriveRequest(ids=part, per_second=per_second)
+            redriven += self._connection.send("POST", path, wire_dead.RedriveAnswer, body=body).redriven
         return redriven
 
 
@@ -99,7 +99,7 @@ def _path(topic: str, group: str) -> str:
     return f"/v1/topics/{check_topic(topic)}/groups/{check_group(group)}"
 
 
-def _letter(one: wire.DeadMessage) -> DeadLetter:
+def _letter(one: wire_dead.DeadMessage) -> DeadLetter:
     return DeadLetter(
         id=one.id,
         topic=one.topic,
@@ -107,6 +107,7 @@ def _letter(one: wire.DeadMessage) -> DeadLetter:
         attempts=one.attempts,
         reason=one.reason,
         dead_at_ms=one.dead_at_ms,
+        history=tuple((entry.reason, entry.attempts) for entry in one.history),
         key=one.key,
         headers=one.headers or {},
         body=b"" if one.body is None else wire_messages.body_bytes(one.body, one.encoding),

@@ -119,5 +119,6 @@ def _dead_letter(topic: MemoryTopic, group: str, slot: Slot) -> DeadLetter:
     message = topic.messages[slot.sequence].message
     return DeadLetter(
         id=message.id, topic=topic.name, group=group, attempts=slot.attempts, reason=slot.reason,
-        dead_at_ms=slot.dead_at_ms, key=message.key, headers=dict(message.headers), body=message.body,
+        dead_at_ms=slot.dead_at_ms, history=slot.history, key=message.key, headers=dict(message.headers),
+        body=message.body,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from messaging.backoff import Backoff
+from messaging.failure_history import EXPIRED, REFUSED, History, failed, with_count
 from messaging.message import AckStatus, GroupConfig, NackStatus
 
 _NOWHERE: Final = -1
@@ -33,6 +34,7 @@ class Slot:
     attempts: int = 0
     visible_at_ms: int = 0
     reason: str = ""
+    history: History = ()
     dead_at_ms: int = 0
     in_order: bool = False
     """Whether others of its key wait for it."""
@@ -73,6 +75,8 @@ class MemoryGroup:
                 slots.append(self._slots.setdefault(sequence, Slot(sequence)))
                 self.position = sequence + 1
         for slot in slots:
+            if slot.state is SlotState.IN_FLIGHT:
+                slot.history = failed(slot.history, EXPIRED)
             self._numbers += 1
             slot.state, slot.number = SlotState.IN_FLIGHT, self._numbers
             slot.attempts += 1
@@ -113,10 +117,12 @@ class MemoryGroup:
         if slot is None:
             return NackStatus.STALE
         slot.reason = reason
+        if counts:
+            slot.history = failed(slot.history, reason or REFUSED)
         if not counts:
             slot.attempts -= 1
         elif slot.attempts >= self.config.max_attempts:
-            self._bury(slot, now_ms=now_ms, reason=reason or f"refused by its consumer, {slot.attempts} attempts")
+            self._bury(slot, now_ms=now_ms, reason=reason or with_count(REFUSED, slot.attempts))
             return NackStatus.DEAD
         if delay_ms is None:
             delay_ms = self._backoff_ms(slot.attempts) if counts else 0
@@ -140,6 +146,7 @@ class MemoryGroup:
     def redrive(self, slot: Slot, *, now_ms: int) -> None:
         """Give a dead letter a new life; receipts of the old one are stale."""
         slot.state, slot.number, slot.attempts, slot.reason = SlotState.WAITING, 0, 0, ""
+        slot.history = ()
         slot.in_order = False
         self._hide(slot, until_ms=now_ms)
 
@@ -215,8 +222,9 @@ class MemoryGroup:
     def _bury_if_used_up(self, slot: Slot, *, now_ms: int) -> bool:
         if slot.attempts < self.config.max_attempts:
             return False
-        reason = slot.reason or f"invisible time ran out, {slot.attempts} attempts"
-        self._bury(slot, now_ms=now_ms, reason=reason)
+        if slot.state is SlotState.IN_FLIGHT:
+            slot.history = failed(slot.history, EXPIRED)
+        self._bury(slot, now_ms=now_ms, reason=slot.reason or with_count(EXPIRED, slot.attempts))
         return True
 
     @staticmethod

@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.consume.dead_letters import DeadLetters, DeadRun, Weight
+from broker.consume.dead_letters import DeadLetters, DeadRun, Said, Weight
 
 SEQUENCES_MAX = 40
 reasons = st.sampled_from(["bad", "late"])
@@ -94,7 +94,7 @@ def test_what_is_captured_is_little_endian_and_what_is_said_stands_there_once() 
     firsts, ends, times, _, said = letters.capture()
 
     assert [firsts, ends, times] == [struct.pack("<QQQ", *one) for one in ((1, 5, 9), (3, 7, 11), (7, 7, 7))]
-    assert said == [(1, 16, "broken")]
+    assert said == [Said(1, 16, "broken")]
 
 
 def test_what_dies_after_a_restore_is_said_under_numbers_of_its_own() -> None:

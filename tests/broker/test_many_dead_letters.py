@@ -131,3 +131,29 @@ def test_a_redrive_makes_room_for_those_that_wait(open_engine: type_of_open, clo
     assert engine.pull(TOPIC, GROUP) == []
     assert sum(figures(engine)) == waiting
     assert figures(engine)[0] > 0
+
+
+def test_how_attempts_went_is_known_through_checkpoints_and_restarts(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    small = {"segment_bytes": 4096, "checkpoint_bytes": 4096}
+    engine = open_engine(**small)
+    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=3, backoff_initial_ms=1, backoff_max_ms=1))
+    engine.publish([Message(id="m0", topic=TOPIC, body=b"x")])
+
+    for reason in ("no stock", None, "gone"):
+        [one] = engine.pull(TOPIC, GROUP, max_messages=1, invisible_ms=1_000)
+        if reason is None:
+            clock.advance(1_000)
+        else:
+            engine.nack([one.receipt], delay_ms=0, reason=reason)
+        for number in range(100):
+            engine.pause(TOPIC, GROUP, paused=number % 2 == 0)
+        engine = open_engine(**small)
+
+    for _ in range(2):
+        [letter], _ = engine.dead(TOPIC, GROUP)
+        assert letter.history == (("no stock", 1), ("invisible time ran out", 1), ("gone", 1))
+        for number in range(100):
+            engine.pause(TOPIC, GROUP, paused=number % 2 == 0)
+        engine = open_engine(**small)

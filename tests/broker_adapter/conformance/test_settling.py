@@ -262,3 +262,37 @@ def test_a_redrive_makes_so_many_ready_a_second(broker: Broker, topic: str) -> N
 
     assert [one.id for one in broker.pull(topic, "g")] == ids[:2]
     assert [one.id for one in broker.pull(topic, "g", wait_ms=10_000)] == ids[2:]
+
+
+def test_a_dead_letter_tells_how_each_of_its_attempts_went(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=6, backoff_initial_ms=1, backoff_max_ms=1))
+    publish(broker, topic)
+    for reason in ("out of stock", "out of stock", None):
+        broker.nack([pull_one(broker, topic).receipt], delay_ms=0, reason=reason)
+    broker.nack([pull_one(broker, topic).receipt], delay_ms=0, reason="stops", counts=False)
+    pull_one(broker, topic, invisible_ms=1)
+    broker.nack([pull_one(broker, topic).receipt], delay_ms=0, reason="out of stock")
+    broker.nack([pull_one(broker, topic).receipt], reason="gone")
+
+    [letter], _ = broker.admin.dead(topic, "g")
+
+    assert (letter.attempts, letter.reason) == (6, "gone")
+    assert letter.history == (
+        ("out of stock", 2), ("refused by its consumer", 1), ("invisible time ran out", 1), ("out of stock", 1),
+        ("gone", 1),
+    )  # fmt: skip
+
+
+def test_a_redriven_message_begins_a_new_history(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=1))
+    publish(broker, topic)
+    broker.nack([pull_one(broker, topic).receipt], reason="first life")
+    broker.admin.redrive(topic, "g")
+    delivery = pull_one(broker, topic, invisible_ms=1)
+    wait_until(delivery.created_at_ms + 50)
+
+    [letter], _ = broker.admin.dead(topic, "g")
+
+    assert (letter.reason, letter.history) == (
+        "invisible time ran out, 1 attempts", (("invisible time ran out", 1),),
+    )  # fmt: skip
