@@ -129,13 +129,15 @@ class Core:
         others when there is room.
 
         What waits for another attempt takes room of its own group alone, and what waits for its redrive takes none: so
-        no group's retries keep the others from theirs, however long they are put off.
+        no group's retries keep the others from theirs, however long they are put off. Nor do other groups' consumers:
+        `group_in_hand_min` is a group's own, whatever all others hold.
         """
         options = self._options
         back, redriven = group.returning(again)
+        own = options.group_in_hand_min - group.unsettled.in_flight - back
         room = min(
             options.group_in_hand_max - group.unsettled.handed_out - redriven,
-            options.in_hand_max - self._state.in_hand.count - back,
+            max(options.in_hand_max - self._state.in_hand.count - back, own),
         )
         if room < wanted:
             self._short.add((topic, group.name))
