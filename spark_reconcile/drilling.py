@@ -24,6 +24,8 @@ BROADCAST_ROWS_MAX: Final = 1_000_000
 """Up to so many places are sent to every worker; more are shuffled."""
 KEYS_MAX: Final = 1_000
 """Up to so many keys are looked for by name; more by number."""
+LISTED_ROWS_MAX: Final = 5_000
+"""Up to so many rows of a set are fetched, and stand in the plans that ask for them."""
 _BUCKET: Final = "xxhash64(coalesce(topic, ''), slot)"
 _KEY: Final = "xxhash64(topic, message_key)"
 
@@ -192,6 +194,10 @@ def _sent_along(frame: DataFrame) -> DataFrame:
     from pyspark.sql.functions import broadcast
 
     kept = frame.localCheckpoint()
+    found = kept.limit(LISTED_ROWS_MAX + 1).toArrow()
+    if found.num_rows <= LISTED_ROWS_MAX:
+        # A list is part of the plan: whoever joins with it starts no job of its own.
+        return broadcast(frame.sparkSession.createDataFrame(found))
     # A checkpoint keeps its columns' identities: joined with the frame that it came from, they would be one.
     known = kept.selectExpr(*(f"{name} as {name}" for name in kept.columns))
     return broadcast(known) if known.count() <= BROADCAST_ROWS_MAX else known

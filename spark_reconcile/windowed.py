@@ -8,7 +8,7 @@ started again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 KEPT_SHARE_MAX: Final = 0.1
 """Up to so much of the messages, those in parts that disagree are kept by Spark; more are scanned again."""
+
+NEAR_ROWS_MAX: Final = 500_000
+"""Up to so many messages of files that were chosen are drilled as few rows."""
 
 FEW_ROWS_MAX: Final = 100_000
 """Up to so many rows, looking at them costs less than compiling code for them."""
@@ -76,7 +79,8 @@ def judge_windows(job: Job, windows: Sequence[int], compared: Compared, *, store
         if more:
             chosen = _chosen(job, [*batch, *more], compared)
         job.say(f"judging {len(batch) + len(more):,} of {len(windows):,} windows")
-        _judge_batch(job, [*batch, *more], compared, prints, chosen, store=store)
+        with _for(job, few=chosen is not None and _rows(chosen.legs) <= FEW_ROWS_MAX):
+            _judge_batch(job, [*batch, *more], compared, prints, chosen, store=store)
         judged.update(more)
     return sorted(judged)
 
@@ -133,18 +137,24 @@ def _chosen(job: Job, batch: Sequence[int], compared: Compared) -> Drilled | Non
     # Without an archive no key agrees.
     if job.full or all(one.leg != Leg.ARCHIVE for one in job.evidence.counts):
         return None
-    unclean, share = _unclean(job, compared, batch)
-    return drilled(
-        _near(job, compared, batch), legs_of(job.evidence), unclean, covered=job.covered, much=share > KEPT_SHARE_MAX
-    )
+    unclean, rows, share = _unclean(job, compared, batch)
+    near = _near(job, compared, batch)
+    with _for(job, few=near is not None and rows <= NEAR_ROWS_MAX):
+        whole = legs_of(job.evidence)
+        return drilled(near or whole, whole, unclean, covered=job.covered, much=share > KEPT_SHARE_MAX)
 
 
-def _near(job: Job, compared: Compared, batch: Sequence[int]) -> Legs:
-    """All rows, or without those of files that are known to hold nothing of these windows."""
+def _for(job: Job, *, few: bool) -> AbstractContextManager[None]:
+    """Spark set for few rows, or as it is."""
+    return few_rows(job.session) if few else nullcontext()
+
+
+def _near(job: Job, compared: Compared, batch: Sequence[int]) -> Legs | None:
+    """All rows but those of files that are known to hold nothing of these windows; None: no file is."""
     evidence, names = job.evidence, compared.known.names
     whole = legs_of(evidence)
     if evidence.loose is None or compared.known.sums is None or compared.buckets is not None:
-        return whole
+        return None
     within = f"period = {NO_PERIOD} or {_within(hour(f'period * {PERIOD_MS}L'), batch)}"
     near = {names[row["piece"]] for row in compared.known.sums.where(within).select("piece").distinct().collect()}
     far = set(names.values()) - near
@@ -184,18 +194,16 @@ def _judge_batch(
     job: Job, batch: Sequence[int], compared: Compared, prints: Mapping[int, str], chosen: Drilled | None, *,
     store: WindowStore,
 ) -> None:  # fmt: skip
-    few = chosen is not None and _rows(chosen.legs) <= FEW_ROWS_MAX
-    with few_rows(job.session) if few else nullcontext():
-        job.say("giving verdicts")
-        looked = look(job, chosen.legs if chosen else legs_of(job.evidence), batch)
-        job.say("writing tables")
-        _write(looked, batch, store=store)
-        tallies = _tallies(job, batch, compared, looked, chosen)
+    job.say("giving verdicts")
+    looked = look(job, chosen.legs if chosen else legs_of(job.evidence), batch)
+    job.say("writing tables")
+    _write(looked, batch, store=store)
+    tallies = _tallies(job, batch, compared, looked, chosen)
     store.publish({start: _window(tallies[start], prints.get(start, ""), job.now_ms) for start in batch})
 
 
-def _unclean(job: Job, compared: Compared, batch: Sequence[int]) -> tuple[Unclean, float]:
-    """Parts of the batch that disagree, and buckets that may concern it; and how much of its messages those parts hold.
+def _unclean(job: Job, compared: Compared, batch: Sequence[int]) -> tuple[Unclean, int, float]:
+    """Parts of the batch that disagree, and buckets that may concern it; its messages, and the share in those parts.
 
     Of times outside of the span the broker's log is read alone: there no part could agree.
     """
@@ -212,7 +220,7 @@ def _unclean(job: Job, compared: Compared, batch: Sequence[int]) -> tuple[Unclea
         near = f"astray or {_within('first_window', batch)} or {_within('last_window', batch)}"
         slots = compared.clean_buckets.where(f"not clean and ({near})")
     share = unclean / everything if everything else 0.0
-    return Unclean(parts=found, buckets=slots, elsewhere=elsewhere, span=job.span), share
+    return Unclean(parts=found, buckets=slots, elsewhere=elsewhere, span=job.span), everything, share
 
 
 def _tallies(

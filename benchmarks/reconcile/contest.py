@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TOPICS = ("trip.booked.ewr", "trip.booked.jfk", "trip.booked.lga")
+MEDIUM_MESSAGES_MAX = 4_000_000
+"""Up to so many, Java is set for a medium run, for every contestant on Spark."""
 JOIN = """
     select case when b.message_key is null then 'no business row' when a.id is null then 'not published'
                 when m.id is null then 'not stored' when m.body_sha256 != a.body_sha256 then 'changed'
@@ -270,7 +272,7 @@ def measure(contestant: str, folder: Path, rounds: int, *, output: Path | None =
 def _on_spark(
     contestant: str, folder: Path, scratch: Path, rounds: int, *, output: Path | None = None
 ) -> dict[str, Any]:  # fmt: skip
-    from spark_reconcile.session import spark_session
+    from spark_reconcile.session import Size, spark_session
 
     events = scratch / "events"
     events.mkdir()
@@ -279,7 +281,9 @@ def _on_spark(
         f"spark.eventLog.enabled true\nspark.eventLog.dir file://{events}\nspark.eventLog.compress false\n"
         f"spark.local.dir {scratch}\n"
     )
-    with spark_session("local[2]", log=scratch / "spark.log") as spark:
+    messages = json.loads((folder / "planted.json").read_text())["messages"]
+    size = Size.MEDIUM if messages <= MEDIUM_MESSAGES_MAX else Size.LARGE
+    with spark_session("local[2]", log=scratch / "spark.log", size=size) as spark:
         spark.conf.set("spark.sql.shuffle.partitions", "16")
         found: dict[str, Any] = {"seconds": []}
         for number in range(rounds):
