@@ -410,7 +410,7 @@ class HeldSchedule(DiskStorage):
         super().sync(descriptor)
 
 
-def test_who_finds_as_much_as_he_asks_for_does_not_wait_for_what_is_due(
+def test_who_finds_anything_does_not_wait_for_what_is_due(
     open_engine: type_of_open, clock: ManualClock
 ) -> None:
     storage = HeldSchedule()
@@ -423,15 +423,15 @@ def test_who_finds_as_much_as_he_asks_for_does_not_wait_for_what_is_due(
     assert storage.waiting.wait(10)
     try:
         with ThreadPoolExecutor(1) as pool:
-            pulling = pool.submit(engine.pull, TOPIC, GROUP, max_messages=2)
+            pulling = pool.submit(engine.pull, TOPIC, GROUP, max_messages=9)
             try:
-                assert [one.id for one in pulling.result(timeout=10)] == ["a", "b"]
+                assert [one.id for one in pulling.result(timeout=10)] == ["a", "b", "c"]
             finally:
                 storage.free.set()
     finally:
         storage.is_held = False
 
-    assert [one.id for one in engine.pull(TOPIC, GROUP, max_messages=2)] == ["c", "due"]
+    assert [one.id for one in engine.pull(TOPIC, GROUP, max_messages=9)] == ["due"]
 
 
 def test_what_was_placed_and_not_settled_is_delivered_once_over_a_checkpoint_between_two_kills(
