@@ -241,10 +241,13 @@ class Core:
 
     def _append_messages(self, payloads: Sequence[bytes]) -> list[int]:
         """Append encoded message records as one piece, in a new segment where the old one is full."""
+        return self._append_frames(*journal.frames(payloads))
+
+    def _append_frames(self, data: bytes, sizes: Sequence[int]) -> list[int]:
         try:
             if self._messages.is_full:
                 self._seal_message_segment()
-            return self._messages.append(payloads)
+            return self._messages.append_frames(data, sizes)
         except OSError as error:
             raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
 
