@@ -158,7 +158,9 @@ class ConsumerRunner:
 
     def _work(self, consumer: Consumer, topic: str) -> None:
         failures = 0
-        acks = AcksBeside(self._ack, name=f"{threading.current_thread().name}-ack")
+        acks = AcksBeside(
+            self._ack, name=f"{threading.current_thread().name}-ack", ahead_max=consumer.prefetch
+        )  # fmt: skip
         while not self._stopping.is_set():
             failed = self._tried(lambda: self._round(consumer, topic, acks), consumer, topic)
             failures = 0 if failed is None else failures + 1
