@@ -24,6 +24,7 @@ TimeMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 DurationMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 # Bounds that Message and the server check, so that there is one text for them; here they are only told.
 MessageId = Annotated[str, Meta(extra_json_schema={"pattern": "^[A-Za-z0-9._:-]{1,64}$"})]
+TopicName = Annotated[str, Meta(extra_json_schema={"pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}$"})]
 Key = Annotated[str, Meta(description="1 to 1,024 bytes in UTF-8", extra_json_schema={"minLength": 1})]
 Headers = Annotated[
     dict[str, str],
@@ -83,6 +84,30 @@ class PackedPublishRequest(_Request, frozen=True, kw_only=True):
     """The same in MessagePack."""
 
     messages: Annotated[list[PackedMessage], Batch]
+
+
+class AddressedMessage(PublishedMessage, frozen=True, kw_only=True):
+    """One message of a publish to many topics."""
+
+    topic: TopicName
+
+
+class PackedAddressedMessage(PackedMessage, frozen=True, kw_only=True):
+    """The same in MessagePack."""
+
+    topic: TopicName
+
+
+class AddressedPublishRequest(_Request, frozen=True, kw_only=True):
+    """POST /v1/publish."""
+
+    messages: Annotated[list[AddressedMessage], Batch]
+
+
+class PackedAddressedPublishRequest(_Request, frozen=True, kw_only=True):
+    """The same in MessagePack."""
+
+    messages: Annotated[list[PackedAddressedMessage], Batch]
 
 
 class PublishOutcome(_Answer, frozen=True, kw_only=True):

@@ -2,8 +2,8 @@
 
 One is on its way at a time, and carries all that was handled until it went: acks reach the broker in the order in which
 the worker handled. Where messages come faster than acks are answered, an ack waits a moment for company: each costs a
-sync at the broker, which publishes wait for as well. A worker that is ahead of its acks by a batch waits for them; so it
-holds two batches at most. Not how an ack is sent, nor tried again.
+sync at the broker, which publishes wait for as well. A worker that is ahead of its acks by a batch waits for them; so
+it holds two batches at most. Not how an ack is sent, nor tried again.
 """
 
 from __future__ import annotations

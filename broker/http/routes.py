@@ -52,6 +52,11 @@ ROUTES: Final = (
         summary="Store a batch of messages; answered when they are durable",
     ),
     Route(
+        method="POST", path="/v1/publish", role=Role.PUBLISH, work=Work.PUBLISH, handler=messages.publish_addressed,
+        body=wire.AddressedPublishRequest, answer=wire.PublishAnswer,
+        summary="Store a batch of messages of many topics; answered when they are durable",
+    ),
+    Route(
         method="POST", path=GROUP + "/pull", role=Role.CONSUME, work=Work.PULL, handler=None,
         body=wire.PullRequest, answer=wire.PullAnswer, summary="Take messages, waiting up to wait_ms for the first one",
     ),
