@@ -8,15 +8,8 @@ from typing import Any
 
 from messaging.errors import InvalidMessage
 from messaging.message import Delivery, Message
-from messaging.wire import (
-    AddressedMessage,
-    Encoding,
-    PackedAddressedMessage,
-    PackedMessage,
-    PackedPulledMessage,
-    PublishedMessage,
-    PulledMessage,
-)
+from messaging.wire import Encoding, PackedMessage, PackedPulledMessage, PublishedMessage, PulledMessage
+from messaging.wire_addressed import AddressedMessage, PackedAddressedMessage
 
 
 def body_bytes(body: object, encoding: Encoding | None) -> bytes:

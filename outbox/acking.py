@@ -55,7 +55,7 @@ class AcksBeside:
                 self._brought.notify()
             self._waiting += done
             while len(self._waiting) + self._on_their_way > self._ahead_max:
-                self._settled.wait()
+                self._settled.wait(IDLE_S_MAX)
         self._raise()
 
     def end(self) -> None:

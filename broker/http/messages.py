@@ -23,13 +23,9 @@ from messaging.message import (
 )
 from messaging.problem import ProblemKind
 from messaging.wire import (
-    AddressedMessage,
-    AddressedPublishRequest,
     CancelAnswer,
     CancelOutcome,
     CancelRequest,
-    PackedAddressedMessage,
-    PackedAddressedPublishRequest,
     PackedPublishRequest,
     PublishAnswer,
     PublishedMessage,
@@ -39,6 +35,12 @@ from messaging.wire import (
     ScheduledCount,
     ScheduledMessage,
     ScheduledQuery,
+)
+from messaging.wire_addressed import (
+    AddressedMessage,
+    AddressedPublishRequest,
+    PackedAddressedMessage,
+    PackedAddressedPublishRequest,
 )
 from messaging.wire_messages import body_bytes
 

@@ -12,7 +12,7 @@ import msgspec
 from broker.http import deliveries, groups, messages
 from broker.http.access import Role
 from broker.http.call import Call
-from messaging import problem, wire
+from messaging import problem, wire, wire_addressed
 
 TOPIC: Final = "/v1/topics/{topic}"
 GROUP: Final = TOPIC + "/groups/{group}"
@@ -53,7 +53,7 @@ ROUTES: Final = (
     ),
     Route(
         method="POST", path="/v1/publish", role=Role.PUBLISH, work=Work.PUBLISH, handler=messages.publish_addressed,
-        body=wire.AddressedPublishRequest, answer=wire.PublishAnswer,
+        body=wire_addressed.AddressedPublishRequest, answer=wire.PublishAnswer,
         summary="Store a batch of messages of many topics; answered when they are durable",
     ),
     Route(

@@ -11,7 +11,7 @@ import msgspec
 from broker_adapter.http.connection import Connection
 from broker_adapter.http.failures import NoSuchRoute
 from broker_adapter.http.gathering import Outcome
-from messaging import limits, wire, wire_messages
+from messaging import limits, wire, wire_addressed, wire_messages
 from messaging.errors import BrokerRefused, BrokerUnavailable, NotAuthorized, NotSupported
 from messaging.message import Message, PublishResult, PublishStatus
 
@@ -79,12 +79,12 @@ class Publishing:
                 return wire.PackedPublishRequest(messages=[wire_messages.packed_message(one) for one in messages])
             case True, True:
                 packed = [wire_messages.packed_addressed_message(one) for one in messages]
-                return wire.PackedAddressedPublishRequest(messages=packed)
+                return wire_addressed.PackedAddressedPublishRequest(messages=packed)
             case False, False:
                 return wire.PublishRequest(messages=[wire_messages.text_message(one) for one in messages])
             case _:
                 text = [wire_messages.text_addressed_message(one) for one in messages]
-                return wire.AddressedPublishRequest(messages=text)
+                return wire_addressed.AddressedPublishRequest(messages=text)
 
 
 def requests_of(batch: Sequence[Message]) -> Iterator[Sequence[Message]]:
