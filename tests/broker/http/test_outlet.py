@@ -45,15 +45,22 @@ class Watched:
 Say = Callable[[Outlet], None]
 
 
-def said(say: Say, *, tls: bool = False, reads: threading.Event | None = None, expected: int) -> tuple[bytes, int]:
-    """What a client reads of what is said to it, and how often the transport was asked. It begins when it may."""
+def said(
+    say: Say, *, tls: bool = False, reads: threading.Event | None = None, read: threading.Event | None = None,
+    expected: int,
+) -> tuple[bytes, int]:  # fmt: skip
+    """What a client reads of what is said to it, and how often the transport was asked. It begins when it may, `reads`,
+    and says when it has `read` something.
+    """
     ours, theirs = socket.socketpair()
     got: list[bytes] = []
 
-    def read() -> None:
+    def receive() -> None:
         assert reads is None or reads.wait(WAIT_S)
         while sum(map(len, got)) < expected and (piece := theirs.recv(1 << 16)):
             got.append(piece)
+            if read is not None:
+                read.set()
 
     async def serve() -> int:
         loop = asyncio.get_running_loop()
@@ -66,7 +73,7 @@ def said(say: Say, *, tls: bool = False, reads: threading.Event | None = None, e
         transport.close()
         return watched.calls
 
-    reader = threading.Thread(target=read)
+    reader = threading.Thread(target=receive)
     reader.start()
     with theirs, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         calls = runner.run(serve())
@@ -95,6 +102,20 @@ def test_what_does_not_go_at_once_follows_and_so_does_what_is_written_behind_it(
 
     assert found == head + LARGE + b"behindit"
     assert calls == 2
+
+
+def test_nothing_goes_before_what_waits_in_the_transport_though_there_is_room_again() -> None:
+    reads, read = threading.Event(), threading.Event()
+
+    def say(outlet: Outlet) -> None:
+        outlet.write(b"head", LARGE)
+        reads.set()
+        assert read.wait(WAIT_S)  # the loop stands still, so the transport sends nothing of what waits
+        outlet.write(b"behind", b"it")
+
+    found, _ = said(say, reads=reads, read=read, expected=len(LARGE) + 12)
+
+    assert found == b"head" + LARGE + b"behindit"
 
 
 def test_to_a_client_that_has_gone_nothing_is_written_and_nothing_raised() -> None:

@@ -15,8 +15,10 @@ import pytest
 
 from messaging.message import AckStatus, Delivery
 from outbox import consumer
+from outbox.acking import AcksBeside
 from outbox.consumer import ConsumerRunner
-from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
+from outbox.held import Held
+from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 
 ROOT = Path(__file__).parents[3]
 CHILD = Path(__file__).with_name("hanging_ack_consumer.py")
@@ -133,6 +135,39 @@ def test_a_stop_sends_what_waits_for_company(
 
     assert runner.stop(timeout_seconds=WAIT_SECONDS)
     assert [len(statuses) for statuses in watched.acks] == [1, 2]
+
+
+def test_who_is_ahead_of_its_acks_by_more_than_a_batch_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_through, waits = threading.Event(), threading.Event()
+    acks = AcksBeside(lambda _done: assert_told(let_through), name="acks", ahead_max=2)
+    wait = acks._settled.wait
+
+    def note(timeout: float) -> bool:
+        waits.set()
+        return wait(timeout)
+
+    monkeypatch.setattr(acks._settled, "wait", note)
+    done = [held(number) for number in range(3)]
+
+    acks.put(done[:2])
+    waited_for_two = waits.is_set()
+    third = threading.Thread(target=acks.put, args=(done[2:],))
+    third.start()
+    waited_for_three = waits.wait(WAIT_SECONDS)
+    let_through.set()
+    third.join(WAIT_SECONDS)
+    acks.end()
+
+    assert (waited_for_two, waited_for_three, third.is_alive()) == (False, True, False)
+
+
+def assert_told(event: threading.Event) -> None:
+    assert event.wait(WAIT_SECONDS)
+
+
+def held(number: int) -> Held:
+    made = consumer("orders", group="g")(lambda _one: None)
+    return Held(consumer=made, delivery=delivery(number), since_ms=0, until_ms=1, extend_at_ms=1)
 
 
 def test_a_stop_waits_for_the_ack_on_its_way(watched: SlowToAck, running: Running) -> None:
