@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
 
 from broker.delay.lateness import Lateness
+from broker.delay.refusing import Refusing
 from broker.delay.service import DelayService
 from broker.delay.store import DelayStore, Timed
-from broker.publishing import BUCKETS_MS
+from broker.log.sync_times import TimedStorage
+from broker.publishing import BUCKETS_MS, Publishable
 from messaging.broker import Broker
 from messaging.clock import Clock
 from messaging.errors import (
@@ -45,13 +47,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Stored).decode
 
 
-class DelayFront:
-    """An engine's face over a schedule and its service. All methods may be called from any thread."""
+class DelayFront(Refusing):
+    """What an HTTP server serves, over a schedule and its service. All methods may be called from any thread."""
 
-    def __init__(self, schedule: DelayStore, target: Broker, *, clock: Clock) -> None:
+    def __init__(self, schedule: DelayStore, target: Broker, *, clock: Clock, syncs: TimedStorage) -> None:
+        """`syncs`: what the schedule's segments are stored by, which knows how long the disk takes."""
         self._schedule = schedule
         self._target = target
         self._clock = clock
+        self.syncs = syncs
         self._counters: Counter[tuple[str, str, str]] = Counter()
         self.service = DelayService(schedule, deliver=self._deliver, clock=clock)
 
@@ -77,6 +81,10 @@ class DelayFront:
             PublishResult(message.id, status, _TOO_FAR if status is PublishStatus.REJECTED else None)
             for message, status in zip(batch, statuses, strict=True)
         ]
+
+    def publish_plain(self, _topic: str, _batch: Sequence[Publishable], _ids: list[str]) -> bool:
+        """False: everything goes through the schedule, by publish()."""
+        return False
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
         """Cancel scheduled messages, durably."""
@@ -114,12 +122,12 @@ class DelayFront:
         return dict(self._counters)
 
     def log_figures(self) -> Mapping[str, int]:
-        """Bytes in memory and in the log, and what is scheduled."""
+        """Bytes in memory and in the log, syncs, and what is scheduled."""
         figures = self._schedule.figures()
         return {
             "messages_bytes": figures["in_memory_bytes"],
             "actions_bytes": figures["log_bytes"],
-            "syncs": 0,
+            "syncs": sum(count for _, count in self.syncs.counts()),
             "scheduled": figures["scheduled"],
         }
 
@@ -138,9 +146,6 @@ class DelayFront:
     def subscribe(self, _topic: str, _group: str, _wake: Callable[[], None]) -> Callable[[], None]:
         """Nothing becomes ready here."""
         return lambda: None
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise NotSupported(f"a delay service only publishes ({name}): consume and operate on its target broker")
 
     # -- delivering --------------------------------------------------------------------------------------------------
 

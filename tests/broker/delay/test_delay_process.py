@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import requests
 
 from broker_adapter.http import HttpBroker
 from messaging import Message
@@ -82,6 +83,21 @@ def pulled(broker: HttpBroker, count: int) -> list[tuple[str, int]]:
     return found
 
 
+def delivered(url: str, count: int) -> float:
+    """How many deliveries the lateness of /metrics is of, waiting for so many: they are counted behind the target."""
+    found = -1.0
+    deadline = time.monotonic() + 20
+    while found < count and time.monotonic() < deadline:
+        response = requests.get(f"{url}/metrics", timeout=20)
+        assert response.status_code == 200, response.text
+        [found] = [
+            float(line.split()[1])
+            for line in response.text.splitlines()
+            if line.startswith("broker_delay_lateness_seconds_count")
+        ]
+    return found
+
+
 @pytest.mark.slow
 def test_what_was_accepted_reaches_the_target_when_due_although_both_are_killed(
     delay: DelayProcess, target: ServerProcess
@@ -113,6 +129,7 @@ def test_what_was_accepted_reaches_the_target_when_due_although_both_are_killed(
     assert producer.cancel(["far", "m0"]) == ["canceled", "too_late"]
     producer.close()
     consumer.close()
+    assert delivered(delay.url, 1) >= 1, "since its last start"
     assert delay.end(signal.SIGTERM) == 0
 
 

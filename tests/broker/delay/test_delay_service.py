@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from broker.delay.front import DelayFront
 from broker.delay.lateness import Lateness
 from broker.delay.service import REFUSED_AGAIN_MS, SLICE_MS, DelayService
 from broker.delay.store import DelayStore, Timed
+from broker.log.storage import DiskStorage
+from broker.log.sync_times import TimedStorage
 from broker_adapter.embedded import EmbeddedBroker
 from messaging import Message
 from messaging.clock import ManualClock
@@ -43,8 +46,14 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def schedule(opened: Opened) -> DelayStore:
-    return opened.open()
+def syncs() -> TimedStorage:
+    """The disk, which a front knows how long it takes."""
+    return TimedStorage(DiskStorage(), clock_s=time.perf_counter)
+
+
+@pytest.fixture
+def schedule(opened: Opened, syncs: TimedStorage) -> DelayStore:
+    return opened.open(storage=syncs)
 
 
 @pytest.fixture
@@ -196,9 +205,9 @@ def turned(front: DelayFront) -> None:
 
 
 def test_a_front_delivers_to_a_broker_what_is_due_whole_and_once(
-    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
 ) -> None:
-    front = DelayFront(schedule, broker, clock=clock)
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
 
     results = front.publish([message("now"), message("later", ahead_ms=500), message("far", ahead_ms=732 * DAY_MS)])
     assert [result.status for result in results] == ["stored", "stored", "rejected"]
@@ -218,9 +227,9 @@ def test_a_front_delivers_to_a_broker_what_is_due_whole_and_once(
 
 
 def test_a_front_answers_what_producers_and_operators_ask_and_refuses_the_rest(
-    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
 ) -> None:
-    front = DelayFront(schedule, broker, clock=clock)
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
     front.publish([message("a", ahead_ms=90_000), message("b", ahead_ms=90_000)])
 
     assert front.scheduled("orders", bucket="day") == [(NOW_MS // DAY_MS * DAY_MS, 2)]
@@ -233,14 +242,18 @@ def test_a_front_answers_what_producers_and_operators_ask_and_refuses_the_rest(
     assert front.counters()["published_stored", "orders", ""] == 2
     with pytest.raises(InvalidMessage):
         front.scheduled(bucket="year")
-    with pytest.raises(NotSupported, match="target"):
-        front.pull("orders", "billing")
+    with pytest.raises(NotSupported, match=r"pull.*target"):
+        front.take("orders", "billing", max_messages=1, invisible_ms=1_000)
     front.check_ready()
     front.close()
 
 
 def test_one_message_that_a_target_refuses_does_not_keep_the_others(
-    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    schedule: DelayStore,
+    broker: EmbeddedBroker,
+    clock: ManualClock,
+    syncs: TimedStorage,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     publish: Callable[[Sequence[Message]], list[PublishResult]] = broker.publish
 
@@ -250,7 +263,7 @@ def test_one_message_that_a_target_refuses_does_not_keep_the_others(
         return publish(batch)
 
     monkeypatch.setattr(broker, "publish", refusing)
-    front = DelayFront(schedule, broker, clock=clock)
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
 
     front.publish([message("a"), message("bad"), message("b")])
     turned(front)
