@@ -6,7 +6,8 @@ time was given. Consumers pull from the target itself. The target is any Broker;
 
 from __future__ import annotations
 
-from collections import Counter
+import logging
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -24,12 +25,15 @@ from messaging.errors import (
     BrokerRefused,
     BrokerUnavailable,
     InvalidMessage,
+    NotAuthenticated,
     NotAuthorized,
     NotSupported,
     StorageFailed,
 )
 from messaging.limits import DELAY_MAX_MS
 from messaging.message import CancelStatus, Message, PublishResult, PublishStatus
+
+logger = logging.getLogger(__name__)
 
 _TOO_FAR: Final = "a delay may be at most 731 days"
 
@@ -150,23 +154,52 @@ class DelayFront(Refusing):
     # -- delivering --------------------------------------------------------------------------------------------------
 
     def _deliver(self, batch: Sequence[Timed]) -> list[Timed]:
-        """Publish to the target; returns what it refuses for good, and raises where all may be tried again."""
-        messages = [_message(one) for one in batch]
+        """Publish to the target; returns what it refuses, and raises where all may be tried again."""
+        refused = self._publish(batch)
+        fired = Counter(one.topic for one in batch)
+        fired.subtract(one.topic for one in refused)
+        for topic, messages in (+fired).items():
+            self._counters["fired", topic, ""] += messages
+        return refused
+
+    def _publish(self, batch: Sequence[Timed]) -> list[Timed]:
+        """Returns what the target refuses, parted until the topic, or the message, at fault is alone.
+
+        What is published again in doing so the target drops by its id.
+        """
         try:
-            results = self._target.publish(messages)
-        except (BrokerUnavailable, NotAuthorized, NotSupported, StorageFailed):
+            results = self._target.publish([_message(one) for one in batch])
+        except (BrokerUnavailable, NotAuthenticated, StorageFailed):
             raise
-        except BrokerRefused:
-            if len(batch) == 1:
-                return list(batch)
-            return [one for single in batch for one in self._deliver([single])]  # find out which
+        except (NotAuthorized, NotSupported) as error:
+            return self._parted(_by_topic(batch), error)
+        except (BrokerRefused, InvalidMessage) as error:
+            return self._parted([[one] for one in batch], error)
         refused: list[Timed] = []
         for one, result in zip(batch, results, strict=True):
             if result.status is PublishStatus.REJECTED:
                 refused.append(one)
-            else:
-                self._counters["fired", one.topic, ""] += 1
+                _log_refused([one], str(result.error))
         return refused
+
+    def _parted(self, parts: Sequence[Sequence[Timed]], error: BrokerRefused | InvalidMessage) -> list[Timed]:
+        if len(parts) > 1:
+            return [one for part in parts for one in self._publish(part)]
+        _log_refused(parts[0], str(error))
+        return list(parts[0])
+
+
+def _by_topic(batch: Sequence[Timed]) -> list[list[Timed]]:
+    parts: defaultdict[str, list[Timed]] = defaultdict(list)
+    for one in batch:
+        parts[one.topic].append(one)
+    return list(parts.values())
+
+
+def _log_refused(refused: Sequence[Timed], error: str) -> None:
+    first = refused[0]
+    fields = {"topic": first.topic, "first_message_id": first.id, "messages": len(refused), "error": error}
+    logger.warning("delivery_refused", extra=fields)
 
 
 def _timed(message: Message, now_ms: int) -> Timed:
