@@ -6,14 +6,12 @@ time was given. Consumers pull from the target itself. The target is any Broker;
 
 from __future__ import annotations
 
-import logging
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
 from broker.delay.lateness import Lateness
+from broker.delay.passing_on import pass_on, timed
 from broker.delay.refusing import Refusing
 from broker.delay.service import DelayService
 from broker.delay.store import DelayStore, Timed
@@ -21,34 +19,11 @@ from broker.log.sync_times import TimedStorage
 from broker.publishing import BUCKETS_MS, Publishable
 from messaging.broker import Broker
 from messaging.clock import Clock
-from messaging.errors import (
-    BrokerRefused,
-    BrokerUnavailable,
-    InvalidMessage,
-    NotAuthenticated,
-    NotAuthorized,
-    NotSupported,
-    StorageFailed,
-)
+from messaging.errors import InvalidMessage
 from messaging.limits import DELAY_MAX_MS
 from messaging.message import CancelStatus, Message, PublishResult, PublishStatus
 
-logger = logging.getLogger(__name__)
-
 _TOO_FAR: Final = "a delay may be at most 731 days"
-
-
-class _Stored(msgspec.Struct, array_like=True, frozen=True):
-    """What the schedule keeps of a message beside its id, topic and due time."""
-
-    body: bytes
-    key: str | None
-    headers: dict[str, str]
-    created_at_ms: int
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Stored).decode
 
 
 class DelayFront(Refusing):
@@ -77,7 +52,7 @@ class DelayFront(Refusing):
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch durably; one result a message, in order."""
         now_ms = self._clock.now_ms()
-        statuses = self._schedule.schedule([_timed(message, now_ms) for message in batch], now_ms=now_ms)
+        statuses = self._schedule.schedule([timed(message, now_ms) for message in batch], now_ms=now_ms)
         self.service.wake()
         for message, status in zip(batch, statuses, strict=True):
             self._counters[f"published_{status}", message.topic, ""] += 1
@@ -155,63 +130,9 @@ class DelayFront(Refusing):
 
     def _deliver(self, batch: Sequence[Timed]) -> list[Timed]:
         """Publish to the target; returns what it refuses, and raises where all may be tried again."""
-        refused = self._publish(batch)
+        refused = pass_on(self._target, batch)
         fired = Counter(one.topic for one in batch)
         fired.subtract(one.topic for one in refused)
         for topic, messages in (+fired).items():
             self._counters["fired", topic, ""] += messages
         return refused
-
-    def _publish(self, batch: Sequence[Timed]) -> list[Timed]:
-        """Returns what the target refuses, parted until the topic, or the message, at fault is alone.
-
-        What is published again in doing so the target drops by its id.
-        """
-        try:
-            results = self._target.publish([_message(one) for one in batch])
-        except (BrokerUnavailable, NotAuthenticated, StorageFailed):
-            raise
-        except (NotAuthorized, NotSupported) as error:
-            return self._parted(_by_topic(batch), error)
-        except (BrokerRefused, InvalidMessage) as error:
-            return self._parted([[one] for one in batch], error)
-        refused: list[Timed] = []
-        for one, result in zip(batch, results, strict=True):
-            if result.status is PublishStatus.REJECTED:
-                refused.append(one)
-                _log_refused([one], str(result.error))
-        return refused
-
-    def _parted(self, parts: Sequence[Sequence[Timed]], error: BrokerRefused | InvalidMessage) -> list[Timed]:
-        if len(parts) > 1:
-            return [one for part in parts for one in self._publish(part)]
-        _log_refused(parts[0], str(error))
-        return list(parts[0])
-
-
-def _by_topic(batch: Sequence[Timed]) -> list[list[Timed]]:
-    parts: defaultdict[str, list[Timed]] = defaultdict(list)
-    for one in batch:
-        parts[one.topic].append(one)
-    return list(parts.values())
-
-
-def _log_refused(refused: Sequence[Timed], error: str) -> None:
-    first = refused[0]
-    fields = {"topic": first.topic, "first_message_id": first.id, "messages": len(refused), "error": error}
-    logger.warning("delivery_refused", extra=fields)
-
-
-def _timed(message: Message, now_ms: int) -> Timed:
-    stored = _Stored(message.body, message.key, dict(message.headers), message.created_at_ms or now_ms)
-    due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
-    return Timed(due_ms, message.id, message.topic, _encode(stored))
-
-
-def _message(timed: Timed) -> Message:
-    """As the target gets it: due now, under the id under which it was published here, so that it drops a repeat."""
-    stored = _decode(timed.payload)
-    return Message(
-        id=timed.id, topic=timed.topic, body=stored.body, key=stored.key, headers=stored.headers,
-        created_at_ms=stored.created_at_ms,
-    )  # fmt: skip

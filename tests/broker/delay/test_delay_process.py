@@ -17,6 +17,7 @@ import requests
 from broker_adapter.http import HttpBroker
 from messaging import Message
 from messaging.errors import NotSupported
+from messaging.message import DUE_HEADER
 from tests.broker_adapter.servers import ServerProcess
 
 COMMAND = [sys.executable, "-c", "from broker.delay.cli import app; app(prog_name='outbox delay')", "serve"]
@@ -78,7 +79,9 @@ def pulled(broker: HttpBroker, count: int) -> list[tuple[str, int]]:
     deadline = time.monotonic() + 20
     while len(found) < count and time.monotonic() < deadline:
         deliveries = broker.pull("trips", "reminders", wait_ms=1_000)
-        found += [(one.id, time.time_ns() // 1_000_000) for one in deliveries]
+        now_ms = time.time_ns() // 1_000_000
+        assert all(int(one.headers[DUE_HEADER]) <= now_ms for one in deliveries), "never early"
+        found += [(one.id, now_ms) for one in deliveries]
         broker.ack([one.receipt for one in deliveries])
     return found
 

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from broker.delay.front import DelayFront
 from broker.delay.lateness import Lateness
@@ -19,7 +21,8 @@ from broker_adapter.embedded import EmbeddedBroker
 from messaging import Message
 from messaging.clock import ManualClock
 from messaging.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, InvalidMessage, NotSupported
-from messaging.message import PublishResult, PublishStatus
+from messaging.limits import HEADERS_MAX
+from messaging.message import DUE_HEADER, PublishResult, PublishStatus
 from tests.broker.delay.conftest import DAY_MS, NOW_MS, Opened, put, timed
 
 
@@ -272,3 +275,53 @@ def test_one_message_that_a_target_refuses_does_not_keep_the_others(
     assert [one.id for one in broker.pull("orders", "billing")] == ["a", "b"]
     assert front.scheduled_message("bad") is not None
     front.close()
+
+
+def test_the_due_time_that_was_asked_for_goes_along_as_a_header(
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
+) -> None:
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+    crowded = {f"h{number}": "v" for number in range(HEADERS_MAX)}
+    older = msgspec.msgpack.encode([b"x", None, {"h": "v"}, NOW_MS])
+    put(schedule, NOW_MS, Timed(NOW_MS + 500, "older", "orders", older))
+
+    front.publish([message("now"), message("later", ahead_ms=500), message("past", ahead_ms=-5)])
+    front.publish(
+        [
+            structs.replace(message("copied", ahead_ms=500), headers={DUE_HEADER: "1"}),
+            structs.replace(message("passed-on"), headers={DUE_HEADER: "1"}),
+            structs.replace(message("crowded", ahead_ms=500), headers=crowded),
+        ]
+    )
+    clock.advance(700)
+    turned(front)
+    front.close()
+
+    headers = {one.id: dict(one.headers) for one in broker.pull("orders", "billing")}
+    due = {DUE_HEADER: str(NOW_MS + 500)}
+    assert headers == {
+        "now": {"h": "v"}, "later": {"h": "v", **due}, "past": {"h": "v", DUE_HEADER: str(NOW_MS - 5)}, "copied": due,
+        "passed-on": {DUE_HEADER: "1"}, "crowded": crowded, "older": {"h": "v"},
+    }  # fmt: skip
+
+
+def test_a_message_that_was_refused_at_first_tells_its_own_due_time_not_that_of_the_attempt(
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def refusing(_batch: Sequence[Message]) -> list[PublishResult]:
+        raise BrokerRefused("not yet")
+
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+    front.publish([message("later", ahead_ms=500)])
+    clock.advance(500)
+    with monkeypatch.context() as patched:
+        patched.setattr(broker, "publish", refusing)
+        turned(front)
+
+    clock.advance(REFUSED_AGAIN_MS)
+    turned(front)
+    front.close()
+
+    [delivery] = broker.pull("orders", "billing")
+    assert delivery.headers[DUE_HEADER] == str(NOW_MS + 500)
