@@ -17,12 +17,13 @@ class AtHand(Pulling):
     """Hand-outs for a caller that must not be held up, as an event loop."""
 
     def take_at_hand(
-        self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None
-    ) -> list[Handed] | None:
+        self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
+        fires: bool = True,
+    ) -> list[Handed] | None:  # fmt: skip
         """take(), where that waits for nothing: no lock, no disk, no other pull. None, with nothing handed out, where
         it might: then call take(), in a thread that may wait.
         """
-        if self._may_be_firing() or not self._lock.acquire(blocking=False):
+        if (fires and self._may_be_firing()) or not self._lock.acquire(blocking=False):
             return None
         try:
             self._refuse_if_closed()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from typing import Final
 
 from broker.log.reading import Found, read_runs
-from broker.pulling import Pulling, check_within, first_within
+from broker.pulling import check_within, first_within
+from broker.waiting import Waiting
 from messaging import journal
 from messaging.broadcast import NO_RECEIPT, Start, TopicRead, check_start
 from messaging.limits import PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
@@ -20,7 +20,7 @@ READERS: Final = ""
 """In place of a group's name, where readers wait: no group can have it."""
 
 
-class Broadcasting(Pulling):
+class Broadcasting(Waiting):
     """Reads that hand nothing out."""
 
     def read(
@@ -32,29 +32,15 @@ class Broadcasting(Pulling):
         check_within("wait_ms", wait_ms, 0, PULL_WAIT_MS_MAX)
         place = self.place_to_read(topic, start=start) if offset is None else offset
         deadline_ms = self._clock.monotonic_ms() + wait_ms
-        arrived = threading.Condition()
-        woken = False
 
-        def wake() -> None:
-            nonlocal woken
-            with arrived:
-                woken = True
-                arrived.notify_all()
+        def look() -> TopicRead | None:
+            found = self.read_on(topic, place, max_messages=max_messages)
+            return None if found.next_offset == place else found
 
-        unsubscribe = self.subscribe(topic, READERS, wake) if wait_ms else None
-        try:
-            while True:
-                woken = False
-                found = self.read_on(topic, place, max_messages=max_messages)
-                left_ms = deadline_ms - self._clock.monotonic_ms()
-                if found.next_offset != place or left_ms <= 0 or self._closed:
-                    return found
-                with arrived:
-                    if not woken:
-                        self._clock.wait(arrived, left_ms)
-        finally:
-            if unsubscribe is not None:
-                unsubscribe()
+        if not wait_ms and self._may_be_firing():
+            self._fire_what_can_be()
+        nothing = TopicRead(deliveries=[], offset=place, next_offset=place)
+        return look() or self._awaited(topic, READERS, look, deadline_ms=deadline_ms) or nothing
 
     def place_to_read(self, topic: str, *, start: Start) -> int:
         """Where a reader begins that has no place yet."""
@@ -71,8 +57,6 @@ class Broadcasting(Pulling):
     def read_on(self, topic: str, offset: int, *, max_messages: int, bytes_max: int | None = None) -> TopicRead:
         """What is there from `offset` on, and durable; it waits for no message. One message may exceed `bytes_max`."""
         check_topic(topic)
-        if self._may_be_firing():
-            self._fire_what_can_be()
         with self._lock:
             self._refuse_if_closed()
             known = self._state.topics.get(topic)

@@ -42,6 +42,7 @@ class BrokerConfig(BaseSettings):
     filter_index_headers: dict[str, str] = Field(default_factory=dict)
     in_hand_max: int = Field(default=EngineOptions().in_hand_max, ge=1)
     group_in_hand_max: int = Field(default=EngineOptions().group_in_hand_max, ge=1)
+    group_in_hand_min: int = Field(default=EngineOptions().group_in_hand_min, ge=0)
     dead_letters_bytes_max: int = Field(default=EngineOptions().dead_letters_bytes_max, ge=1)
     redrive_per_second: int = Field(default=EngineOptions().redrive_per_second, ge=1)
     tokens: Path | None = None
@@ -71,6 +72,7 @@ class BrokerConfig(BaseSettings):
             filter_index_headers=self.filter_index_headers,
             in_hand_max=self.in_hand_max,
             group_in_hand_max=self.group_in_hand_max,
+            group_in_hand_min=self.group_in_hand_min,
             dead_letters_bytes_max=self.dead_letters_bytes_max,
             redrive_per_second=self.redrive_per_second,
         )

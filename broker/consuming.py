@@ -9,6 +9,7 @@ from broker.at_hand import AtHand
 from broker.consume.group import Death, Group, Requeue
 from broker.consume.receipt import ReceiptRun, runs_of
 from broker.pulling import check_within
+from broker.waiting import Waiting
 from messaging import journal
 from messaging.limits import (
     DELAY_MAX_MS,
@@ -19,7 +20,7 @@ from messaging.limits import (
 from messaging.message import AckStatus, ExtendStatus, NackStatus
 
 
-class Consuming(AtHand):
+class Consuming(AtHand, Waiting):
     """The consumer's half of the engine."""
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:

@@ -129,13 +129,15 @@ class Core:
         others when there is room.
 
         What waits for another attempt takes room of its own group alone, and what waits for its redrive takes none: so
-        no group's retries keep the others from theirs, however long they are put off.
+        no group's retries keep the others from theirs, however long they are put off. Nor do other groups' consumers:
+        `group_in_hand_min` is a group's own, whatever all others hold.
         """
         options = self._options
         back, redriven = group.returning(again)
+        own = options.group_in_hand_min - group.unsettled.in_flight - back
         room = min(
             options.group_in_hand_max - group.unsettled.handed_out - redriven,
-            options.in_hand_max - self._state.in_hand.count - back,
+            max(options.in_hand_max - self._state.in_hand.count - back, own),
         )
         if room < wanted:
             self._short.add((topic, group.name))
@@ -239,10 +241,13 @@ class Core:
 
     def _append_messages(self, payloads: Sequence[bytes]) -> list[int]:
         """Append encoded message records as one piece, in a new segment where the old one is full."""
+        return self._append_frames(*journal.frames(payloads))
+
+    def _append_frames(self, data: bytes, sizes: Sequence[int]) -> list[int]:
         try:
             if self._messages.is_full:
                 self._seal_message_segment()
-            return self._messages.append(payloads)
+            return self._messages.append_frames(data, sizes)
         except OSError as error:
             raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
 

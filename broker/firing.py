@@ -40,6 +40,17 @@ class Placed:
     untold: deque[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The frames of a batch's messages, whose topics' next sequences are `firsts`."""
+
+    batch: Batch
+    at_ms: int
+    firsts: dict[str, int]
+    data: bytes
+    sizes: list[int]
+
+
 class Firing(Core):
     """The way from the schedule into the topics, one batch at a time."""
 
@@ -95,9 +106,10 @@ class Firing(Core):
             self._batches.append(batch)
         batch = self._batches[0]
         if self._placed is None:
+            copies = self._copies(batch)
             with self._lock:
                 self._refuse_if_closed()
-                self._placed = self._place_due(batch, now_ms=self._clock.now_ms())
+                self._placed = self._place_due(batch, copies)
         # Synced before anybody sees them: a sequence that a power cut forgets may be given to another message, and a
         # receipt of the first would settle the second.
         self._messages.commit(self._placed.end)
@@ -110,22 +122,40 @@ class Firing(Core):
         self._batches.popleft()
         self._placed, self._is_told = None, False
 
-    def _place_due(self, batch: Batch, *, now_ms: int) -> Placed:
+    def _copies(self, batch: Batch) -> Copies:
+        """Due messages as they go into the message log, each topic's together, behind what its topic has now.
+
+        Made without the lock, since making them takes most of the time that firing does; who has it looks whether the
+        topics still end there.
+        """
+        now_ms = self._clock.now_ms()
+        firsts: dict[str, int] = {}
+        records: list[bytes] = []
+        for topic, _, payloads in batch.by_topic():
+            known = self._state.topics.get(topic)
+            firsts[topic] = 0 if known is None else known.index.end
+            records += fired_copies(payloads, first_sequence=firsts[topic], stored_at_ms=now_ms)
+        data, sizes = journal.frames(records)
+        return Copies(batch, now_ms, firsts, data, sizes)
+
+    def _place_due(self, batch: Batch, copies: Copies) -> Placed:
         """Write due messages to the message log with their sequences, each topic's together."""
         entries: dict[str, list[tuple[int, str]]] = {}
-        counts: dict[str, int] = {}
-        records: list[bytes] = []
         fresh = self._not_placed_yet(batch, entries)
-        for topic, ids, payloads in fresh.by_topic():
-            first = self._state.topic(topic).index.end
-            records += fired_copies(payloads, first_sequence=first, stored_at_ms=now_ms)
+        if fresh is not copies.batch or any(
+            self._state.topic(topic).index.end != first for topic, first in copies.firsts.items()
+        ):
+            copies = self._copies(fresh)
+        counts: dict[str, int] = {}
+        for topic, ids, _ in fresh.by_topic():
+            first = copies.firsts[topic]
             entries.setdefault(topic, []).extend(zip(range(first, first + len(ids)), ids, strict=True))
             counts[topic] = len(ids)
-        if records:
-            offsets = self._append_messages(records)
+        if counts:
+            offsets = self._append_frames(copies.data, copies.sizes)
             if self._firing_from is None:  # else some of the batch were placed before a restart
                 self._firing_from = offsets[0]
-            self._place(counts, offsets, ready_at_ms=now_ms)
+            self._place(counts, offsets, ready_at_ms=copies.at_ms)
             self._state.written_special.extend(offsets)
             self._state.recent.add_new(fresh.ids)
         if self._state.fired_before:

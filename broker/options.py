@@ -27,8 +27,9 @@ class EngineOptions:
     `filter_index_headers` says for their topic. `redrive_per_second` is how many dead letters a redrive makes ready
     each second, where it does not say so itself. A pull hands out nothing new that would take its group beyond
     `group_in_hand_max` messages that were handed out and are not settled, those that wait for another attempt among
-    them, or the consumers of all groups together beyond `in_hand_max` that they hold: each run of them is in memory. So
-    is each run of dead letters, up to `dead_letters_bytes_max`: beyond, messages that used up their attempts wait in
+    them, or the consumers of all groups together beyond `in_hand_max` that they hold: each run of them is in memory.
+    `group_in_hand_min` beyond that are any group's own: no group is kept waiting by what others hold. In memory is
+    each run of dead letters, too, up to `dead_letters_bytes_max`: beyond, messages that used up their attempts wait in
     their groups, and are handed to nobody. The newest scheduled messages are in memory, up to `schedule_memory_...`;
     all others are on the disk.
     """
@@ -55,6 +56,7 @@ class EngineOptions:
     redrive_per_second: int = 1_000
     in_hand_max: int = 1_000_000
     group_in_hand_max: int = 100_000
+    group_in_hand_min: int = 100
     dead_letters_bytes_max: int = 32 * 1024 * 1024
     clock_slice_ms: int = 1_000
 

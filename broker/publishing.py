@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from operator import attrgetter
+from pathlib import Path
 from typing import Final, Protocol
 
 from broker.delay.schedule_log import Place
 from broker.delay.store import Timed
+from broker.log.storage import Storage
+from broker.options import EngineOptions
 from broker.scheduled_copy import note_of, to_be_fired
 from broker.timing import Timing
 from messaging import journal
+from messaging.clock import Clock
 from messaging.errors import InvalidMessage
 from messaging.limits import DELAY_MAX, DELAY_MAX_MS
 from messaging.message import CancelStatus, Message, PublishResult, PublishStatus
@@ -23,7 +29,8 @@ BUCKETS_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _FILL_MAX: Final = 2
 """Where the schedule's memory is this many times full, the keeper is behind, and publishes wait for it."""
 
-
+_SYNCS_BESIDE: Final = 2
+"""Threads that sync the message log beside the schedule's; who waits for the second shares the first's sync."""
 _DELAY_TOO_LONG: Final = f"a delay may be at most {DELAY_MAX.days} days"
 OTHERS: Final = "~others"
 """In place of topics that are not there, in figures; no topic can have this name."""
@@ -56,6 +63,11 @@ class Publishable(Protocol):
 class Publishing(Timing):
     """The producer's half of the engine."""
 
+    def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
+        """For Engine.open()."""
+        super().__init__(folder, clock=clock, options=options, storage=storage)
+        self._beside = ThreadPoolExecutor(_SYNCS_BESIDE, "broker-sync")
+
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch; one result a message, in order, once all that is stored is durable."""
         if any(one.deliver_at_ms is not None for one in batch):
@@ -65,9 +77,7 @@ class Publishing(Timing):
             self._refuse_if_disk_is_full()
             results, topics, place = self._append(batch)
             end = self._messages.end
-        if place is not None:
-            self._schedule.commit(place)
-        self._messages.commit(end)
+        self._commit(place, end)
         self._wake_wanting(topics)
         if place is not None:
             with self._changed:
@@ -131,6 +141,20 @@ class Publishing(Timing):
         return None if found is None else {"id": found.id, "topic": found.topic, "deliver_at_ms": found.due_ms}
 
     # -- storing -----------------------------------------------------------------------------------------------------
+
+    def _commit(self, place: Place | None, end: int) -> None:
+        """Return once the schedule's log and the message log are durable up to here, synced beside each other."""
+        beside: Future[None] | None = None
+        if place is not None and end > self._messages.durable_end:
+            with suppress(RuntimeError):  # it was closed meanwhile
+                beside = self._beside.submit(self._messages.commit, end)
+        try:
+            if place is not None:
+                self._schedule.commit(place)
+        finally:
+            if beside is not None:
+                beside.result()
+        self._messages.commit(end)
 
     def _append(self, batch: Sequence[Message]) -> tuple[list[PublishResult], Collection[str], Place | None]:
         """Store a batch; returns the results, the topics that have new messages, and the schedule's place, if any."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
@@ -19,13 +18,6 @@ from broker.timing import Timing
 from messaging import journal
 from messaging.errors import InvalidMessage, StorageFailed
 from messaging.journal_order import Filed
-from messaging.limits import (
-    INVISIBLE_MS_MAX,
-    INVISIBLE_MS_MIN,
-    PULL_MESSAGES_MAX,
-    PULL_WAIT_MS_MAX,
-)
-from messaging.message import Delivery, check_group, check_topic
 
 logger = logging.getLogger(__name__)
 
@@ -61,77 +53,21 @@ class Handed:
 class Pulling(Timing):
     """Hand-outs."""
 
-    def pull(
-        self,
-        topic: str,
-        group: str,
-        *,
-        max_messages: int = 100,
-        wait_ms: int = 0,
-        invisible_ms: int = 30_000,
-        consumer: str | None = None,
-    ) -> list[Delivery]:
-        """Hand out what is ready, waiting up to `wait_ms` for the first message.
-
-        An unknown group starts at the earliest.
-        """
-        check_topic(topic)
-        check_group(group)
-        check_within("max_messages", max_messages, 1, PULL_MESSAGES_MAX)
-        check_within("wait_ms", wait_ms, 0, PULL_WAIT_MS_MAX)
-        check_within("invisible_ms", invisible_ms, INVISIBLE_MS_MIN, INVISIBLE_MS_MAX)
-        deadline_ms = self._clock.monotonic_ms() + wait_ms
-        arrived = threading.Condition()
-        woken = False
-
-        def wake() -> None:
-            nonlocal woken
-            with arrived:
-                woken = True
-                arrived.notify_all()
-
-        unsubscribe = self.subscribe(topic, group, wake) if wait_ms else None
-        fires = True
-        try:
-            while True:
-                woken = False
-                found = self._take(
-                    topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer, fires=fires
-                )
-                fires = False  # whoever woke this pull has fired what it waits for
-                left_ms = deadline_ms - self._clock.monotonic_ms()
-                if found or left_ms <= 0 or self._closed:
-                    return found
-                with arrived:
-                    if not woken:
-                        self._clock.wait(arrived, left_ms)
-        finally:
-            if unsubscribe is not None:
-                unsubscribe()
-
-    # -- handing out -------------------------------------------------------------------------------------------------
-
-    def _take(
-        self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool
-    ) -> list[Delivery]:
-        return [delivery for one in self.take(
-            topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer, fires=fires
-        ) for delivery in deliveries_of(topic, group, one)]  # fmt: skip
-
     def take(
         self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
         fires: bool = True,
     ) -> list[Handed]:  # fmt: skip
-        """Hand out what is ready, as runs of records; what is due is waited for where that is less than is asked for.
+        """Hand out what is ready, as runs of records.
+
+        Where nothing is, and it `fires`, it fires what is due first. A pull that can wait leaves that to the timer: its
+        own message may come with the next round, and what it would fire may be a million others.
 
         One pull of a group at a time: it chooses under the engine's lock, reads the disk without it, and hands out what
         is still there under the lock again. So a group that reads what is long past slows down itself alone.
         """
-        if fires and self._may_be_firing() and not self._is_ready(topic, group, count=max_messages):
+        if fires and self._may_be_firing() and not self._is_ready(topic, group):
             self._fire_what_can_be()
-        with self._lock:
-            self._refuse_if_closed()
-            found_topic, found = self._open_group(topic, group)
+        found_topic, found = self._opened(topic, group)
         with found.pulling:
             looked_at = 0
             for _ in range(_PASSES_MAX):
@@ -156,14 +92,24 @@ class Pulling(Timing):
                     return []
         return []
 
-    def _is_ready(self, topic: str, group: str, *, count: int) -> bool:
-        """Whether so many messages that a group wants are there already, so that nobody waits for what is due."""
+    def _opened(self, topic: str, name: str) -> tuple[Topic, Group]:
+        """A topic and a group, which is made where it is new. None is ever taken away, so only that needs the lock."""
+        known = self._state.topics.get(topic)
+        group = None if known is None else known.groups.get(name)
+        if known is not None and group is not None:
+            return known, group
+        with self._lock:
+            self._refuse_if_closed()
+            return self._open_group(topic, name)
+
+    def _is_ready(self, topic: str, group: str) -> bool:
+        """Whether a message that a group wants is there already, so that it does not wait for what is due."""
         with self._lock:
             found = self._state.group(topic, group)
             if found is None or found.paused or found.order is not None or found.accepts is not None:
                 return False
             index, end = self._state.topic(topic).index, self._messages.durable_end
-            return index.visible_end(found.position, count_max=count, durable_end=end) - found.position >= count
+            return index.visible_end(found.position, count_max=1, durable_end=end) > found.position
 
     def _fire_what_can_be(self) -> None:
         """On a full disk nothing can fall due, but what is ready is handed out all the same."""
@@ -276,10 +222,12 @@ class Pulling(Timing):
         that record's hand-out or, if it is the last, by the next pull. Putting aside moves the group's position in the
         action log, so never before what precedes has been written.
         """
-        if group.accepts is None and len(records) <= count_max:
-            odd = [sequence for sequence, record in records if record is None or record.deliver_at_ms is not None]
-            if not odd:
-                return cast("list[tuple[int, journal.MessageRecord]]", records)
+        if (
+            group.accepts is None
+            and len(records) <= count_max
+            and all(record is not None and (record.deliver_at_ms or 0) <= now_ms for _, record in records)
+        ):
+            return cast("list[tuple[int, journal.MessageRecord]]", records)
         fit: list[tuple[int, journal.MessageRecord]] = []
         filtered = behind = 0
         for sequence, record in records:
@@ -332,18 +280,6 @@ class Pulling(Timing):
 def _is_wanted(group: Group, sequence: int, record: journal.MessageRecord) -> bool:
     """Whether the group's filter takes a message; what the group came past before is its own, whatever its filter."""
     return group.accepts is None or sequence < group.position or group.accepts(record.headers)
-
-
-def deliveries_of(topic: str, group: str, handed: Handed) -> list[Delivery]:
-    """The deliveries of a run."""
-    attempt = handed.out.attempt
-    return [
-        Delivery(
-            receipt=receipt, id=record.id, topic=topic, body=record.body, key=record.key, headers=record.headers,
-            attempt=attempt, created_at_ms=record.created_at_ms, deliver_at_ms=record.deliver_at_ms,
-        )
-        for receipt, record in zip(handed.receipts(topic, group), handed.records, strict=True)
-    ]  # fmt: skip
 
 
 def first_within(records: list[Found], *, bytes_max: int) -> list[Found]:

@@ -16,6 +16,7 @@ from broker.log.reading import record_at
 from broker.log.scanning import Gap, Segment, scan
 from broker.log.segment_index import Directory, read_directory, read_ids, write_index
 from broker.log.segmented_log import SegmentedLog
+from broker.lost_actions import LostActions
 from broker.options import EngineOptions
 from broker.state import BrokerState
 from messaging import journal
@@ -40,10 +41,13 @@ def recover(
     actions.open()
     restored, replayed = _restore_checkpoint(state, actions)
     MessageRecovery(state, messages, restored=restored, ids_max=options.dedup_messages_max).run(out)
+    replay = state.replay_action
     for segment in replayed:
         for one in actions.scan(segment):
-            if not isinstance(one, Gap):
-                state.replay_action(journal.decode_action(one.payload))
+            if isinstance(one, Gap):
+                replay = LostActions(state, messages).replay
+            else:
+                replay(journal.decode_action(one.payload))
     actions.ready()
     _let_go_of_dropped(state)
 

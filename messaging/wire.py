@@ -43,7 +43,7 @@ class Encoding(StrEnum):
     BINARY = "binary"
 
 
-class _Request(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a client sends."""
 
 
@@ -54,7 +54,7 @@ class _Answer(Struct, frozen=True, kw_only=True):
 # -- publish ----------------------------------------------------------------------------------------------------------
 
 
-class PublishedMessage(_Request, frozen=True, kw_only=True):
+class PublishedMessage(Request, frozen=True, kw_only=True):
     """One message of a publish; without an id the server makes one, and a repeat is then no duplicate."""
 
     body: str
@@ -73,13 +73,13 @@ class PackedMessage(PublishedMessage, frozen=True, kw_only=True):
     body: Any  # checked in body_bytes(): msgspec has no union of str and bytes
 
 
-class PublishRequest(_Request, frozen=True, kw_only=True):
+class PublishRequest(Request, frozen=True, kw_only=True):
     """POST /v1/topics/{topic}/messages."""
 
     messages: Annotated[list[PublishedMessage], Batch]
 
 
-class PackedPublishRequest(_Request, frozen=True, kw_only=True):
+class PackedPublishRequest(Request, frozen=True, kw_only=True):
     """The same in MessagePack."""
 
     messages: Annotated[list[PackedMessage], Batch]
@@ -102,7 +102,7 @@ class PublishAnswer(_Answer, frozen=True, kw_only=True):
 # -- consume ----------------------------------------------------------------------------------------------------------
 
 
-class PullRequest(_Request, frozen=True, kw_only=True):
+class PullRequest(Request, frozen=True, kw_only=True):
     """POST .../groups/{group}/pull. `consumer` names the puller in the broker's log."""
 
     max_messages: Annotated[int, Meta(ge=1, le=limits.PULL_MESSAGES_MAX)] = 100
@@ -146,13 +146,13 @@ class PackedPullAnswer(_Answer, frozen=True, kw_only=True):
     deliveries: list[PackedPulledMessage]
 
 
-class AckRequest(_Request, frozen=True, kw_only=True):
+class AckRequest(Request, frozen=True, kw_only=True):
     """POST .../groups/{group}/ack."""
 
     receipts: Annotated[list[str], Batch]
 
 
-class NackRequest(_Request, frozen=True, kw_only=True):
+class NackRequest(Request, frozen=True, kw_only=True):
     """POST .../groups/{group}/nack. Without `delay_ms` the group's backoff decides."""
 
     receipts: Annotated[list[str], Batch]
@@ -161,7 +161,7 @@ class NackRequest(_Request, frozen=True, kw_only=True):
     counts: bool = True
 
 
-class ExtendRequest(_Request, frozen=True, kw_only=True):
+class ExtendRequest(Request, frozen=True, kw_only=True):
     """POST .../groups/{group}/extend."""
 
     receipts: Annotated[list[str], Batch]
@@ -210,7 +210,7 @@ class ExtendAnswer(_Answer, frozen=True, kw_only=True):
 # -- schedule ---------------------------------------------------------------------------------------------------------
 
 
-class CancelRequest(_Request, frozen=True, kw_only=True):
+class CancelRequest(Request, frozen=True, kw_only=True):
     """POST /v1/scheduled/cancel."""
 
     ids: Annotated[list[MessageId], Batch]
@@ -229,7 +229,7 @@ class CancelAnswer(_Answer, frozen=True, kw_only=True):
     results: list[CancelOutcome]
 
 
-class ScheduledQuery(_Request, frozen=True, kw_only=True):
+class ScheduledQuery(Request, frozen=True, kw_only=True):
     """The query of GET /v1/scheduled."""
 
     topic: str | None = None
@@ -288,14 +288,14 @@ class GroupSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ordered: bool = False
 
 
-class SeekRequest(_Request, frozen=True, kw_only=True):
+class SeekRequest(Request, frozen=True, kw_only=True):
     """POST .../groups/{group}/seek: to a time or to an offset, one of the two."""
 
     to_ms: TimeMs | None = None
     to_offset: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] | None = None
 
 
-class NoRequest(_Request, frozen=True, kw_only=True):
+class NoRequest(Request, frozen=True, kw_only=True):
     """The body of a request that says all it has to say by its path: empty, or `{}`."""
 
 
@@ -303,7 +303,7 @@ class NoAnswer(_Answer, frozen=True, kw_only=True):
     """Done; there is nothing more to say."""
 
 
-class PageQuery(_Request, frozen=True, kw_only=True):
+class PageQuery(Request, frozen=True, kw_only=True):
     """A page of a list: `after` is the cursor that the page before gave as `next`."""
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100

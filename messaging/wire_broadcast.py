@@ -9,13 +9,13 @@ from msgspec import Meta, Struct
 from messaging import limits
 from messaging.broadcast import NO_RECEIPT, Start
 from messaging.message import Delivery
-from messaging.wire import TIME_MS_MAX, Encoding
+from messaging.wire import TIME_MS_MAX, Encoding, Request
 from messaging.wire_messages import body_bytes, text_body
 
 Offset = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 
 
-class ReadRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class ReadRequest(Request, frozen=True, kw_only=True):
     """From `offset` on; without one, from `start`."""
 
     offset: Offset | None = None

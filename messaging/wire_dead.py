@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from messaging.wire import Encoding
+from messaging.wire import Encoding, Request
 
 
 class Failures(Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class PackedDeadAnswer(Struct, frozen=True, kw_only=True):
     next: str | None = None
 
 
-class RedriveRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class RedriveRequest(Request, frozen=True, kw_only=True):
     """POST .../dead/redrive: `{"ids": [...]}` or `{"all": true}`."""
 
     ids: list[str] | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from messaging.errors import InvalidMessage
 from messaging.message import Delivery, Message
 from messaging.wire import Encoding, PackedMessage, PackedPulledMessage, PublishedMessage, PulledMessage
+from messaging.wire_addressed import AddressedMessage, PackedAddressedMessage
 
 
 def body_bytes(body: object, encoding: Encoding | None) -> bytes:
@@ -46,18 +47,21 @@ def packed_message(message: Message) -> PackedMessage:
     )
 
 
+def packed_addressed_message(message: Message) -> PackedAddressedMessage:
+    """The same where the request does not name the topic."""
+    return PackedAddressedMessage(topic=message.topic, body=message.body, **_message_fields(message))
+
+
 def text_message(message: Message) -> PublishedMessage:
     """A message as a client sends it in JSON."""
     body, encoding = text_body(message.body)
-    return PublishedMessage(
-        body=body,
-        encoding=encoding,
-        id=message.id,
-        key=message.key,
-        headers=dict(message.headers) if message.headers else None,
-        created_at_ms=message.created_at_ms or None,
-        deliver_at_ms=message.deliver_at_ms,
-    )
+    return PublishedMessage(body=body, encoding=encoding, **_message_fields(message))
+
+
+def text_addressed_message(message: Message) -> AddressedMessage:
+    """The same where the request does not name the topic."""
+    body, encoding = text_body(message.body)
+    return AddressedMessage(topic=message.topic, body=body, encoding=encoding, **_message_fields(message))
 
 
 def pulled_message(delivery: Delivery) -> PulledMessage:
@@ -84,6 +88,16 @@ def delivery_of(pulled: PulledMessage) -> Delivery:
         created_at_ms=pulled.created_at_ms,
         deliver_at_ms=pulled.deliver_at_ms,
     )
+
+
+def _message_fields(message: Message) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "key": message.key,
+        "headers": dict(message.headers) if message.headers else None,
+        "created_at_ms": message.created_at_ms or None,
+        "deliver_at_ms": message.deliver_at_ms,
+    }
 
 
 def _delivery_fields(delivery: Delivery) -> dict[str, Any]:

@@ -165,7 +165,9 @@ class ConsumerRunner:
 
     def _work(self, consumer: Consumer, topic: str) -> None:
         failures = 0
-        acks = AcksBeside(self._ack, name=f"{threading.current_thread().name}-ack")
+        acks = AcksBeside(
+            self._ack, name=f"{threading.current_thread().name}-ack", ahead_max=consumer.prefetch
+        )  # fmt: skip
         reading = self._reading(consumer, topic)
 
         def act() -> Exception | None:

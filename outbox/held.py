@@ -89,6 +89,7 @@ class HeldDeliveries:
         self._telemetry = telemetry
         self._held: dict[str, Held] = {}
         self._changed = threading.Condition()
+        self._looks_at_ms = 0
         self._ending = False
         self._thread: threading.Thread | None = None
 
@@ -117,7 +118,8 @@ class HeldDeliveries:
         ]  # fmt: skip
         with self._changed:
             self._held.update({held.delivery.receipt: held for held in found})
-            self._changed.notify_all()
+            if now_ms + consumer.invisible_ms // 2 < self._looks_at_ms:
+                self._changed.notify_all()
         return found
 
     def release(self, held: Sequence[Held]) -> None:
@@ -166,7 +168,9 @@ class HeldDeliveries:
                 pause_ms = EXTEND_RETRY_MS
             with self._changed:
                 if not self._ending:
-                    self._clock.wait(self._changed, max(pause_ms, self._until_next_ms()))
+                    wait_ms = max(pause_ms, self._until_next_ms())
+                    self._looks_at_ms = self._clock.monotonic_ms() + wait_ms
+                    self._clock.wait(self._changed, wait_ms)
                 if self._ending:
                     return
 

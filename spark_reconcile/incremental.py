@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ConfigurationError
 from spark_reconcile.figures import Axis, Flow, inputs, loudest_first
+from spark_reconcile.kept_digests import KeptDigests
 from spark_reconcile.latencies import sampled_latencies
 from spark_reconcile.looking import Job, Pause
 from spark_reconcile.output import Staging, staging
@@ -77,8 +78,9 @@ def _job(
     span = span_of(windows, slack_ms=int(settings.grace.slack_seconds * 1000))
     evidence = read_all(spark, settings, plan, now_ms=now_ms, say=say, span=span)
     return Job(
-        session=spark, settings=settings, plan=plan, evidence=evidence, now_ms=now_ms, full=full, say=say, pause=pause
-    )
+        session=spark, settings=settings, plan=plan, evidence=evidence, now_ms=now_ms, full=full, say=say, pause=pause,
+        span=span,
+    )  # fmt: skip
 
 
 def _remember_topics(evidence: Evidence, store: WindowStore) -> None:
@@ -93,7 +95,7 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
     watch = Watch()
     try:
         job.say("comparing digests")
-        compared = compare(job)
+        compared = compare(job, KeptDigests(job.settings.output, checkpoint=store.checkpoint))
         judged = judge_windows(job, windows, compared, store=store)
         watch.lap("judge")
         shown = {start: store.windows[start] for start in windows}

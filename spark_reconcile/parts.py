@@ -7,17 +7,20 @@ and stored, each exactly once. What consumers did with them is compared by id, i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.digests import Legs, sums, union
+from spark_reconcile.digests import sums, union
 from spark_reconcile.slots import KEYED, NO_PERIOD, PART, PERIOD_MS, hour, period
 from spark_reconcile.sources.statements import Leg
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+MESSAGES: Final = "messages"
+"""The broker's messages, as a leg."""
 _WHOLE: Final = "xxhash64(id, coalesce(message_key, ''), body_sha256)"
 _KEY: Final = "xxhash64(coalesce(message_key, ''))"
 # Compared with no other source; a window is judged anew where they change, as verdicts ask for them.
@@ -26,7 +29,7 @@ _DUE: Final = "if(deliver_at_ms is null, 0L, xxhash64(coalesce(message_key, ''),
 _ODD: Final = {
     Leg.BUSINESS: "deliver_at_ms is not null or coalesce(message_key, '') = '' or created_ms is null",
     Leg.ARCHIVE: "deliver_at_ms is not null",
-    "messages": "deliver_at_ms is not null or sequence is null or stored_ms is null",
+    MESSAGES: "deliver_at_ms is not null or sequence is null or stored_ms is null",
 }
 """What is looked at by itself: rows that are due later, or whose time or place is not known yet."""
 _SUMMED: Final = ("n", "low", "high", "key_low", "key_high", "odd", "resent", "repeated")
@@ -35,25 +38,70 @@ PLACE: Final = "xxhash64(number, period, part)"
 PARTED: Final = ("xxhash64(coalesce(topic, '')) as number", f"{period('created_ms')} as period", f"{PART} as part")
 
 
-def parts(session: SparkSession, legs: Legs, *, topics: Sequence[str]) -> DataFrame:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """What is summed of a leg's rows, as SQL; of what is None, 0."""
+
+    odd: str
+    note: str = "-1"
+    whole: str | None = None
+    key: str | None = None
+    resent: str | None = None
+    repeated: str | None = None
+
+
+DIGESTS: Final[Mapping[str, Digest]] = {
+    Leg.BUSINESS: Digest(
+        note="cast(note as int)", whole=_DUE, key=_KEY, odd=f"if({_ODD[Leg.BUSINESS]}, 1, 0)"
+    ),
+    Leg.ARCHIVE: Digest(
+        whole=_WHOLE, odd=f"if({_ODD[Leg.ARCHIVE]}, 1, 0)", resent="if(attempts > 1, 1, 0)",
+        repeated="if(note = 'duplicate', 1, 0)",
+    ),
+    Leg.OUTBOX: Digest(whole=_STANDS, odd="1"),
+    MESSAGES: Digest(whole=_WHOLE, key=_KEY, odd=f"if({_ODD[MESSAGES]}, 1, 0)"),
+}  # fmt: skip
+_PLACED: Final = ("leg", "number", "period", "part", "note")
+SUMS_SCHEMA: Final = "piece bigint, leg string, number bigint, period bigint, part bigint, note int, " + ", ".join(
+    f"{name} bigint" for name in _SUMMED
+)
+
+
+def digest(frame: DataFrame, leg: str, *, piece: str = "0L") -> DataFrame:
+    """Sums of one leg by piece, number of its topic, period, part and note, as SUMS_SCHEMA; nothing runs yet."""
+    from pyspark.sql.functions import expr
+
+    chosen = DIGESTS[leg]
+    values = {
+        "h": chosen.whole, "k": chosen.key, "odd": chosen.odd, "resent": chosen.resent, "repeated": chosen.repeated,
+    }  # fmt: skip
+    known = [name for name, value in values.items() if value is not None]
+    grouped = frame.selectExpr(
+        f"{piece} as piece", *PARTED, f"{chosen.note} as note", *(f"{values[name]} as {name}" for name in known)
+    ).groupBy("piece", *_PLACED[1:]).agg(
+        expr("count(*)").alias("n"),
+        *(sums("h", "low", "high") if chosen.whole else []),
+        *(sums("k", "key_low", "key_high") if chosen.key else []),
+        *(expr(f"sum({name})").alias(name) for name in known if name not in {"h", "k"}),
+    )  # fmt: skip
+    return grouped.selectExpr(
+        "piece", f"'{leg}' as leg", "number", "period", "cast(part as bigint) as part", "note",
+        *(name if name in grouped.columns else f"0L as {name}" for name in _SUMMED),
+    )  # fmt: skip
+
+
+def parts(session: SparkSession, found: Sequence[DataFrame], *, topics: Sequence[str]) -> DataFrame:
     """(leg, topic, number, period, part, note) with counts and sums; nothing runs yet. `topics`: all that are known.
 
-    Topics are summed by their numbers, which cost half of what texts do; one that is not known is never clean.
+    `found`: digests of all legs. Topics are summed by their numbers, which cost half of what texts do; one that is not
+    known is never clean.
     """
-    from pyspark.sql.functions import broadcast
+    from pyspark.sql.functions import broadcast, expr
 
-    business, archive, outbox = (legs.rows.where(f"leg = '{leg}'") for leg in (Leg.BUSINESS, Leg.ARCHIVE, Leg.OUTBOX))
-    digests = [
-        _digest(business, Leg.BUSINESS, note="cast(note as int)", whole=_DUE, key=_KEY,
-                odd=f"if({_ODD[Leg.BUSINESS]}, 1, 0)"),
-        _digest(archive, Leg.ARCHIVE, whole=_WHOLE, odd=f"if({_ODD[Leg.ARCHIVE]}, 1, 0)",
-                resent="if(attempts > 1, 1, 0)", repeated="if(note = 'duplicate', 1, 0)"),
-        _digest(outbox, Leg.OUTBOX, whole=_STANDS, odd="1"),
-        _digest(legs.messages, "messages", whole=_WHOLE, key=_KEY, odd=f"if({_ODD['messages']}, 1, 0)"),
-    ]  # fmt: skip
+    whole = reduce(union, found).groupBy(*_PLACED).agg(*(expr(f"sum({name})").alias(name) for name in _SUMMED))
     names = session.createDataFrame([(one,) for one in sorted(set(topics))], "topic string")
     numbered = broadcast(names.selectExpr("topic", "xxhash64(topic) as number"))
-    return reduce(union, digests).join(numbered, "number", "left")
+    return whole.join(numbered, "number", "left")
 
 
 def clean_parts(found: DataFrame, *, covered: Sequence[str]) -> DataFrame:
@@ -96,7 +144,7 @@ def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -
     ).unionByName(
         messages.selectExpr(
             f"{KEY_PLACE} as place", "-1 as n", f"{_WHOLE} as h", f"-{asked} as asked",
-            f"if({_ODD['messages']}, 1, 0) as odd", "cast(null as int) as rule",
+            f"if({_ODD[MESSAGES]}, 1, 0) as odd", "cast(null as int) as rule",
         )
     )  # fmt: skip
     halves = {"low": "(h & 4294967295L)", "high": "shiftright(h, 32)"}
@@ -116,27 +164,3 @@ KEY_PLACE: Final = f"xxhash64(coalesce(topic, ''), {period('created_ms')}, {KEYE
 def among(column: str, names: Sequence[str]) -> str:
     """Topics are checked names: they hold no quote."""
     return f"coalesce({column} in ({', '.join(repr(name) for name in names)}), false)" if names else "false"
-
-
-def _digest(
-    frame: DataFrame, leg: str, *, note: str = "-1", whole: str | None = None, key: str | None = None, odd: str,
-    resent: str | None = None, repeated: str | None = None,
-) -> DataFrame:  # fmt: skip
-    """Sums of one leg by (number of its topic, period, part, note); of what it does not have, 0."""
-    from pyspark.sql.functions import expr
-
-    values = {"h": whole, "k": key, "odd": odd, "resent": resent, "repeated": repeated}
-    known = [name for name, value in values.items() if value is not None]
-    grouped = frame.selectExpr(
-        *PARTED, f"{note} as note",
-        *(f"{values[name]} as {name}" for name in known),
-    ).groupBy("number", "period", "part", "note").agg(
-        expr("count(*)").alias("n"),
-        *(sums("h", "low", "high") if whole else []),
-        *(sums("k", "key_low", "key_high") if key else []),
-        *(expr(f"sum({name})").alias(name) for name in known if name not in {"h", "k"}),
-    )  # fmt: skip
-    return grouped.selectExpr(
-        f"'{leg}' as leg", "number", "period", "part", "note",
-        *(name if name in grouped.columns else f"0L as {name}" for name in _SUMMED),
-    )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from messaging.errors import ConfigurationError
+from spark_reconcile.session import Size
 from spark_reconcile.settings import Settings
 from spark_reconcile.sources.database import Place, Reader, reading
 from spark_reconcile.sources.segments import survey
@@ -27,6 +28,8 @@ from spark_reconcile.sources.statements import (
 SNAPSHOT_ROWS_MAX: Final = 500_000
 """Up to so many rows a database is read in one consistent snapshot; above, in parallel ranges, table after table."""
 SMALL_BROKER_BYTES: Final = 128 * 1024 * 1024
+MEDIUM_BROKER_BYTES: Final = 4 * 1024 * 1024 * 1024
+MEDIUM_ROWS_MAX: Final = 12_000_000
 APART_STEP_SECONDS: Final = 60
 """Clocks are taken to be apart by whole steps, so that the next run allows for the same and judges the same."""
 
@@ -53,9 +56,13 @@ class Plan:
     """By how many milliseconds databases' clocks are ahead of this machine's, where that is more than they may be."""
 
     @property
-    def small(self) -> bool:
-        """Whether starting up will take longer than working."""
-        return self.broker_bytes <= SMALL_BROKER_BYTES and all(read.snapshot for read in (*self.inboxes, *self.rest))
+    def size(self) -> Size:
+        """How much work it will be."""
+        reads = (*self.inboxes, *self.rest)
+        if self.broker_bytes <= SMALL_BROKER_BYTES and all(read.snapshot for read in reads):
+            return Size.SMALL
+        rows = sum(one.rows_about for read in reads for one in read.statements)
+        return Size.MEDIUM if self.broker_bytes <= MEDIUM_BROKER_BYTES and rows <= MEDIUM_ROWS_MAX else Size.LARGE
 
     def allowing(self, settings: Settings) -> Settings:
         """The settings, with as much patience as clocks that are apart take: nothing is judged by a wrong clock."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,8 @@ from spark_reconcile.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.errors import NotComparable
 from spark_reconcile.planning import Plan, Read, waves
 from spark_reconcile.settings import Settings
+from spark_reconcile.slots import within
+from spark_reconcile.sources.files import Files, some_files
 from spark_reconcile.sources.frames import SCHEMAS
 from spark_reconcile.sources.naming import named_runs, single
 from spark_reconcile.sources.sealed import keep, split, sweep
@@ -52,10 +54,11 @@ class LegCount:
 
 @dataclass(frozen=True, slots=True)
 class LogRows:
-    """A log's records, and those of its frames that Spark keeps a copy of."""
+    """A log's records; those of its frames that Spark keeps a copy of; and what is read from files, if anything is."""
 
     frame: DataFrame
     copies: Sequence[DataFrame]
+    files: Files | None = None
 
 
 @dataclass(slots=True)
@@ -75,6 +78,10 @@ class Evidence:
     business_reaches: Mapping[str, int] = field(default_factory=dict)
     surveyed: Mapping[str, list[Segment]] = field(default_factory=dict)
     """The broker's logs as they stood when they were read."""
+    files: Sequence[Files] = ()
+    """Legs, or parts of them, that stand in files."""
+    loose: tuple[DataFrame | None, DataFrame | None] | None = None
+    """Of `rows` and of `messages`, what stands in none of `files`; None: all of them."""
 
     @property
     def known_topics(self) -> list[str]:
@@ -111,7 +118,8 @@ def read_all(
         lambda: _read_sql(session, plan.rest, counts),
     )
     named = named_runs(actions.frame, messages.frame, is_whole=all(map(begins_whole, surveyed.values()))).persist()
-    moved = _read_archives(session, settings, counts, span)
+    archives = _read_archives(session, settings, counts, span)
+    moved = [frame for frame, _ in archives]
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
     return Evidence(
         inboxes=united(session, effects),
@@ -128,6 +136,8 @@ def read_all(
         actions_reach_ms=_log_reach(surveyed["actions"], skew_ms=skew_ms),
         business_reaches=_business_reaches(settings),
         surveyed=surveyed,
+        files=[*(files for _, files in archives), *([messages.files] if messages.files else [])],
+        loose=(united(session, tables), reduce(_union, messages.copies) if messages.copies else None),
     )
 
 
@@ -166,16 +176,30 @@ def sql_frame(session: SparkSession, one: Read) -> DataFrame:
 
 def _read_archives(
     session: SparkSession, settings: Settings, counts: list[LegCount], span: Span | None
-) -> list[DataFrame]:
+) -> list[tuple[DataFrame, Files]]:
     """Archive rows that were moved to Parquet, in the shape of all legs; Spark keeps no copy of what is a file."""
-    frames = []
+    found = []
     for folder in settings.archives:
-        frame = archive_frame(session.read.parquet(str(folder)), place=str(folder))
-        if span is not None:
-            frame = frame.where(f"created_ms >= {span.since_ms}L and created_ms < {span.until_ms}L")
+        whole = session.read.parquet(str(folder))
+        files = archive_files(session, folder, whole)
+        # Said of the file's own column, too: what is computed cannot choose what is opened.
+        near = whole if span is None else whole.where(_microseconds_within(span))
+        frame = archive_frame(near, place=str(folder)).where(within(span))
         counts += _counted(frame, leg="leg", topic="topic", note="coalesce(note, '')", time="at_ms")
-        frames.append(frame)
-    return frames
+        found.append((frame, replace(files, shown=within(span))))
+    return found
+
+
+def archive_files(session: SparkSession, folder: Path, whole: DataFrame) -> Files:
+    """The files of an archive that was moved to Parquet."""
+    read = some_files(session, folder, whole)
+    return Files(
+        leg=Leg.ARCHIVE, names=whole.inputFiles(), read=lambda names: archive_frame(read(names), place=str(folder))
+    )
+
+
+def _microseconds_within(span: Span) -> str:
+    return f"created_at_us >= {span.since_ms * 1000}L and created_at_us < {span.until_ms * 1000}L"
 
 
 def archive_frame(found: DataFrame, *, place: str) -> DataFrame:
@@ -195,7 +219,11 @@ def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
     """Frames of legs as one."""
     if not frames:
         return session.createDataFrame([], LEG_SCHEMA)
-    return reduce(lambda left, right: left.unionByName(right), frames)
+    return reduce(_union, frames)
+
+
+def _union(one: DataFrame, other: DataFrame) -> DataFrame:
+    return one.unionByName(other)
 
 
 def read_log(
@@ -208,7 +236,7 @@ def read_log(
     files, fresh, others = split(kept, segments) if kept else ([], [], segments)
     read = [log_frame(session, log, some).persist() for some in (fresh, others) if some]
     parquet = [session.read.schema(SCHEMAS[log]).parquet(*map(str, files))] if files else []
-    frame = reduce(lambda one, other: one.unionByName(other), [*read, *parquet])
+    frame = reduce(_union, [*read, *parquet])
     time, note = ("stored_ms", "''") if log == "messages" else ("at_ms", "concat(kind, ' ', consumer_group)")
     rows = "1" if log == "messages" else "coalesce(messages, 1L)"
     found = _counted(
@@ -226,7 +254,10 @@ def read_log(
         keep(read[0], kept, fresh)
     if kept is not None:
         sweep(kept, segments)
-    return LogRows(frame, read)
+    if not (files and kept):
+        return LogRows(frame, read)
+    names = parquet[0].inputFiles()
+    return LogRows(frame, read, Files(leg=log, names=names, read=some_files(session, kept, parquet[0])))
 
 
 def log_frame(session: SparkSession, log: str, segments: Sequence[Segment]) -> DataFrame:

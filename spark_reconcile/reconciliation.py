@@ -134,7 +134,7 @@ def open_session(
 ) -> AbstractContextManager[SparkSession]:
     """The session that was passed in, or one of this run's own."""
     if session is None:
-        return spark_session(master, log=stage.folder / "spark.log", small=plan.small)
+        return spark_session(master, log=stage.folder / "spark.log", size=plan.size)
     register_sources(session)
     return nullcontext(session)
 

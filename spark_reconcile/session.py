@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +35,8 @@ _LOCAL: Final = {
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": "4",
     "spark.default.parallelism": "4",
+    # Some hundred files are listed by a loop in less time than by a job of tasks.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "5000",
 }
 _SMALL: Final = {
     # A small run is all start-up: the second compiler and parallel collection pay only in long ones.
@@ -42,6 +45,10 @@ _SMALL: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.shuffle.compress": "false",
+}
+_MEDIUM: Final = {
+    # Of some million rows more time goes into the second compiler than its code saves.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC",
 }
 _FEW: Final = {
     "spark.sql.adaptive.enabled": "false",
@@ -52,15 +59,28 @@ _FEW: Final = {
 """Of few rows most of the time is planning stage by stage and compiling: both are left out."""
 
 
+class Size(StrEnum):
+    """How much work a run will be: what a local session's Java is set for."""
+
+    SMALL = "small"
+    """Starting up takes longer than working."""
+    MEDIUM = "medium"
+    """Up to some ten million rows."""
+    LARGE = "large"
+
+
+_SIZED: Final[Mapping[Size, Mapping[str, str]]] = {Size.SMALL: _SMALL, Size.MEDIUM: _MEDIUM, Size.LARGE: {}}
+
+
 @contextmanager
-def spark_session(master: str | None, *, log: Path, small: bool = False) -> Iterator[SparkSession]:
+def spark_session(master: str | None, *, log: Path, size: Size = Size.LARGE) -> Iterator[SparkSession]:
     """A session of this run's own, stopped at the end. What Spark has to say goes to the file `log`.
 
-    `master` is `local[N]`, `spark://...`, `k8s://...`, or a Spark Connect address `sc://host:port`. `small`: the run
-    will be short, so a local one spends less on compiling. Raises ConfigurationError where there is no Java.
+    `master` is `local[N]`, `spark://...`, `k8s://...`, or a Spark Connect address `sc://host:port`. `size`: a
+    short run that is local spends less on compiling. Raises ConfigurationError where there is no Java.
     """
     where = master or MASTER_DEFAULT
-    session = _start(where, log=log, small=small)
+    session = _start(where, log=log, size=size)
     with _released_by_the_end() if where.startswith(_CONNECT) else nullcontext():
         try:
             register_sources(session)
@@ -110,7 +130,7 @@ def few_rows(session: SparkSession) -> Iterator[None]:
                 session.conf.set(name, before)
 
 
-def _start(master: str, *, log: Path, small: bool) -> SparkSession:
+def _start(master: str, *, log: Path, size: Size) -> SparkSession:
     # Workers start `python3` from PATH unless told otherwise, and would miss our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -123,7 +143,7 @@ def _start(master: str, *, log: Path, small: bool) -> SparkSession:
         return builder.remote(master).getOrCreate()
     _check_java()
     if master.startswith("local"):
-        for name, value in {**_LOCAL, **(_SMALL if small else {})}.items():
+        for name, value in {**_LOCAL, **_SIZED[size]}.items():
             builder = builder.config(name, value)
     with _stderr_to(log):
         return builder.master(master).getOrCreate()

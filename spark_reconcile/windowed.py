@@ -8,7 +8,7 @@ started again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.digests import Legs, Tolerance, buckets, clean_buckets, union
 from spark_reconcile.drilling import Drilled, Unclean, drilled
 from spark_reconcile.fingerprints import fingerprints
+from spark_reconcile.kept_digests import KeptDigests, Known
 from spark_reconcile.looking import Job, Looked, look
-from spark_reconcile.parts import among, clean_parts, parts
+from spark_reconcile.parts import MESSAGES, among, clean_parts, digest, parts
 from spark_reconcile.reading import Evidence, in_parallel
 from spark_reconcile.session import few_rows
-from spark_reconcile.slots import HOUR_MS, NO_PERIOD, hour
+from spark_reconcile.slots import HOUR_MS, NO_PERIOD, PERIOD_MS, hour
+from spark_reconcile.sources.files import Files
 from spark_reconcile.sources.statements import Leg, Span
 from spark_reconcile.window_results import (
     Tally,
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
 KEPT_SHARE_MAX: Final = 0.1
 """Up to so much of the messages, those in parts that disagree are kept by Spark; more are scanned again."""
 
+NEAR_ROWS_MAX: Final = 500_000
+"""Up to so many messages of files that were chosen are drilled as few rows."""
+
 FEW_ROWS_MAX: Final = 100_000
 """Up to so many rows, looking at them costs less than compiling code for them."""
 
@@ -56,6 +61,7 @@ class Compared:
     clean_parts: DataFrame
     buckets: DataFrame | None
     clean_buckets: DataFrame | None
+    known: Known
 
 
 def judge_windows(job: Job, windows: Sequence[int], compared: Compared, *, store: WindowStore) -> list[int]:
@@ -73,31 +79,52 @@ def judge_windows(job: Job, windows: Sequence[int], compared: Compared, *, store
         if more:
             chosen = _chosen(job, [*batch, *more], compared)
         job.say(f"judging {len(batch) + len(more):,} of {len(windows):,} windows")
-        _judge_batch(job, [*batch, *more], compared, prints, chosen, store=store)
+        with _for(job, few=chosen is not None and _rows(chosen.legs) <= FEW_ROWS_MAX):
+            _judge_batch(job, [*batch, *more], compared, prints, chosen, store=store)
         judged.update(more)
     return sorted(judged)
 
 
-def compare(job: Job) -> Compared:
-    """The cheap pass over all legs."""
+def compare(job: Job, kept: KeptDigests) -> Compared:
+    """The cheap pass over all legs; files whose digests are kept are not read for it."""
     evidence = job.evidence
     legs = legs_of(evidence)
     by_id = evidence.groups or any(one.leg in {"actions", Leg.INBOX} for one in evidence.counts)
-    topics = sorted({one.topic for one in evidence.counts if one.topic} | set(job.covered))
-    summed = parts(job.session, legs, topics=topics).localCheckpoint
+    known = kept.known(job.session, evidence.files)
+    summed = _summed(job, known).localCheckpoint
     if not by_id:
         found = summed()
-        return Compared(
-            parts=found, clean_parts=clean_parts(found, covered=job.covered).localCheckpoint(), buckets=None,
-            clean_buckets=None,
-        )  # fmt: skip
+        clean = clean_parts(found, covered=job.covered).localCheckpoint()
+        return Compared(parts=found, clean_parts=clean, buckets=None, clean_buckets=None, known=known)
     tolerance = Tolerance(late_after_ms=int(job.settings.grace.late_after_seconds * 1000), slack_ms=job.slack_ms)
     found, slotted = in_parallel(summed, buckets(legs, tolerance=tolerance).localCheckpoint)
     clean, agreed = in_parallel(
         clean_parts(found, covered=job.covered).localCheckpoint,
         clean_buckets(job.session, slotted, evidence.groups, late_ms=tolerance.late_after_ms).localCheckpoint,
     )
-    return Compared(parts=found, clean_parts=clean, buckets=slotted, clean_buckets=agreed)
+    return Compared(parts=found, clean_parts=clean, buckets=slotted, clean_buckets=agreed, known=known)
+
+
+def _summed(job: Job, known: Known) -> DataFrame:
+    """Digests of all legs, kept or made now."""
+    evidence = job.evidence
+    rows, messages = evidence.loose or (evidence.rows, evidence.messages)
+    found = [] if rows is None else [
+        digest(rows.where(f"leg = '{leg}'"), leg) for leg in (Leg.BUSINESS, Leg.ARCHIVE, Leg.OUTBOX)
+    ]  # fmt: skip
+    found += [] if messages is None else [digest(messages, MESSAGES)]
+    found += [digest(files.read(names), files.leg) for files, names in _not_known(evidence, known)]
+    topics = sorted({one.topic for one in evidence.counts if one.topic} | set(job.covered))
+    if known.sums is not None:
+        found.append(known.sums.where(_touched(job.span)))
+    return parts(job.session, found, topics=topics)
+
+
+def _not_known(evidence: Evidence, known: Known) -> list[tuple[Files, list[str]]]:
+    """Of each leg the files that have no digest of their own."""
+    named = set(known.names.values())
+    left = [(files, [name for name in files.names if name not in named]) for files in evidence.files]
+    return [(files, names) for files, names in left if names]
 
 
 def legs_of(evidence: Evidence) -> Legs:
@@ -110,8 +137,38 @@ def _chosen(job: Job, batch: Sequence[int], compared: Compared) -> Drilled | Non
     # Without an archive no key agrees.
     if job.full or all(one.leg != Leg.ARCHIVE for one in job.evidence.counts):
         return None
-    much = _share(compared.clean_parts, batch) > KEPT_SHARE_MAX
-    return drilled(legs_of(job.evidence), _unclean(job, compared, batch), covered=job.covered, much=much)
+    unclean, rows, share = _unclean(job, compared, batch)
+    near = _near(job, compared, batch)
+    with _for(job, few=near is not None and rows <= NEAR_ROWS_MAX):
+        whole = legs_of(job.evidence)
+        return drilled(near or whole, whole, unclean, covered=job.covered, much=share > KEPT_SHARE_MAX)
+
+
+def _for(job: Job, *, few: bool) -> AbstractContextManager[None]:
+    """Spark set for few rows, or as it is."""
+    return few_rows(job.session) if few else nullcontext()
+
+
+def _near(job: Job, compared: Compared, batch: Sequence[int]) -> Legs | None:
+    """All rows but those of files that are known to hold nothing of these windows; None: no file is."""
+    evidence, names = job.evidence, compared.known.names
+    whole = legs_of(evidence)
+    if evidence.loose is None or compared.known.sums is None or compared.buckets is not None:
+        return None
+    within = f"period = {NO_PERIOD} or {_within(hour(f'period * {PERIOD_MS}L'), batch)}"
+    near = {names[row["piece"]] for row in compared.known.sums.where(within).select("piece").distinct().collect()}
+    far = set(names.values()) - near
+    rows, messages = evidence.loose
+    of_rows, of_messages = ([frame] if frame is not None else [] for frame in (rows, messages))
+    for files in evidence.files:
+        some = [name for name in files.names if name not in far]
+        if some:
+            (of_messages if files.leg == MESSAGES else of_rows).append(files.read(some).where(files.shown))
+    return replace(
+        whole,
+        rows=reduce(union, of_rows) if of_rows else whole.rows.where("false"),
+        messages=reduce(union, of_messages) if of_messages else whole.messages.where("false"),
+    )
 
 
 def _reopened(job: Job, chosen: Drilled | None, batch: Sequence[int], closed: set[int]) -> list[int]:
@@ -137,28 +194,33 @@ def _judge_batch(
     job: Job, batch: Sequence[int], compared: Compared, prints: Mapping[int, str], chosen: Drilled | None, *,
     store: WindowStore,
 ) -> None:  # fmt: skip
-    few = chosen is not None and _rows(chosen.legs) <= FEW_ROWS_MAX
-    with few_rows(job.session) if few else nullcontext():
-        job.say("giving verdicts")
-        looked = look(job, chosen.legs if chosen else legs_of(job.evidence), batch)
-        job.say("writing tables")
-        _write(looked, batch, store=store)
-        tallies = _tallies(job, batch, compared, looked, chosen)
+    job.say("giving verdicts")
+    looked = look(job, chosen.legs if chosen else legs_of(job.evidence), batch)
+    job.say("writing tables")
+    _write(looked, batch, store=store)
+    tallies = _tallies(job, batch, compared, looked, chosen)
     store.publish({start: _window(tallies[start], prints.get(start, ""), job.now_ms) for start in batch})
 
 
-def _unclean(job: Job, compared: Compared, batch: Sequence[int]) -> Unclean:
-    """All parts of the span that disagree, as keys may stand in two of them; and buckets that may concern the batch.
+def _unclean(job: Job, compared: Compared, batch: Sequence[int]) -> tuple[Unclean, int, float]:
+    """Parts of the batch that disagree, and buckets that may concern it; its messages, and the share in those parts.
 
-    Of other times the broker's log is read alone: there no part could agree.
+    Of times outside of the span the broker's log is read alone: there no part could agree.
     """
+    from pyspark.sql.functions import expr
+
+    asked = _within("window_ms", batch)
     read = "true" if job.span is None else _touches(job.span)
-    asked = f"{_within('window_ms', batch)} as asked"
-    found = compared.clean_parts.where(f"not clean and {read}").selectExpr("*", asked)
-    if compared.clean_buckets is None:
-        return Unclean(parts=found, buckets=None, span=job.span)
-    near = f"astray or {_within('first_window', batch)} or {_within('last_window', batch)}"
-    return Unclean(parts=found, buckets=compared.clean_buckets.where(f"not clean and ({near})"), span=job.span)
+    ((unclean, everything, elsewhere),) = compared.clean_parts.agg(
+        expr(f"coalesce(sum(if({asked} and not clean, n, 0L)), 0L)"), expr(f"coalesce(sum(if({asked}, n, 0L)), 0L)"),
+        expr(f"coalesce(bool_or(not ({asked}) and not clean and {read}), false)"),
+    ).collect()  # fmt: skip
+    found, slots = compared.clean_parts.where(f"not clean and {asked}"), None
+    if compared.clean_buckets is not None:
+        near = f"astray or {_within('first_window', batch)} or {_within('last_window', batch)}"
+        slots = compared.clean_buckets.where(f"not clean and ({near})")
+    share = unclean / everything if everything else 0.0
+    return Unclean(parts=found, buckets=slots, elsewhere=elsewhere, span=job.span), everything, share
 
 
 def _tallies(
@@ -208,15 +270,12 @@ def _write(looked: Looked, batch: Sequence[int], *, store: WindowStore) -> None:
                 part.rename(stage / str(start) / name)
 
 
-def _share(parts: DataFrame, batch: Sequence[int]) -> float:
-    """How much of the messages lies in parts that disagree."""
-    from pyspark.sql.functions import expr
-
-    sums = parts.where(_within("window_ms", batch)).agg(
-        expr("coalesce(sum(if(clean, 0L, n)), 0L)"), expr("coalesce(sum(n), 0L)")
-    )
-    ((unclean, everything),) = sums.collect()
-    return unclean / everything if everything else 0.0
+def _touched(span: Span | None) -> str:
+    """Whether a kept part's period touches the span."""
+    if span is None:
+        return "true"
+    begins = f"period * {PERIOD_MS}L"
+    return f"(period = {NO_PERIOD} or {begins} + {PERIOD_MS}L > {span.since_ms}L and {begins} < {span.until_ms}L)"
 
 
 def _touches(span: Span) -> str:

@@ -3,7 +3,8 @@
     python -m benchmarks.reconcile.contest digests --folder data
 
 `digests`: by the hour, as `outbox reconcile run --since` does it (compare, drill, judge, write the hours' tables).
-`everything`: the same with every row looked at. `again`: after `digests`, with the records of one hour changed.
+`everything`: the same with every row looked at. `again`: after `digests` in another process, the records of one hour
+changed; then of another hour, in the process that is warm by now. `ratio` is of the first, cold like the whole run.
 `join`: a plain full outer join of the three tables in Spark, with counts by what is missing or differs. `duckdb`: that
 join in DuckDB. Findings are checked against what was planted before a time is printed. Shuffled bytes are the sum over
 Spark's event log; memory is the highest that the Java process had; processor time is all of that process's.
@@ -15,8 +16,10 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,21 +28,26 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.reconcile.records import START_MS, expected
 from spark_reconcile.delivery_evidence import GroupFacts
+from spark_reconcile.kept_digests import KeptDigests
 from spark_reconcile.looking import Job
+from spark_reconcile.parts import MESSAGES
 from spark_reconcile.planning import Plan
 from spark_reconcile.reading import Evidence, LegCount, archive_frame
 from spark_reconcile.second_look import Suspects
 from spark_reconcile.settings import BusinessRule, Grace, Settings
 from spark_reconcile.slots import HOUR_MS
+from spark_reconcile.sources.files import AT_REST_NS, Files, some_files
 from spark_reconcile.sources.frames import ACTION_SCHEMA
 from spark_reconcile.sources.statements import LEG_SCHEMA, Leg
 from spark_reconcile.window_store import WindowStore
 from spark_reconcile.windowed import compare, judge_windows
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 TOPICS = ("trip.booked.ewr", "trip.booked.jfk", "trip.booked.lga")
+MEDIUM_MESSAGES_MAX = 4_000_000
+"""Up to so many, Java is set for a medium run, for every contestant on Spark."""
 JOIN = """
     select case when b.message_key is null then 'no business row' when a.id is null then 'not published'
                 when m.id is null then 'not stored' when m.body_sha256 != a.body_sha256 then 'changed'
@@ -68,22 +76,42 @@ def settings_of(output: Path) -> Settings:
 
 def evidence_of(spark: SparkSession, folder: Path) -> Evidence:
     """The legs, read from Parquet where they are asked for, and never kept."""
-    arms = " ".join(f"when '{topic}' then '{number}'" for number, topic in enumerate(TOPICS))
-    business = spark.read.parquet(str(folder / "business")).selectExpr(
-        f"'{Leg.BUSINESS}' as leg", "cast(null as string) as id", "topic", "message_key",
-        "cast(null as string) as consumer_group", "cast(null as string) as body_sha256",
-        "cast(null as bigint) as deliver_at_ms", "created_ms", "created_ms as at_ms", "0L as attempts",
-        f"case topic {arms} end as note",
-    )  # fmt: skip
-    archive = archive_frame(spark.read.parquet(str(folder / "archive")), place="archive")
-    messages = spark.read.parquet(str(folder / "messages")).drop("hour")
+    files = [
+        _files(spark, folder / "business", Leg.BUSINESS, as_business),
+        _files(spark, folder / "messages", MESSAGES, plain),
+        _files(spark, folder / "archive", Leg.ARCHIVE, lambda frame: archive_frame(frame, place="archive")),
+    ]
+    business, messages, archive = (one.read(one.names) for one in files)
     counts = [LegCount(leg=Leg.ARCHIVE, topic=topic, note="", rows=1, first_ms=START_MS, last_ms=0) for topic in TOPICS]
     return Evidence(
         inboxes=spark.createDataFrame([], LEG_SCHEMA), messages=messages,
         actions=spark.createDataFrame([], ACTION_SCHEMA), rows=business.unionByName(archive), tables=(),
         groups=list[GroupFacts](), counts=counts, archive_reach_ms=0, broker_reach_ms=0, actions_reach_ms=0,
-        business_reaches=dict.fromkeys(TOPICS, 0),
+        business_reaches=dict.fromkeys(TOPICS, 0), files=files, loose=(None, None),
     )  # fmt: skip
+
+
+def _files(spark: SparkSession, folder: Path, leg: str, shaped: Callable[[DataFrame], DataFrame]) -> Files:
+    """A leg's files."""
+    whole = spark.read.parquet(str(folder))
+    read = some_files(spark, folder, whole)
+    return Files(leg=leg, names=whole.inputFiles(), read=lambda names: shaped(read(names)))
+
+
+def as_business(found: DataFrame) -> DataFrame:
+    """Business rows, each rule's under its number."""
+    arms = " ".join(f"when '{topic}' then '{number}'" for number, topic in enumerate(TOPICS))
+    return found.selectExpr(
+        f"'{Leg.BUSINESS}' as leg", "cast(null as string) as id", "topic", "message_key",
+        "cast(null as string) as consumer_group", "cast(null as string) as body_sha256",
+        "cast(null as bigint) as deliver_at_ms", "created_ms", "created_ms as at_ms", "0L as attempts",
+        f"case topic {arms} end as note",
+    )  # fmt: skip
+
+
+def plain(found: DataFrame) -> DataFrame:
+    """The broker's records, as they are."""
+    return found.drop("hour")
 
 
 def job_of(spark: SparkSession, folder: Path, output: Path, *, full: bool) -> tuple[Job, list[int]]:
@@ -112,7 +140,7 @@ def ours(spark: SparkSession, folder: Path, output: Path, *, full: bool = False)
     """Judge all hours that need it; which they were."""
     job, windows = job_of(spark, folder, output, full=full)
     output.mkdir(parents=True, exist_ok=True)
-    return judge_windows(job, windows, compare(job), store=WindowStore(output))
+    return judge_windows(job, windows, compare(job, KeptDigests(output)), store=WindowStore(output))
 
 
 def check(folder: Path, output: Path) -> int:
@@ -155,18 +183,33 @@ def duck_join(folder: Path) -> list[Any]:
         return duck.execute(JOIN).fetchall()
 
 
-def touch_one_hour(folder: Path) -> None:
-    """One message of the middle hour was stored with another body."""
+def touch_one_hour(folder: Path, number: int) -> None:
+    """One message of an hour, another one each time, was stored with another body; it is noted as planted."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
+    planted = json.loads((folder / "planted.json").read_text())
     hours = sorted((folder / "messages").iterdir())
-    path = next(hours[len(hours) // 2].glob("*.parquet"))
+    path = next(hours[(len(hours) // 2 + number) % len(hours)].glob("*.parquet"))
     table = pq.ParquetFile(path).read()
-    column = table.column("body_sha256").combine_chunks()
-    changed = pc.if_else(pa.array([True] + [False] * (len(column) - 1)), pa.scalar("0" * 64), column)
-    pq.write_table(table.set_column(table.schema.get_field_index("body_sha256"), "body_sha256", changed), path)
+    known = {one for _, one, _ in planted["faults"]}
+    place = next(place for place, one in enumerate(table.column("id").to_pylist()) if one not in known)
+    chosen = pc.equal(table.column("id"), table.column("id")[place])
+    changed = pc.if_else(chosen, pa.scalar("0" * 64), table.column("body_sha256"))
+    fresh = path.with_suffix(".fresh")
+    pq.write_table(table.set_column(table.schema.get_field_index("body_sha256"), "body_sha256", changed), fresh)
+    fresh.replace(path)
+    planted["faults"].append(["changed", table.column("id")[place].as_py(), ""])
+    (folder / "planted.json").unlink()
+    (folder / "planted.json").write_text(json.dumps(planted))
+
+
+def first_run(folder: Path, output: Path) -> float:
+    """Seconds of a whole run by digests, in a process of its own, that leaves its results."""
+    whole = [sys.executable, "-m", "benchmarks.reconcile.contest", "digests", "--rounds", "1", "--folder", str(folder)]
+    done = subprocess.run([*whole, "--output", str(output)], check=True, stdout=subprocess.PIPE)
+    return float(json.loads(done.stdout)["seconds"][0])
 
 
 def timed(work: Callable[..., Any], *given: Any, **named: Any) -> tuple[float, Any]:
@@ -207,20 +250,29 @@ def java_processor_seconds() -> float:
     return max(used) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(contestant: str, folder: Path, rounds: int) -> dict[str, Any]:
+def measure(contestant: str, folder: Path, rounds: int, *, output: Path | None = None) -> dict[str, Any]:
     """Rounds of one contestant; the first is cold."""
     if contestant == "duckdb":
         runs = [timed(duck_join, folder) for _ in range(rounds)]
         return {"seconds": [took for took, _ in runs], "verdicts": runs[-1][1]}
-    scratch = Path(tempfile.mkdtemp(prefix="reconcile-"))
+    scratch = Path(tempfile.mkdtemp(prefix="reconcile-", dir=folder.parent))
     try:
-        return _on_spark(contestant, folder, scratch, rounds)
+        if contestant != "again":
+            return _on_spark(contestant, folder, scratch, rounds, output=output)
+        copy = scratch / "records"
+        shutil.copytree(folder, copy, copy_function=os.link)
+        threading.Event().wait(AT_REST_NS / 1e9)
+        first = first_run(copy, scratch / "out")
+        found = _on_spark(contestant, copy, scratch, rounds)
+        return {"first_seconds": first, **found, "ratio": round(found["seconds"][0] / first, 3)}
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _on_spark(contestant: str, folder: Path, scratch: Path, rounds: int) -> dict[str, Any]:
-    from spark_reconcile.session import spark_session
+def _on_spark(
+    contestant: str, folder: Path, scratch: Path, rounds: int, *, output: Path | None = None
+) -> dict[str, Any]:  # fmt: skip
+    from spark_reconcile.session import Size, spark_session
 
     events = scratch / "events"
     events.mkdir()
@@ -229,26 +281,23 @@ def _on_spark(contestant: str, folder: Path, scratch: Path, rounds: int) -> dict
         f"spark.eventLog.enabled true\nspark.eventLog.dir file://{events}\nspark.eventLog.compress false\n"
         f"spark.local.dir {scratch}\n"
     )
-    with spark_session("local[2]", log=scratch / "spark.log") as spark:
+    messages = json.loads((folder / "planted.json").read_text())["messages"]
+    size = Size.MEDIUM if messages <= MEDIUM_MESSAGES_MAX else Size.LARGE
+    with spark_session("local[2]", log=scratch / "spark.log", size=size) as spark:
         spark.conf.set("spark.sql.shuffle.partitions", "16")
         found: dict[str, Any] = {"seconds": []}
         for number in range(rounds):
-            output = scratch / f"out-{number}"
+            results = output or scratch / f"out-{number}"
             match contestant:
                 case "join":
                     took, found["verdicts"] = timed(plain_join, spark, folder)
                 case "again":
-                    copy = scratch / f"records-{number}"
-                    shutil.copytree(folder, copy)
-                    first, _ = timed(ours, spark, copy, output)
-                    touch_one_hour(copy)
-                    took, judged = timed(ours, spark, copy, output)
-                    found.setdefault("first_seconds", []).append(first)
-                    found["hours_judged"] = len(judged)
-                    shutil.rmtree(copy)
+                    touch_one_hour(folder, number)
+                    took, judged = timed(ours, spark, folder, scratch / "out")
+                    found["hours_judged"], found["findings"] = len(judged), check(folder, scratch / "out")
                 case _:
-                    took, _ = timed(ours, spark, folder, output, full=contestant == "everything")
-                    found["findings"] = check(folder, output)
+                    took, _ = timed(ours, spark, folder, results, full=contestant == "everything")
+                    found["findings"] = check(folder, results)
             found["seconds"].append(took)
         found["java_peak_bytes"] = java_peak_bytes()
         found["java_processor_seconds"] = java_processor_seconds()
@@ -261,9 +310,10 @@ def main() -> None:
     parser.add_argument("contestant", choices=("digests", "everything", "again", "join", "duckdb"))
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path, help="leave the results here; default: a folder that is removed")
     chosen = parser.parse_args()
     planted = json.loads((chosen.folder / "planted.json").read_text())
-    found = measure(chosen.contestant, chosen.folder.resolve(), chosen.rounds)
+    found = measure(chosen.contestant, chosen.folder.resolve(), chosen.rounds, output=chosen.output)
     best = min(found["seconds"])
     whole = {"contestant": chosen.contestant, "messages": planted["messages"], **found}
     print(json.dumps({**whole, "rows_a_second": round(3 * planted["messages"] / best), "load": os.getloadavg()[0]}))

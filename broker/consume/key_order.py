@@ -181,14 +181,12 @@ class KeyOrder:
     def hand_out(self, first: int, end: int) -> None:
         """These are in hand from now on, or held back; they keep their places as leaders of their lanes."""
         for sequence in range(first, end):
-            self._open.discard(sequence)
-            self._ready.discard(sequence)
+            self._take_up(sequence)
 
     def end(self, first: int, end: int) -> None:
         """These are settled: the next of their keys may go."""
         for sequence in range(first, end):
-            self._open.discard(sequence)
-            self._ready.discard(sequence)
+            self._take_up(sequence)
             key = self._leaders.pop(sequence, None)
             if key is not None:
                 self._go_on(key)
@@ -225,6 +223,17 @@ class KeyOrder:
         self._ready_order = sorted(self._ready)
 
     # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _take_up(self, sequence: int) -> None:
+        """It is open no more. One that had to wait is told of only where an action before is lost, which let it go: it
+        must not lead its lane later, when nobody has it.
+        """
+        if sequence not in self._leaders and sequence not in self._ready and sequence in self._open:
+            lane = next((one for one in self._lanes.values() if sequence in one.waiting), None)
+            if lane is not None:
+                lane.waiting.remove(sequence)
+        self._open.discard(sequence)
+        self._ready.discard(sequence)
 
     def _file_fresh(self, sequence: int, key: int) -> None:
         self._open.add(sequence)

@@ -30,9 +30,6 @@ IDS_PREFIX: Final = "ids-"
 NEAR_MS: Final = 120_000
 """Messages in memory that are due later wait in a plain list, and are not in the wheel's heap yet."""
 
-_RECOVERED_FACTOR: Final = 4
-"""A piece of the id index that has so many times the ids that are to be remembered is not read for them."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayOptions:
@@ -96,13 +93,6 @@ class DelayCore:
             (int(one.removeprefix(IDS_PREFIX)) for one in names if one.startswith(IDS_PREFIX)), default=0
         )
         self._store.delete(sorted(names - used))
-        for one in self._state.index:
-            self._index.add(self._index.load(one))
-        self._recovered = frozenset(
-            self._index.newest_hashes(
-                self._options.dedup_messages, count_max=_RECOVERED_FACTOR * self._options.dedup_messages
-            )
-        )
         self._again.extend(sorted(self._state.hand_outs))
         for name in used:
             if not name.startswith(PREFIX):
@@ -174,12 +164,21 @@ class DelayCore:
 
     def _advance(self, now_ms: int) -> None:
         """Let the wheel have whatever may be due: messages in memory, and buckets whose time has begun."""
+        while True:
+            try:
+                self._remember_near(now_ms)
+                if now_ms >= self._next_begin_ms:
+                    self._open_buckets(now_ms)
+            except RunDamaged as damage:  # one that had fired by half: each is set aside once
+                self._quarantine(damage)
+            else:
+                return
+
+    def _remember_near(self, now_ms: int) -> None:
         if self._far_first_ms is not None and self._far_first_ms <= now_ms + NEAR_MS // 2:
             self._horizon_ms = now_ms + NEAR_MS
             waiting, self._far, self._far_first_ms = self._far, [], None
             self._remember([entry for entry in waiting if self._state.is_alive(entry)])
-        if now_ms >= self._next_begin_ms:
-            self._open_buckets(now_ms)
 
     def _open_buckets(self, now_ms: int) -> None:
         waiting = [bucket for bucket in self._state.buckets.values() if bucket.id not in self._opened]

@@ -8,6 +8,7 @@ fired long ago is left out. A look-up reads one block of three kilobytes a piece
 
 from __future__ import annotations
 
+import logging
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
@@ -20,7 +21,10 @@ import msgspec
 
 from broker.delay.records import StoredIndex
 from broker.delay.segment_store import SegmentStore
+from messaging.errors import StorageFailed
 from messaging.journal import SegmentDamaged
+
+logger = logging.getLogger(__name__)
 
 ENTRY_BYTES: Final = 24
 BLOCK_IDS: Final = 128
@@ -30,7 +34,8 @@ MERGED_PIECES: Final = 48
 _SLICE_IDS: Final = 32_768
 _KEYS: Final = 1 << 64
 _iter_entries: Final = struct.Struct(f"{ENTRY_BYTES}s").iter_unpack
-_pack: Final = struct.Struct(">QQQ").pack
+_ENTRY: Final = struct.Struct(">QQQ")
+_pack: Final = _ENTRY.pack
 
 
 class _Fences(msgspec.Struct, array_like=True, frozen=True):
@@ -47,6 +52,12 @@ _decode = msgspec.msgpack.Decoder(_Fences).decode
 def index_entries(hashes: Iterable[int], dues: Iterable[int], seqs: Iterable[int]) -> list[bytes]:
     """Entries, in order of their hashes."""
     return sorted(map(_pack, hashes, dues, seqs))
+
+
+def unpacked(entry: bytes) -> tuple[int, int, int]:
+    """The hash, due time and arrival of an entry."""
+    hash_, due_ms, seq = _ENTRY.unpack(entry)
+    return hash_, due_ms, seq
 
 
 @dataclass(slots=True, eq=False)
@@ -72,34 +83,49 @@ class IdIndex:
         self._damaged: set[str] = set()
 
     def load(self, stored: StoredIndex) -> IndexPiece:
-        """Read a piece's fences; to be added then."""
-        fences = _decode(self._store.read(stored.segment, stored.fences_position, stored.fences_bytes))
+        """Read a piece's fences; to be added then. One that is damaged or gone is empty, and among the damaged()."""
+        try:
+            fences = _decode(self._store.read(stored.segment, stored.fences_position, stored.fences_bytes))
+        except (SegmentDamaged, StorageFailed) as damage:
+            if isinstance(damage, StorageFailed) and stored.segment in self._store.list():
+                raise
+            self._note_damage(stored.segment, damage)
+            fences = _Fences([], [])
         return IndexPiece(stored, array("Q", fences.hashes), array("Q", fences.positions))
+
+    def damaged(self) -> list[StoredIndex]:
+        """The pieces that cannot be read whole: to be made anew."""
+        return [one.stored for one in self._pieces if one.stored.segment in self._damaged]
 
     def add(self, piece: IndexPiece) -> None:
         """Look in this piece too."""
         self._pieces = [*self._pieces, piece]  # who merges goes through them without a lock
 
-    def replace(self, merged: Iterable[StoredIndex], piece: IndexPiece) -> list[StoredIndex]:
-        """Look in one piece instead of these, at the place of the first of them; returns all there are now."""
+    def replace(self, merged: Iterable[StoredIndex], pieces: Sequence[IndexPiece]) -> list[StoredIndex]:
+        """Look in other pieces instead of these, at the place of the first of them; returns all there are now."""
         gone = {one.segment for one in merged}
         at = next(number for number, one in enumerate(self._pieces) if one.stored.segment in gone)
         later = [one for one in self._pieces[at:] if one.stored.segment not in gone]
-        self._pieces = [*self._pieces[:at], piece, *later]
+        self._pieces = [*self._pieces[:at], *pieces, *later]
+        self._damaged -= gone
         return [one.stored for one in self._pieces]
 
     def find(self, hash_: int) -> list[tuple[int, int]]:
-        """(due, seq) of every message whose id has this hash, newest piece first."""
-        key = hash_.to_bytes(8, "big")
-        found: list[tuple[int, int]] = []
-        for piece in reversed(self._pieces):
-            first = max(0, bisect_left(piece.hashes, hash_) - 1)
-            for block in range(first, bisect_right(piece.hashes, hash_)):
-                found += _found_in(self._read(piece, block), key)
-        return found
+        """(due, seq) of every message whose id has this hash, newest piece first, each once.
+
+        Raises StorageFailed while a piece is damaged: what it is silent about may be in there.
+        """
+        try:
+            found = chain.from_iterable(self._look_up(piece, hash_) for piece in reversed(self._pieces))
+            return list(dict.fromkeys(found))
+        except SegmentDamaged as damage:
+            raise StorageFailed(f"{damage}; the id index is being made anew, try again in a minute") from damage
 
     def newest_hashes(self, count_min: int, *, count_max: int) -> Iterator[int]:
-        """Hashes of the newest ids: `count_min` of them and up to a piece more, where there are so many."""
+        """Hashes of the newest ids: `count_min` of them and up to a piece more, where there are so many.
+
+        Raises SegmentDamaged; that piece is among the damaged() then.
+        """
         for piece in reversed(self._pieces):
             if count_min <= 0:
                 return
@@ -120,9 +146,9 @@ class IdIndex:
         """The pieces that are to become one, when there are too many: the smallest of those that are old.
 
         The `newest` ids stay apart from what is older, for newest_hashes(): where they are in most of the pieces, the
-        first of these are merged. What is damaged is left as it is.
+        first of these are merged.
         """
-        pieces = [one for one in self._pieces if one.stored.segment not in self._damaged]
+        pieces = self._pieces
         if len(pieces) <= PIECES_MAX:
             return []
         totals = accumulate(one.stored.count for one in reversed(pieces))
@@ -134,7 +160,7 @@ class IdIndex:
     def merge(self, merged: Iterable[StoredIndex], segment: str, *, due_min_ms: int) -> Iterator[StoredIndex | None]:
         """Write one piece of many, in small steps: yields None after each, and the new piece last.
 
-        What was due before `due_min_ms` is left out. Raises SegmentDamaged; to_merge() then leaves that piece out.
+        What was due before `due_min_ms` is left out. Raises SegmentDamaged; that piece is among the damaged() then.
         """
         names = {one.segment for one in merged}
         pieces = [one for one in self._pieces if one.stored.segment in names]
@@ -153,18 +179,30 @@ class IdIndex:
         first = max(0, bisect_left(piece.hashes, low) - 1)
         entries: list[bytes] = []
         for block in range(first, bisect_left(piece.hashes, high)):
-            try:
-                data = self._read(piece, block)
-            except SegmentDamaged:
-                self._damaged.add(piece.stored.segment)
-                raise
-            entries += [one for (one,) in _iter_entries(data)]
+            entries += [one for (one,) in _iter_entries(self._read(piece, block))]
         start = bisect_left(entries, low.to_bytes(8, "big"))
         stop = len(entries) if high == _KEYS else bisect_left(entries, high.to_bytes(8, "big"))
         return entries[start:stop]
 
+    def _look_up(self, piece: IndexPiece, hash_: int) -> Iterator[tuple[int, int]]:
+        if piece.stored.segment in self._damaged:
+            raise SegmentDamaged(f"{piece.stored.segment} is damaged")
+        first = max(0, bisect_left(piece.hashes, hash_) - 1)
+        for block in range(first, bisect_right(piece.hashes, hash_)):
+            yield from _found_in(self._read(piece, block), hash_.to_bytes(8, "big"))
+
     def _read(self, piece: IndexPiece, block: int) -> bytes:
-        return self._store.read(piece.stored.segment, piece.positions[block], piece.block_bytes(block))
+        segment = piece.stored.segment
+        try:
+            return self._store.read(segment, piece.positions[block], piece.block_bytes(block))
+        except SegmentDamaged as damage:
+            self._note_damage(segment, damage)
+            raise
+
+    def _note_damage(self, segment: str, damage: Exception) -> None:
+        if segment not in self._damaged:
+            logger.critical("id_index_damaged", extra={"segment": segment, "error": str(damage)})
+            self._damaged.add(segment)
 
 
 class _Writer:

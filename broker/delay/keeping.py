@@ -13,7 +13,7 @@ from typing import Final
 from broker.delay.batch import Batch
 from broker.delay.core import IDS_PREFIX, DelayCore
 from broker.delay.filing import Filed
-from broker.delay.id_index import IndexPiece, index_entries
+from broker.delay.id_index import IndexPiece, index_entries, unpacked
 from broker.delay.levels import BucketState, is_to_expand
 from broker.delay.records import BucketChanged, Flushed, Moved, StoredIndex
 from broker.delay.run import DUE, ID, SEQ, Entry, Run, id_hashes, is_marked
@@ -25,7 +25,11 @@ from messaging.journal import SegmentDamaged
 logger = logging.getLogger(__name__)
 
 _STEP_BYTES_MAX: Final = 8 * 1024 * 1024
+_CHEAP_PART: Final = 8
+"""A checkpoint is cheap with so small a part of what memory may hold."""
 _FREED_AT_ONCE: Final = 2_048
+_RECOVERED_FACTOR: Final = 4
+"""A piece of the id index that has so many times the ids that are to be remembered is not read for them."""
 
 
 class Keeping(DelayCore):
@@ -52,6 +56,9 @@ class Keeping(DelayCore):
             self._log.commit(place)
             self._store.delete(garbage)
             del self._garbage[: len(garbage)]
+            if self._index.damaged():
+                self._mend_index()
+                return True
             return self._expand_step(now_ms) or self._merge_step(now_ms)
 
     def is_full(self) -> bool:
@@ -79,7 +86,7 @@ class Keeping(DelayCore):
     # -- memory into buckets -----------------------------------------------------------------------------------------
 
     def _flush(self, now_ms: int) -> None:
-        """Put what is in memory into buckets and the id index, and begin a new log segment.
+        """Put what is in memory into buckets and the id index, and begin a new log segment where that is due.
 
         Everything goes on while it is written: the lock is held to see what is in memory, and to make it count. What
         fires or is canceled in between is marked then.
@@ -98,8 +105,11 @@ class Keeping(DelayCore):
         with self._lock:
             self._refuse_if_closed()
             self._take_over(filed, piece, recent, seen)
-            garbage = self._log.old_segments() + self._garbage_at_checkpoint
-            self._garbage_at_checkpoint = []
+            garbage: list[str] = []
+            if self._is_checkpoint_due():
+                self._log.begin(self._state.checkpoint())
+                garbage = self._log.old_segments() + self._garbage_at_checkpoint
+                self._garbage_at_checkpoint = []
         self._log.commit()
         self._garbage += garbage
         filed.entries.clear()
@@ -118,7 +128,11 @@ class Keeping(DelayCore):
         self._far, self._far_first_ms = [], None
         self._remember(state.pending.values())
         self._place_runs(filed.added)
-        self._log.begin(state.checkpoint())
+
+    def _is_checkpoint_due(self) -> bool:
+        """A checkpoint has all that came during the flush in it, once more: so not behind each, where that is much."""
+        is_little = self._state.pending_bytes <= self._options.memory_bytes_max // _CHEAP_PART
+        return is_little or self._log.grown_bytes >= self._options.log_bytes_max
 
     def _write_index(self, ids: list[str], dues: list[int], seqs: list[int]) -> IndexPiece | None:
         """A piece of the id index for all that came since the last flush, fired or not."""
@@ -244,23 +258,75 @@ class Keeping(DelayCore):
             stored = next(steps)
             if stored is not None:
                 self._merging = None
-                self._replace_index(merged, stored)
+                self._replace_index(merged, [stored])
         except StorageFailed:
             self._merging = None
             raise
-        except SegmentDamaged as damage:  # the next merge leaves that piece out
-            logger.critical("id_index_damaged", extra={"error": str(damage)})
+        except SegmentDamaged:  # that piece is made anew before the next merge
             self._merging = None
         return True
 
-    def _replace_index(self, merged: list[StoredIndex], stored: StoredIndex) -> None:
-        self._store.sync([stored.segment])
-        self._store.seal(stored.segment)
-        piece = self._index.load(stored)
+    def _replace_index(self, old: list[StoredIndex], new: Sequence[StoredIndex]) -> None:
+        self._store.sync([one.segment for one in new])
+        for one in new:
+            self._store.seal(one.segment)
+        pieces = [self._index.load(one) for one in new]
         with self._lock:
             self._refuse_if_closed()
-            self._state.index = self._index.replace(merged, piece)
-            self._garbage_at_checkpoint += sorted(one.segment for one in merged)
+            self._state.index = self._index.replace(old, pieces)
+            self._garbage_at_checkpoint += sorted(one.segment for one in old)
+
+    def _open_index(self) -> None:
+        """Read what is to be in memory of the id index; what of it is damaged is made anew."""
+        for one in self._state.index:
+            self._index.add(self._index.load(one))
+        count = self._options.dedup_messages
+        for _ in range(len(self._state.index) + 1):
+            if self._index.damaged():
+                self._mend_index()
+            try:
+                newest = frozenset(self._index.newest_hashes(count, count_max=_RECOVERED_FACTOR * count))
+            except SegmentDamaged:
+                continue
+            self._recovered |= newest
+            return
+
+    def _mend_index(self) -> None:
+        """Make the pieces that are damaged anew, of all that stands in buckets: more than was in them.
+
+        What had fired of it is not known any more: that it is too late to cancel, and that its id came before.
+        """
+        damaged = self._index.damaged()
+        newest_seq = self._state.next_seq - self._options.dedup_messages
+        made: list[StoredIndex] = []
+        recent: set[int] = set()
+        for some in self._standing_entries():
+            made.append(self._index.write(self._next_ids_segment(), sorted(some)))
+            recent.update(hash_ for hash_, _, seq in map(unpacked, some) if seq >= newest_seq)
+        self._merging = None  # of what was there before
+        self._recovered |= recent
+        self._replace_index(damaged, made)
+        logger.warning(
+            "id_index_made_anew",
+            extra={"segments": [one.segment for one in damaged], "ids": sum(one.count for one in made)},
+        )
+
+    def _standing_entries(self) -> Iterator[list[bytes]]:
+        """Entries of the id index for all that stands in buckets, so many at a time as are in memory anyway."""
+        with self._lock:
+            places = [(one.segment, run) for one in self._state.buckets.values() for run in one.runs.values()]
+        entries: list[bytes] = []
+        for segment, run in places:
+            try:
+                columns, stored = self._reader.read_columns(segment, run), self._reader.read_messages(segment, run)
+            except RunDamaged:  # it is set aside when it is due
+                continue
+            entries += index_entries(id_hashes(stored.ids), columns.due, columns.seq)
+            if len(entries) >= self._options.memory_messages_max:
+                yield entries
+                entries = []
+        if entries:
+            yield entries
 
     def _drop_finished(self) -> None:
         for bucket_id in list(self._opened):

@@ -64,6 +64,7 @@ class LocalSegmentStore:
         """For open()."""
         self.epoch = epoch
         self._folder = folder
+        self._seen_epoch: tuple[int, int] | None = None  # the file that was read last, and is ours
         self._storage = storage
         self._folder_lock = lock
         self._files: OrderedDict[str, _File] = OrderedDict()
@@ -107,8 +108,11 @@ class LocalSegmentStore:
         return ends
 
     def sync(self, names: Iterable[str]) -> None:
-        """Make segments durable, and the folder where a file is new; see the port."""
-        self._refuse_if_unable()
+        """Make segments durable, and the folder where a file is new; see the port.
+
+        Whether another writes is asked behind it: what was synced too late is not to be answered.
+        """
+        self._refuse_if_failed()
         try:
             self._sync_files(tuple(names))
             with self._guard:
@@ -117,7 +121,8 @@ class LocalSegmentStore:
                     self._folder_changed = False
         except OSError as error:
             raise self._failed(error) from error
-        self._refuse_if_unable()
+        self._refuse_if_closed()
+        self._refuse_if_fenced()
 
     def read(self, name: str, position: int, size_bytes: int) -> bytes:
         """One record; see the port."""
@@ -142,11 +147,16 @@ class LocalSegmentStore:
             if len(data) < HEADER_BYTES or not any(data[:HEADER_BYTES]):  # its writer died while making it
                 return
             raise SegmentDamaged(f"{name}: its header does not match its checksum; restore it from a copy")
+        end = 0
         try:
             for one in read_frames(memoryview(data)[HEADER_BYTES:], first_offset=0):
+                end = one.end
                 yield Record(one.offset, one.payload, one.end)
         except SegmentDamaged as damage:
             raise SegmentDamaged(f"{name}: {damage}; restore {name}{SUFFIX} from a copy") from damage
+        torn_bytes = len(data) - HEADER_BYTES - end
+        if torn_bytes:  # by a kill or a power cut, or else what was said to be durable is damaged: that looks alike
+            logger.warning("torn_tail_passed", extra={"segment": name, "bytes": torn_bytes, "position": end})
 
     def seal(self, name: str) -> None:
         """Let go of the file; see the port."""
@@ -189,8 +199,7 @@ class LocalSegmentStore:
 
     def _opened(self, name: str, *, make: bool) -> _Use:
         with self._guard:
-            if self._closed:
-                raise StorageFailed("the segment store is closed")
+            self._refuse_if_closed()
             file = self._files.get(name)
             if file is None:
                 file = self._files[name] = self._open_file(name, make=make)
@@ -208,10 +217,11 @@ class LocalSegmentStore:
         try:
             size = os.fstat(descriptor).st_size
             if not _is_header(os.pread(descriptor, HEADER_BYTES, 0)):
-                _check_unfinished(name, size)
+                if size > HEADER_BYTES:  # what is behind it has checksums of its own
+                    logger.error("segment_header_made_anew", extra={"segment": name})
                 self._storage.write(descriptor, _header(self.epoch), position=0)
                 self._folder_changed = True
-                size = HEADER_BYTES
+                size = max(size, HEADER_BYTES)
         except BaseException:
             os.close(descriptor)
             raise
@@ -280,8 +290,17 @@ class LocalSegmentStore:
 
     def _refuse_if_unable(self) -> None:
         self._refuse_if_failed()
+        self._refuse_if_closed()
+        found = _epoch_file(self._folder)
+        if found is None or found != self._seen_epoch:
+            self._refuse_if_fenced()
+            self._seen_epoch = found
+
+    def _refuse_if_closed(self) -> None:
         if self._closed:
             raise StorageFailed("the segment store is closed")
+
+    def _refuse_if_fenced(self) -> None:
         if _read_epoch(self._folder) != self.epoch:
             raise WriterFenced(f"another process writes to {self._folder} now; this one must end")
 
@@ -328,13 +347,17 @@ def _is_header(data: bytes) -> bool:
     return True
 
 
-def _check_unfinished(name: str, size: int) -> None:
-    if size > HEADER_BYTES:
-        raise SegmentDamaged(f"{name}: its header does not match its checksum; restore it from a copy")
+def _epoch_file(folder: Path) -> tuple[int, int] | None:
+    """Which file the epoch is in, and when it was written: asked with each write, by one system call."""
+    try:
+        status = (folder / "epoch").stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _read_epoch(folder: Path) -> int:
-    """Asked with each write, so by three system calls, where a file object makes eight."""
+    """By three system calls, where a file object makes eight."""
     try:
         descriptor = os.open(folder / "epoch", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -13,6 +13,7 @@ from typing import Final
 from broker.delay import records
 from broker.delay.segment_store import Record, SegmentStore
 from messaging.errors import StorageFailed
+from messaging.journal import SegmentDamaged
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,10 @@ class ScheduleLog:
         return self._durable.get(self.name, 0) < self._end
 
     def recover(self) -> Iterator[records.LogRecord]:
-        """Every record since the newest whole checkpoint; none in an empty store. To be exhausted."""
+        """Every record since the newest whole checkpoint; none in an empty store. To be exhausted.
+
+        Raises SegmentDamaged where that checkpoint is damaged, or anything but a last record.
+        """
         names = [name for name in self._store.list() if name.startswith(PREFIX)]
         while names:
             found = self._store.scan(names[-1])
@@ -65,6 +69,9 @@ class ScheduleLog:
                 yield decoded
                 yield from self._follow(first, found)
                 return
+            if len(names) == 1 and names[0] != f"{PREFIX}{1:012d}":
+                # Its predecessor went only when its checkpoint was durable: this was whole.
+                raise SegmentDamaged(f"{names[0]}: its checkpoint is damaged; restore {names[0]} from a copy")
             logger.warning("unfinished_log_removed", extra={"segment": names[-1]})
             self._store.delete([names.pop()])
 

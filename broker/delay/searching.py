@@ -10,6 +10,7 @@ from typing import Final
 from broker.delay.core import DelayCore
 from broker.delay.levels import candidates
 from broker.delay.run import Columns, Run, id_hashes
+from broker.delay.run_reader import RunDamaged
 from messaging.errors import StorageFailed
 
 
@@ -114,6 +115,9 @@ class Searching(DelayCore):
             columns = self._reader.read_columns(segment, run)
         except StorageFailed:  # its bucket was dropped meanwhile
             return
+        except RunDamaged as damage:
+            self._set_aside(damage)
+            return
         number = None if topic is None else _number(columns, topic)
         if topic is not None and number is None:
             return
@@ -129,19 +133,29 @@ class Searching(DelayCore):
         found: list[Standing] = []
         has_fired = False
         for due_ms, seq in self._index.find(id_hashes([message_id])[0]):
-            standing = self._look_up(message_id, (due_ms, seq))
+            try:
+                standing = self._look_up(message_id, (due_ms, seq))
+            except RunDamaged as damage:
+                self._set_aside(damage)
+                return self._standing(message_id)
             if standing is None:
                 has_fired = True
             elif standing.run.id:
                 found.append(standing)
         return found, has_fired
 
+    def _set_aside(self, damage: RunDamaged) -> None:
+        with self._lock:
+            if damage.run.id in self._state.bucket_of:
+                self._quarantine(damage)
+
     def _look_up(self, message_id: str, key: tuple[int, int]) -> Standing | None:
         """The message of this (due, seq), where it waits; None where it has fired. Coarsest bucket first."""
         for bucket_id in candidates(key[0]):
             bucket = self._state.buckets.get(bucket_id)
             for run in bucket.runs.values() if bucket else ():
-                index = self._reader.columns(run).index_of(*key) if run.may_hold(key) else None
+                may_be = run.taken < run.count and run.may_hold(key)
+                index = self._reader.columns(run).index_of(*key) if may_be else None
                 if index is not None and index >= run.taken:
                     columns = self._reader.columns(run)
                     topic = columns.topics[columns.topic[index]]

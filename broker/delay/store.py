@@ -47,6 +47,7 @@ class DelayStore(Keeping, Searching):
         """
         schedule = cls(store, options or DelayOptions())
         schedule._recover()
+        schedule._open_index()
         return schedule
 
     def schedule(self, batch: Sequence[Timed], *, now_ms: int) -> list[PublishStatus]:
@@ -275,7 +276,7 @@ class DelayStore(Keeping, Searching):
                 run = part.run
                 columns, stored = self._reader.columns(run), self._reader.messages(run)
                 batch.add_piece(columns, stored, gone=run.gone, start=part.start, stop=part.stop)
-        if len(taken.parts) > 1:
+        if taken.is_mixed:
             batch.sort()
         return batch
 

@@ -33,11 +33,13 @@ class Piece:
 
 @dataclass(slots=True)
 class Taken:
-    """What was taken out: pieces of runs and messages in memory, in order."""
+    """What was taken out: pieces of runs and messages in memory."""
 
     parts: list[Piece | Entry] = field(default_factory=list)
     count: int = 0
     size_bytes: int = 0
+    is_mixed: bool = True
+    """Whether it may be of several lanes, each in order by itself."""
 
     def add(self, part: Piece | Entry) -> None:
         """Put a part behind the others."""
@@ -137,8 +139,9 @@ class _Lane:
 class Wheel:
     """Everything that may be due soon, in lanes: one for all topics together, one for each that has very many messages.
 
-    What is due comes in order of due time, then arrival. Where more is due than a batch holds, the lanes take turns,
-    each in that order, so that a million messages of one topic hold up no other.
+    What is due comes in order of due time, then arrival. Where more is due than a batch holds, the lanes share it, each
+    in that order, so that a million messages of one topic hold up no other. Every second batch is short where lanes
+    share: whoever is beside a crowd waits for one long batch at the most, and then for little more than itself.
     """
 
     def __init__(self, columns: Callable[[Run], Columns]) -> None:
@@ -146,6 +149,7 @@ class Wheel:
         self._shared = _Lane(columns)
         self._own: dict[str, _Lane] = {}
         self._shared_near: Counter[str] = Counter()
+        self._is_short = False  # the last batch was
 
     def push(self, entry: Entry) -> None:
         """Take in a message in memory."""
@@ -183,10 +187,13 @@ class Wheel:
         """Take out what is due, up to either bound. The one place where a due time meets the clock."""
         due = _Due((now_ms + 1, 0), is_alive)  # nothing due later than now
         lanes = sorted((lane for lane in self._lanes() if lane.next_key() < due.end), key=_Lane.next_key)
+        self._is_short = len(lanes) > 1 and not self._is_short
+        if self._is_short:
+            count_max = min(count_max, len(lanes) * CROWD_MESSAGES)
         shares = [len(lanes) - number for number in range(len(lanes))]  # what one leaves is for those behind,
         if len(lanes) > 1:
             lanes, shares = lanes * 2, shares + [1] * len(lanes)  # and what all leave for whoever has more
-        taken = Taken()
+        taken = Taken(is_mixed=len(lanes) > 1)
         for lane, share in zip(lanes, shares, strict=True):
             popped = lane.take(
                 taken, due,

@@ -58,7 +58,7 @@ def take(call: Call, request: PullRequest) -> Taken | None:
     """Pull once, without waiting; None where nothing is ready."""
     handed = call.engine.take(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
-        consumer=request.consumer,
+        consumer=request.consumer, fires=not request.wait_ms,
     )  # fmt: skip
     return _taken(call, handed) if handed else None
 
@@ -69,7 +69,7 @@ def take_at_hand(call: Call, request: PullRequest) -> Taken | Literal["nothing"]
         return None  # to give back what an answer cannot carry is synced
     handed = call.engine.take_at_hand(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
-        consumer=request.consumer,
+        consumer=request.consumer, fires=not request.wait_ms,
     )  # fmt: skip
     if handed is None:
         return None

@@ -20,7 +20,8 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 _TOPIC_PARTS: Final = 5
 _GROUP_PARTS: Final = 7
-DIRECT: Final = frozenset({"messages", "pull", "ack", "nack", "extend"})
+_PUBLISH: Final = ["", "v1", "publish"]
+DIRECT: Final = frozenset({"messages", "publish", "pull", "ack", "nack", "extend"})
 """The last parts of the paths that go the short way, all of them by POST."""
 
 
@@ -44,13 +45,16 @@ class BrokerApp(FastAPI):
 
 
 def path_names(raw_path: bytes) -> tuple[str, dict[str, str] | None]:
-    """The last part of a path, and its topic and group where it is /v1/topics/T/last or /v1/topics/T/groups/G/last.
+    """The last part of a path, and its topic and group where it is /v1/topics/T/messages, /v1/topics/T/groups/G/last
+    or /v1/publish, which has neither.
 
     Parts are split before they are decoded, so that `..%2Fx` is one odd name.
     """
     parts = raw_path.decode("latin-1").split("/")
     last = parts[-1]
-    if parts[:3] != ["", "v1", "topics"]:
+    if parts == _PUBLISH:
+        return last, {}
+    if parts[:3] != ["", "v1", "topics"] or last == "publish":
         return last, None
     if len(parts) == _TOPIC_PARTS and last == "messages" and parts[3]:
         return last, {"topic": parts[3]}

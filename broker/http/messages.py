@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from broker.http.access import Role
+from broker.http.access import Role, authorize
 from broker.http.alike import alike
 from broker.http.call import Call
 from broker.http.codec import Codec
@@ -36,6 +36,12 @@ from messaging.wire import (
     ScheduledMessage,
     ScheduledQuery,
 )
+from messaging.wire_addressed import (
+    AddressedMessage,
+    AddressedPublishRequest,
+    PackedAddressedMessage,
+    PackedAddressedPublishRequest,
+)
 from messaging.wire_messages import body_bytes
 
 _BUCKET_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
@@ -52,19 +58,26 @@ def publish(call: Call) -> PublishAnswer | msgspec.Raw:
     else:
         sent = call.read(PackedPublishRequest).messages
     call.check_batch(sent, where="$.messages")
-    now_ms = call.services.clock.now_ms()
-    batch = [_message(call, one, number=number, now_ms=now_ms) for number, one in enumerate(sent)]
-    results = call.engine.publish(batch)
-    return PublishAnswer(
-        results=[PublishOutcome(id=result.id, status=result.status, error=result.error) for result in results]
-    )
+    return _store(call, sent, [call.topic] * len(sent))
 
 
-def _all_stored(call: Call, ids: Sequence[str]) -> PublishAnswer | msgspec.Raw:
-    packed = alike("id", ids, {"status": PublishStatus.STORED, "error": None}) if call.is_packed else None
-    if packed is not None:
-        return packed
-    return PublishAnswer(results=[PublishOutcome(id=one, status=PublishStatus.STORED) for one in ids])
+def publish_addressed(call: Call) -> PublishAnswer | msgspec.Raw:
+    """Store a batch whose messages name their topics, each of which the sender must be allowed to publish to; all of it
+    is checked before any of it is stored.
+    """
+    sent: Sequence[AddressedMessage | PackedAddressedMessage]
+    if call.body_codec is Codec.JSON:
+        sent = call.read(AddressedPublishRequest).messages
+    else:
+        sent = call.read(PackedAddressedPublishRequest).messages
+    call.check_batch(sent, where="$.messages")
+    allowed: set[str] = set()
+    for number, topic in enumerate(one.topic for one in sent):
+        if topic not in allowed:
+            _check_topic(topic, where=f"$.messages[{number}].topic")
+            authorize(call.principal, Role.PUBLISH, topic)
+            allowed.add(topic)
+    return _store(call, sent, [one.topic for one in sent])
 
 
 def cancel(call: Call) -> CancelAnswer:
@@ -102,7 +115,28 @@ def scheduled_message(call: Call) -> ScheduledMessage:
     return ScheduledMessage(id=call.item, topic=str(found["topic"]), deliver_at_ms=int(str(found["deliver_at_ms"])))
 
 
-def _message(call: Call, sent: PublishedMessage, *, number: int, now_ms: int) -> Message:
+def _store(call: Call, sent: Sequence[PublishedMessage], topics: Sequence[str]) -> PublishAnswer | msgspec.Raw:
+    now_ms = call.services.clock.now_ms()
+    batch = [
+        _message(call, one, topic=topic, number=number, now_ms=now_ms)
+        for number, (one, topic) in enumerate(zip(sent, topics, strict=True))
+    ]
+    results = call.engine.publish(batch)
+    if all(one.status is PublishStatus.STORED for one in results):
+        return _all_stored(call, [one.id for one in results])
+    return PublishAnswer(
+        results=[PublishOutcome(id=result.id, status=result.status, error=result.error) for result in results]
+    )
+
+
+def _all_stored(call: Call, ids: Sequence[str]) -> PublishAnswer | msgspec.Raw:
+    packed = alike("id", ids, {"status": PublishStatus.STORED, "error": None}) if call.is_packed else None
+    if packed is not None:
+        return packed
+    return PublishAnswer(results=[PublishOutcome(id=one, status=PublishStatus.STORED) for one in ids])
+
+
+def _message(call: Call, sent: PublishedMessage, *, topic: str, number: int, now_ms: int) -> Message:
     where = f"$.messages[{number}]"
     try:
         body = body_bytes(sent.body, sent.encoding)
@@ -117,7 +151,7 @@ def _message(call: Call, sent: PublishedMessage, *, number: int, now_ms: int) ->
             )
         return Message(
             id=new_message_id() if sent.id is None else sent.id,
-            topic=call.topic,
+            topic=topic,
             body=body,
             key=sent.key,
             headers=sent.headers or {},

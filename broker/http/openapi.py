@@ -36,15 +36,17 @@ def _given(**properties: dict[str, Any]) -> dict[str, Any]:
     return {"required": list(properties), "properties": properties}
 
 
+_PUBLISHED: Final[dict[str, Any]] = {
+    "not": _given(deliver_at_ms={"type": "integer"}, delay_ms={"type": "integer"}),
+    "allOf": [{"properties": {"encoding": {"enum": [Encoding.UTF8, Encoding.BASE64, None]}}}],
+    "if": _given(encoding={"const": Encoding.BASE64}),
+    "then": {"properties": {"body": {"pattern": _BASE64}}},
+}
 _RULES: Final[dict[str, dict[str, Any]]] = {
     "SeekRequest": {"oneOf": [_given(to_ms={"type": "integer"}), _given(to_offset={"type": "integer"})]},
     "RedriveRequest": {"oneOf": [_given(ids={"type": "array"}), _given(all={"const": True})]},
-    "PublishedMessage": {
-        "not": _given(deliver_at_ms={"type": "integer"}, delay_ms={"type": "integer"}),
-        "allOf": [{"properties": {"encoding": {"enum": [Encoding.UTF8, Encoding.BASE64, None]}}}],
-        "if": _given(encoding={"const": Encoding.BASE64}),
-        "then": {"properties": {"body": {"pattern": _BASE64}}},
-    },
+    "PublishedMessage": _PUBLISHED,
+    "AddressedMessage": _PUBLISHED,
 }
 _ALWAYS: Final = (
     ProblemKind.WRONG_SHAPE,

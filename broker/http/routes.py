@@ -12,7 +12,7 @@ import msgspec
 from broker.http import deliveries, groups, messages
 from broker.http.access import Role
 from broker.http.call import Call
-from messaging import problem, wire, wire_broadcast, wire_dead
+from messaging import problem, wire, wire_addressed, wire_broadcast, wire_dead
 
 TOPIC: Final = "/v1/topics/{topic}"
 GROUP: Final = TOPIC + "/groups/{group}"
@@ -55,6 +55,11 @@ ROUTES: Final = (
         method="POST", path=TOPIC + "/messages", role=Role.PUBLISH, work=Work.PUBLISH, handler=messages.publish,
         body=wire.PublishRequest, answer=wire.PublishAnswer,
         summary="Store a batch of messages; answered when they are durable",
+    ),
+    Route(
+        method="POST", path="/v1/publish", role=Role.PUBLISH, work=Work.PUBLISH, handler=messages.publish_addressed,
+        body=wire_addressed.AddressedPublishRequest, answer=wire.PublishAnswer,
+        summary="Store a batch of messages of many topics; answered when they are durable",
     ),
     Route(
         method="POST", path=TOPIC + "/read", role=Role.CONSUME, work=Work.READ, handler=None,

@@ -52,12 +52,12 @@ class ForConsumers(Protocol):
     """Messages out to groups, and what becomes of them."""
 
     def take(
-        self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None
+        self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool
     ) -> list[Handed]:
-        """Hand out what is ready, without waiting for more."""
+        """Hand out what is ready; with `fires` what is due is waited for, where that is less than is asked for."""
 
     def take_at_hand(
-        self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None
+        self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool
     ) -> list[Handed] | None:
         """take() for an event loop; None where it might have to wait."""
 

@@ -1,6 +1,6 @@
 """Connections that answer publishes, pulls and settlements themselves, without ASGI. Whatever is odd goes on by it.
 
-A request of one message costs uvicorn's cycle and Starlette more than its own work. A POST on one of the five paths
+A request of one message costs uvicorn's cycle and Starlette more than its own work. A POST on one of the six paths
 whose head is allowed, with a length that is, is read here as the parser brings it, and its answer written as one piece.
 """
 
@@ -20,6 +20,7 @@ from broker.http.bounded_http import BoundedHttpProtocol
 from broker.http.call import Call, Services
 from broker.http.direct import DIRECT, path_names
 from broker.http.known_head import HEADS_KNOWN_MAX, KnownHead, known_head
+from broker.http.outlet import Outlet
 from broker.http.problems import Problem
 from broker.http.routes import ROUTES, Route, Work
 from broker.http.serving import HEADERS, Head, admitted, call_of, failed, pool_of, pull, read_head, too_slow, work
@@ -77,6 +78,7 @@ class ShortHttpProtocol(BoundedHttpProtocol):
         super().connection_made(transport)
         self._known: dict[bytes, KnownHead] = {}
         self._in_work: ShortRequest | None = None
+        self._outlet = Outlet(transport)
 
     def on_headers_complete(self) -> None:
         """The head ends: the request goes the short way, or uvicorn's."""
@@ -272,7 +274,7 @@ class ShortHttpProtocol(BoundedHttpProtocol):
         defaults = tuple(self.server_state.default_headers)
         if isinstance(answer, bytes) and short.keep_alive:
             head = _head_of_success(defaults, short.head.answer_codec.value)
-            self.transport.writelines((b"%bcontent-length: %d\r\n\r\n" % (head, len(answer)), answer))
+            self._outlet.write(b"%bcontent-length: %d\r\n\r\n" % (head, len(answer)), answer)
         else:
             if isinstance(answer, bytes):
                 answer = Response(answer, 200, HEADERS, media_type=short.head.answer_codec.value)

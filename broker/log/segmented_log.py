@@ -158,10 +158,13 @@ class SegmentedLog:
 
         Raises StorageFailed (full disk...) with nothing appended.
         """
+        return self.append_frames(*frames(payloads))
+
+    def append_frames(self, data: bytes, sizes: Sequence[int]) -> list[int]:
+        """append() of what journal.frames() made already, which needs no lock."""
         self.refuse_if_failed()
         if not self.segments:
             raise StorageFailed("the log is closed")
-        data, sizes = frames(payloads)
         try:
             if self.is_full:
                 self.roll()

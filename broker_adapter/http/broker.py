@@ -13,7 +13,9 @@ import msgspec
 from broker_adapter.http.admin import HttpAdmin
 from broker_adapter.http.broadcasts import read_topic
 from broker_adapter.http.connection import Connection, Options, WireCodec
-from broker_adapter.http.gathering import Gathering
+from broker_adapter.http.failures import own
+from broker_adapter.http.gathering import Gathering, Outcome
+from broker_adapter.http.publishing import Publishing, requests_of
 from broker_adapter.http.submitting import Submitting
 from messaging import limits, wire, wire_messages
 from messaging.broadcast import Start, TopicRead
@@ -23,8 +25,6 @@ from messaging.errors import (
     BrokerUnavailable,
     ConfigurationError,
     InvalidMessage,
-    NotAuthorized,
-    NotSupported,
 )
 from messaging.message import (
     AckStatus,
@@ -34,17 +34,13 @@ from messaging.message import (
     Message,
     NackStatus,
     PublishResult,
-    PublishStatus,
     check_group,
     check_message_id,
     check_topic,
 )
 
-REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
-"""A publish is split into requests of about this size; one message may be larger."""
 TURN_TIMEOUTS_MAX: Final = 4
 """A publish waits at most this many time-outs for those before it."""
-_MESSAGE_OVERHEAD_BYTES: Final = 256
 
 Entry = TypeVar("Entry")
 Status = TypeVar("Status")
@@ -59,19 +55,13 @@ class _Deliveries(msgspec.Struct, frozen=True):
     deliveries: list[Delivery]
 
 
-class _Published(msgspec.Struct, frozen=True):
-    """wire.PublishAnswer, read into what callers get."""
-
-    results: list[PublishResult]
-
-
 class HttpBroker:
     """A Broker at a URL, e.g. `http://127.0.0.1:7788`. Does no I/O before it is used; all methods are thread-safe.
 
-    Small publishes of many threads share requests, see gathering. A publish of many topics is one request a topic or
-    more, in the batch's order. One that is refused for what is in it is halved until the message at fault is alone, so
-    that only that one is `rejected`. Requests are repeated where that is safe, see Connection.send(): publish, ack,
-    extend, cancel and whatever only reads, but neither pull nor nack.
+    Small publishes of many threads share requests, see gathering. A publish of many topics is one request, to a broker
+    that knows of these, and else one a topic. One that is refused for what is in it is halved until the message at
+    fault is alone, so that only that one is `rejected`. Requests are repeated where that is safe, see
+    Connection.send(): publish, ack, extend, cancel and whatever only reads, but neither pull nor nack.
     """
 
     def __init__(
@@ -98,9 +88,10 @@ class HttpBroker:
             )
         )
         self._admin = HttpAdmin(self._connection)
+        publish = Publishing(self._connection).publish
         turns_s_max = TURN_TIMEOUTS_MAX * timeout_ms / 1000
-        self._submitting = Submitting(self._publish, place=self._connection.place, wait_s_max=turns_s_max)
-        self._gathering = Gathering(self._publish, place=self._connection.place, wait_s_max=turns_s_max)
+        self._submitting = Submitting(publish, place=self._connection.place, wait_s_max=turns_s_max)
+        self._gathering = Gathering(publish, place=self._connection.place, wait_s_max=turns_s_max)
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch; one result a message, in order.
@@ -108,21 +99,14 @@ class HttpBroker:
         Where the token does not allow some of its topics, the others are published all the same, and NotAuthorized is
         raised in the end: publish the batch again once an operator has seen to it.
         """
-        if _is_one_request(batch):
-            return self._gathering.publish(batch[0].topic, batch)
-        results: dict[int, PublishResult] = {}
-        refusal: BrokerRefused | None = None
-        for topic, places in _by(batch, key=lambda message: message.topic).items():
-            try:
-                for chunk in _chunks(batch, places):
-                    results.update(
-                        zip(chunk, self._gathering.publish(topic, [batch[place] for place in chunk]), strict=True)
-                    )
-            except BrokerRefused as error:
-                refusal = refusal or error
-        if refusal is not None:
-            raise refusal
-        return [results[place] for place in range(len(batch))]
+        outcomes: list[Outcome] = []
+        for chunk in requests_of(batch):
+            outcomes += self._gathering.publish(chunk)
+        results = [one for one in outcomes if type(one) is PublishResult]
+        if len(results) < len(batch):
+            refusal = next(one for one in outcomes if isinstance(one, BrokerRefused))
+            raise own(refusal) from refusal
+        return results
 
     def submit(self, message: Message) -> Future[PublishResult]:
         """Publish without waiting: what becomes of the message is the future's, once it is durable.
@@ -225,32 +209,6 @@ class HttpBroker:
         self._submitting.close()
         self._connection.close()
 
-    def _publish(self, topic: str, messages: Sequence[Message]) -> list[PublishResult]:
-        """Publish one request's worth; where it is refused, each half by itself."""
-        try:
-            return self._post(topic, messages)
-        except (NotAuthorized, NotSupported):
-            raise
-        except BrokerRefused as error:
-            if len(messages) == 1:
-                return [PublishResult(messages[0].id, PublishStatus.REJECTED, str(error))]
-        half = len(messages) // 2
-        return self._publish(topic, messages[:half]) + self._publish(topic, messages[half:])
-
-    def _post(self, topic: str, messages: Sequence[Message]) -> list[PublishResult]:
-        body: wire.PackedPublishRequest | wire.PublishRequest
-        if self._connection.packed:
-            body = wire.PackedPublishRequest(messages=[wire_messages.packed_message(one) for one in messages])
-        else:
-            body = wire.PublishRequest(messages=[wire_messages.text_message(one) for one in messages])
-        path = f"/v1/topics/{topic}/messages"
-        results = self._connection.send("POST", path, _Published, body=body, repeatable=True).results
-        if [one.id for one in results] != [one.id for one in messages]:
-            raise BrokerUnavailable(
-                f"POST {path} at {self._connection.place}: the answer is about other messages than those published"
-            )
-        return results
-
 
 def _settled(
     receipts: Sequence[str], *, send: Callable[[str, list[str]], list[Status]], foreign: Status, place: str
@@ -280,16 +238,6 @@ def _common_path(receipts: Sequence[str]) -> str | None:
     topic, _, rest = receipts[0].partition("/")
     start = f"{topic}/{rest.partition('/')[0]}/"
     return _receipt_path(start) if all(one.startswith(start) for one in receipts) else None
-
-
-def _is_one_request(batch: Sequence[Message]) -> bool:
-    """Whether a batch is of one topic, and within a request's bounds."""
-    size_bytes = sum([len(one.body) for one in batch]) + _MESSAGE_OVERHEAD_BYTES * len(batch)
-    return (
-        0 < len(batch) <= limits.BATCH_MESSAGES_MAX
-        and size_bytes <= REQUEST_BYTES_MAX
-        and len({one.topic for one in batch}) == 1
-    )
 
 
 def _check_count(answered: Sequence[object], asked: Sequence[object], *, place: str) -> None:
@@ -322,22 +270,6 @@ def _by(entries: Iterable[Entry], *, key: Callable[[Entry], Key]) -> dict[Key, l
     for place, entry in enumerate(entries):
         found[key(entry)].append(place)
     return found
-
-
-def _chunks(batch: Sequence[Message], places: Sequence[int]) -> Iterator[list[int]]:
-    """The places, cut where a request would carry too many messages or bytes."""
-    chunk: list[int] = []
-    size = 0
-    for place in places:
-        message = batch[place]
-        size_bytes = len(message.body) + _MESSAGE_OVERHEAD_BYTES
-        if chunk and (len(chunk) >= limits.BATCH_MESSAGES_MAX or size + size_bytes > REQUEST_BYTES_MAX):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(place)
-        size += size_bytes
-    if chunk:
-        yield chunk
 
 
 def _slices(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:

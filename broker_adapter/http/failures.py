@@ -29,6 +29,10 @@ _RETRY_AFTER_MS_MAX: Final = 60 * 60 * 1000
 _DETAIL_CHARS_MAX: Final = 500
 
 
+class NoSuchRoute(BrokerUnavailable):
+    """The URL is wrong, or the broker older than this client: not a wrong message, so an operator can mend it."""
+
+
 class Answered(Protocol):
     """What is looked at of an answer. Names of headers are in lower case, or are found in any."""
 
@@ -110,14 +114,15 @@ def of_kind(kind: ProblemKind) -> type[BrokerError]:
             return StorageFailed
         case ProblemKind.THROTTLED | ProblemKind.STOPPING | ProblemKind.INTERNAL | ProblemKind.BODY_TOO_SLOW:
             return BrokerUnavailable
+        case ProblemKind.UNKNOWN_ROUTE:
+            return NoSuchRoute
         case (
-            ProblemKind.UNKNOWN_ROUTE
-            | ProblemKind.METHOD_NOT_ALLOWED
+            ProblemKind.METHOD_NOT_ALLOWED
             | ProblemKind.NOT_ACCEPTABLE
             | ProblemKind.UNSUPPORTED_MEDIA_TYPE
             | ProblemKind.HEADERS_TOO_LARGE
         ):
-            return BrokerUnavailable  # a wrong URL or an older broker, not a wrong message: an operator can mend it
+            return BrokerUnavailable  # something in between, not a wrong message: an operator can mend it
         case (
             ProblemKind.MALFORMED_BODY
             | ProblemKind.WRONG_SHAPE

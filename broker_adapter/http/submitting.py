@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -100,19 +100,18 @@ class Submitting:
         batch: list[_Entry] = []
         try:
             while batch := _next(line):
-                for topic, entries in _by_topic(batch).items():
-                    self._send(topic, entries)
+                self._send(batch)
         finally:
             for one in _left(line, batch):  # where this thread ends before its time; the next submit() starts another
                 _tell(one, BrokerUnavailable(f"what sends to {self._place} was interrupted: this may have arrived"))
 
-    def _send(self, topic: str, entries: Sequence[_Entry]) -> None:
-        wanted = [one for one in entries if one.told.set_running_or_notify_cancel()]
+    def _send(self, batch: Sequence[_Entry]) -> None:
+        wanted = [one for one in batch if one.told.set_running_or_notify_cancel()]
         outcomes: Sequence[PublishResult | Exception]
         try:
-            outcomes = self._publish(topic, [one.message for one in wanted]) if wanted else []
+            outcomes = self._publish([one.message for one in wanted]) if wanted else []
         except OutboxError as error:
-            outcomes = [own(error) for _ in wanted]
+            outcomes = [error] * len(wanted)
         except Exception as error:  # the thread boundary: who waits for a future must hear of it
             logger.exception("submit_failed", extra={"messages": len(wanted)})
             outcomes = [error] * len(wanted)
@@ -158,7 +157,9 @@ def _left(line: _Line, batch: Sequence[_Entry]) -> list[_Entry]:
 
 def _tell(entry: _Entry, outcome: PublishResult | Exception) -> None:
     try:
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, OutboxError):
+            entry.told.set_exception(own(outcome))
+        elif isinstance(outcome, Exception):
             entry.told.set_exception(outcome)
         else:
             entry.told.set_result(outcome)
@@ -176,10 +177,3 @@ def _taken(waiting: deque[_Entry]) -> list[_Entry]:
             break
         taken.append(waiting.popleft())
     return taken
-
-
-def _by_topic(batch: Sequence[_Entry]) -> dict[str, list[_Entry]]:
-    found: defaultdict[str, list[_Entry]] = defaultdict(list)
-    for one in batch:
-        found[one.message.topic].append(one)
-    return found

@@ -410,9 +410,37 @@ class HeldSchedule(DiskStorage):
         super().sync(descriptor)
 
 
-def test_who_finds_as_much_as_he_asks_for_does_not_wait_for_what_is_due(
+class SyncedTogether(DiskStorage):
+    """Once it is armed, a sync of the schedule's log ends only after one of the message log began, and the reverse."""
+
+    def __init__(self) -> None:
+        self.is_armed = False
+        self.began = {True: threading.Event(), False: threading.Event()}
+
+    def sync(self, descriptor: int) -> None:
+        if self.is_armed:
+            is_schedule = _path(descriptor).name.startswith("log-")
+            self.began[is_schedule].set()
+            if not self.began[not is_schedule].wait(30):
+                raise OSError(errno.ETIME, "the other log was not synced meanwhile")
+        super().sync(descriptor)
+
+
+def test_a_scheduled_message_and_its_note_are_synced_beside_each_other(
     open_engine: type_of_open, clock: ManualClock
 ) -> None:
+    storage = SyncedTogether()
+    engine = open_engine(storage=storage)
+    publish(engine, "first")
+    storage.is_armed = True
+
+    assert publish(engine, "later", deliver_at_ms=clock.now_ms() + HOUR_MS) == ["stored"]
+
+    storage.is_armed = False
+    assert engine._messages.durable_end == engine._messages.end
+
+
+def test_who_finds_anything_does_not_wait_for_what_is_due(open_engine: type_of_open, clock: ManualClock) -> None:
     storage = HeldSchedule()
     engine = open_engine(storage=storage)
     engine.declare_group(TOPIC, GROUP, GroupConfig())
@@ -423,15 +451,15 @@ def test_who_finds_as_much_as_he_asks_for_does_not_wait_for_what_is_due(
     assert storage.waiting.wait(10)
     try:
         with ThreadPoolExecutor(1) as pool:
-            pulling = pool.submit(engine.pull, TOPIC, GROUP, max_messages=2)
+            pulling = pool.submit(engine.pull, TOPIC, GROUP, max_messages=9)
             try:
-                assert [one.id for one in pulling.result(timeout=10)] == ["a", "b"]
+                assert [one.id for one in pulling.result(timeout=10)] == ["a", "b", "c"]
             finally:
                 storage.free.set()
     finally:
         storage.is_held = False
 
-    assert [one.id for one in engine.pull(TOPIC, GROUP, max_messages=2)] == ["c", "due"]
+    assert [one.id for one in engine.pull(TOPIC, GROUP, max_messages=9)] == ["due"]
 
 
 def test_what_was_placed_and_not_settled_is_delivered_once_over_a_checkpoint_between_two_kills(

@@ -49,7 +49,7 @@ def test_what_a_full_group_was_handed_before_comes_back_to_it(open_engine: type_
 
 
 def test_all_groups_together_hold_no_more_than_they_may(open_engine: type_of_open) -> None:
-    engine = open_engine(in_hand_max=8)
+    engine = open_engine(group_in_hand_min=0, in_hand_max=8)
     publish(engine, 20)
 
     held = {name: pull(engine, name, count=5) for name in ("a", "b", "c")}
@@ -59,18 +59,30 @@ def test_all_groups_together_hold_no_more_than_they_may(open_engine: type_of_ope
     assert len(pull(engine, "c")) == 5
 
 
+def test_no_group_is_kept_waiting_by_what_all_others_hold(open_engine: type_of_open) -> None:
+    engine = open_engine(in_hand_max=8, group_in_hand_min=3)
+    publish(engine, 20)
+    held = [len(pull(engine, name)) for name in ("hog", "greedy")]
+
+    late = pull(engine, "late")
+
+    assert [*held, len(late), len(pull(engine, "late"))] == [8, 3, 3, 0]
+    ack(engine, late[:2])
+    assert len(pull(engine, "late")) == 2
+
+
 def test_the_bounds_hold_after_a_restart(open_engine: type_of_open) -> None:
-    engine = open_engine(in_hand_max=8)
+    engine = open_engine(group_in_hand_min=0, in_hand_max=8)
     publish(engine, 20)
     pull(engine, count=6)
 
-    engine = open_engine(in_hand_max=8)
+    engine = open_engine(group_in_hand_min=0, in_hand_max=8)
 
     assert len(pull(engine, "other")) == 2
 
 
 def test_a_settlement_wakes_the_groups_that_got_less_than_there_is(open_engine: type_of_open) -> None:
-    engine = open_engine(in_hand_max=5, group_in_hand_max=4)
+    engine = open_engine(group_in_hand_min=0, in_hand_max=5, group_in_hand_max=4)
     publish(engine, 20)
     held = pull(engine, "a")
     pull(engine, "b")
@@ -88,7 +100,7 @@ def test_a_settlement_wakes_the_groups_that_got_less_than_there_is(open_engine: 
 
 @pytest.mark.parametrize("how", ["nack", "seek"])
 def test_a_death_and_a_seek_make_room_too(open_engine: type_of_open, how: str) -> None:
-    engine = open_engine(in_hand_max=3)
+    engine = open_engine(group_in_hand_min=0, in_hand_max=3)
     engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
     publish(engine, 9)
     held = pull(engine)
@@ -106,7 +118,7 @@ def test_a_death_and_a_seek_make_room_too(open_engine: type_of_open, how: str) -
 
 
 def test_what_was_redriven_and_is_not_ready_yet_takes_no_room(open_engine: type_of_open) -> None:
-    engine = open_engine(in_hand_max=6, group_in_hand_max=5)
+    engine = open_engine(group_in_hand_min=0, in_hand_max=6, group_in_hand_max=5)
     engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
     publish(engine, 12)
     for _ in range(2):
@@ -114,14 +126,14 @@ def test_what_was_redriven_and_is_not_ready_yet_takes_no_room(open_engine: type_
     engine.redrive(TOPIC, GROUP, per_second=1)
 
     assert [one.id for one in pull(engine)] == ["m0", "m10", "m11"], "the first of ten is ready"
-    engine = open_engine(in_hand_max=6, group_in_hand_max=5)
+    engine = open_engine(group_in_hand_min=0, in_hand_max=6, group_in_hand_max=5)
     assert [len(pull(engine, name)) for name in ("other", "third")] == [3, 0]
 
 
 def test_what_comes_back_is_counted_before_anything_new_is_handed_out(
     open_engine: type_of_open, clock: ManualClock
 ) -> None:
-    engine = open_engine(in_hand_max=5)
+    engine = open_engine(group_in_hand_min=0, in_hand_max=5)
     publish(engine, 20)
     engine.nack([one.receipt for one in pull(engine, count=4)], delay_ms=50)
     clock.advance(50)
@@ -131,7 +143,7 @@ def test_what_comes_back_is_counted_before_anything_new_is_handed_out(
 
 
 def test_what_waits_for_another_attempt_takes_room_of_its_own_group_alone(open_engine: type_of_open) -> None:
-    engine = open_engine(in_hand_max=5, group_in_hand_max=5)
+    engine = open_engine(group_in_hand_min=0, in_hand_max=5, group_in_hand_max=5)
     publish(engine, 20)
     held = pull(engine)
     assert pull(engine, "other") == []
@@ -147,7 +159,7 @@ def test_what_waits_for_another_attempt_takes_room_of_its_own_group_alone(open_e
 def test_what_should_be_dead_and_finds_no_room_makes_room_in_hand_for_others(
     open_engine: type_of_open, clock: ManualClock
 ) -> None:
-    engine = open_engine(in_hand_max=3, group_in_hand_max=3, dead_letters_bytes_max=1)
+    engine = open_engine(group_in_hand_min=0, in_hand_max=3, group_in_hand_max=3, dead_letters_bytes_max=1)
     engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
     publish(engine, 20)
     engine.nack([one.receipt for one in pull(engine, count=1)])

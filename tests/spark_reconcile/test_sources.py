@@ -22,6 +22,7 @@ from messaging.errors import ConfigurationError, DatabaseUnavailable, SchemaMiss
 from messaging.message import GroupConfig, Message
 from spark_reconcile import Condition, NotComparable, Operator, Settings, run
 from spark_reconcile.planning import check_sources
+from spark_reconcile.session import Size
 from spark_reconcile.sources.broker_log import BrokerLogSource, PushingLogReader, SegmentPart
 from spark_reconcile.sources.database import Place, Reader, reading
 from spark_reconcile.sources.frames import ACTION_SCHEMA, RUN_SCHEMA, action_rows
@@ -354,6 +355,16 @@ def test_large_tables_are_read_one_after_the_other_and_small_ones_in_one_snapsho
     assert [(read.snapshot, read.statements[0].leg) for read in large.rest] == [
         (False, Leg.OUTBOX), (False, Leg.ARCHIVE), (False, Leg.BUSINESS), (False, Leg.BUSINESS),
     ]  # fmt: skip
+
+
+def test_java_is_set_for_how_much_there_is_to_read(written: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [check_sources(written).size]
+    monkeypatch.setattr("spark_reconcile.planning.SNAPSHOT_ROWS_MAX", 5)
+    sizes.append(check_sources(written).size)
+    monkeypatch.setattr("spark_reconcile.planning.MEDIUM_ROWS_MAX", 5)
+    sizes.append(check_sources(written).size)
+
+    assert sizes == [Size.SMALL, Size.MEDIUM, Size.LARGE]
 
 
 @pytest.mark.spark

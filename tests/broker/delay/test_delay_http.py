@@ -24,6 +24,7 @@ from tests.broker_adapter.servers import serving
 
 ANSWERED: Final[dict[tuple[str, str], Any]] = {
     ("POST", TOPIC + "/messages"): {"messages": [{"id": "m", "body": "x"}]},
+    ("POST", "/v1/publish"): {"messages": [{"id": "n", "topic": "orders", "body": "x"}]},
     ("POST", "/v1/scheduled/cancel"): {"ids": ["later"]},
     ("GET", "/v1/scheduled"): None,
     ("GET", "/v1/scheduled/{id}"): None,

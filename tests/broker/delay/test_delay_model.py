@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from broker.delay import id_index
+from broker.delay.remembered import CANCEL_MEMORY_MS
 from broker.delay.store import Batch
 from broker.log.storage import DiskStorage
 from messaging.limits import DELAY_MAX_MS
@@ -61,6 +62,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.waiting: dict[str, tuple[int, int]] = {}
         self.early: set[str] = set()
         self.canceled: set[str] = set()
+        self.remembered: dict[str, int] = {}
         self.delivered: set[str] = set()
         self.out: list[Batch] = []
         self.again: list[Batch] = []
@@ -94,15 +96,27 @@ class ScheduleMachine(RuleBasedStateMachine):
         ids = list(dict.fromkeys(f"m{self.made - one}" for one in back))
         said = dict(zip(ids, self._schedule.cancel(ids, now_ms=self.now_ms), strict=True))
         for message_id, status in said.items():
+            if message_id in self.canceled and message_id not in self.remembered:
+                continue  # more than a week ago: only that it is not delivered is known
             if message_id in self.waiting or message_id in self.canceled:
                 assert status == "canceled"
                 self.canceled.add(message_id)
-                self.waiting.pop(message_id, None)
             elif message_id in self.delivered:
                 assert status == "too_late"
             else:
                 assert status == "unknown"
                 self.early.add(message_id)
+        self._remember([one for one, status in said.items() if status != "too_late" and one not in self.remembered])
+        for message_id in self.canceled:
+            self.waiting.pop(message_id, None)
+
+    def _remember(self, ids: list[str]) -> None:
+        """Cancels that were written down; what was canceled more than a week before is forgotten then."""
+        self.remembered.update(dict.fromkeys(ids, self.now_ms))
+        while ids and next(iter(self.remembered.values())) < self.now_ms - CANCEL_MEMORY_MS:
+            oldest = next(iter(self.remembered))
+            del self.remembered[oldest]
+            self.early.discard(oldest)
 
     @rule(passing_ms=PASSING)
     def pass_time(self, passing_ms: int) -> None:

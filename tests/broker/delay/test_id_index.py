@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from broker.delay import id_index
 from broker.delay.store import DelayStore
+from messaging.errors import StorageFailed
 from tests.broker.delay.conftest import DAY_MS, NOW_MS, Opened, flush, put, settle, timed
 
 FLUSH_MESSAGES = 10
@@ -104,25 +106,73 @@ def test_a_piece_that_grew_large_and_was_put_last_hides_no_newer_one(opened: Ope
     assert resend(schedule, ids_of(1) + ids_of(2)) == {"duplicate"}
 
 
-def test_a_damaged_piece_is_told_once_and_left_out_of_merges(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("place", ["block", "fences", "header", "all"])
+def test_a_damaged_piece_is_told_once_and_made_anew_of_what_stands_in_buckets(
+    opened: Opened, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
     schedule = opened.open(dedup_messages=DEDUP_MESSAGES)
     for number in range(10):
         put_flush(schedule, number)
+    opened.drop()
     path = opened.folder / "ids-000000000003.delay"
-    data = bytearray(path.read_bytes())
-    data[24 + 8 + 5] ^= 1
-    path.write_bytes(data)
-    caplog.set_level(logging.CRITICAL)
+    damage(path, place)
+    caplog.set_level(logging.WARNING)
 
+    schedule = opened.open()
     settle(schedule, NOW_MS)
 
-    [said] = [one for one in caplog.records if one.message == "id_index_damaged"]
-    assert "ids-000000000003" in said.__dict__["error"]
-    assert sorted(counts(schedule)) == [10, 10, 10, 10, 60]
-    assert path.exists()
-    for number in range(10, 30):
+    said = [one.message for one in caplog.records]
+    assert said.count("id_index_damaged") == said.count("id_index_made_anew") == (place != "header")
+    assert said.count("segment_header_made_anew") == (place in {"header", "all"})
+    ids = [one for number in range(10) for one in ids_of(number)]
+    assert all(schedule.find(one) for one in ids)
+    assert schedule.cancel(ids[20:40], now_ms=NOW_MS) == ["canceled"] * 20
+    flush(schedule, NOW_MS)
+    settle(schedule, NOW_MS)
+    assert path.exists() is False
+    caplog.clear()
+    schedule = opened.open()
+    settle(schedule, NOW_MS)
+    assert [one for one in ids if schedule.find(one)] == ids[:20] + ids[40:]
+    assert schedule.count() == 80
+    assert not caplog.records
+
+
+def test_while_a_piece_is_damaged_a_cancel_is_refused_rather_than_answered_wrongly(opened: Opened) -> None:
+    schedule = opened.open(dedup_messages=1)
+    put_flush(schedule, 1)
+    put_flush(schedule, 2)
+    opened.drop()
+    damage(opened.folder / "ids-000000000001.delay", "block")
+    schedule = opened.open()
+    [wanted, other] = [ids_of(number)[0] for number in (1, 2)]
+
+    for _ in range(2):
+        with pytest.raises(StorageFailed, match=r"ids-000000000001.*try again"):
+            schedule.cancel([wanted], now_ms=NOW_MS)
+    put(schedule, NOW_MS, timed("in-memory", NOW_MS + DAY_MS))
+    assert schedule.cancel(["in-memory"], now_ms=NOW_MS) == ["canceled"]
+    settle(schedule, NOW_MS)
+
+    assert schedule.cancel([wanted, other, "unborn"], now_ms=NOW_MS) == ["canceled", "canceled", "unknown"]
+
+
+def test_ids_whose_newest_piece_is_damaged_are_known_to_be_repeats_while_they_wait(opened: Opened) -> None:
+    schedule = opened.open(dedup_messages=DEDUP_MESSAGES)
+    for number in range(4):
         put_flush(schedule, number)
-        settle(schedule, NOW_MS)
-    assert len(counts(schedule)) <= 8 + 1
-    assert path.name.removesuffix(".delay") in {one.segment for one in schedule._state.index}
-    assert schedule.figures()["scheduled"] == 300
+    opened.drop()
+    damage(opened.folder / "ids-000000000004.delay", "block")
+
+    schedule = opened.open()
+
+    assert resend(schedule, ids_of(3)) == {"duplicate"}
+
+
+def damage(path: Path, place: str) -> None:
+    """Flip a bit of a piece of the id index, or all of them."""
+    data = bytearray(path.read_bytes())
+    places = {"block": [24 + 8 + 5], "fences": [-3], "header": [9], "all": range(len(data))}[place]
+    for at in places:
+        data[at] ^= 1
+    path.write_bytes(data)

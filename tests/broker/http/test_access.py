@@ -95,6 +95,23 @@ def test_a_role_counts_for_the_topics_of_its_patterns_only(client: Client, guard
     assert attempt(client, guarded, "consumer", "pull", "refund.done.too") == 403
 
 
+def test_a_publish_to_many_topics_needs_the_role_for_each_of_them_and_stores_nothing_where_one_is_not_allowed(
+    client: Client, guarded: str
+) -> None:
+    def publish(who: str, *topics: str) -> requests.Response:
+        body = {"messages": [{"body": "b", "topic": topic} for topic in topics]}
+        return client("POST", f"{guarded}/v1/publish", json=body, headers=bearer(who))
+
+    refused = publish("producer", "payment.many", "payment.many", "other", "payment.more")
+
+    assert (refused.status_code, publish("consumer", "refund.done").status_code) == (403, 403)
+    assert refused.json()["detail"].endswith("for the topic other")
+    assert publish("producer", "payment.more").status_code == 200
+    names = client("GET", f"{guarded}/v1/topics", headers=bearer("reader")).json()["topics"]
+    assert "payment.more" in names
+    assert not {"payment.many", "other"} & set(names)
+
+
 @pytest.mark.parametrize(
     "authorization",
     [

@@ -29,6 +29,7 @@ def test_every_publish_pull_and_settlement_goes_the_short_way_and_nothing_else_e
     [
         "/v1/topics//messages", "/v1/topics/t/groups//pull", "/v1/topics//groups/g/pull", "/v1/topics/t/pull",
         "/v1/topics/t/groups/g/messages", "/v1/topics/t/things/g/pull", "/v2/topics/t/messages", "messages", "",
+        "/v1/publish/", "/v1/topics/t/publish", "/v1/topics/t/groups/g/publish", "/publish", "/v1/topics/publish",
         "/v1/topics/t/messages/", "/v1/topics/t/groups/g/dead/pull", "//v1/topics/t/messages",
     ],
 )  # fmt: skip

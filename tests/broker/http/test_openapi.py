@@ -15,6 +15,7 @@ Client = Callable[..., requests.Response]
 PROTOCOL = {
     ("post", "/v1/topics/{topic}/messages"),
     ("post", "/v1/topics/{topic}/read"),
+    ("post", "/v1/publish"),
     ("post", "/v1/topics/{topic}/groups/{group}/pull"),
     ("post", "/v1/topics/{topic}/groups/{group}/ack"),
     ("post", "/v1/topics/{topic}/groups/{group}/nack"),

@@ -50,6 +50,46 @@ def test_a_message_goes_through_in_messagepack_with_its_body_as_it_is(
     assert (delivery["body"], delivery["encoding"]) == (b"\x00\xff", "binary")
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["json", "msgpack"])
+def test_one_request_publishes_to_many_topics(client: Client, shared_url: str, topic: str, packed: bool) -> None:
+    messages = [{"id": f"{topic}-{n}", "topic": f"{topic}.{n % 2}", "body": str(n), "key": "k"} for n in range(4)]
+    encode = msgspec.msgpack.encode if packed else msgspec.json.encode
+    kind = MSGPACK if packed else "application/json"
+
+    published = client(
+        "POST", f"{shared_url}/v1/publish", data=encode({"messages": [*messages, messages[0]]}),
+        headers={"content-type": kind, "accept": "application/json"},
+    )  # fmt: skip
+
+    assert [one["id"] for one in published.json()["results"]] == [f"{topic}-{n}" for n in (0, 1, 2, 3, 0)]
+    assert [one["status"] for one in published.json()["results"]] == ["stored"] * 4 + ["duplicate"]
+    for place in range(2):
+        pulled = client("POST", f"{shared_url}/v1/topics/{topic}.{place}/groups/g/pull", json={}).json()["deliveries"]
+        assert [(one["id"], one["body"], one["key"]) for one in pulled] == [
+            (f"{topic}-{n}", str(n), "k") for n in (place, place + 2)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "where"),
+    [
+        ({"topic": "..", "body": "b"}, "invalid-name", "$.messages[1].topic"),
+        ({"topic": "a/b", "body": "b"}, "invalid-name", "$.messages[1].topic"),
+        ({"body": "b"}, "wrong-shape", "$.messages[1]"),
+        ({"topic": "t", "body": "b", "id": "no id"}, "invalid-message", "$.messages[1]"),
+    ],
+)
+def test_what_is_wrong_with_one_message_of_many_topics_is_told_with_its_place_and_nothing_is_stored(
+    client: Client, shared_url: str, topic: str, message: dict[str, str], kind: str, where: str
+) -> None:
+    refused = client("POST", f"{shared_url}/v1/publish", json={"messages": [{"topic": topic, "body": "b"}, message]})
+
+    assert refused.status_code == 422
+    assert refused.json()["type"] == f"urn:outbox-mq:problem:{kind}"
+    assert refused.json()["where"] == where
+    assert client("GET", f"{shared_url}/v1/topics/{topic}").status_code == 404
+
+
 def test_a_body_that_is_not_text_comes_as_base64_in_json(client: Client, shared_url: str, topic: str) -> None:
     sent = base64.b64encode(b"\xff\x00").decode()
     client(

@@ -77,7 +77,7 @@ def test_every_kind_of_problem_is_an_error(kind: ProblemKind) -> None:
         ("throttled", errors.BrokerThrottled),
         ("storage-failed", errors.StorageFailed),
         ("internal", errors.BrokerUnavailable),
-        ("unknown-route", errors.BrokerUnavailable),
+        ("unknown-route", failures.NoSuchRoute),
     ],
 )
 def test_a_problem_is_the_error_of_its_kind(kind: str, expected: type[errors.BrokerError]) -> None:

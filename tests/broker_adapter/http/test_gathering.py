@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.http.gathering import CALL_MESSAGES_MAX, Gathering, _Call, _Lanes, _leave
+from broker_adapter.http.gathering import CALL_MESSAGES_MAX, Gathering, Outcome, _Call, _Lane, _leave
 from messaging import Message
 from messaging.errors import BrokerThrottled, BrokerUnavailable, OutboxError
 from messaging.limits import BATCH_MESSAGES_MAX
@@ -27,7 +27,7 @@ class Wire:
         self.go_on = threading.Semaphore(0)
         self.errors: list[BaseException | None] = []
 
-    def send(self, _topic: str, messages: Sequence[Message]) -> list[PublishResult]:
+    def send(self, messages: Sequence[Message]) -> list[PublishResult]:
         self.requests.append([one.id for one in messages])
         self.arrived.release()
         assert self.go_on.acquire(timeout=DEADLINE_S)
@@ -46,15 +46,15 @@ def wire() -> Wire:
 def publish(wire: Wire) -> Any:
     """Publish ids in a thread of its own; gives the future of the ids of the results."""
     pool = ThreadPoolExecutor(64)
-    gathering = Gathering(wire.send, place="host:1", wait_s_max=DEADLINE_S)
+    gathering = Gathering(wire.send, place="host:1", wait_s_max=DEADLINE_S, on_their_way_max=1)
 
     def start(*ids: str, topic: str = "t") -> Future[list[str]]:
-        before = gathering.waiting(topic)
+        before = gathering.waiting
         on_its_way = bool(wire.requests)
         batch = [Message(id=one, topic=topic, body=b"b") for one in ids]
-        future = pool.submit(lambda: [one.id for one in gathering.publish(topic, batch)])
+        future = pool.submit(lambda: _ids(gathering.publish(batch)))
         if on_its_way:
-            until(lambda: gathering.waiting(topic) == before + 1)
+            until(lambda: gathering.waiting == before + 1)
         else:
             assert wire.arrived.acquire(timeout=DEADLINE_S)
         return future
@@ -62,6 +62,10 @@ def publish(wire: Wire) -> Any:
     yield start
     wire.go_on.release(1_000)
     pool.shutdown()
+
+
+def _ids(outcomes: Sequence[Outcome]) -> list[str]:
+    return [one.id for one in outcomes if isinstance(one, PublishResult)]
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -83,12 +87,35 @@ def test_a_publish_alone_is_sent_at_once_and_alone(wire: Wire, publish: Any) -> 
 
 
 def test_those_who_come_while_a_request_is_on_its_way_share_the_next_one(wire: Wire, publish: Any) -> None:
-    futures = [publish("a"), publish("b", "c"), publish("d"), publish("e")]
+    futures = [publish("a"), publish("b", "c"), publish("d", topic="u"), publish("e")]
 
     wire.go_on.release(2)
 
     assert [one.result(DEADLINE_S) for one in futures] == [["a"], ["b", "c"], ["d"], ["e"]]
     assert wire.requests == [["a"], ["b", "c", "d", "e"]]
+
+
+def test_two_requests_are_on_their_way_and_the_next_goes_when_either_ends(wire: Wire) -> None:
+    gathering = Gathering(wire.send, place="host:1", wait_s_max=DEADLINE_S)
+    with ThreadPoolExecutor(5) as pool:
+
+        def publish(name: str) -> Future[list[str]]:
+            return pool.submit(lambda: _ids(gathering.publish([Message(id=name, topic="t", body=b"")])))
+
+        futures = [publish(name) for name in "ab"]
+        for _ in futures:
+            assert wire.arrived.acquire(timeout=DEADLINE_S)
+        for count, name in enumerate("cde", 1):
+            futures.append(publish(name))
+            until(lambda: gathering.waiting == count)  # noqa: B023  (it has returned before the next)
+        wire.go_on.release()
+        assert wire.arrived.acquire(timeout=DEADLINE_S)
+        three = [len(one) for one in wire.requests]
+        wire.go_on.release(2)
+
+        assert [one.result(DEADLINE_S) for one in futures] == [[name] for name in "abcde"]
+    assert three == [1, 1, 3]
+    assert gathering.waiting == 0
 
 
 def test_an_error_meets_those_who_shared_the_request_and_nobody_else(wire: Wire, publish: Any) -> None:
@@ -135,44 +162,31 @@ def test_an_error_of_the_first_hands_over_to_those_who_wait(wire: Wire, publish:
 
 
 def test_a_call_that_has_waited_for_too_long_is_never_sent(wire: Wire) -> None:
-    gathering = Gathering(wire.send, place="host:1", wait_s_max=0.05)
+    gathering = Gathering(wire.send, place="host:1", wait_s_max=0.05, on_their_way_max=1)
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(gathering.publish, "t", [Message(id="a", topic="t", body=b"")])
+        first = pool.submit(gathering.publish, [Message(id="a", topic="t", body=b"")])
         assert wire.arrived.acquire(timeout=DEADLINE_S)
 
         with pytest.raises(BrokerUnavailable, match="not sent"):
-            gathering.publish("t", [Message(id="b", topic="t", body=b"")])
+            gathering.publish([Message(id="b", topic="t", body=b"")])
 
         wire.go_on.release(2)
         assert len(first.result(DEADLINE_S)) == 1
-    gathering.publish("t", [Message(id="c", topic="t", body=b"")])
+    gathering.publish([Message(id="c", topic="t", body=b"")])
     assert wire.requests == [["a"], ["c"]], "nobody is asked to send who has gone"
 
 
 def test_one_who_goes_when_it_was_to_send_for_others_leaves_that_to_the_next() -> None:
     leader, other, behind = (_Call([Message(id=one, topic="t", body=b"")]) for one in "abc")
     leader.leads = [leader, other]
-    lanes = _Lanes(waiting={"t": [behind]})
+    lane = _Lane(on_their_way=1, waiting=[behind])
 
-    left = _leave(lanes, "t", leader)
+    left = _leave(lane, leader)
 
     assert left
     assert other.leads == [other, behind]
     assert other.woken.is_set()
     assert not behind.woken.is_set()
-
-
-def test_topics_do_not_wait_for_each_other(wire: Wire, publish: Any) -> None:
-    gathering = Gathering(wire.send, place="host:1", wait_s_max=DEADLINE_S)
-    with ThreadPoolExecutor(2) as pool:
-        futures = [
-            pool.submit(gathering.publish, topic, [Message(id=topic, topic=topic, body=b"")]) for topic in ("x", "y")
-        ]
-        for _ in futures:
-            assert wire.arrived.acquire(timeout=DEADLINE_S)
-        wire.go_on.release(2)
-
-    assert sorted(wire.requests) == [["x"], ["y"]]
 
 
 def test_no_request_carries_more_than_a_request_may(wire: Wire, publish: Any) -> None:
@@ -190,9 +204,9 @@ def test_a_large_publish_waits_for_nobody(wire: Wire, publish: Any) -> None:
     gathering = Gathering(wire.send, place="host:1", wait_s_max=DEADLINE_S)
     large = [Message(id=f"m{number}", topic="t", body=b"") for number in range(CALL_MESSAGES_MAX + 1)]
     with ThreadPoolExecutor(2) as pool:
-        pool.submit(gathering.publish, "t", large[:1])
+        pool.submit(gathering.publish, large[:1])
         assert wire.arrived.acquire(timeout=DEADLINE_S)
-        pool.submit(gathering.publish, "t", large)
+        pool.submit(gathering.publish, large)
 
         assert wire.arrived.acquire(timeout=DEADLINE_S)
         wire.go_on.release(2)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,84 @@ def test_topics_that_the_token_does_not_cover_hold_up_no_others(
         connected(url, token="wrong").pull("mine.a", "g")
     assert "wrong" not in str(caught.value)
     assert caught.value.retryable
+
+
+@pytest.mark.parametrize("codec", ["msgpack", "json"])
+def test_a_publish_of_many_topics_is_one_request_and_each_topic_gets_its_own_in_order(
+    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker], codec: str
+) -> None:
+    server = start()
+    broker = connected(server.url, codec=codec)
+    batch = [message(f"t{number % 3}", b"b%d" % number, key="k", headers={"h": "v"}) for number in range(9)]
+
+    results = broker.publish([*batch, batch[0]])
+
+    assert [one.id for one in results] == [one.id for one in [*batch, batch[0]]]
+    assert [one.status for one in results] == ["stored"] * 9 + ["duplicate"]
+    for place in range(3):
+        pulled = broker.pull(f"t{place}", "g")
+        assert [(one.body, one.key, one.headers) for one in pulled] == [
+            (one.body, "k", {"h": "v"}) for one in batch[place::3]
+        ]
+    assert requests_of(server, "/v1/publish") == 1
+    assert requests_of(server, "/v1/topics/{topic}/messages") == 0
+
+
+def requests_of(server: HttpServer, path: str) -> float:
+    """How many requests of a route a server has answered."""
+    text, _ = server.app.state.services.metrics.exposition("")
+    start = f'broker_http_requests_total{{method="POST",route="{path}",status="200"}} '
+    return next((float(one.removeprefix(start)) for one in text.decode().splitlines() if one.startswith(start)), 0)
+
+
+def test_a_message_that_is_refused_among_many_topics_is_rejected_alone(
+    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker]
+) -> None:
+    broker = connected(start(HttpSettings(body_bytes_max=100)).url)
+
+    results = broker.publish([message(f"t{number}", b"x" * (101 if number == 3 else 100)) for number in range(8)])
+
+    assert [place for place, one in enumerate(results) if one.status == "rejected"] == [3]
+
+
+def test_a_broker_that_knows_no_requests_of_many_topics_is_asked_topic_by_topic_and_not_again(
+    connected: Callable[..., HttpBroker],
+) -> None:
+    body = msgspec.json.encode(
+        {"type": "urn:outbox-mq:problem:unknown-route", "title": "t", "status": 404, "detail": "no such route"}
+    )
+    unknown = b"HTTP/1.1 404 X\r\ncontent-type: application/problem+json\r\ncontent-length: %d\r\n\r\n" % len(body)
+
+    with scripted(unknown + body, STORED, STORED, STORED, STORED) as (url, asked):
+        broker = connected(url)
+        batch = [message("t", id="m"), message("u", id="m")]
+
+        found = [[one.status for one in broker.publish(batch)] for _ in range(2)]
+
+    assert found == [["stored", "stored"]] * 2
+    assert [one.split()[1].decode() for one in asked] == ["/v1/publish"] + [
+        f"/v1/topics/{topic}/messages" for topic in "tutu"
+    ]
+
+
+def test_threads_that_share_a_request_do_not_share_a_topic_that_is_not_theirs(
+    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker], tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens.toml"
+    digest = hashlib.sha256(b"secret").hexdigest()
+    tokens.write_text(f'[[tokens]]\nname = "a"\nsha256 = "{digest}"\nroles = ["publish"]\ntopics = ["mine.*"]\n')
+    broker = connected(start(access=Access(tokens=load_tokens(tokens))).url, token="secret")
+
+    def publish(number: int) -> str:
+        try:
+            return broker.publish([message("yours" if number % 8 == 0 else f"mine.{number}")])[0].status
+        except NotAuthorized:
+            return "not authorized"
+
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(publish, range(160)))
+
+    assert found == ["stored" if number % 8 else "not authorized" for number in range(160)]
 
 
 def test_a_broker_that_is_not_there_is_unavailable(connected: Callable[..., HttpBroker]) -> None:

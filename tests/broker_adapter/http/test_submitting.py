@@ -11,9 +11,16 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.http import HttpBroker, submitting
+from broker_adapter.http.gathering import Outcome
 from broker_adapter.http.submitting import Submitting
 from messaging import Message
-from messaging.errors import BrokerThrottled, BrokerUnavailable, ConfigurationError
+from messaging.errors import (
+    BrokerRefused,
+    BrokerThrottled,
+    BrokerUnavailable,
+    ConfigurationError,
+    NotAuthorized,
+)
 from messaging.message import PublishResult, PublishStatus
 from tests.broker_adapter.servers import served
 
@@ -21,21 +28,25 @@ DEADLINE_S = 20.0
 
 
 class Wire:
-    """A publish that goes on when it is told to; `requests` are the topics and ids of each."""
+    """A publish that goes on when it is told to; `requests` are the ids of each."""
 
     def __init__(self) -> None:
-        self.requests: list[tuple[str, list[str]]] = []
+        self.requests: list[list[str]] = []
         self.arrived = threading.Semaphore(0)
         self.go_on = threading.Semaphore(0)
         self.errors: dict[str, BaseException] = {}
 
-    def publish(self, topic: str, messages: Sequence[Message]) -> list[PublishResult]:
-        self.requests.append((topic, [one.id for one in messages]))
+    def publish(self, messages: Sequence[Message]) -> list[Outcome]:
+        self.requests.append([one.id for one in messages])
         self.arrived.release()
         assert self.go_on.acquire(timeout=DEADLINE_S)
-        if topic in self.errors:
-            raise self.errors[topic]
-        return [PublishResult(one.id, PublishStatus.STORED) for one in messages]
+        outcomes: list[Outcome] = []
+        for one in messages:
+            error = self.errors.get(one.topic)
+            if error is not None and not isinstance(error, BrokerRefused):
+                raise error
+            outcomes.append(error or PublishResult(one.id, PublishStatus.STORED))
+        return outcomes
 
 
 @pytest.fixture
@@ -74,19 +85,35 @@ def test_what_is_submitted_while_a_request_is_on_its_way_shares_the_next_one_in_
     wire.go_on.release(2)
 
     assert ids(futures) == ["a", "b", "c", "d"]
-    assert wire.requests == [("t", ["a"]), ("t", ["b", "c", "d"])]
+    assert wire.requests == [["a"], ["b", "c", "d"]]
 
 
-def test_an_error_is_that_of_its_topic_and_each_gets_one_of_its_own(line: Submitting, wire: Wire) -> None:
-    wire.errors["bad"] = BrokerThrottled("later", retry_after_ms=7)
+def test_messages_of_many_topics_share_a_request_and_a_refusal_is_that_of_its_topic(
+    line: Submitting, wire: Wire
+) -> None:
+    wire.errors["bad"] = NotAuthorized("not yours")
     futures = submit_behind_a_request(
-        line, wire, message("a"), message("b", topic="bad"), message("c"), message("d", topic="bad")
+        line, wire, message("a"), message("b", topic="bad"), message("c", topic="u"), message("d", topic="bad")
     )
 
-    wire.go_on.release(3)
+    wire.go_on.release(2)
 
     assert ids([futures[0], futures[2]]) == ["a", "c"]
     errors = [futures[place].exception(DEADLINE_S) for place in (1, 3)]
+    assert [str(one) for one in errors if isinstance(one, NotAuthorized)] == ["not yours"] * 2
+    assert errors[0] is not errors[1]
+    assert wire.requests == [["a"], ["b", "c", "d"]]
+
+
+def test_an_error_of_a_request_meets_all_who_share_it_and_each_gets_one_of_its_own(
+    line: Submitting, wire: Wire
+) -> None:
+    wire.errors["bad"] = BrokerThrottled("later", retry_after_ms=7)
+    futures = submit_behind_a_request(line, wire, message("a"), message("b"), message("c", topic="bad"))
+
+    wire.go_on.release(2)
+
+    errors = [one.exception(DEADLINE_S) for one in futures[1:]]
     assert [one.retry_after_ms for one in errors if isinstance(one, BrokerThrottled)] == [7, 7]
     assert errors[0] is not errors[1]
 
@@ -145,7 +172,7 @@ def test_a_thread_that_cannot_be_started_takes_no_message_and_the_next_submit_tr
             line.submit(message("a"))
 
     assert ids([line.submit(message("b"))]) == ["b"]
-    assert wire.requests == [("t", ["b"])]
+    assert wire.requests == [["b"]]
 
 
 def test_no_request_carries_more_than_a_request_may(
@@ -159,7 +186,7 @@ def test_no_request_carries_more_than_a_request_may(
     wire.go_on.release(6)
 
     assert ids(futures) == list(sizes)
-    assert [found for _, found in wire.requests] == [["a"], ["b", "c"], ["d"], ["e"], ["f"]]
+    assert wire.requests == [["a"], ["b", "c"], ["d"], ["e"], ["f"]]
 
 
 def test_who_submits_more_than_there_is_room_for_waits_and_then_is_told(
@@ -175,7 +202,7 @@ def test_who_submits_more_than_there_is_room_for_waits_and_then_is_told(
 
     assert ids([*futures, line.submit(message("d"))]) == ["a", "b", "d"]
     line.close()
-    assert "c" not in [one for _, found in wire.requests for one in found]
+    assert "c" not in [one for found in wire.requests for one in found]
 
 
 def test_what_tells_of_one_may_submit_the_next_even_where_there_is_no_room(
@@ -207,7 +234,7 @@ def test_what_is_taken_back_before_it_is_sent_is_not_sent(line: Submitting, wire
     wire.go_on.release(2)
 
     assert ids([futures[0], futures[2]]) == ["a", "c"]
-    assert wire.requests == [("t", ["a"]), ("t", ["c"])]
+    assert wire.requests == [["a"], ["c"]]
 
 
 def test_the_end_sends_what_is_left_and_takes_nothing_more(line: Submitting, wire: Wire) -> None:
@@ -248,7 +275,7 @@ def test_a_child_of_a_fork_leaves_what_was_submitted_to_its_parent(line: Submitt
 
     assert ids([*futures, child]) == ["a", "b", "c"]
     assert line._line is not parents
-    assert sorted(found for _, found in wire.requests) == [["a"], ["b"], ["c"]]
+    assert sorted(wire.requests) == [["a"], ["b"], ["c"]]
 
 
 def test_what_is_submitted_to_a_broker_is_stored_in_order_and_awaited_by_asyncio_as_well(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Acks go beside the handling: they hold up nobody, at most one of a worker is on its way, and a stop waits for it."""
+"""Acks go beside the handling: they hold up nobody, at most one of a worker is on its way, and a stop waits for it.
+
+What is handled meanwhile goes with the next one, which waits for company where messages come that fast.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ import pytest
 
 from messaging.message import AckStatus, Delivery
 from outbox import consumer
+from outbox.acking import AcksBeside
 from outbox.consumer import ConsumerRunner
-from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
+from outbox.held import Held
+from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 
 ROOT = Path(__file__).parents[3]
 CHILD = Path(__file__).with_name("hanging_ack_consumer.py")
@@ -65,6 +70,104 @@ def test_the_next_message_is_pulled_and_handled_while_an_ack_is_on_its_way_and_n
     watched.let_through.set()
     watched.wait_for(lambda: watched.acked == 4)
     assert handled == [f"m-{number}" for number in range(1, 5)]
+
+
+def handle_behind_an_ack(watched: SlowToAck, running: Running, *, count: int, prefetch: int) -> ConsumerRunner:
+    """One message is being acknowledged, and so many more were handled meanwhile."""
+    handled: list[str] = []
+
+    def handle(one: Delivery) -> None:
+        handled.append(one.id)
+        watched.tell()
+
+    watched.publish([message()])
+    runner = running(consumer("orders", group="g", prefetch=prefetch)(handle))
+    assert watched.came.acquire(timeout=WAIT_SECONDS)
+    watched.publish([message(number) for number in range(2, count + 2)])
+    watched.wait_for(lambda: len(handled) == count + 1)
+    return runner
+
+
+def test_what_is_handled_while_an_ack_is_on_its_way_goes_together_with_the_next(
+    watched: SlowToAck, running: Running
+) -> None:
+    handle_behind_an_ack(watched, running, count=4, prefetch=10)
+
+    watched.let_through.set()
+    watched.wait_for(lambda: watched.acked == 5)
+
+    assert [len(statuses) for statuses in watched.acks] == [1, 4]
+
+
+def test_an_ack_waits_for_company_only_where_messages_come_while_one_is_on_its_way(
+    watched: SlowToAck, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox.acking.COMPANY_MS", 1_000 * 4 * WAIT_SECONDS)
+    watched.let_through.set()
+    running(consumer("orders", group="g")(lambda _one: None))
+
+    for number in (1, 2):
+        watched.publish([message(number)])
+        watched.wait_for(lambda: watched.acked == number)  # noqa: B023  (it has returned before the next)
+
+    assert [len(statuses) for statuses in watched.acks] == [1, 1]
+
+
+def test_a_batch_s_worth_of_acks_waits_for_no_more_company(
+    watched: SlowToAck, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox.acking.COMPANY_MS", 1_000 * 4 * WAIT_SECONDS)
+    handle_behind_an_ack(watched, running, count=2, prefetch=2)
+
+    watched.let_through.set()
+    watched.wait_for(lambda: watched.acked == 3)
+
+    assert [len(statuses) for statuses in watched.acks] == [1, 2]
+
+
+def test_a_stop_sends_what_waits_for_company(
+    watched: SlowToAck, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox.acking.COMPANY_MS", 1_000 * 4 * WAIT_SECONDS)
+    runner = handle_behind_an_ack(watched, running, count=2, prefetch=10)
+
+    watched.let_through.set()
+
+    assert runner.stop(timeout_seconds=WAIT_SECONDS)
+    assert [len(statuses) for statuses in watched.acks] == [1, 2]
+
+
+def test_who_is_ahead_of_its_acks_by_more_than_a_batch_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_through, waits = threading.Event(), threading.Event()
+    acks = AcksBeside(lambda _done: assert_told(let_through), name="acks", ahead_max=2)
+    wait = acks._settled.wait
+
+    def note(timeout: float) -> bool:
+        waits.set()
+        return wait(timeout)
+
+    monkeypatch.setattr(acks._settled, "wait", note)
+    done = [held(number) for number in range(3)]
+
+    acks.put(done[:2])
+    waited_for_two = waits.is_set()
+    third = threading.Thread(target=acks.put, args=(done[2:],))
+    third.start()
+    waited_for_three = waits.wait(WAIT_SECONDS)
+    let_through.set()
+    third.join(WAIT_SECONDS)
+    acks.end()
+
+    assert (waited_for_two, waited_for_three, third.is_alive()) == (False, True, False)
+
+
+def assert_told(event: threading.Event) -> None:
+    assert event.wait(WAIT_SECONDS)
+
+
+def held(number: int) -> Held:
+    made = consumer("orders", group="g")(lambda _one: None)
+    return Held(consumer=made, delivery=delivery(number), since_ms=0, until_ms=1, extend_at_ms=1)
 
 
 def test_a_stop_waits_for_the_ack_on_its_way(watched: SlowToAck, running: Running) -> None:

@@ -204,5 +204,20 @@ def test_a_thousand_receipts_go_in_one_call_and_no_more(hands: Hands) -> None:
     assert asked == [1000, 1]
 
 
+def test_the_extender_is_woken_by_what_is_due_before_it_looks_and_by_nothing_else(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hands.broker.publish([message(number) for number in range(4)])
+    woken: list[int] = []
+    monkeypatch.setattr(hands.held._changed, "notify_all", lambda: woken.append(len(hands.held._held)))
+    hands.held._looks_at_ms = hands.clock.monotonic_ms() + INVISIBLE_MS // 2 + 1
+
+    for _ in range(2):
+        hands.held.hold(hands.consumer, hands.broker.pull("orders", "g", max_messages=1, invisible_ms=INVISIBLE_MS))
+        hands.clock.advance(1)
+
+    assert woken == [1]
+
+
 def test_without_a_runner_a_message_is_ones_own() -> None:
     assert still_held()

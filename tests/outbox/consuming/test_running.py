@@ -275,7 +275,7 @@ def test_what_is_handled_is_acknowledged_while_its_batch_goes_on(
     go_on.set()
     watched.wait_for(lambda: watched.acked == 3)
 
-    assert [len(statuses) for statuses in watched.acks] == [1, 1, 1]
+    assert (sum(map(len, watched.acks[:-1])), len(watched.acks[-1])) == (2, 1)
 
 
 def test_a_quick_batch_costs_one_ack(watched: WatchedBroker, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
