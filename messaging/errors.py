@@ -15,7 +15,8 @@ OutboxError
     ├── BrokerUnavailable            no answer, or "not now": it may have arrived; trying again can help
     │   └── BrokerThrottled          "later": carries retry_after_ms; nothing was stored
     ├── BrokerRefused                the broker will never take this request as it is; trying again cannot help
-    │   ├── NotAuthorized            token missing, wrong, or without the role for this topic
+    │   ├── NotAuthorized            the token lacks the role for this topic
+    │   │   └── NotAuthenticated     token missing or wrong: it is good for no topic
     │   └── NotSupported             the broker behind this adapter cannot do that at all
     └── StorageFailed                the broker cannot make anything durable now (full disk, failed fsync)
 """
@@ -105,6 +106,10 @@ class NotAuthorized(BrokerRefused):
     """
 
     retryable = True
+
+
+class NotAuthenticated(NotAuthorized):
+    """The token is missing or wrong: nothing goes through with it, whatever the topic."""
 
 
 class NotSupported(BrokerRefused):

@@ -22,6 +22,8 @@ from messaging.failure_history import History
 
 CONTENT_TYPE: Final = "content-type"
 JSON_CONTENT_TYPE: Final = "application/json"
+DUE_HEADER: Final = "outbox-deliver-at-ms"
+"""Written by a delay service: the due time that was asked for, where the broker behind it gets the message for now."""
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)

@@ -8,50 +8,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NoReturn
-
-import msgspec
+from typing import Final
 
 from broker.delay.lateness import Lateness
+from broker.delay.passing_on import pass_on, timed
+from broker.delay.refusing import Refusing
 from broker.delay.service import DelayService
 from broker.delay.store import DelayStore, Timed
-from broker.publishing import BUCKETS_MS
+from broker.log.sync_times import TimedStorage
+from broker.publishing import BUCKETS_MS, Publishable
 from messaging.broker import Broker
 from messaging.clock import Clock
-from messaging.errors import (
-    BrokerRefused,
-    BrokerUnavailable,
-    InvalidMessage,
-    NotAuthorized,
-    NotSupported,
-    StorageFailed,
-)
+from messaging.errors import InvalidMessage
 from messaging.limits import DELAY_MAX_MS
 from messaging.message import CancelStatus, Message, PublishResult, PublishStatus
 
 _TOO_FAR: Final = "a delay may be at most 731 days"
 
 
-class _Stored(msgspec.Struct, array_like=True, frozen=True):
-    """What the schedule keeps of a message beside its id, topic and due time."""
+class DelayFront(Refusing):
+    """What an HTTP server serves, over a schedule and its service. All methods may be called from any thread."""
 
-    body: bytes
-    key: str | None
-    headers: dict[str, str]
-    created_at_ms: int
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Stored).decode
-
-
-class DelayFront:
-    """An engine's face over a schedule and its service. All methods may be called from any thread."""
-
-    def __init__(self, schedule: DelayStore, target: Broker, *, clock: Clock) -> None:
+    def __init__(self, schedule: DelayStore, target: Broker, *, clock: Clock, syncs: TimedStorage) -> None:
+        """`syncs`: what the schedule's segments are stored by, which knows how long the disk takes."""
         self._schedule = schedule
         self._target = target
         self._clock = clock
+        self.syncs = syncs
         self._counters: Counter[tuple[str, str, str]] = Counter()
         self.service = DelayService(schedule, deliver=self._deliver, clock=clock)
 
@@ -69,7 +52,7 @@ class DelayFront:
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch durably; one result a message, in order."""
         now_ms = self._clock.now_ms()
-        statuses = self._schedule.schedule([_timed(message, now_ms) for message in batch], now_ms=now_ms)
+        statuses = self._schedule.schedule([timed(message, now_ms) for message in batch], now_ms=now_ms)
         self.service.wake()
         for message, status in zip(batch, statuses, strict=True):
             self._counters[f"published_{status}", message.topic, ""] += 1
@@ -77,6 +60,10 @@ class DelayFront:
             PublishResult(message.id, status, _TOO_FAR if status is PublishStatus.REJECTED else None)
             for message, status in zip(batch, statuses, strict=True)
         ]
+
+    def publish_plain(self, _topic: str, _batch: Sequence[Publishable], _ids: list[str]) -> bool:
+        """False: everything goes through the schedule, by publish()."""
+        return False
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
         """Cancel scheduled messages, durably."""
@@ -114,12 +101,12 @@ class DelayFront:
         return dict(self._counters)
 
     def log_figures(self) -> Mapping[str, int]:
-        """Bytes in memory and in the log, and what is scheduled."""
+        """Bytes in memory and in the log, syncs, and what is scheduled."""
         figures = self._schedule.figures()
         return {
             "messages_bytes": figures["in_memory_bytes"],
             "actions_bytes": figures["log_bytes"],
-            "syncs": 0,
+            "syncs": sum(count for _, count in self.syncs.counts()),
             "scheduled": figures["scheduled"],
         }
 
@@ -139,41 +126,13 @@ class DelayFront:
         """Nothing becomes ready here."""
         return lambda: None
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise NotSupported(f"a delay service only publishes ({name}): consume and operate on its target broker")
-
     # -- delivering --------------------------------------------------------------------------------------------------
 
     def _deliver(self, batch: Sequence[Timed]) -> list[Timed]:
-        """Publish to the target; returns what it refuses for good, and raises where all may be tried again."""
-        messages = [_message(one) for one in batch]
-        try:
-            results = self._target.publish(messages)
-        except (BrokerUnavailable, NotAuthorized, NotSupported, StorageFailed):
-            raise
-        except BrokerRefused:
-            if len(batch) == 1:
-                return list(batch)
-            return [one for single in batch for one in self._deliver([single])]  # find out which
-        refused: list[Timed] = []
-        for one, result in zip(batch, results, strict=True):
-            if result.status is PublishStatus.REJECTED:
-                refused.append(one)
-            else:
-                self._counters["fired", one.topic, ""] += 1
+        """Publish to the target; returns what it refuses, and raises where all may be tried again."""
+        refused = pass_on(self._target, batch)
+        fired = Counter(one.topic for one in batch)
+        fired.subtract(one.topic for one in refused)
+        for topic, messages in (+fired).items():
+            self._counters["fired", topic, ""] += messages
         return refused
-
-
-def _timed(message: Message, now_ms: int) -> Timed:
-    stored = _Stored(message.body, message.key, dict(message.headers), message.created_at_ms or now_ms)
-    due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
-    return Timed(due_ms, message.id, message.topic, _encode(stored))
-
-
-def _message(timed: Timed) -> Message:
-    """As the target gets it: due now, under the id under which it was published here, so that it drops a repeat."""
-    stored = _decode(timed.payload)
-    return Message(
-        id=timed.id, topic=timed.topic, body=stored.body, key=stored.key, headers=stored.headers,
-        created_at_ms=stored.created_at_ms,
-    )  # fmt: skip

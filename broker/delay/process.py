@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, cast
+import time
+from typing import TYPE_CHECKING
 
 from broker.delay.front import DelayFront
 from broker.delay.local_segments import LocalSegmentStore
 from broker.delay.store import DelayStore
-from broker.engine import Engine
 from broker.http.server import HttpServer, bind
+from broker.log.storage import DiskStorage
+from broker.log.sync_times import TimedStorage
 from messaging import connect, logs
 from messaging.broker import Broker
 from messaging.clock import SystemClock
@@ -38,8 +40,7 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
     bound = bind(config.host, config.port)
     try:
         with _Running(config, target) as front:
-            # The server asks for nothing that a front does not answer or refuse.
-            server = HttpServer(cast("Engine", front), bound, settings=config.http_settings, access=access, tls=tls)
+            server = HttpServer(front, bound, settings=config.http_settings, access=access, tls=tls)
             server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
     finally:
         bound.close()
@@ -56,10 +57,11 @@ class _Running:
 
     def __enter__(self) -> DelayFront:
         self._forget()
-        self._store = LocalSegmentStore.open(self._config.data)
+        syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
+        self._store = LocalSegmentStore.open(self._config.data, storage=syncs)
         try:
             clock = SystemClock()
-            self._front = DelayFront(DelayStore.open(self._store), self._target, clock=clock)
+            self._front = DelayFront(DelayStore.open(self._store), self._target, clock=clock, syncs=syncs)
             self._front.start()
         except BaseException:
             self._store.close()

@@ -115,7 +115,7 @@ class DelayService:
         self._schedule.fired(batch.number, again=again)
         self.delivered += len(batch) - len(again)
         self.refused += len(again)
-        self.lateness.add_due(batch.dues, now_ms=now_ms)
+        self.lateness.add_due(_dues(batch, but=refused), now_ms=now_ms)
 
     def _hold(self, batch: Batch, error: OutboxError) -> None:
         """Keep the batch, and everything behind it, until the target takes it."""
@@ -139,3 +139,11 @@ class DelayService:
             with self._changed:
                 if wait_ms > 0 and self._wakes == wakes and not self._stopping:
                     self._clock.wait(self._changed, wait_ms)
+
+
+def _dues(batch: Batch, *, but: Sequence[Timed]) -> list[int]:
+    """When the messages of a batch were due, but for those."""
+    if not but:
+        return batch.dues
+    others = {one.id for one in but}
+    return [due_ms for due_ms, one in zip(batch.dues, batch.ids, strict=True) if one not in others]

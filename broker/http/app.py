@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from broker.engine import Engine
 from broker.http import codec, health
 from broker.http.access import Access
 from broker.http.call import Services
@@ -25,6 +24,7 @@ from broker.http.metrics import Metrics
 from broker.http.openapi import document
 from broker.http.problems import Problem
 from broker.http.routes import ROUTES, WAITS, Route
+from broker.http.served import Served
 from broker.http.serving import HEADERS, admitted, answered, read_head, serve, too_large, too_slow
 from broker.http.settings import HttpSettings
 from messaging.clock import Clock, SystemClock
@@ -35,7 +35,7 @@ from messaging.wire import (
 
 
 def create_app(
-    engine: Engine, settings: HttpSettings | None = None, *, access: Access | None = None, clock: Clock | None = None
+    engine: Served, settings: HttpSettings | None = None, *, access: Access | None = None, clock: Clock | None = None
 ) -> FastAPI:
     """The HTTP face of an open engine, which stays its caller's to close. `app.state.services` are its parts."""
     services = _services(engine, settings or HttpSettings(), access=access or Access(), clock=clock or SystemClock())
@@ -72,7 +72,7 @@ def close(services: Services) -> None:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _services(engine: Engine, settings: HttpSettings, *, access: Access, clock: Clock) -> Services:
+def _services(engine: Served, settings: HttpSettings, *, access: Access, clock: Clock) -> Services:
     def gate(name: str, requests_max: int, bytes_max: int | None = None) -> Gate:
         return Gate(
             name=name,

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import msgspec
 
-from broker.engine import Engine
 from broker.http import codec as codecs
 from broker.http.access import Access, Principal, Role, authorize
 from broker.http.codec import Codec
@@ -17,6 +16,7 @@ from broker.http.gate import Gate
 from broker.http.long_poll import LongPolls
 from broker.http.metrics import Metrics
 from broker.http.problems import Problem, of_query
+from broker.http.served import Served
 from broker.http.settings import HttpSettings
 from messaging.clock import Clock
 from messaging.decoding import known
@@ -29,7 +29,7 @@ Shape = TypeVar("Shape", bound=msgspec.Struct)
 class Services:
     """What one server is made of. Blocking calls to the engine run in these pools, of bounded size."""
 
-    engine: Engine
+    engine: Served
     settings: HttpSettings
     clock: Clock
     access: Access
@@ -64,7 +64,7 @@ class Call:
     answer_codec: Codec
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Served:
         """The engine that serves the call."""
         return self.services.engine
 

@@ -15,7 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from broker.delay.lateness import Lateness
-from broker.engine import Engine
+from broker.http.served import Served
 from broker.log.sync_times import TimedStorage
 from broker.publishing import OTHERS
 from broker.pulling import Handed
@@ -48,7 +48,7 @@ _FIGURES: Final = {
 class Metrics:
     """What `/metrics` shows."""
 
-    def __init__(self, engine: Engine, *, series_max: int) -> None:
+    def __init__(self, engine: Served, *, series_max: int) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(engine, series_max=series_max))
         self._series_max = series_max
@@ -125,7 +125,7 @@ class Metrics:
 class EngineCollector(Collector):
     """Reads the engine whenever it is scraped. Beyond `series_max` labels a family sums up the rest as `~others`."""
 
-    def __init__(self, engine: Engine, *, series_max: int) -> None:
+    def __init__(self, engine: Served, *, series_max: int) -> None:
         self._engine = engine
         self._series_max = series_max
 

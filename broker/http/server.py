@@ -18,10 +18,10 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from broker.engine import Engine
 from broker.http import app as http_app
 from broker.http.access import Access
 from broker.http.call import Services
+from broker.http.served import Served
 from broker.http.settings import HttpSettings
 from messaging.errors import ConfigurationError
 
@@ -60,7 +60,7 @@ class HttpServer:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Served,
         bound: socket.socket,
         *,
         settings: HttpSettings,

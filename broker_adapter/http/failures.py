@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Final, Protocol, assert_never
 
 import msgspec
@@ -15,6 +16,7 @@ from messaging.errors import (
     BrokerThrottled,
     BrokerUnavailable,
     ConfigurationError,
+    NotAuthenticated,
     NotAuthorized,
     NotSupported,
     OutboxError,
@@ -102,7 +104,9 @@ def own(error: OutboxError) -> OutboxError:
 def of_kind(kind: ProblemKind) -> type[BrokerError]:
     """The class of error that a kind of problem stands for (for `throttled` see of_answer: it carries a pause)."""
     match kind:
-        case ProblemKind.UNAUTHENTICATED | ProblemKind.FORBIDDEN | ProblemKind.FOREIGN_ORIGIN:
+        case ProblemKind.UNAUTHENTICATED:
+            return NotAuthenticated
+        case ProblemKind.FORBIDDEN | ProblemKind.FOREIGN_ORIGIN:
             return NotAuthorized
         case ProblemKind.NOT_SUPPORTED:
             return NotSupported
@@ -139,7 +143,9 @@ def of_kind(kind: ProblemKind) -> type[BrokerError]:
 def _of_status(response: Answered, text: str) -> BrokerError:
     """Something in between answered, not the broker: only what cannot be meant otherwise is final."""
     status = response.status_code
-    if status in {401, 403}:
+    if status == HTTPStatus.UNAUTHORIZED:
+        return NotAuthenticated(text)
+    if status == HTTPStatus.FORBIDDEN:
         return NotAuthorized(text)
     if status == 429:
         return BrokerThrottled(text, retry_after_ms=_retry_after_ms(response))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from broker.engine import Engine
 from broker.http.access import Access
+from broker.http.served import Served
 from broker.http.server import HttpServer, Tls, bind
 from broker.http.settings import HttpSettings
 from broker.log.storage import Storage
@@ -34,6 +35,18 @@ def served(
 ) -> Iterator[HttpServer]:
     """A server in a thread of this process, ready; stopped in the end."""
     engine = Engine.open(folder, storage=storage)
+    try:
+        with serving(engine, settings, access=access, tls=tls) as server:
+            yield server
+    finally:
+        engine.close()
+
+
+@contextmanager
+def serving(
+    engine: Served, settings: HttpSettings | None = None, *, access: Access | None = None, tls: Tls | None = None
+) -> Iterator[HttpServer]:
+    """A server of what is open already, in a thread of this process, ready; stopped in the end."""
     bound = bind("127.0.0.1", 0)
     server = HttpServer(engine, bound, settings=settings or HttpSettings(), access=access, tls=tls)
     ready = threading.Event()
@@ -45,7 +58,6 @@ def served(
     finally:
         server.stop()
         thread.join(DEADLINE_S)
-        engine.close()
         bound.close()
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
 
 import pytest
 from sqlalchemy import select
@@ -16,20 +15,18 @@ from sqlalchemy import select
 from broker.delay.front import DelayFront
 from broker.delay.local_segments import LocalSegmentStore
 from broker.delay.store import DelayStore
-from broker.engine import Engine
-from broker.http.server import HttpServer, bind
-from broker.http.settings import HttpSettings
+from broker.log.storage import DiskStorage
+from broker.log.sync_times import TimedStorage
 from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.http import HttpBroker
 from messaging import Broker
 from messaging.clock import SystemClock
 from outbox import Outbox
-from tests.broker_adapter.servers import served
+from tests.broker_adapter.servers import served, serving
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
 TOPIC, GROUP = "reminders", "mail"
 SOON = timedelta(milliseconds=400)
-DEADLINE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -52,19 +49,13 @@ class Brokers:
 
 def _delay_service(folder: Path, stack: ExitStack) -> Brokers:
     target = HttpBroker(stack.enter_context(served(folder / "target")).url)
-    segments = LocalSegmentStore.open(folder / "delay")
+    syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
+    segments = LocalSegmentStore.open(folder / "delay", storage=syncs)
     stack.callback(segments.close)
-    front = DelayFront(DelayStore.open(segments), target, clock=SystemClock())
+    front = DelayFront(DelayStore.open(segments), target, clock=SystemClock(), syncs=syncs)
     front.start()
     stack.callback(front.close)
-    bound, ready = bind("127.0.0.1", 0), threading.Event()
-    stack.callback(bound.close)
-    server = HttpServer(cast("Engine", front), bound, settings=HttpSettings())
-    thread = threading.Thread(target=server.run, kwargs={"on_ready": lambda _url: ready.set()})
-    thread.start()
-    stack.callback(thread.join, DEADLINE_S)
-    stack.callback(server.stop)
-    assert ready.wait(DEADLINE_S)
+    server = stack.enter_context(serving(front))
     return Brokers(HttpBroker(server.url), target)
 
 

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import requests
 
 from broker_adapter.http import HttpBroker
 from messaging import Message
 from messaging.errors import NotSupported
+from messaging.message import DUE_HEADER
 from tests.broker_adapter.servers import ServerProcess
 
 COMMAND = [sys.executable, "-c", "from broker.delay.cli import app; app(prog_name='outbox delay')", "serve"]
@@ -77,8 +79,25 @@ def pulled(broker: HttpBroker, count: int) -> list[tuple[str, int]]:
     deadline = time.monotonic() + 20
     while len(found) < count and time.monotonic() < deadline:
         deliveries = broker.pull("trips", "reminders", wait_ms=1_000)
-        found += [(one.id, time.time_ns() // 1_000_000) for one in deliveries]
+        now_ms = time.time_ns() // 1_000_000
+        assert all(int(one.headers[DUE_HEADER]) <= now_ms for one in deliveries), "never early"
+        found += [(one.id, now_ms) for one in deliveries]
         broker.ack([one.receipt for one in deliveries])
+    return found
+
+
+def delivered(url: str, count: int) -> float:
+    """How many deliveries the lateness of /metrics is of, waiting for so many: they are counted behind the target."""
+    found = -1.0
+    deadline = time.monotonic() + 20
+    while found < count and time.monotonic() < deadline:
+        response = requests.get(f"{url}/metrics", timeout=20)
+        assert response.status_code == 200, response.text
+        [found] = [
+            float(line.split()[1])
+            for line in response.text.splitlines()
+            if line.startswith("broker_delay_lateness_seconds_count")
+        ]
     return found
 
 
@@ -113,6 +132,7 @@ def test_what_was_accepted_reaches_the_target_when_due_although_both_are_killed(
     assert producer.cancel(["far", "m0"]) == ["canceled", "too_late"]
     producer.close()
     consumer.close()
+    assert delivered(delay.url, 1) >= 1, "since its last start"
     assert delay.end(signal.SIGTERM) == 0
 
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from broker.delay.front import DelayFront
 from broker.delay.lateness import Lateness
 from broker.delay.service import REFUSED_AGAIN_MS, SLICE_MS, DelayService
 from broker.delay.store import DelayStore, Timed
+from broker.log.storage import DiskStorage
+from broker.log.sync_times import TimedStorage
 from broker_adapter.embedded import EmbeddedBroker
 from messaging import Message
 from messaging.clock import ManualClock
 from messaging.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, InvalidMessage, NotSupported
-from messaging.message import PublishResult, PublishStatus
+from messaging.limits import HEADERS_MAX
+from messaging.message import DUE_HEADER, PublishResult, PublishStatus
 from tests.broker.delay.conftest import DAY_MS, NOW_MS, Opened, put, timed
 
 
@@ -43,8 +49,14 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def schedule(opened: Opened) -> DelayStore:
-    return opened.open()
+def syncs() -> TimedStorage:
+    """The disk, which a front knows how long it takes."""
+    return TimedStorage(DiskStorage(), clock_s=time.perf_counter)
+
+
+@pytest.fixture
+def schedule(opened: Opened, syncs: TimedStorage) -> DelayStore:
+    return opened.open(storage=syncs)
 
 
 @pytest.fixture
@@ -120,6 +132,7 @@ def test_what_the_target_refuses_is_kept_and_tried_again_later_also_after_a_rest
     schedule.close()
 
     assert (service.delivered, service.refused) == (1, 1)
+    assert sum(count for _, count in service.lateness.counts()) == 1, "what is refused is not late, but refused"
     schedule = opened.open()
     found = schedule.find("bad")
     assert found is not None
@@ -196,9 +209,9 @@ def turned(front: DelayFront) -> None:
 
 
 def test_a_front_delivers_to_a_broker_what_is_due_whole_and_once(
-    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
 ) -> None:
-    front = DelayFront(schedule, broker, clock=clock)
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
 
     results = front.publish([message("now"), message("later", ahead_ms=500), message("far", ahead_ms=732 * DAY_MS)])
     assert [result.status for result in results] == ["stored", "stored", "rejected"]
@@ -218,9 +231,9 @@ def test_a_front_delivers_to_a_broker_what_is_due_whole_and_once(
 
 
 def test_a_front_answers_what_producers_and_operators_ask_and_refuses_the_rest(
-    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
 ) -> None:
-    front = DelayFront(schedule, broker, clock=clock)
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
     front.publish([message("a", ahead_ms=90_000), message("b", ahead_ms=90_000)])
 
     assert front.scheduled("orders", bucket="day") == [(NOW_MS // DAY_MS * DAY_MS, 2)]
@@ -233,14 +246,18 @@ def test_a_front_answers_what_producers_and_operators_ask_and_refuses_the_rest(
     assert front.counters()["published_stored", "orders", ""] == 2
     with pytest.raises(InvalidMessage):
         front.scheduled(bucket="year")
-    with pytest.raises(NotSupported, match="target"):
-        front.pull("orders", "billing")
+    with pytest.raises(NotSupported, match=r"pull.*target"):
+        front.take("orders", "billing", max_messages=1, invisible_ms=1_000)
     front.check_ready()
     front.close()
 
 
 def test_one_message_that_a_target_refuses_does_not_keep_the_others(
-    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    schedule: DelayStore,
+    broker: EmbeddedBroker,
+    clock: ManualClock,
+    syncs: TimedStorage,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     publish: Callable[[Sequence[Message]], list[PublishResult]] = broker.publish
 
@@ -250,7 +267,7 @@ def test_one_message_that_a_target_refuses_does_not_keep_the_others(
         return publish(batch)
 
     monkeypatch.setattr(broker, "publish", refusing)
-    front = DelayFront(schedule, broker, clock=clock)
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
 
     front.publish([message("a"), message("bad"), message("b")])
     turned(front)
@@ -258,3 +275,53 @@ def test_one_message_that_a_target_refuses_does_not_keep_the_others(
     assert [one.id for one in broker.pull("orders", "billing")] == ["a", "b"]
     assert front.scheduled_message("bad") is not None
     front.close()
+
+
+def test_the_due_time_that_was_asked_for_goes_along_as_a_header(
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
+) -> None:
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+    crowded = {f"h{number}": "v" for number in range(HEADERS_MAX)}
+    older = msgspec.msgpack.encode([b"x", None, {"h": "v"}, NOW_MS])
+    put(schedule, NOW_MS, Timed(NOW_MS + 500, "older", "orders", older))
+
+    front.publish([message("now"), message("later", ahead_ms=500), message("past", ahead_ms=-5)])
+    front.publish(
+        [
+            structs.replace(message("copied", ahead_ms=500), headers={DUE_HEADER: "1"}),
+            structs.replace(message("passed-on"), headers={DUE_HEADER: "1"}),
+            structs.replace(message("crowded", ahead_ms=500), headers=crowded),
+        ]
+    )
+    clock.advance(700)
+    turned(front)
+    front.close()
+
+    headers = {one.id: dict(one.headers) for one in broker.pull("orders", "billing")}
+    due = {DUE_HEADER: str(NOW_MS + 500)}
+    assert headers == {
+        "now": {"h": "v"}, "later": {"h": "v", **due}, "past": {"h": "v", DUE_HEADER: str(NOW_MS - 5)}, "copied": due,
+        "passed-on": {DUE_HEADER: "1"}, "crowded": crowded, "older": {"h": "v"},
+    }  # fmt: skip
+
+
+def test_a_message_that_was_refused_at_first_tells_its_own_due_time_not_that_of_the_attempt(
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def refusing(_batch: Sequence[Message]) -> list[PublishResult]:
+        raise BrokerRefused("not yet")
+
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+    front.publish([message("later", ahead_ms=500)])
+    clock.advance(500)
+    with monkeypatch.context() as patched:
+        patched.setattr(broker, "publish", refusing)
+        turned(front)
+
+    clock.advance(REFUSED_AGAIN_MS)
+    turned(front)
+    front.close()
+
+    [delivery] = broker.pull("orders", "billing")
+    assert delivery.headers[DUE_HEADER] == str(NOW_MS + 500)

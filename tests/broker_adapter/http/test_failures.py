@@ -69,7 +69,7 @@ def test_every_kind_of_problem_is_an_error(kind: ProblemKind) -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("unauthenticated", errors.NotAuthorized),
+        ("unauthenticated", errors.NotAuthenticated),
         ("forbidden", errors.NotAuthorized),
         ("not-supported", errors.NotSupported),
         ("invalid-message", errors.BrokerRefused),
@@ -91,7 +91,7 @@ def test_a_problem_is_the_error_of_its_kind(kind: str, expected: type[errors.Bro
         (answered(503), errors.BrokerUnavailable),
         (answered(404, b"<html>"), errors.BrokerUnavailable),
         (answered(301, b"", location="http://elsewhere"), errors.BrokerUnavailable),
-        (answered(401), errors.NotAuthorized),
+        (answered(401), errors.NotAuthenticated),
         (answered(403), errors.NotAuthorized),
         (answered(429), errors.BrokerThrottled),
         (answered(422, b'{"type": "urn:outbox-mq:problem:of-tomorrow", "title": "", "status": 422, "detail": ""}'),
