@@ -139,13 +139,16 @@ def test_a_record_that_is_damaged_with_its_index_costs_itself_alone(
     first = segment_paths(folder / "messages")[0]
     data = bytearray(first.read_bytes())
     last = [one for one in ids if one.encode() * 20 in data][-1]
-    for gone in ("c1", last):
+    others = [one for one in (f"other{number}" for number in range(40)) if one.encode() * 20 in data]
+    for gone in ("c1", last, *others):
         data[data.index(gone.encode() * 20)] ^= 1
     first.write_bytes(data)
 
     flip(index_path(folder / "messages", 0))
 
     assert read(engine) == [one for one in ids if one not in {"c1", last}]
+    assert others
+    assert read(engine, topic="others") == [f"other{number}" for number in range(len(others), 40)]
     assert [one.id for one in drained(engine)] == [one for one in ids if one not in {"c1", last}]
     assert [one.reason for one in engine.dead(TOPIC, "another")[0]] == [DAMAGED] * 2
 
