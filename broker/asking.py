@@ -26,9 +26,13 @@ class Asking:
     timeout_ms: int
     ca_file: Path | None = None
     token_file: Path | None = None
+    answer_bytes_max: int = ANSWER_BYTES_MAX
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, str]:
-        """The status and the text of the answer. Raises BrokerUnavailable where there is none."""
+        """The status and the text of the answer. Raises BrokerUnavailable where there is none.
+
+        Raises BrokerRefused where it is too long.
+        """
         connection = self._connection()
         headers = {} if body is None else {"content-type": "application/json"}
         if self.token_file is not None:
@@ -37,11 +41,14 @@ class Asking:
             sent = None if body is None else json.dumps(body)
             connection.request(method, urlsplit(self.url).path.rstrip("/") + path, sent, headers)
             response = connection.getresponse()
-            return response.status, response.read(ANSWER_BYTES_MAX).decode("utf-8", "replace")
+            answer = response.read(self.answer_bytes_max + 1)
         except (OSError, http.client.HTTPException) as error:
             raise BrokerUnavailable(f"no broker answers at {self.url}: {error}") from error
         finally:
             connection.close()
+        if len(answer) > self.answer_bytes_max:
+            raise BrokerRefused(f"the answer is longer than {self.answer_bytes_max:,} bytes: ask for less at once")
+        return response.status, answer.decode("utf-8", "replace")
 
     def told(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The answer. Raises BrokerRefused, with the broker's words, where it is a problem."""

@@ -65,7 +65,7 @@ class Broadcasting(Waiting):
                 return TopicRead(deliveries=[], offset=offset, next_offset=min(offset, end))
             first = max(offset, known.index.start)
             end = known.index.visible_end(first, count_max=max_messages, durable_end=self._messages.durable_end)
-            runs = list(known.index.runs(first, end))
+        runs = self._looked_up(lambda: list(known.index.runs(first, end)))
         bytes_max = min(bytes_max or self._options.pull_bytes_max, self._options.pull_bytes_max)
         found = first_within(
             read_runs(self._messages, runs, first=first, end=end, bytes_max=bytes_max), bytes_max=bytes_max

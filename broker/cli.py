@@ -9,7 +9,6 @@ import hashlib
 import json
 import secrets
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote, urlencode
@@ -19,6 +18,7 @@ import typer
 from broker import group_cli
 from broker.asking import Asking
 from messaging.errors import BrokerUnavailable, ConfigurationError
+from messaging.for_people import moment
 from messaging.logs import LogFormat
 
 app = typer.Typer(no_args_is_help=True, help="Run the broker, and probe one.")
@@ -108,13 +108,13 @@ def scheduled(
     asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     if message_id is not None:
         found = asking.told("GET", f"/v1/scheduled/{quote(message_id, safe='')}")
-        print(f"{_utc(found['deliver_at_ms'])}\t{found['topic']}\t{found['id']}")
+        print(f"{moment(found['deliver_at_ms'])}\t{found['topic']}\t{found['id']}")
         return
     asked = {"bucket": bucket} if topic is None else {"bucket": bucket, "topic": topic}
     while True:
         page = asking.told("GET", f"/v1/scheduled?{urlencode(asked)}")
         for one in page["counts"]:
-            print(f"{_utc(one['at_ms'])}\t{one['messages']}")
+            print(f"{moment(one['at_ms'])}\t{one['messages']}")
         if page["next_from_ms"] is None:
             return
         asked["from_ms"] = str(page["next_from_ms"])
@@ -142,7 +142,3 @@ def token(
     print(f"roles = {json.dumps(role)}")
     print(f"topics = {json.dumps(topic or ['*'])}")
     print(f"the token, shown this once: {secret}", file=sys.stderr)
-
-
-def _utc(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from broker.http.access import Access, is_loopback, load_tokens
 from broker.http.server import Tls
 from broker.http.settings import HttpSettings
-from broker.options import Durability, EngineOptions
+from broker.options import SEGMENT_BYTES_MIN, Durability, EngineOptions
 from messaging.errors import ConfigurationError
 from messaging.given_files import read_toml
 from messaging.logs import LogFormat
@@ -45,6 +46,12 @@ class BrokerConfig(BaseSettings):
     group_in_hand_min: int = Field(default=EngineOptions().group_in_hand_min, ge=0)
     dead_letters_bytes_max: int = Field(default=EngineOptions().dead_letters_bytes_max, ge=1)
     redrive_per_second: int = Field(default=EngineOptions().redrive_per_second, ge=1)
+    dedup_messages_max: int = Field(default=EngineOptions().dedup_messages_max, ge=1)
+    cancel_tombstones_max: int = Field(default=EngineOptions().cancel_tombstones_max, ge=1)
+    topics_max: int = Field(default=EngineOptions().topics_max, ge=1)
+    groups_per_topic_max: int = Field(default=EngineOptions().groups_per_topic_max, ge=1)
+    segment_bytes: int = Field(default=EngineOptions().segment_bytes, ge=SEGMENT_BYTES_MIN)
+    pull_bytes_max: int = Field(default=EngineOptions().pull_bytes_max, ge=1)
     tokens: Path | None = None
     insecure_no_auth: bool = False
     tls_cert: Path | None = None
@@ -63,32 +70,12 @@ class BrokerConfig(BaseSettings):
     @property
     def engine_options(self) -> EngineOptions:
         """The engine's part."""
-        return EngineOptions(
-            durability=self.durability,
-            retention_ms=self.retention_ms,
-            retention_bytes=self.retention_bytes,
-            retention_drops_unread=self.retention_drops_unread,
-            filter_index_header=self.filter_index_header,
-            filter_index_headers=self.filter_index_headers,
-            in_hand_max=self.in_hand_max,
-            group_in_hand_max=self.group_in_hand_max,
-            group_in_hand_min=self.group_in_hand_min,
-            dead_letters_bytes_max=self.dead_letters_bytes_max,
-            redrive_per_second=self.redrive_per_second,
-        )
+        return EngineOptions(**self._values_of(EngineOptions))
 
     @property
     def http_settings(self) -> HttpSettings:
         """The HTTP server's part."""
-        return HttpSettings(
-            request_bytes_max=self.request_bytes_max,
-            body_bytes_max=self.body_bytes_max,
-            batch_messages_max=self.batch_messages_max,
-            publishes_max=self.publishes_max,
-            publishes_bytes_max=self.publishes_bytes_max,
-            waiting_pulls_max=self.waiting_pulls_max,
-            shutdown_timeout_ms=self.shutdown_timeout_ms,
-        )
+        return HttpSettings(**self._values_of(HttpSettings))
 
     @property
     def tls(self) -> Tls | None:
@@ -105,6 +92,11 @@ class BrokerConfig(BaseSettings):
         except OSError as error:  # SSLError is one of them
             raise ConfigurationError(f"{self.tls_cert} and {self.tls_key} are no certificate and its key") from error
         return Tls(self.tls_cert, self.tls_key)
+
+    def _values_of(self, part: type[EngineOptions | HttpSettings]) -> dict[str, Any]:
+        """What is chosen here under the names that a part has."""
+        names = BrokerConfig.model_fields.keys() & {one.name for one in fields(part)}
+        return {name: getattr(self, name) for name in names}
 
     def access(self) -> Access:
         """Who may come in. Raises ConfigurationError for an open server on an address that others can reach."""

@@ -121,11 +121,14 @@ class Engine(Publishing, Consuming, Broadcasting, Operating, Retaining):
             }
 
     def check_ready(self) -> None:
-        """Raise StorageFailed where the engine can take nothing: closed, or a disk that failed."""
+        """Raise StorageFailed where the engine can take nothing: closed, or a disk that failed; or cannot hand out what
+        it has, for want of an index.
+        """
         with self._lock:
             self._refuse_if_closed()
             self._messages.refuse_if_failed()
             self._actions.refuse_if_failed()
+            self._refuse_if_unmended()
         self._schedule.check_ready()
 
     def _let_go(self) -> None:

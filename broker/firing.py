@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from broker.core import Core
 from broker.delay.batch import Batch
 from broker.delay.lateness import Lateness
 from broker.log.storage import Storage
+from broker.mending import Mending
 from broker.options import EngineOptions
 from broker.scheduled_copy import fired_copies
 from messaging import journal
@@ -51,7 +51,7 @@ class Copies:
     sizes: list[int]
 
 
-class Firing(Core):
+class Firing(Mending):
     """The way from the schedule into the topics, one batch at a time."""
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:

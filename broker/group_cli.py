@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import quote
+from typing import Annotated, Any, Final
+from urllib.parse import quote, urlencode
 
 import typer
 
 from broker.asking import Asking
+from broker.dead_view import print_dead
 from messaging.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Declare, look at and move consumer groups of a broker that runs.")
@@ -23,6 +24,8 @@ CaFile = Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")
 TokenFile = Annotated[
     Path | None, typer.Option(envvar="OUTBOX_BROKER__TOKEN_FILE", help="File that holds the bearer token.")
 ]
+DEAD_BYTES_MAX: Final = 128 * 1024 * 1024
+"""A page of dead letters has their bodies in it."""
 _URL = "http://127.0.0.1:7788"
 
 
@@ -108,6 +111,33 @@ def pause(
     asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     asking.told("POST", f"{_path(topic, group)}/{'resume' if resume else 'pause'}", {})
     print(f"{topic}/{group} {'goes on' if resume else 'is paused'}")
+
+
+@app.command()
+def dead(
+    topic: Topic,
+    group: Group,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="So many at once.")] = 20,
+    after: Annotated[str | None, typer.Option(help="Go on behind the page that named this.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with what the messages carry.")] = False,
+    url: Url = _URL,
+    timeout_ms: Timeout = 30_000,
+    ca_file: CaFile = None,
+    token_file: TokenFile = None,
+) -> None:
+    """List dead letters, oldest first: attempts, when, the last reason, and how the attempts went.
+
+    Example: outbox broker group dead orders billing --limit 50
+    """
+    asking = Asking(
+        url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file, answer_bytes_max=DEAD_BYTES_MAX
+    )
+    asked = {"limit": str(limit)} | ({} if after is None else {"after": after})
+    page = asking.told("GET", f"{_path(topic, group)}/dead?{urlencode(asked)}")
+    if as_json:
+        print(json.dumps(page, indent=2))
+    else:
+        print_dead(page["dead"], following=page["next"])
 
 
 @app.command()

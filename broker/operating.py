@@ -48,10 +48,7 @@ class Operating(Timing):
             parse(config.filter)  # refused before anything is written
         if config.start != "earliest":
             self._messages.commit()
-        with self._lock:
-            self._refuse_if_closed()
-            self._declare(topic, group, config)
-            end = self._actions.end
+        end = self._looked_up(lambda: self._declared(topic, group, config))
         self._actions.commit(end)
 
     def topics(self) -> list[str]:
@@ -80,22 +77,7 @@ class Operating(Timing):
         redriving (of the backlog: redriven, and not ready yet), oldest_unacked_age_ms.
         """
         scheduled = self._schedule.count(topic)  # as above
-        with self._lock:
-            index, known = self._known_topic(topic).index, self._known_group(topic, group)
-            self._come_past(self._known_topic(topic), known)
-            in_flight = known.in_flight()
-            oldest = max(index.start, known.oldest_unsettled())
-            age_ms = self._clock.now_ms() - index.ready_at_ms(oldest) if oldest < index.end else 0
-            return {
-                "stored": index.end,
-                "backlog": index.end - min(known.position, index.end) + known.waiting(),
-                "in_flight": in_flight,
-                "scheduled": scheduled,
-                "dead": len(known.dead),
-                "redriving": known.redriving(now_ms=self._clock.now_ms()),
-                "position": known.position,
-                "oldest_unacked_age_ms": max(0, age_ms),
-            }
+        return self._looked_up(lambda: {"scheduled": scheduled, **self._figures(topic, group)})
 
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
         """Move a group to a time or to an offset (a sequence of the topic); receipts handed out before are stale.
@@ -105,10 +87,12 @@ class Operating(Timing):
         if (to_ms is None) == (to_offset is None) or (to_offset is not None and to_offset < 0):
             raise InvalidMessage("seek to a time (to_ms) or to an offset (to_offset >= 0), one of them")
         self._messages.commit()
+        wanted = to_offset or 0
+        if to_ms is not None:
+            wanted = self._looked_up(lambda: self._known_topic(topic).index.sequence_at(to_ms))
         with self._lock:
             self._refuse_if_closed()
             index, known = self._known_topic(topic).index, self._known_group(topic, group)
-            wanted = index.sequence_at(to_ms) if to_ms is not None else to_offset or 0
             if wanted > index.end:
                 raise InvalidMessage(
                     f"offset {wanted:,} is beyond the end of {topic}; {index.end:,} is where the next message comes"
@@ -192,6 +176,27 @@ class Operating(Timing):
         self._wake(topic, group)
         return count
 
+    def _declared(self, topic: str, group: str, config: GroupConfig) -> int:
+        """Declare a group; returns the end of the action log, to be committed."""
+        self._refuse_if_closed()
+        self._declare(topic, group, config)
+        return self._actions.end
+
+    def _figures(self, topic: str, group: str) -> dict[str, int]:
+        index, known = self._known_topic(topic).index, self._known_group(topic, group)
+        self._come_past(self._known_topic(topic), known)
+        oldest = max(index.start, known.oldest_unsettled())
+        age_ms = self._clock.now_ms() - index.ready_at_ms(oldest) if oldest < index.end else 0
+        return {
+            "stored": index.end,
+            "backlog": index.end - min(known.position, index.end) + known.waiting(),
+            "in_flight": known.in_flight(),
+            "dead": len(known.dead),
+            "redriving": known.redriving(now_ms=self._clock.now_ms()),
+            "position": known.position,
+            "oldest_unacked_age_ms": max(0, age_ms),
+        }
+
     def _bury_expired(self, topic: str, group: Group) -> None:
         now_ms = self._clock.now_ms()
         _, deaths = group.visible_again(now_ms=now_ms, count_max=len(group.unsettled))
@@ -199,17 +204,7 @@ class Operating(Timing):
 
     def _dead_page(self, topic: Topic, group: Group, *, start: int, count_max: int) -> DeadPage:
         """Dead letters from the sequence `start` on, read without the lock; fewer than so many, where they are long."""
-        with self._lock:
-            runs: list[tuple[DeadRun, list[Run]]] = []
-            left, following = count_max, None
-            for one in group.dead.runs(start):
-                if not left:
-                    following = one.first
-                    break
-                end = min(one.end, one.first + left)
-                runs.append((replace(one, end=end), list(topic.index.runs(one.first, end))))
-                left -= end - one.first
-                following = end if end < one.end else None
+        runs, following = self._looked_up(lambda: _dead_runs(topic, group, start=start, count_max=count_max))
         page, bytes_max = DeadPage([], following), self._options.pull_bytes_max
         for one, places in runs:
             if bytes_max < 0:
@@ -236,3 +231,20 @@ class Operating(Timing):
                     missing.discard(record.id)
             following = page.following
         return found
+
+
+def _dead_runs(
+    topic: Topic, group: Group, *, start: int, count_max: int
+) -> tuple[list[tuple[DeadRun, list[Run]]], int | None]:
+    """So many dead letters from a sequence on, with their places; and the next sequence that is dead, if any."""
+    runs: list[tuple[DeadRun, list[Run]]] = []
+    left, following = count_max, None
+    for one in group.dead.runs(start):
+        if not left:
+            following = one.first
+            break
+        end = min(one.end, one.first + left)
+        runs.append((replace(one, end=end), list(topic.index.runs(one.first, end))))
+        left -= end - one.first
+        following = end if end < one.end else None
+    return runs, following

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from broker.filter import INDEX_HEADER
 from messaging.errors import ConfigurationError
+
+SEGMENT_BYTES_MIN: Final = 4096
 
 
 class Durability(StrEnum):
@@ -61,8 +64,8 @@ class EngineOptions:
     clock_slice_ms: int = 1_000
 
     def __post_init__(self) -> None:
-        if self.segment_bytes < 4096:
-            raise ConfigurationError("segment_bytes must be at least 4096")
+        if self.segment_bytes < SEGMENT_BYTES_MIN:
+            raise ConfigurationError(f"segment_bytes must be at least {SEGMENT_BYTES_MIN}")
         for name in ("retention_ms", "retention_bytes"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, or none")
@@ -76,6 +79,7 @@ class EngineOptions:
             "fire_batch_max",
             "schedule_memory_messages_max",
             "schedule_memory_bytes_max",
+            "pull_bytes_max",
             "filter_scan_max",
             "redrive_per_second",
             "in_hand_max",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, cast
 
 from broker.consume.filing import decide_filing, may_go
@@ -71,9 +72,7 @@ class Pulling(Timing):
         with found.pulling:
             looked_at = 0
             for _ in range(_PASSES_MAX):
-                with self._lock:
-                    self._refuse_if_closed()
-                    choice = self._choose(found_topic, found, count_max=max_messages)
+                choice = self._looked_up(partial(self._choose, found_topic, found, count_max=max_messages))
                 if choice is None:
                     return []
                 records = self._read(choice)
@@ -120,6 +119,7 @@ class Pulling(Timing):
 
     def _choose(self, topic: Topic, group: Group, *, count_max: int, now_ms: int | None = None) -> Choice | None:
         """What to read for a hand-out; None where nothing is ready."""
+        self._refuse_if_closed()
         if group.paused:
             return None
         self._come_past(topic, group)

@@ -113,7 +113,7 @@ class MessageRecovery:
         for one in self._log.scan(segment):
             if isinstance(one, Gap):
                 continue
-            if _is_note(one.payload):
+            if is_note(one.payload):
                 continue  # millions of them may stand in a segment, and the schedule knows more
             record = journal.decode_message(one.payload)
             self._state.replay_message(record, offset=one.offset, size_bytes=one.end - one.offset)
@@ -157,7 +157,7 @@ def _restore_checkpoint(state: BrokerState, actions: SegmentedLog) -> tuple[Rest
     return Restored(), actions.segments
 
 
-def _is_note(payload: bytes) -> bool:
+def is_note(payload: bytes) -> bool:
     """Whether a record has no sequence and is the note of a scheduled message, without decoding it."""
     return payload[1] == _NIL and payload[-1] == journal.SCHEDULED
 

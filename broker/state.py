@@ -115,6 +115,16 @@ class BrokerState:
         self.written_special = array("Q")
         self.recent_before_written = self.recent.added
 
+    def put_in_place(self, segment: int, directory: Directory) -> None:
+        """The segment's index file was made anew: its blocks lie elsewhere."""
+        for name, entries in directory.topics.items():
+            self.topics[name].index.replace_blocks(
+                [
+                    (one.first, one.first_time_ms, BlockPlace(segment, one.position, one.runs, one.crc))
+                    for one in entries
+                ]
+            )
+
     # -- actions -----------------------------------------------------------------------------------------------------
 
     def replay_action(self, action: journal.Action) -> None:

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, Final, TextIO, assert_never
 
 from messaging.errors import ConfigurationError
+from messaging.for_people import plain
 
 FIELD_CHARS_MAX: Final = 8 * 1024
 EXCEPTION_CHARS_MAX: Final = 32 * 1024
@@ -213,5 +214,5 @@ def _stack(form: logging.Formatter, record: logging.LogRecord) -> str | None:
 def _one_line(value: object) -> str:
     """A value on one line that cannot steer a terminal, quoted where it has a space in it."""
     text = value if isinstance(value, str) else json.dumps(value)
-    plain = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
-    return f'"{plain}"' if " " in plain or not plain else plain
+    shown = plain(text)
+    return f'"{shown}"' if " " in shown or not shown else shown

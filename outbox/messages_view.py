@@ -6,13 +6,14 @@ import base64
 import codecs
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from messaging.for_people import moment, plain
 
 _SECOND_US: Final = 1_000_000
 
@@ -65,13 +66,8 @@ def print_sent(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
         if as_json:
             typer.echo(json.dumps({**row, "state": "sent"}))
         else:
-            moment = _moment(row["sent_at_us"] // 1000)
-            typer.echo(f"{row['id']} was sent to {plain(row['topic'])} at {moment}: {row['outcome']}")
-
-
-def plain(text: str, *, but: str = "") -> str:
-    """The text with everything that is not printable spelled out, so that no message can steer a terminal."""
-    return "".join(one if one.isprintable() or one in but else repr(one)[1:-1] for one in text)
+            sent = moment(row["sent_at_us"] // 1000)
+            typer.echo(f"{row['id']} was sent to {plain(row['topic'])} at {sent}: {row['outcome']}")
 
 
 def _state(row: Mapping[str, Any]) -> str:
@@ -89,9 +85,9 @@ def _for_people(row: Mapping[str, Any]) -> dict[str, str]:
         "topic": row["topic"],
         "key": row["key"],
         "attempts": str(row["attempts"]),
-        "created": _moment(row["created_at_us"] // 1000),
+        "created": moment(row["created_at_us"] // 1000),
         "due in": f"{row['due_in_us'] / _SECOND_US:,.1f} s",
-        "deliver at": _moment(row["deliver_at_ms"]) if row["deliver_at_ms"] is not None else None,
+        "deliver at": moment(row["deliver_at_ms"]) if row["deliver_at_ms"] is not None else None,
         "order": f"{row['order_key']} number {row['order_seq']}" if row["order_key"] else None,
         "headers": json.dumps(headers, ensure_ascii=False) if isinstance(headers, dict) else ", ".join(headers),
         "body": f"{row['body_bytes']:,} bytes, SHA-256 {row['body_sha256']}",
@@ -129,10 +125,3 @@ def _decoded(row: Mapping[str, Any]) -> str | None:
         return codecs.getincrementaldecoder("utf-8")().decode(row["body"], final=whole)
     except UnicodeDecodeError:
         return None
-
-
-def _moment(ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (OverflowError, ValueError, OSError):  # a row that other code wrote
-        return f"{ms} ms"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
@@ -132,6 +132,15 @@ class BlockPlace:
     crc: int
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentPart:
+    """The sequences of a topic that stand in one sealed segment, and when the first became ready."""
+
+    first: int
+    end: int
+    first_time_ms: int
+
+
 class Blocks(Protocol):
     """Gets blocks of runs back from the index files."""
 
@@ -206,6 +215,20 @@ class TopicIndex(msgspec.Struct, gc=False):
         """Drop the runs in memory, which add_block() has taken over."""
         self.tail = Runs(bytearray())
         self._tail_first = self.end
+
+    def part_in(self, segment: int) -> SegmentPart | None:
+        """What a sealed segment has of this topic; None where that is nothing."""
+        start, stop = self._blocks_in(segment)
+        if start == stop:
+            return None
+        return SegmentPart(self._block_firsts[start], self._first_behind(stop), self._block_times[start])
+
+    def replace_blocks(self, blocks: Sequence[tuple[int, int, BlockPlace]]) -> None:
+        """A segment's blocks lie elsewhere now: first sequence, first time and place of each. They hold the same."""
+        start, stop = self._blocks_in(blocks[0][2].segment)
+        self._block_firsts[start:stop] = array("Q", [first for first, _, _ in blocks])
+        self._block_times[start:stop] = array("q", [time_ms for _, time_ms, _ in blocks])
+        self._places[start:stop] = [place for _, _, place in blocks]
 
     # -- dropping ----------------------------------------------------------------------------------------------------
 
@@ -289,6 +312,11 @@ class TopicIndex(msgspec.Struct, gc=False):
 
     def _first_behind(self, number: int) -> int:
         return self._block_firsts[number] if number < len(self._places) else self._tail_first
+
+    def _blocks_in(self, segment: int) -> tuple[int, int]:
+        """The numbers of a segment's blocks: first, and behind the last."""
+        start = bisect_left(self._places, segment, key=lambda place: place.segment)
+        return start, bisect_right(self._places, segment, lo=start, key=lambda place: place.segment)
 
     def _in_segments_up_to(self, segment: int) -> Iterator[BlockPlace]:
         for place in self._places:

@@ -19,6 +19,7 @@ from broker.http.served import Served
 from broker.log.sync_times import TimedStorage
 from broker.publishing import OTHERS
 from broker.pulling import Handed
+from messaging.errors import StorageFailed
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _LATENCY_SECONDS: Final = (*_SECONDS, 300, 1800, 3600, 6 * 3600, 24 * 3600)
@@ -26,6 +27,7 @@ _BY_TOPIC: Final = {
     "published_stored": ("broker_messages_received", "Messages stored."),
     "published_duplicate": ("broker_messages_duplicate", "Messages passed over because their id was stored before."),
     "fired": ("broker_messages_fired", "Scheduled messages that fell due."),
+    "quarantined": ("broker_messages_quarantined", "Damaged messages that became dead letters, once for each group."),
     "broadcast": ("broker_messages_broadcast", "Messages read by readers without a group."),
 }
 _BY_GROUP: Final = {
@@ -184,7 +186,7 @@ class EngineCollector(Collector):
         for place in self._places():
             try:
                 figures = self._engine.group_figures(*place)
-            except KeyError:  # dropped since the list was made
+            except (KeyError, StorageFailed):  # dropped since the list was made; or not ready, and /readyz says why
                 continue
             for what, family in families.items():
                 family.add_metric(place, figures[what])
@@ -238,6 +240,9 @@ def _logs(figures: Mapping[str, int]) -> Iterator[Metric]:
     )
     scheduled.add_metric(["inf"], figures["scheduled"])
     yield size
+    yield GaugeMetricFamily(
+        "broker_quarantined_bytes", "Damaged bytes of the logs, found on opening.", value=figures["quarantined_bytes"]
+    )
     yield CounterMetricFamily("broker_fsyncs", "Syncs of the logs.", value=figures["syncs"])
     yield scheduled
 

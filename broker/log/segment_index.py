@@ -53,6 +53,18 @@ class Directory(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     damaged_bytes: int = 0
 
 
+class IndexDamaged(StorageFailed):
+    """A segment's index cannot be read as it was written, and can be made anew from the segment.
+
+    `mended`: how many had been made anew by then.
+    """
+
+    def __init__(self, message: str, *, segment: int, mended: int) -> None:
+        super().__init__(message)
+        self.segment = segment
+        self.mended = mended
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_directory = msgspec.msgpack.Decoder(Directory).decode
 _decode_ids = msgspec.msgpack.Decoder(list[str]).decode
@@ -122,9 +134,11 @@ class IndexFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._cached: OrderedDict[tuple[int, int], Runs] = OrderedDict()
+        self.mended = 0
+        """How many index files were made anew since the opening."""
 
     def load(self, place: BlockPlace) -> Runs:
-        """The runs of a block. Raises StorageFailed where they cannot be read as they were written."""
+        """The runs of a block. Raises IndexDamaged where they cannot be read as they were written."""
         key = (place.segment, place.position)
         found = self._cached.get(key)
         if found is None:
@@ -138,6 +152,14 @@ class IndexFiles:
     def remove(self, segment: int) -> None:
         """Remove a segment's index file, whose segment was dropped."""
         index_path(self._folder, segment).unlink(missing_ok=True)
+        self._forget(segment)
+
+    def made_anew(self, segment: int) -> None:
+        """A segment's index file was written again: blocks are elsewhere in it."""
+        self.mended += 1
+        self._forget(segment)
+
+    def _forget(self, segment: int) -> None:
         for key in [one for one in self._cached if one[0] == segment]:
             del self._cached[key]
 
@@ -146,11 +168,15 @@ class IndexFiles:
         try:
             data = _read(path, place.position, place.runs * 28)
         except OSError as error:
-            raise StorageFailed(f"cannot read {path.name}: {error.strerror}; restart the broker") from error
+            raise self._damaged(place.segment, f"cannot be read ({error.strerror})") from error
         if google_crc32c.value(data) != place.crc:
-            path.unlink(missing_ok=True)
-            raise StorageFailed(f"{path.name} is damaged; restart the broker, which makes it anew")
+            path.unlink(missing_ok=True)  # on opening it would look sound
+            raise self._damaged(place.segment, "is damaged")
         return Runs.of_bytes(data)
+
+    def _damaged(self, segment: int, what: str) -> IndexDamaged:
+        name = index_path(self._folder, segment).name
+        return IndexDamaged(f"{name} {what}; restart the broker", segment=segment, mended=self.mended)
 
 
 def _read(path: Path, position: int, size_bytes: int) -> bytes:

@@ -9,6 +9,8 @@ import pytest
 from broker.asking import Asking
 from broker.config import load
 from broker.http.server import bind
+from broker.http.settings import HttpSettings
+from broker.options import SEGMENT_BYTES_MIN, EngineOptions
 from messaging.errors import ConfigurationError
 
 
@@ -51,6 +53,38 @@ def test_a_wrong_setting_is_named(tmp_path: Path, text: str, said: str) -> None:
         load({}, file=path)
 
     assert said in str(caught.value)
+
+
+ENGINE_BOUNDS = {
+    "dedup_messages_max": 7, "cancel_tombstones_max": 8, "topics_max": 9, "groups_per_topic_max": 10,
+    "segment_bytes": 8192, "pull_bytes_max": 11, "in_hand_max": 12, "group_in_hand_max": 13,
+    "dead_letters_bytes_max": 14, "redrive_per_second": 15, "retention_ms": 16, "retention_bytes": 17,
+}  # fmt: skip
+
+
+def test_what_bounds_the_engine_is_set_by_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "outbox.toml"
+    path.write_text("[broker]\ndata = 'd'\n" + "\n".join(f"{name} = {value}" for name, value in ENGINE_BOUNDS.items()))
+    monkeypatch.setenv("OUTBOX_BROKER__TOPICS_MAX", "99")
+
+    config = load({}, file=path)
+
+    assert {name: getattr(config.engine_options, name) for name in ENGINE_BOUNDS} == {**ENGINE_BOUNDS, "topics_max": 99}
+    assert config.http_settings.pull_bytes_max == 11
+
+
+def test_what_is_not_set_is_as_the_engine_and_the_server_have_it() -> None:
+    config = load({"data": Path("d")}, file=None)
+
+    assert (config.engine_options, config.http_settings) == (EngineOptions(), HttpSettings())
+
+
+@pytest.mark.parametrize("name", ENGINE_BOUNDS)
+def test_a_bound_of_the_engine_that_bounds_nothing_is_refused_by_name(name: str) -> None:
+    too_little = SEGMENT_BYTES_MIN - 1 if name == "segment_bytes" else 0
+
+    with pytest.raises(ConfigurationError, match=f"'{name}'"):
+        load({"data": Path("d"), name: too_little}, file=None)
 
 
 def test_a_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from broker import group_cli
 from messaging import Broker, GroupConfig, Message, connect
 from outbox.cli import main
 from tests.broker_adapter.servers import served
@@ -69,6 +70,51 @@ def test_dead_letters_are_redriven_at_a_rate(url: str, broker: Broker, capsys: p
 
     assert capsys.readouterr().out == "1 redriven\n2 redriven\n"
     assert broker.admin.figures(TOPIC, GROUP)["redriving"] > 0
+
+
+def die(broker: Broker, *ids: str, reason: str) -> None:
+    """Publish messages, and give up on them at the second attempt."""
+    broker.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2))
+    broker.publish([Message(id=one, topic=TOPIC, body=b"what it carries") for one in ids])
+    for said in ("too early", reason):
+        broker.nack([one.receipt for one in broker.pull(TOPIC, GROUP, wait_ms=5_000)], delay_ms=0, reason=said)
+
+
+def test_dead_letters_are_listed_with_how_their_attempts_went(
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert outbox("declare", url=url) == 0
+    assert outbox("dead", url=url) == 0
+    assert capsys.readouterr().out.endswith("no dead letters\n")
+    die(broker, "m1", "m2", reason="no such \x1b[2J [b]account")
+
+    assert outbox("dead", "--limit", "1", url=url) == 0
+
+    head, first, second, more = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["id", "attempts", "when", "reason"]
+    assert first.split()[:2] == ["m1", "2"]
+    assert r"no such \x1b[2J [b]account" in first
+    assert (first.rstrip().endswith("1 x too early"), second.strip()) == (True, r"1 x no such \x1b[2J [b]account")
+    assert outbox("dead", *more.removeprefix("more: ").split(), url=url) == 0
+    [_, first, _] = capsys.readouterr().out.splitlines()
+    assert first.split()[:2] == ["m2", "2"]
+
+
+def test_dead_letters_are_listed_as_json_with_what_they_carry(
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die(broker, "m1", "m2", reason="broken")
+
+    assert outbox("dead", "--json", "--limit", "1", url=url) == 0
+
+    page = json.loads(capsys.readouterr().out)
+    [letter] = page["dead"]
+    assert (letter["id"], letter["reason"], letter["body"]) == ("m1", "broken", "what it carries")
+    assert letter["history"] == [{"reason": "too early", "attempts": 1}, {"reason": "broken", "attempts": 1}]
+    assert page["next"] is not None
+    monkeypatch.setattr(group_cli, "DEAD_BYTES_MAX", 100)
+    assert outbox("dead", url=url) == 1
+    assert "ask for less at once" in capsys.readouterr().err
 
 
 def test_a_group_is_moved_paused_and_resumed(url: str, broker: Broker) -> None:

@@ -13,6 +13,7 @@ from broker.log.storage import DiskStorage
 from broker.log.sync_times import TimedStorage
 from messaging.clock import ManualClock
 from messaging.errors import InvalidMessage
+from messaging.journal import segment_paths
 from messaging.limits import DELAY_MAX_MS
 from messaging.message import GroupConfig, Message
 
@@ -79,6 +80,45 @@ def test_filtered_messages_are_counted(engine: Engine) -> None:
     engine.pull(TOPIC, GROUP)
 
     assert shown(engine)[f'broker_messages_filtered_total{{group="{GROUP}",topic="{TOPIC}"}}'] == 2
+
+
+def test_damage_is_shown_before_it_is_met_and_once_it_is(open_engine: Callable[..., Engine], folder: Path) -> None:
+    whole = open_engine()
+    publish(whole, "a", "b-damaged", "c")
+    before = shown(whole)
+    [segment] = segment_paths(folder / "messages")
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"b-damaged")] ^= 1
+    segment.write_bytes(data)
+
+    engine = open_engine()
+    opened = shown(engine)
+    for group in (GROUP, "another"):
+        while engine.pull(TOPIC, group):
+            pass
+
+    quarantined = f'broker_messages_quarantined_total{{topic="{TOPIC}"}}'
+    assert before["broker_quarantined_bytes"] == 0
+    assert opened["broker_quarantined_bytes"] > len("b-damaged")
+    assert (before.get(quarantined), opened.get(quarantined)) == (None, None)
+    assert shown(engine)[quarantined] == 2
+
+
+def test_a_group_whose_index_cannot_be_read_takes_no_figures_from_the_others(
+    open_engine: Callable[..., Engine], folder: Path
+) -> None:
+    engine = open_engine(segment_bytes=4096)
+    engine.declare_group("unread", GROUP, GroupConfig())
+    publish(engine, *(f"m{number}" for number in range(100)), topic="unread")
+    publish(engine, "a")
+    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    for path in [*(folder / "messages").glob("*.index"), segment_paths(folder / "messages")[0]]:
+        path.unlink()
+
+    samples = shown(engine)
+
+    assert samples[f'broker_ready_messages{{group="{GROUP}",topic="{TOPIC}"}}'] == 1
+    assert f'broker_ready_messages{{group="{GROUP}",topic="unread"}}' not in samples
 
 
 def test_beyond_the_bound_on_series_reasons_are_still_told_apart(engine: Engine) -> None:
