@@ -240,9 +240,11 @@ def _logs(figures: Mapping[str, int]) -> Iterator[Metric]:
     )
     scheduled.add_metric(["inf"], figures["scheduled"])
     yield size
-    yield GaugeMetricFamily(
-        "broker_quarantined_bytes", "Damaged bytes of the logs, found on opening.", value=figures["quarantined_bytes"]
-    )
+    if "quarantined_bytes" in figures:  # a delay service has a schedule alone
+        yield GaugeMetricFamily(
+            "broker_quarantined_bytes", "Damaged bytes of the logs, found on opening.",
+            value=figures["quarantined_bytes"],
+        )  # fmt: skip
     yield CounterMetricFamily("broker_fsyncs", "Syncs of the logs.", value=figures["syncs"])
     yield scheduled
 
