@@ -58,9 +58,10 @@ def run_windows(
     until = judged_at_ms if until_ms is None else until_ms
     grace_ms = int(settings.grace.seconds * 1000)
     reach = reach_of(settings, now_ms=judged_at_ms)
-    windows = closed_windows(since_ms, until, now_ms=min(judged_at_ms, reach.least_ms), grace_ms=grace_ms)
+    over = closed_windows(since_ms, until, now_ms=judged_at_ms, grace_ms=grace_ms)
+    windows = [start for start in over if start + HOUR_MS + grace_ms <= reach.least_ms]
     if not windows:
-        raise _none_closed(reach, now_ms=judged_at_ms, grace_ms=grace_ms)
+        raise _none_closed(over, reach)
     slack_ms = int(settings.grace.slack_seconds * 1000)
     plan = check_sources(settings, reach=reach, span=span_of(windows, slack_ms=slack_ms))
     settings = plan.allowing(settings)
@@ -184,16 +185,16 @@ def _flow(compared: Compared, windows: Sequence[int], shown: dict[int, Window]) 
     return Flow(axis=axis, events=events, trouble=trouble)
 
 
-def _none_closed(reach: Reach, *, now_ms: int, grace_ms: int) -> Exception:
-    """Why no hour is judged: the span is too new, or a source does not come so far."""
-    if reach.least_ms < now_ms - HOUR_MS - grace_ms:
-        told = datetime.fromtimestamp(reach.least_ms / 1000, UTC).isoformat(timespec="seconds")
-        return NotComparable(
-            f"a source is complete until {told} only, so no hour in this span is whole in it: let the replica come "
-            "after, read another, or name an earlier --since"
+def _none_closed(over: Sequence[int], reach: Reach) -> Exception:
+    """Why no hour is judged: the span is too new, or a source does not come as far as the hours that are `over`."""
+    if not over:
+        return ConfigurationError(
+            "no hour in this span is over, with its grace time: name an earlier --since, or try again later"
         )
-    return ConfigurationError(
-        "no hour in this span is over, with its grace time: name an earlier --since, or try again later"
+    told = datetime.fromtimestamp(reach.least_ms / 1000, UTC).isoformat(timespec="seconds")
+    return NotComparable(
+        f"a source is complete until {told} only, so no hour in this span is whole in it: let the replica come after, "
+        "read another, or name an earlier --since"
     )
 
 

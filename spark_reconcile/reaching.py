@@ -98,7 +98,7 @@ def lag_ms(status: Sequence[Mapping[str, Any]], *, name: str) -> int:
         if behind is None or any(str(one.get(key, "Yes")) != "Yes" for key in _THREADS):
             raise NotComparable(
                 f"{name} is a replica that does not follow its source now, so nothing tells until when it is complete: "
-                f"start it, or {_CURE}"
+                f"start it, or {_CURE}; lag_seconds = 0 where it was made a primary"
             )
         lags_ms.append((int(behind) + _STEP_SECONDS) * 1000)
     return max(lags_ms)

@@ -130,11 +130,14 @@ def test_an_hour_that_a_source_does_not_reach_stays_open_until_it_does(
     assert (second.balanced, _rules(second)) == (True, {})
 
 
-def test_a_span_that_a_source_does_not_reach_is_not_comparable(sqlite: Database, tmp_path: Path) -> None:
-    settings = replace(_world(2).write(sqlite, tmp_path), until=Until(lag_seconds=7 * 3600))
+@pytest.mark.parametrize(("lag_minutes", "hours"), [(7 * 60, 6), (31, 1)])
+def test_a_span_that_a_source_does_not_reach_is_not_comparable(
+    sqlite: Database, tmp_path: Path, lag_minutes: int, hours: int
+) -> None:
+    settings = replace(_world(2).write(sqlite, tmp_path), until=Until(lag_seconds=lag_minutes * 60))
 
     with pytest.raises(NotComparable, match="let the replica come after"):
-        run_windows(settings, since_ms=NOW_MS - 6 * HOUR_MS, now_ms=NOW_MS)
+        run_windows(settings, since_ms=NOW_MS - hours * HOUR_MS, now_ms=NOW_MS)
 
 
 def test_what_is_told_of_a_source_comes_before_what_is_told_of_all_and_the_least_of_many_counts(
@@ -162,6 +165,20 @@ def test_a_database_that_follows_none_reaches_until_now(database: Database, tmp_
     reach = reach_of(settings, now_ms=NOW_MS)
 
     assert _all(reach) == {NOW_MS}
+
+
+@pytest.mark.spark
+def test_a_business_row_without_a_time_is_judged_by_the_hour_as_by_a_whole_run(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(5)
+    world.orders[0]["paid_at_us"] = None
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path)
+
+    by_hours = _by_hours(settings, spark)
+
+    assert (by_hours.business_rows, by_hours.messages, _rules(by_hours)) == (5, 5, {})
 
 
 def test_a_replica_that_was_stopped_is_refused_unless_it_is_told_until_when_it_is_complete(
