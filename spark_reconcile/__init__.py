@@ -6,7 +6,16 @@ PySpark is imported only when run() is called.
 from spark_reconcile.errors import NotComparable
 from spark_reconcile.incremental import run_windows
 from spark_reconcile.reconciliation import run
-from spark_reconcile.settings import BusinessRule, Condition, Grace, InboxSource, Operator, OutboxSource, Settings
+from spark_reconcile.settings import (
+    BusinessRule,
+    Condition,
+    Grace,
+    InboxSource,
+    Operator,
+    OutboxSource,
+    Settings,
+    Until,
+)
 from spark_reconcile.summary import Summary
 from spark_reconcile.verdict import Scope, Severity, State
 
@@ -23,6 +32,7 @@ __all__ = [
     "Severity",
     "State",
     "Summary",
+    "Until",
     "run",
     "run_windows",
 ]

@@ -28,7 +28,7 @@ def business_evidence(rows: DataFrame, messages: DataFrame) -> DataFrame:
         .groupBy("note", "topic", "message_key")
         .agg(
             expr("count(*)").alias("rows"),
-            expr("coalesce(max(created_ms), 0L)").alias("time_ms"),
+            expr("max(created_ms)").alias("time_ms"),
             expr("min(deliver_at_ms)").alias("least_due_ms"),
             expr("max(deliver_at_ms)").alias("most_due_ms"),
         )
@@ -40,11 +40,16 @@ def business_evidence(rows: DataFrame, messages: DataFrame) -> DataFrame:
             expr("count(*)").alias("messages"),
             expr("min(deliver_at_ms)").alias("least_found_ms"),
             expr("max(deliver_at_ms)").alias("most_found_ms"),
+            expr("max(created_ms)").alias("newest_ms"),
+            expr("max(business_until_ms)").alias("business_until_ms"),
             *(expr(f"count_if(state = '{state}')").alias(state.value) for state in _STATES),
         )
     )
     return asked.join(found, ["topic", "message_key"], "left").selectExpr(
-        "cast(note as int) as rule_number", "topic", "message_key", "rows", "time_ms",
+        "cast(note as int) as rule_number", "topic", "message_key", "rows",
+        # Rows without a time are of the hour of their newest message.
+        "coalesce(time_ms, newest_ms, 0L) as time_ms",
+        "coalesce(newest_ms, 0L) as newest_ms", "coalesce(business_until_ms, 0L) as business_until_ms",
         "coalesce(messages, 0L) as messages", "if(coalesce(message_key, '') = '', 1, 0) as keyless",
         "if(messages > 0 and least_due_ms is not null"
         " and (least_due_ms != least_found_ms or most_due_ms != most_found_ms), 1, 0) as due_differs",

@@ -1,7 +1,7 @@
 """The verdicts on business rows and the messages that they must have, in order of precedence.
 
-Facts of one (rule, key): `rows` (business rows, nearly always 1), `messages` under that key and topic, and how many of
-these have which verdict of their own (`lost`, `unsent`, ...). It reads nothing.
+Facts of one (rule, key): `rows` (business rows, nearly always 1), `messages` under that key and topic, the `newest_ms`
+of them, and how many have which verdict of their own (`lost`, `unsent`, ...). It reads nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         meaning="Its message is missing, and the row is newer than the grace time.",
     ),
     Rule(
+        name="message_not_so_far",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=(_messages < _rows) & (_time_ms > Fact("archive_until_ms") - Fact("grace_ms")),
+        meaning="Its message is missing, and the outbox's database, a replica, has not come so far.",
+    ),
+    Rule(
         name="message_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
@@ -56,6 +63,14 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         meaning="More business rows than messages under this key.",
         cause="The business code wrote a row around publish().",
         cure="Publish the missing message; find the code path that does not.",
+    ),
+    Rule(
+        name="row_not_so_far",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=(Fact("due_differs").is_(1) | (_live > _rows))
+        & (Fact("newest_ms") > Fact("business_until_ms") - Fact("grace_ms")),
+        meaning="Its newest message does not fit, and the business table, a replica, has not come so far.",
     ),
     Rule(
         name="due_time_differs",

@@ -18,12 +18,14 @@ from spark_reconcile.settings import (
     Operator,
     OutboxSource,
     Settings,
+    Until,
 )
 
+_UNTIL: Final = frozenset({"complete_until", "lag_seconds"})
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
     "": frozenset({"database", "outboxes", "archive", "broker", "rules", "inboxes", "grace", "output"}),
-    "database": frozenset({"url", "schema", "complete_since", "archive_days", "inbox_days"}),
-    "outboxes": frozenset({"url", "schema"}),
+    "database": frozenset({"url", "schema", "complete_since", "archive_days", "inbox_days"}) | _UNTIL,
+    "outboxes": frozenset({"url", "schema"}) | _UNTIL,
     "archive": frozenset({"parquet"}),
     "broker": frozenset({"data"}),
     "rules": frozenset(
@@ -31,8 +33,8 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
             "name", "table", "where", "key_column", "time_column", "time_unit", "topic", "deliver_at_column", "url",
             "complete_since", "body",
         }
-    ),
-    "inboxes": frozenset({"group", "url", "schema", "topics", "complete_since"}),
+    ) | _UNTIL,
+    "inboxes": frozenset({"group", "url", "schema", "topics", "complete_since"}) | _UNTIL,
     "grace": frozenset(
         {"seconds", "late_after_seconds", "clock_skew_seconds", "slack_seconds", "confirm_after_seconds"}
     ),
@@ -66,6 +68,7 @@ def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Set
             complete_since_ms=_time_ms(database, "database"),
             archive_days=_number(database, "archive_days", "database"),
             inbox_days=_number(database, "inbox_days", "database"),
+            until=_until(database, "database"),
             broker_data=_path(_text(broker, "data", "broker"), folder),
             rules=tuple(_rule(one) for one in _tables(config, "rules")),
             inboxes=tuple(_inbox(one) for one in _tables(config, "inboxes")),
@@ -94,6 +97,7 @@ def _rule(table: Mapping[str, Any]) -> BusinessRule:
         urls=_listed(table, "url", "rules"),
         deliver_at_column=_text(table, "deliver_at_column", "rules") if "deliver_at_column" in table else None,
         complete_since_ms=_time_ms(table, "rules"),
+        until=_until(table, "rules"),
     )
 
 
@@ -107,7 +111,8 @@ def _body(table: Mapping[str, Any]) -> dict[str, str]:
 def _outboxes(table: Mapping[str, Any]) -> list[OutboxSource]:
     """One url with one schema, or with a list of them."""
     schemas = _listed(table, "schema", "outboxes") or ("outbox",)
-    return [OutboxSource(url=_text(table, "url", "outboxes"), schema=schema) for schema in schemas]
+    url, until = _text(table, "url", "outboxes"), _until(table, "outboxes")
+    return [OutboxSource(url=url, schema=schema, until=until) for schema in schemas]
 
 
 def _inbox(table: Mapping[str, Any]) -> InboxSource:
@@ -120,6 +125,7 @@ def _inbox(table: Mapping[str, Any]) -> InboxSource:
         schema=_text(table, "schema", "inboxes") if "schema" in table else None,
         topics=tuple(topics),
         complete_since_ms=_time_ms(table, "inboxes"),
+        until=_until(table, "inboxes"),
     )
 
 
@@ -210,9 +216,15 @@ def _number(table: Mapping[str, Any], key: str, place: str) -> float | None:
     return float(found)
 
 
-def _time_ms(table: Mapping[str, Any], place: str) -> int | None:
-    """`complete_since`: a TOML date or datetime (UTC where it names no zone), or milliseconds since the epoch."""
-    match table.get("complete_since"):
+def _until(table: Mapping[str, Any], place: str) -> Until:
+    return Until(
+        complete_until_ms=_time_ms(table, place, "complete_until"), lag_seconds=_number(table, "lag_seconds", place)
+    )
+
+
+def _time_ms(table: Mapping[str, Any], place: str, key: str = "complete_since") -> int | None:
+    """A TOML date or datetime (UTC where it names no zone), or milliseconds since the epoch."""
+    match table.get(key):
         case None:
             return None
         case int(number) if not isinstance(number, bool):
@@ -222,7 +234,7 @@ def _time_ms(table: Mapping[str, Any], place: str) -> int | None:
         case date() as day:
             return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() * 1000)
         case _:
-            raise ConfigurationError(f"[{place}]: complete_since is a date, e.g. 2026-11-01, or epoch milliseconds")
+            raise ConfigurationError(f"[{place}]: {key} is a date, e.g. 2026-11-01, or epoch milliseconds")
 
 
 def _path(text: str, folder: Path | None) -> Path:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_reconcile.delivery_rules import LastKind
+from spark_reconcile.reaching import EVER_MS
 from spark_reconcile.sources.statements import Leg
 
 if TYPE_CHECKING:
@@ -25,12 +26,14 @@ _KINDS: Final = {
 }
 _EXPECTED: Final = (
     "stored", "deliver_at_ms", "message_ready_ms", "stored_ms", "sequence", "canceled", "floor", "since_ms", "seeks",
-    "last_seek_ms", "last_seek_position", "paused", "filtered", "has_inbox", "inbox_reach_ms", "published_ms",
+    "last_seek_ms", "last_seek_position", "paused", "filtered", "has_inbox", "inbox_reach_ms", "inbox_until_ms",
+    "published_ms",
 )  # fmt: skip
 _COUNTED: Final = ("deliveries", "acks", "nacks", "redrives", "effects")
 _GROUP_SCHEMA: Final = (
     "topic string, consumer_group string, floor bigint, since_ms bigint, seeks bigint, last_seek_ms bigint, "
-    "last_seek_position bigint, paused bigint, filtered bigint, has_inbox bigint, inbox_reach_ms bigint"
+    "last_seek_position bigint, paused bigint, filtered bigint, has_inbox bigint, inbox_reach_ms bigint, "
+    "inbox_until_ms bigint"
 )
 _UNDECLARED: Final = {"filtered": 1}
 """What is known of a group whose declaration is not in the log: it may well have a filter."""
@@ -56,16 +59,18 @@ class GroupFacts:
     filtered: int = 0
     has_inbox: int = 0
     inbox_reach_ms: int = 0
+    inbox_until_ms: int = 0
 
 
 def group_facts(
     events: Iterable[tuple[str, str, str, int | None, int, int, str | None]], *, inboxes: dict[tuple[str, str], int],
-    acting: Mapping[tuple[str, str], int],
+    until: Mapping[tuple[str, str], int], acting: Mapping[tuple[str, str], int],
 ) -> list[GroupFacts]:  # fmt: skip
     """Groups from their own actions, (kind, topic, group, sequence, position, at_ms, filter), in any order.
 
-    `inboxes`: since when the inbox of a (topic, group) is complete; topic "" is any topic. `acting`: where the log has
-    lost its beginning, each (topic, group) that did anything, and since when; its declaration may be what was lost.
+    `inboxes`: since when the inbox of a (topic, group) is complete; topic "" is any topic; `until`: and
+    until when. `acting`: where the log has lost its beginning, each (topic, group) that did anything, and since when;
+    its declaration may be what was lost.
     """
     found: dict[tuple[str, str], dict[str, int]] = {}
     for kind, topic, group, sequence, position, at_ms, filter_ in sorted(events, key=lambda event: event[4]):
@@ -86,7 +91,7 @@ def group_facts(
     for place in acting:
         found.setdefault(place, dict(_UNDECLARED))
     return [
-        GroupFacts(topic=topic, consumer_group=group, **facts, **_inbox_of(topic, group, inboxes))
+        GroupFacts(topic=topic, consumer_group=group, **facts, **_inbox_of(topic, group, inboxes, until))
         for (topic, group), facts in sorted(found.items())
     ]
 
@@ -169,7 +174,7 @@ def _after_seeks(grouped: DataFrame) -> DataFrame:
     )
     return grouped.selectExpr(
         "id", "topic", "consumer_group", *_COUNTED, "stored", "deliver_at_ms", "stored_ms", "sequence", "canceled",
-        "floor", "seeks", "paused", "filtered", "has_inbox", "inbox_reach_ms", "first_delivered_ms",
+        "floor", "seeks", "paused", "filtered", "has_inbox", "inbox_reach_ms", "inbox_until_ms", "first_delivered_ms",
         "last_delivered_ms", "first_ack_ms", "effect_ms", "last_ms", "published_ms",
         f"if({reset}, {LastKind.NOTHING:d}L, last_kind) as last_kind",
         f"if({reset}, 0L, visible_ms) as visible_ms",
@@ -177,13 +182,19 @@ def _after_seeks(grouped: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def _inbox_of(topic: str, group: str, inboxes: dict[tuple[str, str], int]) -> dict[str, int]:
+def _inbox_of(
+    topic: str, group: str, inboxes: Mapping[tuple[str, str], int], until: Mapping[tuple[str, str], int]
+) -> dict[str, int]:
     reach_ms = inboxes.get((topic, group), inboxes.get(("", group)))
-    return {} if reach_ms is None else {"has_inbox": 1, "inbox_reach_ms": reach_ms}
+    if reach_ms is None:
+        return {}
+    until_ms = min(until.get((topic, group), EVER_MS), until.get(("", group), EVER_MS))
+    return {"has_inbox": 1, "inbox_reach_ms": reach_ms, "inbox_until_ms": until_ms}
 
 
 def _values(one: GroupFacts) -> tuple[Any, ...]:
     return (
         one.topic, one.consumer_group, one.floor, one.since_ms, one.seeks, one.last_seek_ms, one.last_seek_position,
         one.paused, one.filtered, one.has_inbox, one.inbox_reach_ms,
+        one.inbox_until_ms,
     )  # fmt: skip

@@ -136,6 +136,13 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         meaning="Acknowledged after the inbox was looked at.",
     ),
     Rule(
+        name="inbox_not_so_far",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_acked_not_handled & (_last_ms > Fact("inbox_until_ms") - Fact("grace_ms")),
+        meaning="Acknowledged, and the inbox's database, a replica, has not come so far.",
+    ),
+    Rule(
         name="inbox_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,

@@ -8,6 +8,7 @@ looked up one by one.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
@@ -16,13 +17,13 @@ import msgspec
 from spark_reconcile.digests import Legs, windows_of_slot
 from spark_reconcile.looking import Job
 from spark_reconcile.reading import Evidence
-from spark_reconcile.settings import Settings
+from spark_reconcile.settings import Settings, Until
 from spark_reconcile.slots import NO_SLOT, PERIOD_MS, hour, slot, window_of_message
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-CODE_VERSION: Final = 4
+CODE_VERSION: Final = 5
 """Raised where verdicts change: every window is then judged anew."""
 _NO_WINDOW: Final = -1
 
@@ -114,8 +115,10 @@ def _records(
 
 
 def _of_settings(settings: Settings, evidence: Evidence) -> str:
+    # How far the sources come changes all the time: what it makes pending is open, and judged again anyway.
+    rules, inboxes = ([replace(one, until=Until()) for one in some] for some in (settings.rules, settings.inboxes))
     asked = [
-        settings.rules, settings.inboxes, settings.grace, settings.complete_since_ms, settings.archive_days,
+        rules, inboxes, settings.grace, settings.complete_since_ms, settings.archive_days,
         settings.inbox_days,
     ]  # fmt: skip
     groups = [

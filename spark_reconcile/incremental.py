@@ -7,15 +7,18 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ConfigurationError
+from spark_reconcile.errors import NotComparable
 from spark_reconcile.figures import Axis, Flow, inputs, loudest_first
 from spark_reconcile.kept_digests import KeptDigests
 from spark_reconcile.latencies import sampled_latencies
 from spark_reconcile.looking import Job, Pause
 from spark_reconcile.output import Staging, staging
 from spark_reconcile.planning import Plan, check_sources
+from spark_reconcile.reaching import Reach, reach_of
 from spark_reconcile.reading import Evidence, LegCount, read_all
 from spark_reconcile.reconciliation import Say, Watch, only_run, open_session, worker_errors
 from spark_reconcile.report.page import write_report
@@ -54,13 +57,13 @@ def run_windows(
     judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     until = judged_at_ms if until_ms is None else until_ms
     grace_ms = int(settings.grace.seconds * 1000)
-    windows = closed_windows(since_ms, until, now_ms=judged_at_ms, grace_ms=grace_ms)
+    reach = reach_of(settings, now_ms=judged_at_ms)
+    over = closed_windows(since_ms, until, now_ms=judged_at_ms, grace_ms=grace_ms)
+    windows = [start for start in over if start + HOUR_MS + grace_ms <= reach.least_ms]
     if not windows:
-        raise ConfigurationError(
-            "no hour in this span is over, with its grace time: name an earlier --since, or try again later"
-        )
+        raise _none_closed(over, reach)
     slack_ms = int(settings.grace.slack_seconds * 1000)
-    plan = check_sources(settings, span=span_of(windows, slack_ms=slack_ms))
+    plan = check_sources(settings, reach=reach, span=span_of(windows, slack_ms=slack_ms))
     settings = plan.allowing(settings)
     with only_run(settings.output), staging(settings.output, now_ms=judged_at_ms) as stage:
         store = WindowStore(settings.output, checkpoint=checkpoint)
@@ -180,6 +183,19 @@ def _flow(compared: Compared, windows: Sequence[int], shown: dict[int, Window]) 
                 bucket = (start - axis.start_ms) // axis.width_ms
                 cells[bucket] = cells.get(bucket, 0) + book.count
     return Flow(axis=axis, events=events, trouble=trouble)
+
+
+def _none_closed(over: Sequence[int], reach: Reach) -> Exception:
+    """Why no hour is judged: the span is too new, or a source does not come as far as the hours that are `over`."""
+    if not over:
+        return ConfigurationError(
+            "no hour in this span is over, with its grace time: name an earlier --since, or try again later"
+        )
+    told = datetime.fromtimestamp(reach.least_ms / 1000, UTC).isoformat(timespec="seconds")
+    return NotComparable(
+        f"a source is complete until {told} only, so no hour in this span is whole in it: let the replica come after, "
+        "read another, or name an earlier --since"
+    )
 
 
 def _not_closed(windows: Sequence[int], until_ms: int) -> int:

@@ -12,6 +12,7 @@ from spark_reconcile.delivery_evidence import delivery_evidence
 from spark_reconcile.delivery_rules import DELIVERY_RULES
 from spark_reconcile.message_evidence import business_keys, message_evidence
 from spark_reconcile.message_rules import MESSAGE_RULES
+from spark_reconcile.reaching import EVER_MS
 from spark_reconcile.reading import Evidence
 from spark_reconcile.settings import Grace
 from spark_reconcile.slots import within
@@ -50,6 +51,7 @@ def bounds_of(grace: Grace, evidence: Evidence, *, now_ms: int) -> dict[str, int
         "late_after_ms": int(grace.late_after_seconds * 1000),
         "clock_skew_ms": int(grace.clock_skew_seconds * 1000),
         "archive_reach_ms": evidence.archive_reach_ms,
+        "archive_until_ms": evidence.reach.archive_ms,
         "broker_reach_ms": evidence.broker_reach_ms,
         "broker_seen_ms": evidence.broker_seen_ms,
         "actions_reach_ms": evidence.actions_reach_ms,
@@ -70,6 +72,7 @@ def judge(
             evidence.actions,
             business=business_keys(evidence.rows),
             reaches=evidence.business_reaches,
+            until=evidence.reach.business or dict.fromkeys(evidence.business_reaches, EVER_MS),
             known_topics=evidence.known_topics,
         ),
         MESSAGE_RULES,

@@ -38,10 +38,11 @@ _FACTS: Final = {
 
 def message_evidence(
     rows: DataFrame, messages: DataFrame, actions: DataFrame, *, business: DataFrame, reaches: Mapping[str, int],
-    known_topics: Sequence[str],
+    until: Mapping[str, int], known_topics: Sequence[str],
 ) -> DataFrame:  # fmt: skip
     """`rows`: the outbox's and archive's legs; `business`: as business_keys() gives it; `reaches`: since when the
-    business rows of each covered topic are complete; `known_topics`: what the outbox has ever published to.
+    business rows of each covered topic are complete, `until`: and until when; `known_topics`: what the outbox has
+    ever published to.
     """
     united = reduce(lambda one, other: one.unionByName(other), _legs(rows, messages, actions))
     grouped = united.groupBy("id").agg(*_aggregates())
@@ -54,6 +55,7 @@ def message_evidence(
         f"if({_among('topic', reaches)}, 1, 0) as covered",
         "coalesce(business_rows, 0L) as business",
         f"{_reach_case(reaches)} as business_reach_ms",
+        f"{_reach_case(until)} as business_until_ms",
         f"if({_among('topic', known_topics)}, 1, 0) as topic_known",
     )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """The verdicts on a message's way from the business transaction to the broker, in order of precedence.
 
 Facts: counts of rows a source has of this id (`outbox`, `parked`, `archive`, `broker`, `canceled`, `business`), flags
-(0 or 1), times in milliseconds (0: none), and how far back a source reaches (`..._reach_ms`). It reads nothing.
+(0 or 1), times in milliseconds (0: none), since when a source is complete (`..._reach_ms`), and until when
+(`..._until_ms`). It reads nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ _canceled, _covered, _business = Fact("canceled"), Fact("covered"), Fact("busine
 _created_ms, _sent_ms, _accepted_ms = Fact("created_ms"), Fact("sent_ms"), Fact("accepted_ms")
 _deliver_at_ms, _broker_reach_ms = Fact("deliver_at_ms"), Fact("broker_reach_ms")
 _fresh_since_ms = Fact("now_ms") - Fact("grace_ms")
+_business_until_ms = Fact("business_until_ms") - Fact("grace_ms")
+_archive_until_ms = Fact("archive_until_ms") - Fact("grace_ms")
 
 _unpublished = _outbox.is_(0) & _archive.is_(0)
 _unasked_for = _covered.is_(1) & _business.is_(0)
@@ -100,6 +103,13 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         meaning="No business row asks for it yet, and it is newer than the grace time.",
     ),
     Rule(
+        name="business_not_so_far",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_unasked_for & (_created_ms > _business_until_ms),
+        meaning="No business row asks for it yet, and the business table, a replica, has not come so far.",
+    ),
+    Rule(
         name="business_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
@@ -129,6 +139,13 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         severity=Severity.WAIT,
         when=_unpublished & (_accepted_ms > _fresh_since_ms),
         meaning="In the broker, not in the outbox, and newer than the grace time.",
+    ),
+    Rule(
+        name="outbox_not_so_far",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_unpublished & (_accepted_ms > _archive_until_ms),
+        meaning="In the broker, not in the outbox, and the outbox's database, a replica, has not come so far.",
     ),
     Rule(
         name="archive_out_of_reach",

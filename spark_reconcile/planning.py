@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from messaging.errors import ConfigurationError
+from spark_reconcile.reaching import Reach
 from spark_reconcile.session import Size
 from spark_reconcile.settings import Settings
 from spark_reconcile.sources.database import Place, Reader, reading
@@ -54,6 +55,8 @@ class Plan:
     """Of a run that reads a span: the oldest row of the archive and of each group's inbox, read or not."""
     clocks: Mapping[str, int] = field(default_factory=dict)
     """By how many milliseconds databases' clocks are ahead of this machine's, where that is more than they may be."""
+    reach: Reach = field(default_factory=Reach)
+    """Until when each source is complete."""
 
     @property
     def size(self) -> Size:
@@ -76,7 +79,7 @@ class Plan:
         )
 
 
-def check_sources(settings: Settings, *, span: Span | None = None) -> Plan:
+def check_sources(settings: Settings, *, reach: Reach | None = None, span: Span | None = None) -> Plan:
     """Look at every source before any work; `span`: the times that will be read, all of them by default.
 
     Raises ConfigurationError, SchemaMissing, DatabaseUnavailable or NotComparable, each with the cure.
@@ -104,6 +107,7 @@ def check_sources(settings: Settings, *, span: Span | None = None) -> Plan:
         broker_bytes=sum(one.size_bytes for one in segments),
         oldest_ms=oldest,
         clocks={name: ahead_ms for name, ahead_ms in clocks.items() if ahead_ms},
+        reach=reach or Reach(),
     )
 
 

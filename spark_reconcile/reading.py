@@ -18,6 +18,7 @@ from messaging.errors import ConfigurationError
 from spark_reconcile.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.errors import NotComparable
 from spark_reconcile.planning import Plan, Read, waves
+from spark_reconcile.reaching import Reach
 from spark_reconcile.settings import Settings
 from spark_reconcile.slots import within
 from spark_reconcile.sources.files import Files, some_files
@@ -76,6 +77,8 @@ class Evidence:
     broker_reach_ms: int
     actions_reach_ms: int
     business_reaches: Mapping[str, int] = field(default_factory=dict)
+    reach: Reach = field(default_factory=Reach)
+    """And until when."""
     surveyed: Mapping[str, list[Segment]] = field(default_factory=dict)
     """The broker's logs as they stood when they were read."""
     files: Sequence[Files] = ()
@@ -128,13 +131,14 @@ def read_all(
         rows=united(session, [*tables, *moved]),
         tables=(*effects, *tables, *messages.copies, *actions.copies, named),
         groups=_groups(
-            settings, actions.frame, counts, plan.oldest_ms, is_whole=begins_whole(surveyed["actions"]), now_ms=now_ms
+            settings, actions.frame, counts, plan, is_whole=begins_whole(surveyed["actions"]), now_ms=now_ms
         ),
         counts=counts,
         archive_reach_ms=_archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
         broker_reach_ms=_log_reach(surveyed["messages"], skew_ms=skew_ms),
         actions_reach_ms=_log_reach(surveyed["actions"], skew_ms=skew_ms),
         business_reaches=_business_reaches(settings),
+        reach=plan.reach,
         surveyed=surveyed,
         files=[*(files for _, files in archives), *([messages.files] if messages.files else [])],
         loose=(united(session, tables), reduce(_union, messages.copies) if messages.copies else None),
@@ -285,9 +289,8 @@ def _counted(
 
 
 def _groups(
-    settings: Settings, actions: DataFrame, counts: list[LegCount], oldest_ms: Mapping[tuple[Leg, str], int], *,
-    is_whole: bool, now_ms: int,
-) -> list[GroupFacts]:  # fmt: skip
+    settings: Settings, actions: DataFrame, counts: list[LegCount], plan: Plan, *, is_whole: bool, now_ms: int
+) -> list[GroupFacts]:
     events: list[tuple[Any, ...]] = [
         tuple(row)
         for row in actions.where("kind in ('declared', 'sought', 'paused', 'resumed')")
@@ -300,11 +303,11 @@ def _groups(
         told_ms = inbox.complete_since_ms
         reach = _kept_since(settings.inbox_days, now_ms=now_ms) if told_ms is None else told_ms
         if reach is None:
-            reach = _oldest(mine, settings, oldest_ms.get((Leg.INBOX, inbox.group)))
+            reach = _oldest(mine, settings, plan.oldest_ms.get((Leg.INBOX, inbox.group)))
         for topic in inbox.topics or ("",):
             # Two inboxes may serve one group: what either cannot see is not known.
             inboxes[topic, inbox.group] = max(reach, inboxes.get((topic, inbox.group), 0))
-    return group_facts(events, inboxes=inboxes, acting={} if is_whole else _acting(counts))
+    return group_facts(events, inboxes=inboxes, until=plan.reach.inboxes, acting={} if is_whole else _acting(counts))
 
 
 def _acting(counts: Sequence[LegCount]) -> dict[tuple[str, str], int]:

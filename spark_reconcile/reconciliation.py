@@ -31,6 +31,7 @@ from spark_reconcile.figures import (
 from spark_reconcile.judging import Judged, bounds_of, judge
 from spark_reconcile.output import Staging, staging
 from spark_reconcile.planning import Plan, check_sources
+from spark_reconcile.reaching import reach_of
 from spark_reconcile.reading import Evidence, in_parallel, read_all
 from spark_reconcile.report.page import write_report
 from spark_reconcile.session import register_sources, spark_session
@@ -65,7 +66,7 @@ def run(
     then nothing is published.
     """
     judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    plan = check_sources(settings)
+    plan = check_sources(settings, reach=reach_of(settings, now_ms=judged_at_ms))
     settings = plan.allowing(settings)
     with only_run(settings.output), staging(settings.output, now_ms=judged_at_ms) as stage:
         say("starting Spark")

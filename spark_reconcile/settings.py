@@ -62,6 +62,31 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Until:
+    """Until when a database holds everything, as it was told: a time, and how far it is behind; the least of them.
+
+    For a replica, or a copy that stands still. Nothing told: as the database itself says, see reaching.
+    """
+
+    complete_until_ms: int | None = None
+    lag_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.lag_seconds is not None and self.lag_seconds < 0:
+            raise ConfigurationError("lag_seconds must not be negative: it is how far a replica is behind its source")
+
+    @property
+    def told(self) -> bool:
+        """Whether anything was told."""
+        return self.complete_until_ms is not None or self.lag_seconds is not None
+
+    def at(self, now_ms: int) -> int:
+        """Until when, by now."""
+        behind_ms = now_ms - int((self.lag_seconds or 0) * 1000)
+        return behind_ms if self.complete_until_ms is None else min(behind_ms, self.complete_until_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BusinessRule:
     """Which business rows must have which message: each row of `table` that meets all of `where` has one on `topic`
     whose key is the text of `key_column`.
@@ -69,7 +94,7 @@ class BusinessRule:
     `time_column` and `deliver_at_column` are UTC datetimes, or integers since the Unix epoch in `time_unit`.
     `body`: how the message's JSON body is made of the row, a field to a column, in their order: so that a lost message
     can be made again. `urls`: the databases that have the table, one or many shards; none: every one with an outbox.
-    `complete_since_ms`: the table holds every row since then; None: since ever.
+    `complete_since_ms`: the table holds every row since then; None: since ever. `until`: and until then.
     """
 
     name: str
@@ -83,6 +108,7 @@ class BusinessRule:
     body: Mapping[str, str] = field(default_factory=dict)
     urls: Sequence[str] = field(default=(), repr=False)
     complete_since_ms: int | None = None
+    until: Until = field(default_factory=Until)
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
@@ -101,6 +127,7 @@ class OutboxSource:
 
     url: str = field(repr=False)
     schema: str = "outbox"
+    until: Until = field(default_factory=Until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +143,7 @@ class InboxSource:
     schema: str | None = None
     topics: Sequence[str] = ()
     complete_since_ms: int | None = None
+    until: Until = field(default_factory=Until)
 
     def __post_init__(self) -> None:
         check_group(self.group)
@@ -155,7 +183,8 @@ class Settings:
     `schema` is the outbox tables' schema (MySQL, MariaDB; SQLite has none and ignores it). `outboxes`: more of them, on
     any number of instances. `archives`: folders of Parquet files into which archive rows were moved, same columns.
     `complete_since_ms`: the archive holds everything sent since then; `archive_days`, `inbox_days`: so many days, as
-    the compensator's retention has it. Where neither is told: since the oldest row.
+    the compensator's retention has it. Where neither is told: since the oldest row. `until`: until when the databases
+    are complete, of which nothing of their own is told.
     """
 
     database_url: str = field(repr=False)
@@ -167,6 +196,7 @@ class Settings:
     complete_since_ms: int | None = None
     archive_days: float | None = None
     inbox_days: float | None = None
+    until: Until = field(default_factory=Until)
     rules: Sequence[BusinessRule] = ()
     inboxes: Sequence[InboxSource] = ()
     grace: Grace = field(default_factory=Grace)
@@ -186,7 +216,7 @@ class Settings:
     @property
     def all_outboxes(self) -> list[OutboxSource]:
         """Every outbox that is reconciled."""
-        return [OutboxSource(url=self.database_url, schema=self.schema), *self.outboxes]
+        return [OutboxSource(url=self.database_url, schema=self.schema, until=self.until), *self.outboxes]
 
     def urls_of(self, rule: BusinessRule) -> list[str]:
         """The databases that have a rule's table."""

@@ -24,6 +24,10 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}", re.ASCII)
 _PASSED_ON: Final = frozenset({"unix_socket", "ssl_ca", "ssl_cert", "ssl_key"})
 _NOT_NEEDED: Final = frozenset({"charset"})
 _NO_SUCH_TABLE: Final = frozenset({1146, 1049, 1054})
+_NOT_UNDERSTOOD: Final = 1064
+_NOT_GRANTED: Final = frozenset({1227, 1044, 1045})
+_ASKED_OF_MYSQL: Final = ("SHOW REPLICA STATUS", "SHOW SLAVE STATUS")
+_ASKED_OF_MARIADB: Final = ("SHOW ALL SLAVES STATUS",)
 _ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1698})
 
 
@@ -120,6 +124,38 @@ class Reader:
         """What the database's clock shows, UTC."""
         ((now,),) = self.rows(f"SELECT {now_us(self.place)}")
         return int(now) // 1000
+
+    def replica_status(self) -> list[dict[str, Any]] | None:
+        """A row for each server that this one follows, as it says itself; None where this user may not ask."""
+        if self.place.backend is Backend.SQLITE:
+            return []
+        ((version,),) = self.rows("SELECT VERSION()")
+        asked = _ASKED_OF_MARIADB if "mariadb" in str(version).lower() else _ASKED_OF_MYSQL
+        try:
+            return next((found for statement in asked if (found := self._named(statement)) is not None), None)
+        except pymysql.MySQLError as error:
+            if error.args and error.args[0] in _NOT_GRANTED:
+                return None
+            raise _translate(error, self.place) from error
+
+    def read_only(self) -> bool:
+        """Whether the server takes no writes of its users, as a replica should not."""
+        if self.place.backend is Backend.SQLITE:
+            return False
+        ((found,),) = self.rows("SELECT @@global.read_only")
+        return str(found).upper() not in {"0", "OFF"}
+
+    def _named(self, statement: str) -> list[dict[str, Any]] | None:
+        """The rows of a statement whose columns differ by version, by name; None where it is not understood."""
+        with closing(self._connection.cursor()) as cursor:
+            try:
+                cursor.execute(statement)
+            except pymysql.MySQLError as error:
+                if error.args and error.args[0] == _NOT_UNDERSTOOD:
+                    return None
+                raise
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def columns(self, table: str, *, schema: str | None) -> Mapping[str, str]:
         """The columns of a table and their types in lower case; empty where there is no such table."""

@@ -163,7 +163,8 @@ def _between(
         column = _time(place, rule, rule.time_column, columns)
     else:
         bounds = [_datetime(bound) for bound in (span.since_ms, span.until_ms)]
-    where += [f"{column} >= ?", f"{column} < ?"]
+    # A row without a time is of no hour, and still asks for its message.
+    where.append(f"(({column} >= ? AND {column} < ?) OR {column} IS NULL)")
     parameters += bounds
 
 

@@ -22,6 +22,8 @@ def message_rule(f: Facts) -> str:  # noqa: C901 - one question after the other,
     if f["covered"] and not f["business"]:
         if f["created_ms"] > fresh:
             return "business_in_grace"
+        if f["business_until_ms"] - f["created_ms"] < f["grace_ms"]:
+            return "business_not_so_far"
         return "business_out_of_reach" if f["created_ms"] < f["business_reach_ms"] else "no_business_row"
     if f["outbox"]:
         if f["broker"]:
@@ -35,6 +37,8 @@ def message_rule(f: Facts) -> str:  # noqa: C901 - one question after the other,
         return "archive_missing"
     if f["accepted_ms"] > fresh:
         return "unrecorded_in_grace"
+    if f["archive_until_ms"] - f["accepted_ms"] < f["grace_ms"]:
+        return "outbox_not_so_far"
     if f["accepted_ms"] < f["archive_reach_ms"]:
         return "archive_out_of_reach"
     return "unrecorded" if f["topic_known"] else "foreign_topic"
@@ -81,6 +85,8 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
         if f["has_inbox"] and not f["effects"]:
             if f["last_ms"] > fresh:
                 return "effect_in_grace"
+            if f["inbox_until_ms"] - f["last_ms"] < f["grace_ms"]:
+                return "inbox_not_so_far"
             return "inbox_out_of_reach" if f["first_ack_ms"] < f["inbox_reach_ms"] else "acknowledged_not_handled"
         if not f["deliveries"]:
             return "delivery_out_of_reach" if f["actions_reach_ms"] > 0 else "acknowledged_from_nowhere"
@@ -115,16 +121,21 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
     return "waiting" if f["now_ms"] - f["ready_ms"] < late else "not_handed_out"
 
 
-def business_rule(f: Facts) -> str:
+def business_rule(f: Facts) -> str:  # noqa: C901 - one question after the other, on purpose
     """The rule that decides on the business rows of one key."""
     if f["keyless"]:
         return "no_key"
     if f["messages"] < f["rows"]:
         if f["time_ms"] > f["now_ms"] - f["grace_ms"]:
             return "message_in_grace"
+        if f["archive_until_ms"] - f["time_ms"] < f["grace_ms"]:
+            return "message_not_so_far"
         if f["time_ms"] < min(f["archive_reach_ms"], f["broker_reach_ms"]):
             return "message_out_of_reach"
         return "too_few_messages" if f["messages"] else "no_message"
+    live = f["messages"] - f["canceled"]
+    if f["business_until_ms"] - f["newest_ms"] < f["grace_ms"] and (f["due_differs"] or live > f["rows"]):
+        return "row_not_so_far"
     if f["due_differs"]:
         return "due_time_differs"
     for state, name in (
@@ -133,7 +144,6 @@ def business_rule(f: Facts) -> str:
     ):  # fmt: skip
         if f[state]:
             return name
-    live = f["messages"] - f["canceled"]
     if live != f["rows"]:
         return "published_twice" if live > f["rows"] else "message_canceled"
     if f["pending"]:

@@ -67,7 +67,9 @@ def test_a_loss_is_found_and_nothing_else_after_the_logs_have_lost_their_beginni
 def test_a_group_that_acted_before_it_was_declared_is_an_old_one_declared_again() -> None:
     again = [("declared", PAID, MAIL, 7, 0, 5_000, None), ("declared", PAID, TICKETS, 7, 1, 5_000, None)]
 
-    found = group_facts(again, inboxes={}, acting={(PAID, MAIL): 4_999, (PAID, TICKETS): 5_000, (PAID, IDLE): 9_000})
+    found = group_facts(
+        again, inboxes={}, until={}, acting={(PAID, MAIL): 4_999, (PAID, TICKETS): 5_000, (PAID, IDLE): 9_000}
+    )
 
     assert found == [
         GroupFacts(topic=PAID, consumer_group=IDLE, filtered=1),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from messaging.errors import ConfigurationError
-from spark_reconcile import Condition, Operator, Settings
+from spark_reconcile import Condition, Operator, Settings, Until
 from spark_reconcile.config_file import read_config, settings_of
 from spark_reconcile.session import spark_session
 from tests.fixtures.databases import Database
@@ -25,6 +25,11 @@ schema = "post"
 complete_since = 2026-11-01
 archive_days = 30
 inbox_days = 7.5
+lag_seconds = 2.5
+
+[[outboxes]]
+url = "sqlite:///second.db"
+complete_until = 2026-11-01
 
 [broker]
 data = "broker-data"
@@ -38,6 +43,7 @@ time_column = "paid_at_us"
 topic = "order.paid"
 deliver_at_column = "remind_at"
 complete_since = 2026-11-01T00:00:00+01:00
+complete_until = 2026-11-02T00:00:00+01:00
 
 [[rules]]
 name = "large"
@@ -53,6 +59,8 @@ topic = "order.large"
 group = "tickets"
 topics = ["order.paid"]
 complete_since = 5
+complete_until = 7
+lag_seconds = 1
 
 [grace]
 seconds = 5
@@ -85,6 +93,10 @@ def test_a_full_file_is_read_to_the_last_key(tmp_path: Path) -> None:
     assert [one.operator for one in second.where] == [Operator.MORE, Operator.IS_NULL]
     assert (second.time_unit, second.urls) == ("ms", ("sqlite:///other.db",))
     assert (settings.inboxes[0].topics, settings.inboxes[0].complete_since_ms) == (("order.paid",), 5)
+    assert [one.until.lag_seconds for one in settings.all_outboxes] == [2.5, None]
+    assert settings.outboxes[0].until == Until(complete_until_ms=1_793_491_200_000)
+    assert first.until == Until(complete_until_ms=1_793_487_600_000 + 24 * HOUR_MS)
+    assert (second.until, settings.inboxes[0].until) == (Until(), Until(complete_until_ms=7, lag_seconds=1))
     assert settings.grace.late_after_seconds == 7.5
     assert "secret" not in repr(settings)
 
@@ -108,6 +120,8 @@ def test_a_small_file_is_enough(tmp_path: Path) -> None:
         ("[rules]\nname='r'\n", "write [[rules]]"),
         ("[[inboxes]]\ngroup='a b'\n", "consumer group 'a b'"),
         ("[[inboxes]]\ngroup='a'\ncomplete_since='soon'\n", "complete_since is a date"),
+        ("[[inboxes]]\ngroup='a'\ncomplete_until='soon'\n", "complete_until is a date"),
+        ("[[inboxes]]\ngroup='a'\nlag_seconds=-1\n", "lag_seconds must not be negative"),
         ("x = \n", "is not TOML"),
     ],
 )

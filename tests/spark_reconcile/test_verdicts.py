@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NOW_MS = 10_000_000
 BOUNDS = {
     "now_ms": NOW_MS, "grace_ms": 60_000, "late_after_ms": 120_000, "clock_skew_ms": 1_000,
-    "archive_reach_ms": 2_000_000, "broker_reach_ms": 1_000_000,
+    "archive_reach_ms": 2_000_000, "archive_until_ms": 6_000_000, "broker_reach_ms": 1_000_000,
     "broker_seen_ms": NOW_MS - 60_000,
 }  # fmt: skip
 # Before any reach, within it, at the edges of the grace time, now, and ahead.
@@ -38,6 +38,7 @@ MESSAGE_FACTS: Mapping[str, Sequence[int]] = {
     "business": COUNT, "topic_known": FLAG, "body_differs": FLAG, "topic_differs": FLAG, "key_differs": FLAG,
     "due_differs": FLAG, "created_ms": TIMES, "sent_ms": TIMES, "accepted_ms": TIMES, "deliver_at_ms": TIMES,
     "repeated": FLAG, "business_reach_ms": [0, 3_000_000], "actions_reach_ms": [0, 3_000_000],
+    "business_until_ms": [4_000_000, NOW_MS],
 }  # fmt: skip
 DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
     "stored": COUNT, "deliveries": COUNT, "acks": COUNT, "nacks": COUNT, "redrives": FLAG, "seeks": FLAG,
@@ -46,10 +47,11 @@ DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
     "deliver_at_ms": TIMES, "ready_ms": TIMES, "stored_ms": TIMES,
     "first_delivered_ms": TIMES, "first_ack_ms": TIMES, "effect_ms": TIMES, "last_ms": TIMES,
     "visible_ms": [0, NOW_MS - 120_000, NOW_MS - 119_999, NOW_MS + 1], "inbox_reach_ms": [0, 3_000_000],
-    "actions_reach_ms": [0, 3_000_000],
+    "inbox_until_ms": [4_000_000, NOW_MS], "actions_reach_ms": [0, 3_000_000],
 }  # fmt: skip
 BUSINESS_FACTS: Mapping[str, Sequence[int]] = {
     "keyless": FLAG, "rows": [1, 2], "messages": [0, 1, 2, 3], "due_differs": FLAG, "time_ms": TIMES,
+    "newest_ms": TIMES, "business_until_ms": [4_000_000, NOW_MS],
     "lost": FLAG, "unsent": FLAG, "pending": FLAG, "parked": FLAG, "canceled": FLAG, "mismatch": FLAG,
     "duplicate": FLAG, "phantom": FLAG, "unknown": FLAG,
 }  # fmt: skip
@@ -93,7 +95,8 @@ def test_every_evidence_gets_the_verdict_that_plain_words_give_it(scope: str, da
 def test_every_combination_of_presence_and_count_of_a_message_is_explained() -> None:
     small = {
         **MESSAGE_FACTS, "created_ms": [500_000, 5_000_000, NOW_MS], "sent_ms": [500_000, 5_000_000, NOW_MS],
-        "accepted_ms": [500_000, 5_000_000, NOW_MS], "deliver_at_ms": [0, 500_000, 9_000_000, NOW_MS - 100_000, NOW_MS],
+        "accepted_ms": [500_000, 5_000_000, NOW_MS - 60_000, NOW_MS],
+        "deliver_at_ms": [0, 500_000, 9_000_000, NOW_MS - 100_000, NOW_MS],
         "business": FLAG, "business_reach_ms": [0], "actions_reach_ms": [1_000_000],
     }  # fmt: skip
     for name in ("body_differs", "topic_differs", "key_differs", "due_differs"):

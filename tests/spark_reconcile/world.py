@@ -33,7 +33,7 @@ ORDERS = Table(
     _metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("status", String(16), nullable=False),
-    Column("paid_at_us", BigInteger, nullable=False),
+    Column("paid_at_us", BigInteger, nullable=True),
     Column("remind_at_us", BigInteger, nullable=True),
 )
 
