@@ -24,6 +24,8 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}", re.ASCII)
 _PASSED_ON: Final = frozenset({"unix_socket", "ssl_ca", "ssl_cert", "ssl_key"})
 _NOT_NEEDED: Final = frozenset({"charset"})
 _NO_SUCH_TABLE: Final = frozenset({1146, 1049, 1054})
+_IDENTITY: Final = ("server_uuid", "server_uid", "hostname", "port", "server_id", "datadir")
+"""MySQL has the first, MariaDB may have the second; the others tell older MariaDB servers apart."""
 _ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1698})
 
 
@@ -120,6 +122,16 @@ class Reader:
         """What the database's clock shows, UTC."""
         ((now,),) = self.rows(f"SELECT {now_us(self.place)}")
         return int(now) // 1000
+
+    def identity(self) -> tuple[str, ...]:
+        """What tells this server, or this file, from others, however the url names it."""
+        if self.place.backend is Backend.SQLITE:
+            with translated(self.place):
+                stat = Path(self.place.database).stat()
+            return str(stat.st_dev), str(stat.st_ino)
+        marks = ", ".join("?" * len(_IDENTITY))
+        found = self.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", _IDENTITY)
+        return tuple(sorted(f"{name}={value}" for name, value in found))
 
     def columns(self, table: str, *, schema: str | None) -> Mapping[str, str]:
         """The columns of a table and their types in lower case; empty where there is no such table."""
