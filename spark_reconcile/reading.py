@@ -17,6 +17,7 @@ import msgspec
 from messaging.errors import ConfigurationError
 from spark_reconcile.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.errors import NotComparable
+from spark_reconcile.log_ends import beyond_the_end, torn_tail
 from spark_reconcile.planning import Plan, Read, waves
 from spark_reconcile.settings import Settings
 from spark_reconcile.slots import within
@@ -50,6 +51,8 @@ class LegCount:
     rows: int
     first_ms: int
     last_ms: int
+    last_place: int = -1
+    """Of the broker's logs: the last sequence that is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ class Evidence:
     """The broker's logs as they stood when they were read."""
     files: Sequence[Files] = ()
     """Legs, or parts of them, that stand in files."""
+    torn: Mapping[str, str] = field(default_factory=dict)
+    """What is torn at the end of the "message log" and of the "action log", in a sentence each."""
     loose: tuple[DataFrame | None, DataFrame | None] | None = None
     """Of `rows` and of `messages`, what stands in none of `files`; None: all of them."""
 
@@ -112,11 +117,13 @@ def read_all(
     # Actions first: each message that they name is in the message log as it stands then.
     surveyed = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
     # What the broker holds is settled by the survey: the tables may be read while its logs are.
-    messages, actions, tables = in_parallel(
+    messages, actions, tables, torn = in_parallel(
         lambda: read_log(session, "messages", surveyed["messages"], counts, kept=kept / "messages"),
         lambda: read_log(session, "actions", surveyed["actions"], counts, kept=kept / "actions"),
         lambda: _read_sql(session, plan.rest, counts),
+        lambda: {f"{log.removesuffix('s')} log": torn_tail(segments) for log, segments in surveyed.items()},
     )
+    _check_ends(session, settings, surveyed, counts, torn=torn["message log"])
     named = named_runs(actions.frame, messages.frame, is_whole=all(map(begins_whole, surveyed.values()))).persist()
     archives = _read_archives(session, settings, counts, span)
     moved = [frame for frame, _ in archives]
@@ -136,9 +143,32 @@ def read_all(
         actions_reach_ms=_log_reach(surveyed["actions"], skew_ms=skew_ms),
         business_reaches=_business_reaches(settings),
         surveyed=surveyed,
+        torn=torn,
         files=[*(files for _, files in archives), *([messages.files] if messages.files else [])],
         loose=(united(session, tables), reduce(_union, messages.copies) if messages.copies else None),
     )
+
+
+def _check_ends(
+    session: SparkSession, settings: Settings, surveyed: Mapping[str, list[Segment]], counts: list[LegCount], *,
+    torn: str,
+) -> None:  # fmt: skip
+    """Raises NotComparable where the action log proves that the message log held more than is there."""
+    is_whole, last = begins_whole(surveyed["messages"]), surveyed["messages"][-1]
+    if not beyond_the_end(counts, is_whole=is_whole):
+        return
+    # A broker that is at work may have written them since: look again, once.
+    now = [one for one in survey(settings.broker_data, "messages") if one.first_offset >= last.first_offset]
+    later: list[LegCount] = []
+    for copy in read_log(session, "messages", now, later).copies:
+        copy.unpersist()
+    missing = beyond_the_end([*counts, *later], is_whole=is_whole)
+    if missing:
+        raise NotComparable(
+            f"the broker's action log names messages behind the end of its message log, so nothing is judged: "
+            f"{'; '.join(missing[:3])}{'; ' * bool(torn)}{torn}. Restore {last.path} from a "
+            "copy; if that is none of this broker's, name the folder of one broker"
+        )
 
 
 def in_parallel(*jobs: Callable[[], Any]) -> list[Any]:
@@ -239,9 +269,11 @@ def read_log(
     frame = reduce(_union, [*read, *parquet])
     time, note = ("stored_ms", "''") if log == "messages" else ("at_ms", "concat(kind, ' ', consumer_group)")
     rows = "1" if log == "messages" else "coalesce(messages, 1L)"
+    place = "sequence" if log == "messages" else "sequence + coalesce(messages, 1L) - 1"
     found = _counted(
         frame, leg=f"'{log}'", topic="coalesce(damage, topic, '')",
         note=f"if(damage is null, coalesce({note}, ''), '{_DAMAGE}')", time=time, rows=rows,
+        place=place,
     )  # fmt: skip
     damaged = sorted(one.topic for one in found if one.note == _DAMAGE)
     if damaged:
@@ -271,7 +303,7 @@ def log_frame(session: SparkSession, log: str, segments: Sequence[Segment]) -> D
 
 
 def _counted(
-    frame: DataFrame, *, leg: str, topic: str, note: str, time: str, rows: str = "1"
+    frame: DataFrame, *, leg: str, topic: str, note: str, time: str, rows: str = "1", place: str = "-1L"
 ) -> list[LegCount]:  # fmt: skip
     """Fills Spark's copy of the leg, and says what is in it."""
     from pyspark.sql.functions import expr
@@ -280,6 +312,7 @@ def _counted(
         expr(f"sum({rows})").alias("rows"),
         expr(f"coalesce(min({time}), 0L)").alias("first_ms"),
         expr(f"coalesce(max({time}), 0L)").alias("last_ms"),
+        expr(f"coalesce(max({place}), -1L)").alias("last_place"),
     )
     return [LegCount(**row.asDict()) for row in grouped.collect()]
 
