@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from messaging import journal
 from messaging.frame_bounds import payload_bounds
+from spark_reconcile.errors import NotComparable
 from spark_reconcile.sources.frames import data_of
-from spark_reconcile.sources.segments import Segment
+from spark_reconcile.sources.segments import Segment, begins_whole
 
 if TYPE_CHECKING:
     from spark_reconcile.reading import LegCount
@@ -34,6 +35,26 @@ def torn_tail(segments: Sequence[Segment]) -> str:
     except (journal.SegmentDamaged, OSError):
         return ""
     return f"torn tail of {len(data) - start:,} bytes at {last.path}: read up to it"
+
+
+def refuse_lost_end(
+    counts: Sequence[LegCount], segments: Sequence[Segment], *, torn: str, again: Callable[[], Sequence[LegCount]]
+) -> None:
+    """Raises NotComparable where the action log proves that the message log of these segments held more than is there.
+
+    `again`: what the message log holds by now. A broker that is at work may have written since.
+    """
+    is_whole = begins_whole(segments)
+    if not beyond_the_end(counts, is_whole=is_whole):
+        return
+    missing = beyond_the_end([*counts, *again()], is_whole=is_whole)
+    if missing:
+        told = "; ".join([*missing[:3], *([torn] if torn else [])])
+        raise NotComparable(
+            "the broker's action log names messages behind the end of its message log, so nothing is judged: "
+            f"{told}. Restore {segments[-1].path} from a copy; if that is none of this broker's, name the folder of "
+            "one broker"
+        )
 
 
 def beyond_the_end(counts: Sequence[LegCount], *, is_whole: bool) -> list[str]:

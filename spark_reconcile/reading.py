@@ -17,7 +17,7 @@ import msgspec
 from messaging.errors import ConfigurationError
 from spark_reconcile.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.errors import NotComparable
-from spark_reconcile.log_ends import beyond_the_end, torn_tail
+from spark_reconcile.log_ends import refuse_lost_end, torn_tail
 from spark_reconcile.planning import Plan, Read, waves
 from spark_reconcile.settings import Settings
 from spark_reconcile.slots import within
@@ -123,7 +123,10 @@ def read_all(
         lambda: _read_sql(session, plan.rest, counts),
         lambda: {f"{log.removesuffix('s')} log": torn_tail(segments) for log, segments in surveyed.items()},
     )
-    _check_ends(session, settings, surveyed, counts, torn=torn["message log"])
+    refuse_lost_end(
+        counts, surveyed["messages"], torn=torn["message log"],
+        again=lambda: _messages_since(session, settings, surveyed["messages"][-1]),
+    )  # fmt: skip
     named = named_runs(actions.frame, messages.frame, is_whole=all(map(begins_whole, surveyed.values()))).persist()
     archives = _read_archives(session, settings, counts, span)
     moved = [frame for frame, _ in archives]
@@ -149,26 +152,13 @@ def read_all(
     )
 
 
-def _check_ends(
-    session: SparkSession, settings: Settings, surveyed: Mapping[str, list[Segment]], counts: list[LegCount], *,
-    torn: str,
-) -> None:  # fmt: skip
-    """Raises NotComparable where the action log proves that the message log held more than is there."""
-    is_whole, last = begins_whole(surveyed["messages"]), surveyed["messages"][-1]
-    if not beyond_the_end(counts, is_whole=is_whole):
-        return
-    # A broker that is at work may have written them since: look again, once.
-    now = [one for one in survey(settings.broker_data, "messages") if one.first_offset >= last.first_offset]
-    later: list[LegCount] = []
-    for copy in read_log(session, "messages", now, later).copies:
+def _messages_since(session: SparkSession, settings: Settings, segment: Segment) -> list[LegCount]:
+    """What the message log holds by now, from this segment on."""
+    now = [one for one in survey(settings.broker_data, "messages") if one.first_offset >= segment.first_offset]
+    counts: list[LegCount] = []
+    for copy in read_log(session, "messages", now, counts).copies:
         copy.unpersist()
-    missing = beyond_the_end([*counts, *later], is_whole=is_whole)
-    if missing:
-        raise NotComparable(
-            f"the broker's action log names messages behind the end of its message log, so nothing is judged: "
-            f"{'; '.join(missing[:3])}{'; ' * bool(torn)}{torn}. Restore {last.path} from a "
-            "copy; if that is none of this broker's, name the folder of one broker"
-        )
+    return counts
 
 
 def in_parallel(*jobs: Callable[[], Any]) -> list[Any]:

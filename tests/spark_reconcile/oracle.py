@@ -119,10 +119,10 @@ def business_rule(f: Facts) -> str:
     """The rule that decides on the business rows of one key."""
     if f["keyless"]:
         return "no_key"
-    if f["messages"] < f["rows"]:
-        if f["time_ms"] > f["now_ms"] - f["grace_ms"]:
+    if f["messages"] < f["asked"]:
+        if f["newest_ms"] > f["now_ms"] - f["grace_ms"]:
             return "message_in_grace"
-        if f["time_ms"] < min(f["archive_reach_ms"], f["broker_reach_ms"]):
+        if f["oldest_ms"] < min(f["archive_reach_ms"], f["broker_reach_ms"]):
             return "message_out_of_reach"
         return "too_few_messages" if f["messages"] else "no_message"
     if f["due_differs"]:
@@ -134,8 +134,8 @@ def business_rule(f: Facts) -> str:
         if f[state]:
             return name
     live = f["messages"] - f["canceled"]
-    if live != f["rows"]:
-        return "published_twice" if live > f["rows"] else "message_canceled"
+    if live != f["asked"]:
+        return "published_twice" if live > f["asked"] else "message_canceled"
     if f["pending"]:
         return "message_pending"
     return "message_unknown" if f["unknown"] else "announced"

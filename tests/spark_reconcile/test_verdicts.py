@@ -49,7 +49,8 @@ DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
     "actions_reach_ms": [0, 3_000_000],
 }  # fmt: skip
 BUSINESS_FACTS: Mapping[str, Sequence[int]] = {
-    "keyless": FLAG, "rows": [1, 2], "messages": [0, 1, 2, 3], "due_differs": FLAG, "time_ms": TIMES,
+    "keyless": FLAG, "asked": [1, 2], "messages": [0, 1, 2, 3], "due_differs": FLAG, "newest_ms": TIMES,
+    "oldest_ms": TIMES,
     "lost": FLAG, "unsent": FLAG, "pending": FLAG, "parked": FLAG, "canceled": FLAG, "mismatch": FLAG,
     "duplicate": FLAG, "phantom": FLAG, "unknown": FLAG,
 }  # fmt: skip
