@@ -1,6 +1,7 @@
 """One row of evidence for each rule and key: its business rows, and how the messages under that key were judged.
 
-DataFrames in, DataFrame out; nothing is read or judged here.
+Several rules on one topic may ask under one key: each row of each of them asks for a message of its own, so what is
+there is compared with what all of them ask. DataFrames in, DataFrame out; nothing is read or judged here.
 """
 
 from __future__ import annotations
@@ -17,12 +18,20 @@ _STATES: Final = (
     State.LOST, State.UNSENT, State.PENDING, State.PARKED, State.CANCELED, State.MISMATCH, State.DUPLICATE,
     State.PHANTOM, State.UNKNOWN,
 )  # fmt: skip
+_OF_ALL: Final = (
+    ("sum", "rows", "asked"), ("max", "time_ms", "newest_ms"), ("min", "time_ms", "oldest_ms"),
+    ("min", "least_due_ms", "least_of_all_ms"), ("max", "most_due_ms", "most_of_all_ms"),
+)  # fmt: skip
 
 
-def business_evidence(rows: DataFrame, messages: DataFrame) -> DataFrame:
-    """`rows`: the business legs, `note` the rule's number; `messages`: judged, with their `state`."""
+def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) -> DataFrame:
+    """`rows`: the business legs, `note` the rule's number; `messages`: judged, with their `state`.
+
+    `is_shared`: several rules may ask under one key. Where none do, what all of them ask is what one asks.
+    """
     from pyspark.sql.functions import expr
 
+    of_all = "over (partition by topic, message_key)"
     asked = (
         rows.where(f"leg = '{Leg.BUSINESS}'")
         .groupBy("note", "topic", "message_key")
@@ -32,7 +41,11 @@ def business_evidence(rows: DataFrame, messages: DataFrame) -> DataFrame:
             expr("min(deliver_at_ms)").alias("least_due_ms"),
             expr("max(deliver_at_ms)").alias("most_due_ms"),
         )
-    )
+        .selectExpr(
+            "*",
+            *(f"{f'{fold}({column}) {of_all}' if is_shared else column} as {name}" for fold, column, name in _OF_ALL),
+        )
+    )  # fmt: skip
     found = (
         messages.where("message_key != ''")
         .groupBy("topic", "message_key")
@@ -40,18 +53,19 @@ def business_evidence(rows: DataFrame, messages: DataFrame) -> DataFrame:
             expr("count(*)").alias("messages"),
             expr("min(deliver_at_ms)").alias("least_found_ms"),
             expr("max(deliver_at_ms)").alias("most_found_ms"),
-            expr("max(created_ms)").alias("newest_ms"),
+            expr("max(created_ms)").alias("newest_message_ms"),
             expr("max(business_until_ms)").alias("business_until_ms"),
             *(expr(f"count_if(state = '{state}')").alias(state.value) for state in _STATES),
         )
     )
     return asked.join(found, ["topic", "message_key"], "left").selectExpr(
-        "cast(note as int) as rule_number", "topic", "message_key", "rows",
+        "cast(note as int) as rule_number", "topic", "message_key", "rows", "asked",
         # Rows without a time are of the hour of their newest message.
-        "coalesce(time_ms, newest_ms, 0L) as time_ms",
-        "coalesce(newest_ms, 0L) as newest_ms", "coalesce(business_until_ms, 0L) as business_until_ms",
+        *(f"coalesce({name}, newest_message_ms, 0L) as {name}" for name in ("time_ms", "newest_ms", "oldest_ms")),
+        "coalesce(newest_message_ms, 0L) as newest_message_ms",
+        "coalesce(business_until_ms, 0L) as business_until_ms",
         "coalesce(messages, 0L) as messages", "if(coalesce(message_key, '') = '', 1, 0) as keyless",
         "if(messages > 0 and least_due_ms is not null"
-        " and (least_due_ms != least_found_ms or most_due_ms != most_found_ms), 1, 0) as due_differs",
+        " and (least_of_all_ms != least_found_ms or most_of_all_ms != most_found_ms), 1, 0) as due_differs",
         *(f"coalesce({state}, 0L) as {state}" for state in _STATES),
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """The verdicts on business rows and the messages that they must have, in order of precedence.
 
-Facts of one (rule, key): `rows` (business rows, nearly always 1), `messages` under that key and topic, the `newest_ms`
-of them, and how many have which verdict of their own (`lost`, `unsent`, ...). It reads nothing.
+Facts of one (rule, key): `asked` (business rows under that key of all rules on the topic, nearly always 1) and the
+times of the newest and the oldest, `messages` under that key and topic, the time of the newest, and how many of these
+have which verdict of their own (`lost`, `unsent`, ...). It reads nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 from spark_reconcile.predicates import Fact
 from spark_reconcile.verdict import Rule, Severity, State
 
-_rows, _messages, _time_ms = Fact("rows"), Fact("messages"), Fact("time_ms")
+_asked, _messages, _oldest_ms = Fact("asked"), Fact("messages"), Fact("oldest_ms")
 _fresh_since_ms = Fact("now_ms") - Fact("grace_ms")
 _live = _messages - Fact("canceled")
 
@@ -29,21 +30,21 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         name="message_in_grace",
         state=State.PENDING,
         severity=Severity.WAIT,
-        when=(_messages < _rows) & (_time_ms > _fresh_since_ms),
+        when=(_messages < _asked) & (Fact("newest_ms") > _fresh_since_ms),
         meaning="Its message is missing, and the row is newer than the grace time.",
     ),
     Rule(
         name="message_not_so_far",
         state=State.PENDING,
         severity=Severity.WAIT,
-        when=(_messages < _rows) & (_time_ms > Fact("archive_until_ms") - Fact("grace_ms")),
+        when=(_messages < _asked) & (Fact("newest_ms") > Fact("archive_until_ms") - Fact("grace_ms")),
         meaning="Its message is missing, and the outbox's database, a replica, has not come so far.",
     ),
     Rule(
         name="message_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
-        when=(_messages < _rows) & (_time_ms < Fact("archive_reach_ms")) & (_time_ms < Fact("broker_reach_ms")),
+        when=(_messages < _asked) & (_oldest_ms < Fact("archive_reach_ms")) & (_oldest_ms < Fact("broker_reach_ms")),
         meaning="Older than what either the archive or the broker's log still holds: its message cannot be looked for.",
     ),
     Rule(
@@ -59,8 +60,8 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         name="too_few_messages",
         state=State.LOST,
         severity=Severity.FINDING,
-        when=_messages < _rows,
-        meaning="More business rows than messages under this key.",
+        when=_messages < _asked,
+        meaning="More business rows, of all rules on the topic, than messages under this key.",
         cause="The business code wrote a row around publish().",
         cure="Publish the missing message; find the code path that does not.",
     ),
@@ -68,8 +69,8 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         name="row_not_so_far",
         state=State.PENDING,
         severity=Severity.WAIT,
-        when=(Fact("due_differs").is_(1) | (_live > _rows))
-        & (Fact("newest_ms") > Fact("business_until_ms") - Fact("grace_ms")),
+        when=(Fact("due_differs").is_(1) | (_live > _asked))
+        & (Fact("newest_message_ms") > Fact("business_until_ms") - Fact("grace_ms")),
         meaning="Its newest message does not fit, and the business table, a replica, has not come so far.",
     ),
     Rule(
@@ -133,8 +134,8 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         name="published_twice",
         state=State.DUPLICATE,
         severity=Severity.FINDING,
-        when=_live > _rows,
-        meaning="More messages, under ids of their own, than business rows under this key.",
+        when=_live > _asked,
+        meaning="More messages, under ids of their own, than business rows of all rules on the topic under this key.",
         cause="The business code published more than once; no duplicate window or inbox can see that.",
         cure="Give the message an id made from the row (message_id=...), so that a repeat is known as one.",
     ),
@@ -142,7 +143,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         name="message_canceled",
         state=State.CANCELED,
         severity=Severity.OK,
-        when=_live < _rows,
+        when=_live < _asked,
         meaning="Its message was canceled.",
         echo=True,
     ),
@@ -166,7 +167,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         name="announced",
         state=State.SETTLED,
         severity=Severity.OK,
-        when=_messages >= _rows,
+        when=_messages >= _asked,
         meaning="The broker has its message.",
     ),
 )

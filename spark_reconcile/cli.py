@@ -246,6 +246,9 @@ def _print(summary: Summary) -> None:
     typer.echo(summary.sentence)
     for one in summary.clock_sentences:
         typer.echo(one)
+    for source in summary.inputs:
+        if source.note:
+            typer.echo(f"{source.source}, {source.what}: {source.note}")
     table = Table(box=None, pad_edge=False, show_header=False)
     figures = {
         "business rows": summary.business_rows,

@@ -243,6 +243,7 @@ def inputs(evidence: Evidence, settings: Settings) -> list[Input]:
         Input(
             source=source, what=what, rows=rows, first_ms=first_ms if first_ms < NEVER_MS else 0, last_ms=last_ms,
             complete_since_ms=None if reach[source, what] >= NEVER_MS else reach[source, what],
+            note=evidence.torn.get(what, "") if source == "broker" else "",
         )
         for (source, what), (rows, first_ms, last_ms) in found.items()
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from spark_reconcile.reaching import EVER_MS
 from spark_reconcile.reading import Evidence
 from spark_reconcile.settings import Grace
 from spark_reconcile.slots import within
-from spark_reconcile.sources.statements import Span
+from spark_reconcile.sources.statements import Leg, Span
 from spark_reconcile.verdict import Rule, Scope, case_sql, lookup_sql
 
 if TYPE_CHECKING:
@@ -84,8 +84,15 @@ def judge(
         bounds,
     ).persist()
     theirs = messages.where(f"created_ms <= 0 or {within(span)}")
-    business = judged(business_evidence(evidence.rows, theirs), BUSINESS_RULES, bounds).persist()
+    asked = business_evidence(evidence.rows, theirs, is_shared=_is_shared(evidence))
+    business = judged(asked, BUSINESS_RULES, bounds).persist()
     return Judged(messages=messages, deliveries=deliveries, business=business)
+
+
+def _is_shared(evidence: Evidence) -> bool:
+    """Whether rows of several rules ask for messages on one topic."""
+    asking = {(one.topic, one.note) for one in evidence.counts if one.leg == Leg.BUSINESS}
+    return len(asking) > len({topic for topic, _ in asking})
 
 
 def judged(evidence: DataFrame, rules: Sequence[Rule], bounds: Mapping[str, int]) -> DataFrame:

@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from messaging.errors import ConfigurationError
+from spark_reconcile.once import Once, check_archives
 from spark_reconcile.reaching import Reach
 from spark_reconcile.session import Size
-from spark_reconcile.settings import Settings
-from spark_reconcile.sources.database import Place, Reader, reading
+from spark_reconcile.settings import BusinessRule, Settings
+from spark_reconcile.sources.database import Backend, Place, Reader, reading
 from spark_reconcile.sources.segments import survey
 from spark_reconcile.sources.statements import (
     Leg,
@@ -84,9 +84,8 @@ def check_sources(settings: Settings, *, reach: Reach | None = None, span: Span 
 
     Raises ConfigurationError, SchemaMissing, DatabaseUnavailable or NotComparable, each with the cure.
     """
-    for folder in settings.archives:
-        if not folder.is_dir():
-            raise ConfigurationError(f"[archive]: there is no folder {folder}; name the one that holds Parquet files")
+    check_archives(settings.archives)
+    once = Once()
     oldest: dict[tuple[Leg, str], int] = {}
     clocks: dict[str, int] = {}
     inboxes = []
@@ -94,12 +93,14 @@ def check_sources(settings: Settings, *, reach: Reach | None = None, span: Span 
         place = Place.of(inbox.url or settings.database_url)
         with reading(place) as reader:
             _note_clock(reader, settings, clocks)
+            schema = schema_of(settings, inbox, place)
+            once.note(f"[[inboxes]] {inbox.group} in {place}", _group(reader, schema, inbox.group), parts=inbox.topics)
             behind = span and _by_clock(span, clocks[str(place)])
-            statement = inbox_statement(reader, inbox, schema=schema_of(settings, inbox, place), span=behind)
+            statement = inbox_statement(reader, inbox, schema=schema, span=behind)
             if span is not None:
                 _note_oldest(reader, statement, inbox.group, oldest)
         inboxes.append((inbox.url or settings.database_url, statement))
-    rest = _rest(settings, span, oldest, clocks)
+    rest = _rest(settings, span, oldest, clocks, once)
     segments = [one for log in ("messages", "actions") for one in survey(settings.broker_data, log)]
     return Plan(
         inboxes=tuple(_together(inboxes)),
@@ -118,15 +119,18 @@ def waves(reads: Sequence[Read]) -> list[list[Read]]:
 
 
 def _rest(
-    settings: Settings, span: Span | None, oldest: dict[tuple[Leg, str], int], clocks: dict[str, int]
-) -> list[tuple[str, Statement]]:
+    settings: Settings, span: Span | None, oldest: dict[tuple[Leg, str], int], clocks: dict[str, int],
+    once: Once,
+) -> list[tuple[str, Statement]]:  # fmt: skip
     """The outboxes' statements, then the business's."""
     found = []
     for outbox in settings.all_outboxes:
         place = Place.of(outbox.url)
         with reading(place) as reader:
             _note_clock(reader, settings, clocks)
-            statements = outbox_statements(reader, schema=place.schema_of(outbox.schema), span=span)
+            schema = place.schema_of(outbox.schema)
+            once.note(f"the outbox in {place}", ("outbox", *reader.identity(), schema))
+            statements = outbox_statements(reader, schema=schema, span=span)
             if span is not None:
                 _note_oldest(reader, statements[-1], "", oldest)
             found += [(outbox.url, one) for one in statements]
@@ -134,8 +138,19 @@ def _rest(
         for url in settings.urls_of(rule):
             with reading(Place.of(url)) as reader:
                 _note_clock(reader, settings, clocks)
+                once.note(f"rule {rule.name}: {rule.table} in {reader.place}", _table(reader, rule))
                 found.append((url, business_statement(reader, rule, number, span=span)))
     return found
+
+
+def _group(reader: Reader, schema: str | None, group: str) -> tuple[object, ...]:
+    return "inbox", *reader.identity(), schema, group
+
+
+def _table(reader: Reader, rule: BusinessRule) -> tuple[object, ...]:
+    schema, _, table = rule.table.rpartition(".")
+    database = None if reader.place.backend is Backend.SQLITE else schema or reader.place.database
+    return "rule", rule.name, *reader.identity(), database, table
 
 
 def _note_clock(reader: Reader, settings: Settings, clocks: dict[str, int]) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from messaging.errors import ConfigurationError
 from spark_reconcile.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.errors import NotComparable
+from spark_reconcile.log_ends import refuse_lost_end, torn_tail
 from spark_reconcile.planning import Plan, Read, waves
 from spark_reconcile.reaching import Reach
 from spark_reconcile.settings import Settings
@@ -51,6 +52,8 @@ class LegCount:
     rows: int
     first_ms: int
     last_ms: int
+    last_place: int = -1
+    """Of the broker's logs: the last sequence that is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ class Evidence:
     """The broker's logs as they stood when they were read."""
     files: Sequence[Files] = ()
     """Legs, or parts of them, that stand in files."""
+    torn: Mapping[str, str] = field(default_factory=dict)
+    """What is torn at the end of the "message log" and of the "action log", in a sentence each."""
     loose: tuple[DataFrame | None, DataFrame | None] | None = None
     """Of `rows` and of `messages`, what stands in none of `files`; None: all of them."""
 
@@ -115,11 +120,16 @@ def read_all(
     # Actions first: each message that they name is in the message log as it stands then.
     surveyed = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
     # What the broker holds is settled by the survey: the tables may be read while its logs are.
-    messages, actions, tables = in_parallel(
+    messages, actions, tables, torn = in_parallel(
         lambda: read_log(session, "messages", surveyed["messages"], counts, kept=kept / "messages"),
         lambda: read_log(session, "actions", surveyed["actions"], counts, kept=kept / "actions"),
         lambda: _read_sql(session, plan.rest, counts),
+        lambda: {f"{log.removesuffix('s')} log": torn_tail(segments) for log, segments in surveyed.items()},
     )
+    refuse_lost_end(
+        counts, surveyed["messages"], torn=torn["message log"],
+        again=lambda: _messages_since(session, settings, surveyed["messages"][-1]),
+    )  # fmt: skip
     named = named_runs(actions.frame, messages.frame, is_whole=all(map(begins_whole, surveyed.values()))).persist()
     archives = _read_archives(session, settings, counts, span)
     moved = [frame for frame, _ in archives]
@@ -140,9 +150,19 @@ def read_all(
         business_reaches=_business_reaches(settings),
         reach=plan.reach,
         surveyed=surveyed,
+        torn=torn,
         files=[*(files for _, files in archives), *([messages.files] if messages.files else [])],
         loose=(united(session, tables), reduce(_union, messages.copies) if messages.copies else None),
     )
+
+
+def _messages_since(session: SparkSession, settings: Settings, segment: Segment) -> list[LegCount]:
+    """What the message log holds by now, from this segment on."""
+    now = [one for one in survey(settings.broker_data, "messages") if one.first_offset >= segment.first_offset]
+    counts: list[LegCount] = []
+    for copy in read_log(session, "messages", now, counts).copies:
+        copy.unpersist()
+    return counts
 
 
 def in_parallel(*jobs: Callable[[], Any]) -> list[Any]:
@@ -243,9 +263,11 @@ def read_log(
     frame = reduce(_union, [*read, *parquet])
     time, note = ("stored_ms", "''") if log == "messages" else ("at_ms", "concat(kind, ' ', consumer_group)")
     rows = "1" if log == "messages" else "coalesce(messages, 1L)"
+    place = "sequence" if log == "messages" else "sequence + coalesce(messages, 1L) - 1"
     found = _counted(
         frame, leg=f"'{log}'", topic="coalesce(damage, topic, '')",
         note=f"if(damage is null, coalesce({note}, ''), '{_DAMAGE}')", time=time, rows=rows,
+        place=place,
     )  # fmt: skip
     damaged = sorted(one.topic for one in found if one.note == _DAMAGE)
     if damaged:
@@ -275,7 +297,7 @@ def log_frame(session: SparkSession, log: str, segments: Sequence[Segment]) -> D
 
 
 def _counted(
-    frame: DataFrame, *, leg: str, topic: str, note: str, time: str, rows: str = "1"
+    frame: DataFrame, *, leg: str, topic: str, note: str, time: str, rows: str = "1", place: str = "-1L"
 ) -> list[LegCount]:  # fmt: skip
     """Fills Spark's copy of the leg, and says what is in it."""
     from pyspark.sql.functions import expr
@@ -284,6 +306,7 @@ def _counted(
         expr(f"sum({rows})").alias("rows"),
         expr(f"coalesce(min({time}), 0L)").alias("first_ms"),
         expr(f"coalesce(max({time}), 0L)").alias("last_ms"),
+        expr(f"coalesce(max({place}), -1L)").alias("last_place"),
     )
     return [LegCount(**row.asDict()) for row in grouped.collect()]
 

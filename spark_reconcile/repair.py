@@ -26,6 +26,9 @@ IDS_A_STATEMENT: Final = 500
 UNSENT_RULE: Final = "not_sent"
 LOST_RULE: Final = "not_in_broker"
 _ARCHIVED: Final = ("id", "topic", "message_key", "body_sha256", "deliver_at_ms", "created_at_us")
+_NO_HEADERS: Final = "accepted by the broker, and not in its log; headers are not archived: it gets content-type alone"
+_ORDERED: Final = "its key is ordered, and the archive keeps no place in that order: publish it from its row"
+_UNPUBLISHED: Final = "it was never published, so nothing says what its message held: publish it from the row"
 _NO_BODY: Final = "the archive keeps no bodies, and no rule of this topic says how one is made (body = {...})"
 _encode_json = msgspec.json.Encoder().encode
 
@@ -58,13 +61,15 @@ class Repair:
     reason: str
     outbox: OutboxSource | None = None
     table: str = ""
+    key: str | None = None
     row: dict[str, Any] | None = None
 
     @property
     def repair_id(self) -> str:
         """The same for the same repair: doing it twice is seen."""
         where = "" if self.outbox is None else f"{Place.of(self.outbox.url)} {self.outbox.schema}"
-        return hashlib.sha256(f"{self.action} {self.message_id} {where} {self.table}".encode()).hexdigest()[:16]
+        what = self.message_id or f"{self.topic} {self.key}"
+        return hashlib.sha256(f"{self.action} {what} {where} {self.table}".encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; no body, and no password."""
@@ -88,6 +93,13 @@ def plan_repairs(settings: Settings, suspects: Sequence[Suspect], *, repairs_max
                 for repair in _in_outbox(reader, outbox, settings, chunk):
                     repairs[repair.message_id] = repair
     return [repairs[one.message_id] for one in suspects]
+
+
+def name_unpublished(rows: Sequence[Suspect]) -> list[Repair]:
+    """Business rows that have no message: named, and left."""
+    return [
+        Repair(message_id="", topic=one.topic, key=one.key, action=Action.NOTHING, reason=_UNPUBLISHED) for one in rows
+    ]
 
 
 def message_tables(reader: Reader, outbox: OutboxSource) -> list[str]:
@@ -115,9 +127,27 @@ def _in_outbox(
             )  # fmt: skip
     lost = {key: one for key, one in by_id.items() if one.rule == LOST_RULE and key not in waiting}
     archive = quoted(reader.place, schema, reader.place.outbox_table("archive"))
-    for values in _rows(reader, archive, _ARCHIVED, lost):
-        row = dict(zip(_ARCHIVED, values, strict=True))
-        yield _write_again(settings, outbox, reader.place, lost[row["id"]], row)
+    rows = [dict(zip(_ARCHIVED, values, strict=True)) for values in _rows(reader, archive, _ARCHIVED, lost)]
+    ordered = _ordered(reader, schema, [_order_key(row) for row in rows])
+    for row in rows:
+        repair = _write_again(settings, outbox, reader.place, lost[row["id"]], row)
+        is_late = repair.action is Action.WRITE_AGAIN and _order_key(row) in ordered
+        yield replace(repair, action=Action.NOTHING, reason=_ORDERED, row=None) if is_late else repair
+
+
+def _ordered(reader: Reader, schema: str | None, keys: Sequence[str]) -> set[str]:
+    """Which keys the outbox numbers the messages of."""
+    name = reader.place.outbox_table("order_head")
+    if not keys or name not in reader.tables(schema=schema):
+        return set()
+    table, marks = quoted(reader.place, schema, name), ", ".join("?" * len(keys))
+    sql = f"SELECT order_key FROM {table} WHERE order_key IN ({marks})"  # noqa: S608 - checked names
+    return {str(key) for (key,) in reader.rows(sql, keys)}
+
+
+def _order_key(row: dict[str, Any]) -> str:
+    """How the outbox's order tables name a topic's key."""
+    return hashlib.sha256(f"{row['topic']}\0{row['message_key']}".encode()).hexdigest()[:32]
 
 
 def _write_again(settings: Settings, outbox: OutboxSource, place: Place, lost: Suspect, row: dict[str, Any]) -> Repair:
@@ -132,7 +162,7 @@ def _write_again(settings: Settings, outbox: OutboxSource, place: Place, lost: S
         for body in _bodies(settings, rule, str(row["message_key"])):
             if hashlib.sha256(body).hexdigest() == row["body_sha256"]:
                 return replace(
-                    nothing, action=Action.WRITE_AGAIN, reason="accepted by the broker, and not in its log",
+                    nothing, action=Action.WRITE_AGAIN, reason=_NO_HEADERS,
                     table=place.outbox_table("message"), row={**row, "body": body},
                 )  # fmt: skip
     return replace(nothing, reason="the body made of its business row has another hash than the message had")

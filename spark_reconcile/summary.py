@@ -62,6 +62,8 @@ class Input:
     first_ms: int
     last_ms: int
     complete_since_ms: int | None
+    note: str = ""
+    """What should be known of how it was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

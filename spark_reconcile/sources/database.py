@@ -28,6 +28,8 @@ _NOT_UNDERSTOOD: Final = 1064
 _NOT_GRANTED: Final = frozenset({1227, 1044, 1045})
 _ASKED_OF_MYSQL: Final = ("SHOW REPLICA STATUS", "SHOW SLAVE STATUS")
 _ASKED_OF_MARIADB: Final = ("SHOW ALL SLAVES STATUS",)
+_IDENTITY: Final = ("server_uuid", "server_uid", "hostname", "port", "server_id", "datadir")
+"""MySQL has the first, MariaDB may have the second; the others tell older MariaDB servers apart."""
 _ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1698})
 
 
@@ -156,6 +158,16 @@ class Reader:
                 raise
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def identity(self) -> tuple[str, ...]:
+        """What tells this server, or this file, from others, however the url names it."""
+        if self.place.backend is Backend.SQLITE:
+            with translated(self.place):
+                stat = Path(self.place.database).stat()
+            return str(stat.st_dev), str(stat.st_ino)
+        marks = ", ".join("?" * len(_IDENTITY))
+        found = self.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", _IDENTITY)
+        return tuple(sorted(f"{name}={value}" for name, value in found))
 
     def columns(self, table: str, *, schema: str | None) -> Mapping[str, str]:
         """The columns of a table and their types in lower case; empty where there is no such table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def reach_ms(segments: list[Segment]) -> int:
     return 0 if begins_whole(segments) else segments[0].created_at_ms
 
 
-def begins_whole(segments: list[Segment]) -> bool:
+def begins_whole(segments: Sequence[Segment]) -> bool:
     """Whether a log begins at its beginning: nothing of it was dropped."""
     return segments[0].first_offset == 0
 

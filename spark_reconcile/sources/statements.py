@@ -115,7 +115,7 @@ def business_statement(reader: Reader, rule: BusinessRule, number: int, *, span:
         near = difflib.get_close_matches(table, reader.tables(schema=schema or None), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigurationError(f"rule {rule.name}: there is no table {rule.table} in {place}{hint}")
-    for name in (rule.key_column, rule.time_column, *(one.column for one in rule.where)):
+    for name in (rule.key_column, rule.time_column, *(one.column for one in rule.where), *rule.body.values()):
         _check_column(rule, name, columns)
     created_ms = _time(place, rule, rule.time_column, columns)
     selected = {"message_key": _text(place, rule.key_column), "created_ms": created_ms, "at_ms": created_ms}

@@ -385,7 +385,7 @@ def handled_from_nowhere(p: Planted) -> None:
 
 
 def delivered_from_nowhere(p: Planted) -> None:
-    p.world.deliver("ghost", 9_999, MAIL, age_ms=HOUR_MS)
+    p.world.deliver("ghost", 0, MAIL, age_ms=HOUR_MS)  # where another message stands
     p.delivery("ghost", MAIL, "phantom", "delivered_from_nowhere")
 
 

@@ -125,16 +125,16 @@ def business_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
     """The rule that decides on the business rows of one key."""
     if f["keyless"]:
         return "no_key"
-    if f["messages"] < f["rows"]:
-        if f["time_ms"] > f["now_ms"] - f["grace_ms"]:
+    if f["messages"] < f["asked"]:
+        if f["newest_ms"] > f["now_ms"] - f["grace_ms"]:
             return "message_in_grace"
-        if f["archive_until_ms"] - f["time_ms"] < f["grace_ms"]:
+        if f["archive_until_ms"] - f["newest_ms"] < f["grace_ms"]:
             return "message_not_so_far"
-        if f["time_ms"] < min(f["archive_reach_ms"], f["broker_reach_ms"]):
+        if f["oldest_ms"] < min(f["archive_reach_ms"], f["broker_reach_ms"]):
             return "message_out_of_reach"
         return "too_few_messages" if f["messages"] else "no_message"
     live = f["messages"] - f["canceled"]
-    if f["business_until_ms"] - f["newest_ms"] < f["grace_ms"] and (f["due_differs"] or live > f["rows"]):
+    if f["business_until_ms"] - f["newest_message_ms"] < f["grace_ms"] and (f["due_differs"] or live > f["asked"]):
         return "row_not_so_far"
     if f["due_differs"]:
         return "due_time_differs"
@@ -144,8 +144,8 @@ def business_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
     ):  # fmt: skip
         if f[state]:
             return name
-    if live != f["rows"]:
-        return "published_twice" if live > f["rows"] else "message_canceled"
+    if live != f["asked"]:
+        return "published_twice" if live > f["asked"] else "message_canceled"
     if f["pending"]:
         return "message_pending"
     return "message_unknown" if f["unknown"] else "announced"

@@ -8,16 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import create_engine, text
 
 from messaging.errors import ConfigurationError
+from outbox.ordering import order_key
 from spark_reconcile import Settings
 from spark_reconcile.repair import Action, Suspect, plan_repairs
 from spark_reconcile.repair_cli import repair
 from spark_reconcile.repairing import apply_repairs
+from spark_reconcile.window_store import Window, WindowStore
 from tests.fixtures.databases import Database
-from tests.spark_reconcile.world import NOW_MS, PAID, World
+from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World
 
 HOUR_US = 3_600_000_000
 FAR_US = (NOW_MS + 365 * 24 * 3_600_000) * 1000
@@ -109,6 +113,63 @@ def test_nothing_is_changed_by_a_dry_run_or_without_yes_and_the_plan_is_written(
     (line,) = (tmp_path / "repairs.jsonl").read_text().splitlines()
     assert json.loads(line)["action"] == "write again"
     assert "PAID" not in line, "no body"
+
+
+def test_a_message_of_an_ordered_key_is_not_written_again_out_of_its_order(database: Database, tmp_path: Path) -> None:
+    settings, order, lost = _lost(database, tmp_path, body={"order_id": "id", "status": "status"})
+    table = f"{database.schema}.order_head" if database.schema else "outbox_order_head"
+    engine = create_engine(database.url)
+    with engine.begin() as connection:
+        number = {"name": order_key(PAID, str(order))}
+        connection.execute(text(f"INSERT INTO {table} (order_key, seq) VALUES (:name, 1)"), number)
+    engine.dispose()
+
+    (planned,) = plan_repairs(settings, [_suspect(lost, "not_in_broker", key=str(order))], repairs_max=10)
+
+    assert (planned.action, "ordered" in planned.reason) == (Action.NOTHING, True)
+    assert apply_repairs([planned]) == []
+    assert _outbox_rows(database) == {}
+
+
+def test_rows_without_a_message_are_named_and_suspects_that_nobody_confirmed_are_counted(
+    sqlite: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, order, lost = _lost(sqlite, tmp_path, body={"order_id": "id", "status": "status"})
+    message = {"scope": "message", "topic": PAID, "message_key": str(order), "rule": "not_in_broker"}
+    _shown_window(
+        settings,
+        verdicts=[
+            {**message, "message_id": lost, "confirmed": True},
+            *({**message, "message_id": f"m{number}", "confirmed": False} for number in range(3)),
+        ],
+        business_verdicts=[
+            {"topic": PAID, "message_key": "41", "rule": "no_message", "at_ms": 2, "confirmed": True},
+            {"topic": PAID, "message_key": "42", "rule": "too_few_messages", "at_ms": 1, "confirmed": True},
+            {"topic": PAID, "message_key": "43", "rule": "announced", "at_ms": 3, "confirmed": False},
+        ],
+    )
+
+    repair(settings, since_ms=0, until_ms=NOW_MS, repairs_max=10, yes=False, dry_run=True, folder=tmp_path)
+
+    plan = [json.loads(line) for line in (tmp_path / "repairs.jsonl").read_text().splitlines()]
+    assert [(one["action"], one["message_id"], one["key"]) for one in plan] == [
+        ("write again", lost, None), ("nothing", "", "42"), ("nothing", "", "41"),
+    ]  # fmt: skip
+    assert len({one["repair_id"] for one in plan}) == 3
+    assert "headers are not archived" in plan[0]["reason"]
+    assert "publish it from the row" in plan[1]["reason"]
+    told = " ".join(capsys.readouterr().err.split())
+    assert "3 suspects are not confirmed, so nothing is planned for them: more than 5,000" in told
+
+
+def _shown_window(settings: Settings, **tables: list[dict[str, Any]]) -> None:
+    """A window of the output folder with these tables."""
+    store, start_ms = WindowStore(settings.output), NOW_MS - NOW_MS % HOUR_MS - HOUR_MS
+    stage = store.staging()
+    for name, rows in tables.items():
+        (stage / str(start_ms) / name).mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows), stage / str(start_ms) / name / "part.parquet")
+    store.publish({start_ms: Window(fingerprint="f", version="v", judged_at_ms=NOW_MS, open=False, result={})})
 
 
 def _lost(database: Database, folder: Path, *, body: dict[str, str]) -> tuple[Settings, int, str]:

@@ -50,8 +50,8 @@ DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
     "inbox_until_ms": [4_000_000, NOW_MS], "actions_reach_ms": [0, 3_000_000],
 }  # fmt: skip
 BUSINESS_FACTS: Mapping[str, Sequence[int]] = {
-    "keyless": FLAG, "rows": [1, 2], "messages": [0, 1, 2, 3], "due_differs": FLAG, "time_ms": TIMES,
-    "newest_ms": TIMES, "business_until_ms": [4_000_000, NOW_MS],
+    "keyless": FLAG, "asked": [1, 2], "messages": [0, 1, 2, 3], "due_differs": FLAG, "newest_ms": TIMES,
+    "oldest_ms": TIMES, "newest_message_ms": TIMES, "business_until_ms": [4_000_000, NOW_MS],
     "lost": FLAG, "unsent": FLAG, "pending": FLAG, "parked": FLAG, "canceled": FLAG, "mismatch": FLAG,
     "duplicate": FLAG, "phantom": FLAG, "unknown": FLAG,
 }  # fmt: skip

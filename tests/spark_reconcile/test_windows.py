@@ -12,7 +12,7 @@ import pytest
 
 from messaging import journal
 from messaging.errors import ConfigurationError
-from spark_reconcile import Condition, InboxSource, Settings, Summary, drilling, run, run_windows
+from spark_reconcile import Condition, InboxSource, Operator, Settings, Summary, drilling, run, run_windows
 from spark_reconcile.parts import unsettled
 from spark_reconcile.sources.database import Reader
 from spark_reconcile.sources.segments import survey
@@ -183,26 +183,31 @@ def test_a_message_older_than_the_span_is_of_no_row_in_it_and_costs_nothing(
 
 
 @pytest.mark.spark
-def test_what_one_rule_has_too_much_is_not_what_another_lacks(
+def test_rules_on_one_topic_and_key_ask_for_a_message_each(
     spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
     world = _world(6)
-    order = world.order(age_ms=2 * HOUR_MS)
-    for name in ("one", "two"):
-        _done(world, name, key=str(order), age_ms=2 * HOUR_MS)
+    both, more, less = (world.order(age_ms=2 * HOUR_MS) for _ in range(3))
+    for order, count in ((both, 2), (more, 3), (less, 1)):
+        for number in range(count):
+            _done(world, f"of-{order}-{number}", key=str(order), age_ms=2 * HOUR_MS)
     with_timed_ids(world)
     settings = world.write(sqlite, tmp_path)
-    again = [Condition(column="id", values=(order,))]
+    again = [Condition(column="id", operator=Operator.IN, values=(both, more, less))]
     settings = replace(settings, rules=[*settings.rules, replace(settings.rules[0], name="second", where=again)])
 
     summary = _run(settings, spark)
 
     assert _rows_of_windows(settings) == {
-        ("business", str(order), rule, "published_twice", "duplicate")
+        ("business", str(order), rule, verdict, state)
         for rule in ("paid orders are announced", "second")
-    }
-    assert summary.business_rows == 8, "six of them settled in bulk"
-    assert len(_tables(settings, "business_verdicts")) == 2
+        for order, verdict, state in (
+            (more, "published_twice", "duplicate"), (less, "too_few_messages", "lost"),
+        )
+    }  # fmt: skip
+    assert summary.business_rows == 12
+    whole = run(settings, session=spark, now_ms=NOW_MS)
+    assert whole.sentence == summary.sentence == "Not balanced: 2 lost, 2 duplicate."
 
 
 @pytest.mark.spark
