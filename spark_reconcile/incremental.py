@@ -48,8 +48,8 @@ def run_windows(
     """Reconcile the hours that touch [since_ms, until_ms) and are closed; show them, and a report on all of them.
 
     Hours whose records did not change since they were judged, and in which nothing moves any more, are left as they
-    are. `full`: every row of those that are judged is looked at, whatever the digests say. Killed anywhere and started
-    again, it gives the same tables. Raises as run() does.
+    are. `full`: all of them are judged, and every row is looked at, whatever the digests say. Killed anywhere and
+    started again, it gives the same tables. Raises as run() does.
     """
     judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     until = judged_at_ms if until_ms is None else until_ms

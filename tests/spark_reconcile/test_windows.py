@@ -121,6 +121,23 @@ def test_only_windows_that_changed_or_still_move_are_judged_again(
 
 
 @pytest.mark.spark
+def test_a_full_run_looks_at_every_row_of_hours_that_stand(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(6)
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path)
+    first = _run(settings, spark)
+
+    again = _run(settings, spark, now_ms=NOW_MS + MINUTE_MS, full=True)
+
+    assert first.windows is not None
+    assert again.windows is not None
+    assert (first.windows.looked_at, again.windows.judged) == (0, 5)
+    assert again.windows.looked_at == again.messages + again.message_groups == 6 * 3
+
+
+@pytest.mark.spark
 def test_what_comes_later_opens_every_hour_whose_verdict_it_changes(
     spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
@@ -386,8 +403,10 @@ def _no_wait(_: float) -> None:
     return
 
 
-def _run(settings: Settings, spark: SparkSession, *, now_ms: int = NOW_MS, pause: Any = _no_wait) -> Summary:
-    return run_windows(settings, since_ms=SINCE_MS, now_ms=now_ms, session=spark, pause=pause)
+def _run(
+    settings: Settings, spark: SparkSession, *, now_ms: int = NOW_MS, pause: Any = _no_wait, full: bool = False
+) -> Summary:
+    return run_windows(settings, since_ms=SINCE_MS, now_ms=now_ms, session=spark, pause=pause, full=full)
 
 
 def _world(balanced: int) -> World:
