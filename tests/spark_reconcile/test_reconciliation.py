@@ -18,7 +18,7 @@ from spark_reconcile import BusinessRule, Settings, State, Summary, run
 from spark_reconcile.sources.database import Reader
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import Verdict, plant_all
-from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, SECOND_MS, World
+from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, SECOND_MS, TICKETS, World
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,6 +57,11 @@ def test_a_world_without_faults_is_balanced(spark: SparkSession, sqlite: Databas
     assert summary.count(State.SETTLED) == 120
     assert summary.sentence.startswith("Balanced")
     assert _unsettled(summary) == set()
+    handled = [
+        (one.topic, one.of, one.count, one.p50_ms) for one in summary.latencies if one.hop == "commit to handler"
+    ]
+    assert handled == [(PAID, TICKETS, 30, 30)]
+    assert _rows(summary, "run_log") == 1
 
 
 def test_more_balanced_messages_and_another_order_of_rows_change_no_finding(
