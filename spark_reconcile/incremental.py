@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Sequence
@@ -15,10 +14,11 @@ from spark_reconcile.kept_digests import KeptDigests
 from spark_reconcile.latencies import sampled_latencies
 from spark_reconcile.looking import Job, Pause
 from spark_reconcile.output import Staging, staging
+from spark_reconcile.overdue import overdue_outside
 from spark_reconcile.planning import Plan, check_sources
+from spark_reconcile.publishing import publish, write_aggregates
 from spark_reconcile.reading import Evidence, LegCount, read_all
 from spark_reconcile.reconciliation import Say, Watch, only_run, open_session, worker_errors
-from spark_reconcile.report.page import write_report
 from spark_reconcile.settings import Settings
 from spark_reconcile.slots import HOUR_MS, PERIOD_MS, slot_start
 from spark_reconcile.sources.statements import Leg
@@ -97,6 +97,7 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
         job.say("comparing digests")
         compared = compare(job, KeptDigests(job.settings.output, checkpoint=store.checkpoint))
         judged = judge_windows(job, windows, compared, store=store)
+        overdue = overdue_outside(job, windows, table=stage.table("overdue"))
         watch.lap("judge")
         shown = {start: store.windows[start] for start in windows}
         flow = _flow(compared, windows, shown)
@@ -104,7 +105,7 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
     finally:
         job.evidence.release()
     watch.lap("count")
-    results = [window.result for window in shown.values()]
+    results = [*(window.result for window in shown.values()), overdue]
     books = books_of(results)
     summary = Summary(
         run_id=stage.run_id,
@@ -116,23 +117,18 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
         examples=_first_of_each(examples_of(results)),
         inputs=inputs(job.evidence, job.settings),
         folder=str(stage.final),
-        windows=_counts(windows, judged, shown, not_closed=not_closed),
+        windows=_counts(windows, judged, shown, not_closed=not_closed, outside=overdue["looked_at"]),
         clocks=job.plan.clocks,
         took_seconds=watch.laps,
     )
-    _publish(job, summary, flow, stage=stage)
+    job.say("writing the report")
+    write_aggregates(stage.folder / "aggregates", {start: window.result for start, window in shown.items()})
+    publish(summary, job.settings, flow, stage=stage)
     return summary
 
 
-def _publish(job: Job, summary: Summary, flow: Flow, *, stage: Staging) -> None:
-    job.say("writing the report")
-    write_report(stage.folder / "report.html", summary=summary, settings=job.settings, flow=flow)
-    (stage.folder / "run.json").write_text(json.dumps(summary.as_dict(), indent=2), encoding="utf-8")
-    stage.publish({"balanced": summary.balanced, "sentence": summary.sentence, "judged_at_ms": job.now_ms})
-
-
 def _counts(
-    windows: Sequence[int], judged: Sequence[int], shown: dict[int, Window], *, not_closed: int
+    windows: Sequence[int], judged: Sequence[int], shown: dict[int, Window], *, not_closed: int, outside: int
 ) -> WindowCounts:
     return WindowCounts(
         since_ms=windows[0],
@@ -143,6 +139,7 @@ def _counts(
         not_closed=not_closed,
         looked_at=sum(window.result["looked_at"] for window in shown.values()),
         resolved=sum(window.result["resolved"] for window in shown.values()),
+        outside=outside,
     )
 
 

@@ -70,7 +70,8 @@ class WindowCounts:
 
     judged: new, changed or still moving, so judged by this run; the rest stood as they were. open: something in them is
     still moving, so the next run judges them again. not_closed: too new, left out. looked_at: verdicts given row by row
-    rather than in bulk. resolved: suspects that the second look cleared.
+    rather than in bulk. resolved: suspects that the second look cleared. outside: messages of other hours that still
+    stand in the outbox; they are counted with the rest.
     """
 
     since_ms: int
@@ -81,6 +82,7 @@ class WindowCounts:
     not_closed: int
     looked_at: int
     resolved: int
+    outside: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

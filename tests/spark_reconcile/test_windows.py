@@ -223,6 +223,42 @@ def test_what_one_rule_has_too_much_is_not_what_another_lacks(
 
 
 @pytest.mark.spark
+def test_what_stands_in_the_outbox_is_told_in_whatever_hour_it_was_made(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(2)
+    for name, age_ms in {"young": 20 * MINUTE_MS, "old": 40 * HOUR_MS, "sent meanwhile": 39 * HOUR_MS}.items():
+        world.unsent(name, key=str(world.order(age_ms=age_ms)), age_ms=age_ms)
+    world.unsent("fresh", key=None, age_ms=1, topic="newsletter")
+    world.store(world.unsent("stored", key=None, age_ms=30 * HOUR_MS, topic="newsletter"), key=None, topic="newsletter")
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path)
+
+    def compensate(_: float) -> None:
+        del world.outbox[2]
+        world.write_tables(sqlite)
+
+    summary = _run(settings, spark, pause=compensate)
+    healed = _run(settings, spark, now_ms=NOW_MS + 1, pause=_no_wait)
+
+    assert summary.sentence == "Not balanced: 2 unsent."
+    assert {(one.id, one.rule) for one in summary.examples} == {(row["id"], "not_sent") for row in world.outbox[:2]}
+    assert summary.windows is not None
+    assert (summary.windows.outside, summary.messages) == (3, 5)
+    table = pq.read_table(Path(summary.folder) / "overdue").to_pylist()
+    assert {row["message_id"]: row["rule"] for row in table} == {
+        world.outbox[0]["id"]: "not_sent",
+        world.outbox[1]["id"]: "not_sent",
+        world.outbox[3]["id"]: "not_removed_yet",
+    }
+    assert healed.sentence == summary.sentence, "it does not age out"
+
+    world.outbox.clear()
+    world.write_tables(sqlite)
+    assert _run(settings, spark, now_ms=NOW_MS + 2).balanced
+
+
+@pytest.mark.spark
 def test_a_suspect_that_a_second_look_clears_is_no_finding(
     spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
