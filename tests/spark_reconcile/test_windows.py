@@ -55,7 +55,7 @@ def test_windows_give_the_verdicts_of_a_whole_run(
     assert _books(summary) == _books_of_tables(whole)
     assert summary.unexplained == 0
     assert {(one.topic, one.p50_ms) for one in summary.latencies if one.hop == "commit to broker"} == {
-        (topic, 10) for topic in (PAID, REMINDER, "newsletter", "newsletter.old", "weather")
+        (topic, 10) for topic in (PAID, REMINDER, "newsletter", "newsletter.old", "newsletter.paused", "weather")
     }
     if timed:
         assert ("message", astray, None, "not_in_broker", "lost") in _rows_of_windows(settings)
