@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ConfigurationError
 from spark_reconcile.figures import Axis, Flow, inputs, loudest_first
@@ -24,7 +24,7 @@ from spark_reconcile.slots import HOUR_MS, PERIOD_MS, slot_start
 from spark_reconcile.sources.statements import Leg
 from spark_reconcile.summary import Example, Summary, WindowCounts
 from spark_reconcile.verdict import Scope, Severity, State
-from spark_reconcile.window_results import books_of, examples_of, published_topics, totals_of
+from spark_reconcile.window_results import books_of, examples_of, findings_of, published_topics, totals_of
 from spark_reconcile.window_store import Checkpoint, Window, WindowStore
 from spark_reconcile.windowed import Compared, compare, judge_windows
 from spark_reconcile.windows import closed_windows, span_of
@@ -117,7 +117,14 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
         examples=_first_of_each(examples_of(results)),
         inputs=inputs(job.evidence, job.settings),
         folder=str(stage.final),
-        windows=_counts(windows, judged, shown, not_closed=not_closed, outside=overdue["looked_at"]),
+        windows=_counts(
+            windows,
+            judged,
+            shown,
+            not_closed=not_closed,
+            outside=overdue["looked_at"],
+            before=[one.result for start, one in store.windows.items() if start < windows[0]],
+        ),
         clocks=job.plan.clocks,
         took_seconds=watch.laps,
     )
@@ -128,8 +135,9 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
 
 
 def _counts(
-    windows: Sequence[int], judged: Sequence[int], shown: dict[int, Window], *, not_closed: int, outside: int
-) -> WindowCounts:
+    windows: Sequence[int], judged: Sequence[int], shown: dict[int, Window], *, not_closed: int, outside: int,
+    before: Sequence[Mapping[str, Any]],
+) -> WindowCounts:  # fmt: skip
     return WindowCounts(
         since_ms=windows[0],
         until_ms=windows[-1] + HOUR_MS,
@@ -140,6 +148,7 @@ def _counts(
         looked_at=sum(window.result["looked_at"] for window in shown.values()),
         resolved=sum(window.result["resolved"] for window in shown.values()),
         outside=outside,
+        earlier_findings=findings_of(before),
     )
 
 

@@ -17,7 +17,7 @@ from spark_reconcile.parts import unsettled
 from spark_reconcile.sources.database import Reader
 from spark_reconcile.sources.segments import survey
 from spark_reconcile.verdict import Scope
-from spark_reconcile.window_results import Tally, published_topics
+from spark_reconcile.window_results import Tally, findings_of, published_topics
 from spark_reconcile.window_store import Window, WindowStore
 from spark_reconcile.windows import closed_windows
 from tests.fixtures.databases import Database
@@ -365,6 +365,18 @@ def test_topics_of_earlier_windows_are_known_unless_nobody_here_published_to_the
     tallies[1].add((Scope.MESSAGE, "newsletter", "", "not_in_broker"), 1)
 
     assert published_topics(tally.as_result() for tally in tallies) == {"order.paid", "newsletter"}
+
+
+def test_findings_of_hours_before_the_span_are_told_until_they_are_judged_again() -> None:
+    tally = Tally()
+    tally.add((Scope.MESSAGE, "order.paid", "", "not_in_broker"), 2)
+    tally.add((Scope.BUSINESS, "order.paid", "rule", "message_lost"), 2)
+    tally.add((Scope.MESSAGE, "order.paid", "", "not_sent"), 4)
+    tally.add((Scope.MESSAGE, "order.paid", "", "parked"), 8)
+
+    count = findings_of([tally.as_result(), Tally().as_result()])
+
+    assert count == 2, "echoes apart, and what stands in the outbox, which every run judges"
 
 
 def test_an_index_that_cannot_be_read_is_named(tmp_path: Path) -> None:
