@@ -271,4 +271,9 @@ def _windows(summary: Summary) -> dict[str, int]:
     found = summary.windows
     if found is None:
         return {}
-    return {"hours": found.windows, "hours judged": found.judged, "hours still open": found.open}
+    return {
+        "hours": found.windows,
+        "hours judged": found.judged,
+        "hours still open": found.open,
+        "unsent in other hours": found.outside,
+    }

@@ -51,6 +51,8 @@ def _lines(summary: Summary) -> Iterator[str]:
     )
     yield from _gauge("recon_findings", "Verdicts that ask for a look or for action.", _findings(summary))
     yield from _gauge("recon_unexplained_messages", "Verdicts that no rule gave.", {"": summary.unexplained})
+    earlier = summary.windows.earlier_findings if summary.windows else 0
+    yield from _gauge("recon_earlier_findings", "Findings of hours before the span, as last judged.", {"": earlier})
     resolved = summary.windows.resolved if summary.windows else 0
     yield from _gauge("recon_second_look_resolved_messages", "Suspects that the second look cleared.", {"": resolved})
     took = sum(summary.took_seconds.values())

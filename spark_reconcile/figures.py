@@ -30,6 +30,14 @@ _TURNED_AWAY: Final = (
 )
 """Hand-outs after the effect that no failure explains: the inbox turned them away."""
 
+_HANDLED_AT_ONCE: Final = "effects > 0 and published_ms > 0 and deliver_at_ms = 0"
+"""Of what was scheduled, the time from the commit on says nothing."""
+_HOPS: Final = (
+    ("due to first hand-out", "first"),
+    ("hand-out to acknowledgement", "acked"),
+    ("commit to handler", "handled"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -181,6 +189,7 @@ def totals_and_latencies(judged: Judged) -> tuple[Totals, list[Latency]]:
         _expression(f"sum({_TURNED_AWAY})", "turned_away"),
         _percentiles("first_delivered_ms - ready_ms", "deliveries > 0 and ready_ms > 0", "first"),
         _percentiles("first_ack_ms - first_delivered_ms", "deliveries > 0 and acks > 0", "acked"),
+        _percentiles("effect_ms - published_ms", _HANDLED_AT_ONCE, "handled"),
     ).collect()  # fmt: skip
     totals = Totals(
         messages=sum(row["n"] for row in by_topic),
@@ -195,11 +204,7 @@ def totals_and_latencies(judged: Judged) -> tuple[Totals, list[Latency]]:
     )
     hops = [
         *(_latency("commit to broker", row["topic"], "", row["stored"]) for row in by_topic),
-        *(_latency("due to first hand-out", row["topic"], row["consumer_group"], row["first"]) for row in by_group),
-        *(
-            _latency("hand-out to acknowledgement", row["topic"], row["consumer_group"], row["acked"])
-            for row in by_group
-        ),
+        *(_latency(hop, row["topic"], row["consumer_group"], row[name]) for row in by_group for hop, name in _HOPS),
     ]
     return totals, sorted((hop for hop in hops if hop is not None), key=lambda hop: (hop.topic, hop.hop, hop.of))
 

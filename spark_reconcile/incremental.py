@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ConfigurationError
 from spark_reconcile.errors import NotComparable
@@ -17,17 +16,18 @@ from spark_reconcile.kept_digests import KeptDigests
 from spark_reconcile.latencies import sampled_latencies
 from spark_reconcile.looking import Job, Pause
 from spark_reconcile.output import Staging, staging
+from spark_reconcile.overdue import overdue_outside
 from spark_reconcile.planning import Plan, check_sources
+from spark_reconcile.publishing import publish, write_aggregates
 from spark_reconcile.reaching import Reach, reach_of
 from spark_reconcile.reading import Evidence, LegCount, read_all
 from spark_reconcile.reconciliation import Say, Watch, only_run, open_session, worker_errors
-from spark_reconcile.report.page import write_report
 from spark_reconcile.settings import Settings
 from spark_reconcile.slots import HOUR_MS, PERIOD_MS, slot_start
 from spark_reconcile.sources.statements import Leg
 from spark_reconcile.summary import Example, Summary, WindowCounts
 from spark_reconcile.verdict import Scope, Severity, State
-from spark_reconcile.window_results import books_of, examples_of, published_topics, totals_of
+from spark_reconcile.window_results import books_of, examples_of, findings_of, published_topics, totals_of
 from spark_reconcile.window_store import Checkpoint, Window, WindowStore
 from spark_reconcile.windowed import Compared, compare, judge_windows
 from spark_reconcile.windows import closed_windows, span_of
@@ -51,8 +51,8 @@ def run_windows(
     """Reconcile the hours that touch [since_ms, until_ms) and are closed; show them, and a report on all of them.
 
     Hours whose records did not change since they were judged, and in which nothing moves any more, are left as they
-    are. `full`: every row of those that are judged is looked at, whatever the digests say. Killed anywhere and started
-    again, it gives the same tables. Raises as run() does.
+    are. `full`: all of them are judged, and every row is looked at, whatever the digests say. Killed anywhere and
+    started again, it gives the same tables. Raises as run() does.
     """
     judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     until = judged_at_ms if until_ms is None else until_ms
@@ -100,6 +100,7 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
         job.say("comparing digests")
         compared = compare(job, KeptDigests(job.settings.output, checkpoint=store.checkpoint))
         judged = judge_windows(job, windows, compared, store=store)
+        overdue = overdue_outside(job, windows, table=stage.table("overdue"))
         watch.lap("judge")
         shown = {start: store.windows[start] for start in windows}
         flow = _flow(compared, windows, shown)
@@ -107,7 +108,7 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
     finally:
         job.evidence.release()
     watch.lap("count")
-    results = [window.result for window in shown.values()]
+    results = [*(window.result for window in shown.values()), overdue]
     books = books_of(results)
     summary = Summary(
         run_id=stage.run_id,
@@ -119,24 +120,27 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
         examples=_first_of_each(examples_of(results)),
         inputs=inputs(job.evidence, job.settings),
         folder=str(stage.final),
-        windows=_counts(windows, judged, shown, not_closed=not_closed),
+        windows=_counts(
+            windows,
+            judged,
+            shown,
+            not_closed=not_closed,
+            outside=overdue["looked_at"],
+            before=[one.result for start, one in store.windows.items() if start < windows[0]],
+        ),
         clocks=job.plan.clocks,
         took_seconds=watch.laps,
     )
-    _publish(job, summary, flow, stage=stage)
+    job.say("writing the report")
+    write_aggregates(stage.folder / "aggregates", {start: window.result for start, window in shown.items()})
+    publish(summary, job.settings, flow, stage=stage)
     return summary
 
 
-def _publish(job: Job, summary: Summary, flow: Flow, *, stage: Staging) -> None:
-    job.say("writing the report")
-    write_report(stage.folder / "report.html", summary=summary, settings=job.settings, flow=flow)
-    (stage.folder / "run.json").write_text(json.dumps(summary.as_dict(), indent=2), encoding="utf-8")
-    stage.publish({"balanced": summary.balanced, "sentence": summary.sentence, "judged_at_ms": job.now_ms})
-
-
 def _counts(
-    windows: Sequence[int], judged: Sequence[int], shown: dict[int, Window], *, not_closed: int
-) -> WindowCounts:
+    windows: Sequence[int], judged: Sequence[int], shown: dict[int, Window], *, not_closed: int, outside: int,
+    before: Sequence[Mapping[str, Any]],
+) -> WindowCounts:  # fmt: skip
     return WindowCounts(
         since_ms=windows[0],
         until_ms=windows[-1] + HOUR_MS,
@@ -146,6 +150,8 @@ def _counts(
         not_closed=not_closed,
         looked_at=sum(window.result["looked_at"] for window in shown.values()),
         resolved=sum(window.result["resolved"] for window in shown.values()),
+        outside=outside,
+        earlier_findings=findings_of(before),
     )
 
 

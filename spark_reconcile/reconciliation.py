@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import time
@@ -31,9 +30,9 @@ from spark_reconcile.figures import (
 from spark_reconcile.judging import Judged, bounds_of, judge
 from spark_reconcile.output import Staging, staging
 from spark_reconcile.planning import Plan, check_sources
+from spark_reconcile.publishing import publish
 from spark_reconcile.reaching import reach_of
 from spark_reconcile.reading import Evidence, in_parallel, read_all
-from spark_reconcile.report.page import write_report
 from spark_reconcile.session import register_sources, spark_session
 from spark_reconcile.settings import Settings
 from spark_reconcile.summary import Summary
@@ -96,9 +95,7 @@ def _reconcile(
     watch.lap("count")
     say("writing the report")
     summary = replace(summary, took_seconds=watch.laps, clocks=plan.clocks)
-    write_report(stage.folder / "report.html", summary=summary, settings=settings, flow=flow)
-    (stage.folder / "run.json").write_text(json.dumps(summary.as_dict(), indent=2), encoding="utf-8")
-    stage.publish({"balanced": summary.balanced, "sentence": summary.sentence, "judged_at_ms": now_ms})
+    publish(summary, settings, flow, stage=stage)
     return summary
 
 

@@ -72,7 +72,9 @@ class WindowCounts:
 
     judged: new, changed or still moving, so judged by this run; the rest stood as they were. open: something in them is
     still moving, so the next run judges them again. not_closed: too new, left out. looked_at: verdicts given row by row
-    rather than in bulk. resolved: suspects that the second look cleared.
+    rather than in bulk. resolved: suspects that the second look cleared. outside: messages of other hours that still
+    stand in the outbox; they are counted with the rest. earlier_findings: of hours before the span, as they were last
+    judged; they are not counted with the rest.
     """
 
     since_ms: int
@@ -83,6 +85,8 @@ class WindowCounts:
     not_closed: int
     looked_at: int
     resolved: int
+    outside: int = 0
+    earlier_findings: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,14 +147,20 @@ class Summary:
 
     @property
     def sentence(self) -> str:
-        """The run in one sentence."""
-        if self.balanced:
-            rest = _listed(self, Severity.ATTENTION)
-            return (
-                f"Balanced: all of {self.messages:,} messages, {self.message_groups:,} deliveries and "
-                f"{self.business_rows:,} business rows are explained" + (f"; {rest} to look at." if rest else ".")
-            )
-        return f"Not balanced: {_listed(self, Severity.FINDING)}."
+        """The run in one sentence; a second one says what was found in hours before its span."""
+        if not self.balanced:
+            return f"Not balanced: {_listed(self, Severity.FINDING)}.{self._earlier}"
+        rest = _listed(self, Severity.ATTENTION)
+        return (
+            f"Balanced: all of {self.messages:,} messages, {self.message_groups:,} deliveries and "
+            f"{self.business_rows:,} business rows are explained" + (f"; {rest} to look at." if rest else ".")
+        ) + self._earlier
+
+    @property
+    def _earlier(self) -> str:
+        count = self.windows.earlier_findings if self.windows else 0
+        told = "findings of hours before the span stand as they were judged; an earlier --since looks at them again."
+        return f" {count:,} {told}" if count else ""
 
     @property
     def clock_sentences(self) -> list[str]:

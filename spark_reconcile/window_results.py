@@ -26,6 +26,7 @@ BULK_RULES: Final[Mapping[Scope, str]] = {
 """The verdict of what stands in a clean bucket."""
 _PUBLISHED: Final = frozenset({"stored", "not_in_broker", "not_sent", "parked", "body_differs"})
 """Rules that only a message gets which an outbox or an archive has held."""
+_STANDING: Final = "not_sent"
 _TOTALS: Final = (
     "broker", "resent", "repeated", "if(deliveries > 0, 1L, 0L)", "greatest(deliveries - 1, 0L)",
     "if(acks > 0, 1L, 0L)", "turned_away",
@@ -77,6 +78,12 @@ def books_of(results: Iterable[Mapping[str, Any]]) -> list[Book]:
             place = (Scope(scope), topic, of, rule)
             counts[place] = counts.get(place, 0) + count
     return [book(*place, count=count) for place, count in sorted(counts.items())]
+
+
+def findings_of(results: Iterable[Mapping[str, Any]]) -> int:
+    """How many findings these windows had. Not of what stood in the outbox: that is judged in every run."""
+    found = [one for one in books_of(results) if one.severity is Severity.FINDING and not one.echo]
+    return sum(one.count for one in found if one.rule != _STANDING)
 
 
 def published_topics(results: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -71,7 +71,7 @@ def judge_windows(job: Job, windows: Sequence[int], compared: Compared, *, store
     """
     job = replace(job, span=span_of(windows, slack_ms=job.slack_ms))
     prints = fingerprints(job, parts=compared.parts, buckets=compared.buckets, legs=legs_of(job.evidence))
-    stale = to_judge(windows, store.windows, prints)
+    stale = list(windows) if job.full else to_judge(windows, store.windows, prints)
     closed, judged = set(windows).difference(stale), set(stale)
     for batch in batches(stale):
         chosen = _chosen(job, batch, compared)

@@ -396,6 +396,84 @@ def acknowledged_from_nowhere(p: Planted) -> None:
     p.delivery("acked-only", MAIL, "phantom", "acknowledged_from_nowhere")
 
 
+# -- what is too new to judge, and what only the broker can do wrong -----------------------------------------------
+
+
+def published_just_before_its_row(p: Planted) -> None:
+    p.world.sent("early-word", key="no-order-yet", age_ms=SECOND_MS)
+    sequence = p.world.store("early-word", key="no-order-yet", age_ms=SECOND_MS)
+    for group in (TICKETS, MAIL):
+        p.world.done("early-word", sequence, group, age_ms=SECOND_MS)
+    p.message("early-word", "pending", "business_in_grace")
+
+
+def stored_just_before_the_archive_was_read(p: Planted) -> None:
+    p.world.store("just-stored", key=None, topic="newsletter", age_ms=SECOND_MS)
+    p.message("just-stored", "pending", "unrecorded_in_grace")
+
+
+def handed_out_just_after_the_log_was_read(p: Planted) -> None:
+    p.world.deliver("seen-later", 9_998, MAIL, age_ms=SECOND_MS)
+    p.delivery("seen-later", MAIL, "pending", "seen_in_grace")
+
+
+def acknowledged_just_after_the_inbox_was_read(p: Planted) -> None:
+    sequence = _stored(p.world, "acked-now", age_ms=30 * SECOND_MS)
+    p.world.done("acked-now", sequence, MAIL, age_ms=30 * SECOND_MS)
+    p.world.deliver("acked-now", sequence, TICKETS, age_ms=20 * SECOND_MS)
+    p.world.ack("acked-now", sequence, TICKETS, age_ms=SECOND_MS)
+    p.delivery("acked-now", TICKETS, "pending", "effect_in_grace")
+
+
+def handled_before_it_was_due(p: Planted) -> None:
+    due_ms = NOW_MS - 20 * MINUTE_MS
+    order = p.world.order()
+    p.world.sent("hasty", key=str(order), deliver_at_ms=due_ms)
+    p.world.store("hasty", key=str(order), deliver_at_ms=due_ms, scheduled=True)
+    sequence = p.world.fire("hasty", age_ms=20 * MINUTE_MS, topic=PAID)
+    p.world.done("hasty", sequence, MAIL, age_ms=20 * MINUTE_MS)
+    p.world.deliver("hasty", sequence, TICKETS, age_ms=20 * MINUTE_MS)
+    p.world.handle("hasty", age_ms=20 * MINUTE_MS + 5 * SECOND_MS)
+    p.world.ack("hasty", sequence, TICKETS, age_ms=19 * MINUTE_MS)
+    p.delivery("hasty", TICKETS, "early", "handled_early")
+
+
+def stored_and_never_placed(p: Planted) -> None:
+    for message, age_ms, state, rule in (
+        ("unplaced", HOUR_MS, "lost", "never_placed"), ("unplaced-yet", SECOND_MS, "pending", "placing_in_grace")
+    ):  # fmt: skip
+        order = p.world.order(age_ms=age_ms)
+        p.world.sent(message, key=str(order), age_ms=age_ms)
+        p.world.store(message, key=str(order), age_ms=age_ms, scheduled=True)
+        for group in (TICKETS, MAIL):
+            p.delivery(message, group, state, rule)
+
+
+def published_before_the_group_began(p: Planted) -> None:
+    p.world.sent("before-its-time", key=None, topic="newsletter.old")
+    p.world.store("before-its-time", key=None, topic="newsletter.old")
+    p.world.actions.append(
+        journal.Declared(topic="newsletter.old", group=MAIL, at_ms=NOW_MS - 30 * MINUTE_MS, position=9, settings={})
+    )
+    p.delivery("before-its-time", MAIL, "settled", "skipped")
+
+
+def held_back_by_a_pause(p: Planted) -> None:
+    night = {"topic": "newsletter.paused", "group": MAIL}
+    p.world.sent("held-back", key=None, topic="newsletter.paused")
+    p.world.store("held-back", key=None, topic="newsletter.paused")
+    p.world.actions.append(journal.Declared(**night, at_ms=NOW_MS - 2 * HOUR_MS, position=0, settings={}))
+    p.world.actions.append(journal.Paused(**night, at_ms=NOW_MS - 2 * HOUR_MS, paused=True))
+    p.delivery("held-back", MAIL, "pending", "paused")
+
+
+def due_just_now_and_known_to_the_schedule_alone(p: Planted) -> None:
+    due_ms = NOW_MS - 90 * SECOND_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    p.world.sent("not-yet-fired", key=str(order), topic=REMINDER, deliver_at_ms=due_ms, outcome="duplicate")
+    p.message("not-yet-fired", "late", "not_fired")
+
+
 FAULTS: tuple[Callable[[Planted], None], ...] = (
     never_published, too_new_to_judge, published_twice, left_unsent, being_sent, parked, row_not_removed,
     lost_by_the_broker, sent_just_now, sent_without_a_transaction, order_not_paid,
@@ -406,6 +484,9 @@ FAULTS: tuple[Callable[[Planted], None], ...] = (
     scheduled_and_lost_at_once, handed_out_early, handed_out_after_cancel, handed_out_late, nobody_takes_it, waiting,
     in_flight, retrying, never_redelivered, dead_letter, redriven_and_done, acknowledged_before_its_effect,
     handled_and_not_acknowledged, handled_from_nowhere, delivered_from_nowhere, acknowledged_from_nowhere,
+    published_just_before_its_row, stored_just_before_the_archive_was_read, handed_out_just_after_the_log_was_read,
+    acknowledged_just_after_the_inbox_was_read, handled_before_it_was_due, stored_and_never_placed,
+    published_before_the_group_began, held_back_by_a_pause, due_just_now_and_known_to_the_schedule_alone,
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,12 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from messaging import journal
-from spark_reconcile import BusinessRule, Settings, State, Summary, run
+from spark_reconcile import BusinessRule, InboxSource, Settings, State, Summary, run
+from spark_reconcile.judging import RULES
 from spark_reconcile.sources.database import Reader
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import Verdict, plant_all
-from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, SECOND_MS, World
+from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, SECOND_MS, TICKETS, World
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 _PLAIN = {"stored", "done", "announced"}
+_ELSEWHERE = re.compile(
+    r'"(\w+_out_of_reach|message_unknown|not_wanted_or_waiting|handled_twice|no_key|too_few_messages)"'
+)
+"""Rules whose records are of worlds of their own: each is expected by name in one of the tests here."""
 DATABASE_TIMES = {"paid_at_us", "due_at_us", "created_at_us", "sent_at_us", "handled_at_us"}
 
 
@@ -57,6 +63,11 @@ def test_a_world_without_faults_is_balanced(spark: SparkSession, sqlite: Databas
     assert summary.count(State.SETTLED) == 120
     assert summary.sentence.startswith("Balanced")
     assert _unsettled(summary) == set()
+    handled = [
+        (one.topic, one.of, one.count, one.p50_ms) for one in summary.latencies if one.hop == "commit to handler"
+    ]
+    assert handled == [(PAID, TICKETS, 30, 30)]
+    assert _rows(summary, "run_log") == 1
 
 
 def test_more_balanced_messages_and_another_order_of_rows_change_no_finding(
@@ -177,6 +188,56 @@ def test_what_a_source_does_not_reach_back_to_is_unknown_and_never_lost(
         ("message", old, "", "unknown", "business_out_of_reach"),
         ("delivery", old, "tickets", "unknown", "inbox_out_of_reach"),
     }
+
+
+def test_what_the_archive_and_the_action_log_have_dropped_is_unknown(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(balanced=3)
+    world.store("old-news", key=None, topic="newsletter", age_ms=20 * HOUR_MS)
+    settings = replace(world.write(sqlite, tmp_path, records_a_segment=1), complete_since_ms=NOW_MS - 3 * HOUR_MS)
+    for path in journal.segment_paths(settings.broker_data / "actions")[:4]:
+        path.unlink()  # three declarations, and the first hand-out
+
+    summary = run(settings, session=spark, now_ms=NOW_MS)
+
+    assert _unsettled(summary) == {
+        ("message", "old-news", "", "unknown", "archive_out_of_reach"),
+        ("delivery", "good-1", TICKETS, "unknown", "delivery_out_of_reach"),
+    }
+
+
+def test_two_effects_in_two_inboxes_of_one_group_are_a_duplicate(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world, second = _world(balanced=2), World()
+    second.inbox = world.inbox[:1]
+    other = Database(name="sqlite", url=f"sqlite:///{tmp_path / 'other.db'}", schema=None)
+    second.write_tables(other)
+    settings = world.write(sqlite, tmp_path)
+    both = [InboxSource(group=TICKETS), InboxSource(group=TICKETS, url=other.url)]
+
+    summary = run(replace(settings, inboxes=both), session=spark, now_ms=NOW_MS)
+
+    assert _unsettled(summary) == {("delivery", "good-1", TICKETS, "duplicate", "handled_twice")}
+
+
+def test_every_rule_decides_about_a_record_in_one_of_these_tests() -> None:
+    world = _world(balanced=1)
+    asserted = {(scope, rule) for scope, _, _, _, rule in plant_all(world)}
+    tests = [path for path in Path(__file__).parent.glob("test_*.py") if path.name != "test_verdicts.py"]
+    texts = "".join(path.read_text() for path in tests)
+    elsewhere = set(_ELSEWHERE.findall(texts))
+    impossible = {"message_phantom"}  # a message for which a business row asks is none
+
+    missing = {
+        (scope, rule.name)
+        for scope, rules in RULES.items()
+        for rule in rules
+        if (scope, rule.name) not in asserted and rule.name not in elsewhere | impossible | _PLAIN
+    }
+
+    assert missing == set()
 
 
 def test_what_a_filter_may_have_passed_by_is_not_late(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:

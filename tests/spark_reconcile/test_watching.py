@@ -75,6 +75,7 @@ def test_the_metrics_of_a_run_are_written_whole(tmp_path: Path) -> None:
         'recon_messages{state="early"} 0',
         'recon_findings{state="lost",severity="finding"} 2',
         "recon_unexplained_messages 0",
+        "recon_earlier_findings 4",
         "recon_second_look_resolved_messages 3",
         "recon_run_duration_seconds 4.5",
     ):
@@ -112,7 +113,8 @@ def _summary() -> Summary:
             Input(source="business", what='a "rule"', rows=1, first_ms=1, last_ms=5000, complete_since_ms=0)
         ],
         windows=WindowCounts(
-            since_ms=0, until_ms=1_799_996_400_000, windows=1, judged=1, open=0, not_closed=0, looked_at=2, resolved=3
+            since_ms=0, until_ms=1_799_996_400_000, windows=1, judged=1, open=0, not_closed=0, looked_at=2, resolved=3,
+            earlier_findings=4,
         ),
         took_seconds={"read": 1.5, "judge": 3.0},
     )  # fmt: skip

@@ -17,7 +17,7 @@ from spark_reconcile.parts import unsettled
 from spark_reconcile.sources.database import Reader
 from spark_reconcile.sources.segments import survey
 from spark_reconcile.verdict import Scope
-from spark_reconcile.window_results import Tally, published_topics
+from spark_reconcile.window_results import Tally, findings_of, published_topics
 from spark_reconcile.window_store import Window, WindowStore
 from spark_reconcile.windows import closed_windows
 from tests.fixtures.databases import Database
@@ -55,7 +55,7 @@ def test_windows_give_the_verdicts_of_a_whole_run(
     assert _books(summary) == _books_of_tables(whole)
     assert summary.unexplained == 0
     assert {(one.topic, one.p50_ms) for one in summary.latencies if one.hop == "commit to broker"} == {
-        (topic, 10) for topic in (PAID, REMINDER, "newsletter", "newsletter.old", "weather")
+        (topic, 10) for topic in (PAID, REMINDER, "newsletter", "newsletter.old", "newsletter.paused", "weather")
     }
     if timed:
         assert ("message", astray, None, "not_in_broker", "lost") in _rows_of_windows(settings)
@@ -118,6 +118,23 @@ def test_only_windows_that_changed_or_still_move_are_judged_again(
     changed = {start for start, version in _versions(settings).items() if version != before[start]}
     assert (_judged(third), changed) == (2, {LATEST - 2 * HOUR_MS, LATEST - HOUR_MS})
     assert (third.messages, third.message_groups, third.balanced) == (23, 46, True)
+
+
+@pytest.mark.spark
+def test_a_full_run_looks_at_every_row_of_hours_that_stand(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(6)
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path)
+    first = _run(settings, spark)
+
+    again = _run(settings, spark, now_ms=NOW_MS + MINUTE_MS, full=True)
+
+    assert first.windows is not None
+    assert again.windows is not None
+    assert (first.windows.looked_at, again.windows.judged) == (0, 5)
+    assert again.windows.looked_at == again.messages + again.message_groups == 6 * 3
 
 
 @pytest.mark.spark
@@ -208,6 +225,40 @@ def test_rules_on_one_topic_and_key_ask_for_a_message_each(
     assert summary.business_rows == 12
     whole = run(settings, session=spark, now_ms=NOW_MS)
     assert whole.sentence == summary.sentence == "Not balanced: 2 lost, 2 duplicate."
+
+
+@pytest.mark.spark
+def test_what_stands_in_the_outbox_is_told_in_whatever_hour_it_was_made(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world(2)
+    for name, age_ms in {"young": 20 * MINUTE_MS, "old": 40 * HOUR_MS, "sent meanwhile": 39 * HOUR_MS}.items():
+        world.unsent(name, key=str(world.order(age_ms=age_ms)), age_ms=age_ms)
+    world.unsent("fresh", key=None, age_ms=1, topic="newsletter")
+    world.store(world.unsent("stored", key=None, age_ms=30 * HOUR_MS, topic="newsletter"), key=None, topic="newsletter")
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path)
+
+    def compensate(_: float) -> None:
+        del world.outbox[2]
+        world.write_tables(sqlite)
+
+    summary = _run(settings, spark, pause=compensate)
+
+    assert summary.sentence == "Not balanced: 2 unsent."
+    assert {(one.id, one.rule) for one in summary.examples} == {(row["id"], "not_sent") for row in world.outbox[:2]}
+    assert summary.windows is not None
+    assert (summary.windows.outside, summary.messages) == (3, 5)
+    table = pq.read_table(Path(summary.folder) / "overdue").to_pylist()
+    assert {row["message_id"]: row["rule"] for row in table} == {
+        world.outbox[0]["id"]: "not_sent",
+        world.outbox[1]["id"]: "not_sent",
+        world.outbox[3]["id"]: "not_removed_yet",
+    }
+
+    world.outbox.clear()
+    world.write_tables(sqlite)
+    assert _run(settings, spark, now_ms=NOW_MS + 1).balanced
 
 
 @pytest.mark.spark
@@ -319,6 +370,18 @@ def test_topics_of_earlier_windows_are_known_unless_nobody_here_published_to_the
     assert published_topics(tally.as_result() for tally in tallies) == {"order.paid", "newsletter"}
 
 
+def test_findings_of_hours_before_the_span_are_told_until_they_are_judged_again() -> None:
+    tally = Tally()
+    tally.add((Scope.MESSAGE, "order.paid", "", "not_in_broker"), 2)
+    tally.add((Scope.BUSINESS, "order.paid", "rule", "message_lost"), 2)
+    tally.add((Scope.MESSAGE, "order.paid", "", "not_sent"), 4)
+    tally.add((Scope.MESSAGE, "order.paid", "", "parked"), 8)
+
+    count = findings_of([tally.as_result(), Tally().as_result()])
+
+    assert count == 2, "echoes apart, and what stands in the outbox, which every run judges"
+
+
 def test_an_index_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "windows.json").write_text("{")
     with pytest.raises(ConfigurationError, match="move it away to begin anew"):
@@ -391,8 +454,10 @@ def _no_wait(_: float) -> None:
     return
 
 
-def _run(settings: Settings, spark: SparkSession, *, now_ms: int = NOW_MS, pause: Any = _no_wait) -> Summary:
-    return run_windows(settings, since_ms=SINCE_MS, now_ms=now_ms, session=spark, pause=pause)
+def _run(
+    settings: Settings, spark: SparkSession, *, now_ms: int = NOW_MS, pause: Any = _no_wait, full: bool = False
+) -> Summary:
+    return run_windows(settings, since_ms=SINCE_MS, now_ms=now_ms, session=spark, pause=pause, full=full)
 
 
 def _world(balanced: int) -> World:
