@@ -36,7 +36,7 @@ OPERATING = [
     f"| removal of accepted rows | {SENDER.settle_delay_ms} ms or {SENDER.settle_rows_max} rows after",
     f"| lease of a fresh row | {SENDER.lease_ms // 1000} s, no send begins in",
     f"the last {SENDER.lease_margin_ms // 1000} s |",
-    f"| recent ids at the broker | the newest {ENGINE.dedup_messages_max:,} |",
+    f"| recent ids at the broker | the newest {ENGINE.dedup_messages_max:,}, about",
     f"({(ENGINE.retention_ms or 0) // (24 * HOUR_MS)} days), once every group has settled",
 ]
 CONSUMING = [
@@ -60,7 +60,7 @@ PROTOCOL = [
         f"{limits.HEADERS_BYTES_MAX // 1024} KiB in all |"
     ),
     (
-        f"| `max_messages`; `wait_ms`; `invisible_ms` of a pull | {limits.PULL_MESSAGES_MAX:,}; "
+        f"| `max_messages`; `wait_ms` of a pull or read; `invisible_ms` of a pull | {limits.PULL_MESSAGES_MAX:,}; "
         f"{limits.PULL_WAIT_MS_MAX // 1000} s; {limits.INVISIBLE_MS_MIN} ms to {limits.INVISIBLE_MS_MAX // HOUR_MS} h |"
     ),
     (
@@ -68,7 +68,7 @@ PROTOCOL = [
         f"{HTTP.publishes_bytes_max // MIB} MiB |"
     ),
     f"| `requests_max`, others in work at once | {HTTP.requests_max} |",
-    f"| `waiting_pulls_max`, pulls at once | {HTTP.waiting_pulls_max:,} |",
+    f"| `waiting_pulls_max`, pulls and reads at once | {HTTP.waiting_pulls_max:,} |",
     f"| delay of a message | {limits.DELAY_MAX.days} days |",
     f"(the last {ENGINE.dedup_messages_max:,} ids)",
     f"(up to {limits.REASON_CHARS_MAX:,} characters)",
