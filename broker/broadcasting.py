@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
+from broker.consume.topic import Run
 from broker.log.reading import Found, read_runs
 from broker.pulling import check_within, first_within
 from broker.waiting import Waiting
-from messaging import journal
-from messaging.broadcast import NO_RECEIPT, Start, TopicRead, check_start
+from messaging.broadcast import Start, TopicRead, check_start, delivery_read
 from messaging.limits import PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
 from messaging.message import Delivery, check_topic
 
@@ -57,20 +58,28 @@ class Broadcasting(Waiting):
     def read_on(self, topic: str, offset: int, *, max_messages: int, bytes_max: int | None = None) -> TopicRead:
         """What is there from `offset` on, and durable; it waits for no message. One message may exceed `bytes_max`."""
         check_topic(topic)
-        with self._lock:
-            self._refuse_if_closed()
-            known = self._state.topics.get(topic)
-            end = 0 if known is None else self._durable_end(known)
-            if known is None or offset > end:
-                return TopicRead(deliveries=[], offset=offset, next_offset=min(offset, end))
-            first = max(offset, known.index.start)
-            end = known.index.visible_end(first, count_max=max_messages, durable_end=self._messages.durable_end)
-        runs = self._looked_up(lambda: list(known.index.runs(first, end)))
+        first, end, runs = self._looked_up(partial(self._stretch, topic, offset, count_max=max_messages))
+        if not runs:
+            return TopicRead(deliveries=[], offset=first, next_offset=end)
         bytes_max = min(bytes_max or self._options.pull_bytes_max, self._options.pull_bytes_max)
         found = first_within(
             read_runs(self._messages, runs, first=first, end=end, bytes_max=bytes_max), bytes_max=bytes_max
         )
         return self._read_of(topic, found, offset=first)
+
+    def _stretch(self, topic: str, offset: int, *, count_max: int) -> tuple[int, int, list[Run]]:
+        """Where what is there and durable from an offset on begins and ends, and the runs that hold it.
+
+        It ends before the offset where the topic does.
+        """
+        self._refuse_if_closed()
+        known = self._state.topics.get(topic)
+        end = 0 if known is None else self._durable_end(known)
+        if known is None or offset > end:
+            return offset, min(offset, end), []
+        first = max(offset, known.index.start)
+        end = known.index.visible_end(first, count_max=count_max, durable_end=self._messages.durable_end)
+        return first, end, list(known.index.runs(first, end))
 
     def _read_of(self, topic: str, found: Sequence[Found], *, offset: int) -> TopicRead:
         """The messages up to the first that is early, because the wall clock stepped back after it fell due."""
@@ -83,15 +92,8 @@ class Broadcasting(Waiting):
             elif (record.deliver_at_ms or 0) > now_ms:
                 break
             else:
-                deliveries.append(_delivery(topic, record))
+                deliveries.append(delivery_read(record))
             next_offset = sequence + 1
         with self._lock:
             self._state.counters["broadcast", topic, ""] += len(deliveries)
         return TopicRead(deliveries=deliveries, offset=offset, next_offset=next_offset)
-
-
-def _delivery(topic: str, record: journal.MessageRecord) -> Delivery:
-    return Delivery(
-        receipt=NO_RECEIPT, id=record.id, topic=topic, body=record.body, key=record.key, headers=record.headers,
-        attempt=1, created_at_ms=record.created_at_ms, deliver_at_ms=record.deliver_at_ms,
-    )  # fmt: skip

@@ -7,7 +7,8 @@ from typing import Final, Literal, Protocol, runtime_checkable
 import msgspec
 
 from messaging.errors import InvalidMessage
-from messaging.message import Delivery
+from messaging.journal import MessageRecord
+from messaging.message import Delivery, Message
 
 Start = Literal["latest", "earliest"]
 NO_RECEIPT: Final = ""
@@ -40,6 +41,14 @@ class Broadcaster(Protocol):
         Without an offset it begins at `start`. The broker remembers nothing of who reads: any number may, each at a
         place of its own. A topic that is not there has no messages yet.
         """
+
+
+def delivery_read(message: Message | MessageRecord) -> Delivery:
+    """A message as a reader gets it."""
+    return Delivery(
+        receipt=NO_RECEIPT, id=message.id, topic=message.topic, body=message.body, key=message.key,
+        headers=message.headers, attempt=1, created_at_ms=message.created_at_ms, deliver_at_ms=message.deliver_at_ms,
+    )  # fmt: skip
 
 
 def check_start(start: str) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from messaging.broadcast import NO_RECEIPT, TopicRead
+from messaging.broadcast import TopicRead, delivery_read
 from messaging.errors import BrokerRefused, ConfigurationError, StorageFailed
 from messaging.limits import DELAY_MAX_MS
-from messaging.message import CancelStatus, Delivery, GroupConfig, Message, PublishResult, PublishStatus
+from messaging.message import CancelStatus, GroupConfig, Message, PublishResult, PublishStatus
 from outbox.testing.memory_group import MemoryGroup
 
 
@@ -138,7 +138,7 @@ class MemoryTopics:
         """The messages of a topic from an offset on, without a group."""
         stored = self.topics[topic].messages if topic in self.topics else []
         first = min(offset, len(stored))
-        found = [_read(one.message) for one in stored[first : first + count_max]]
+        found = [delivery_read(one.message) for one in stored[first : first + count_max]]
         return TopicRead(deliveries=found, offset=offset, next_offset=first + len(found))
 
     def group(self, topic: str, name: str, config: GroupConfig | None = None) -> MemoryGroup:
@@ -181,13 +181,6 @@ class MemoryTopics:
                 f"the in-memory broker is full ({self._messages:,} messages, {self._bytes:,} bytes): "
                 "clear() it, or give it larger MemoryLimits"
             )
-
-
-def _read(message: Message) -> Delivery:
-    return Delivery(
-        receipt=NO_RECEIPT, id=message.id, topic=message.topic, body=message.body, key=message.key,
-        headers=message.headers, attempt=1, created_at_ms=message.created_at_ms, deliver_at_ms=message.deliver_at_ms,
-    )  # fmt: skip
 
 
 def _start(topic: MemoryTopic, config: GroupConfig) -> int:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import requests
 
 from broker.http.server import HttpServer
-from tests.broker.http.test_long_poll import answer, publish, until_waiting
+from tests.broker.http.test_long_poll import answer, post, publish, until_waiting
 
 Client = Callable[..., requests.Response]
 READERS = 200
@@ -19,15 +17,7 @@ READERS = 200
 
 async def read(url: str, topic: str, **body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Send a read on a connection of its own; the answer is read later."""
-    parts = urlsplit(url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    text = json.dumps(body)
-    writer.write(
-        f"POST /v1/topics/{topic}/read HTTP/1.1\r\nhost: localhost\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode()
-    )
-    await writer.drain()
-    return reader, writer
+    return await post(url, f"/v1/topics/{topic}/read", **body)
 
 
 def test_one_message_is_the_answer_to_all_who_wait(serve: Callable[..., HttpServer], topic: str) -> None:

@@ -22,11 +22,16 @@ Client = Callable[..., requests.Response]
 
 async def pull(url: str, topic: str, group: str, **body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Send a pull on a connection of its own; the answer is read later."""
+    return await post(url, f"/v1/topics/{topic}/groups/{group}/pull", **body)
+
+
+async def post(url: str, path: str, **body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send any request on a connection of its own."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     text = json.dumps(body)
     writer.write(
-        f"POST /v1/topics/{topic}/groups/{group}/pull HTTP/1.1\r\nhost: localhost\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"
         f"content-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode()
     )
     await writer.drain()
