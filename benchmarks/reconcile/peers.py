@@ -4,8 +4,8 @@
     datacompy-env/bin/python benchmarks/reconcile/peers.py --folder data --rounds 1
 
 It compares two tables at a time, so it is asked twice: archive with messages by id, business with archive by topic and
-key; the second time only keys can be compared. It wants an older Spark than ours, hence the environment; the session
-has the same cores and memory. Imports nothing of this project.
+key; the second time only keys can be compared. Its libraries are its own, hence the environment; the session has the
+same cores and memory. Imports nothing of this project.
 """
 
 from __future__ import annotations
