@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from messaging.errors import InvalidMessage
-from messaging.journal import MessageRecord
 from messaging.message import Delivery, Message
+
+if TYPE_CHECKING:
+    from messaging.journal import MessageRecord
 
 Start = Literal["latest", "earliest"]
 NO_RECEIPT: Final = ""
