@@ -241,7 +241,7 @@ def _dead_runs(
     left, following = count_max, None
     for one in group.dead.runs(start):
         if not left:
-            following = one.first
+            following = one.first if following is None else following
             break
         end = min(one.end, one.first + left)
         runs.append((replace(one, end=end), list(topic.index.runs(one.first, end))))
