@@ -68,6 +68,17 @@ def test_a_batch_that_is_given_back_at_once_is_one_run_and_is_listed_one_by_one(
     assert len(listed(engine, limit=100)) == 500
 
 
+@pytest.mark.parametrize("limit", range(1, 10))
+def test_a_page_that_ends_inside_a_run_is_followed_by_the_rest_of_it(engine: Engine, limit: int) -> None:
+    publish(engine, 12)
+    held = engine.pull(TOPIC, GROUP, max_messages=12)
+
+    for first in range(0, 12, 4):
+        engine.nack([one.receipt for one in held[first : first + 3]], reason="damaged")
+
+    assert listed(engine, limit=limit) == [f"m{number}" for number in range(12) if number % 4 < 3]
+
+
 def test_those_that_are_named_are_redriven_wherever_they_are(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
