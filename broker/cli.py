@@ -76,11 +76,11 @@ def check(
     url: Annotated[str, typer.Option(help="The broker's URL.")] = "http://127.0.0.1:7788",
     timeout_ms: Annotated[int, typer.Option(help="Time to wait for the answer.")] = 2_000,
     ca_file: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
-    live: Annotated[bool, typer.Option("--live", help="Ask only whether the process is alive.")] = False,
+    live: Annotated[bool, typer.Option("--live/--ready", help="Ask only whether the process is alive.")] = False,
 ) -> None:
     """Exit 0 where a broker can serve; for probes where there is no curl.
 
-    Example: outbox broker check --url http://127.0.0.1:7788
+    Example: outbox broker check --ready --url http://127.0.0.1:7788
     """
     path = "/livez" if live else "/readyz"
     status, text = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file).ask("GET", path)

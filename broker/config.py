@@ -10,13 +10,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from broker.http.access import Access, is_loopback, load_tokens
 from broker.http.server import Tls
 from broker.http.settings import HttpSettings
 from broker.options import SEGMENT_BYTES_MIN, Durability, EngineOptions
+from messaging.amounts import parse_duration_ms, parse_size_bytes
 from messaging.errors import ConfigurationError
 from messaging.given_files import read_toml
 from messaging.logs import LogFormat
@@ -28,7 +29,10 @@ _CLIENTS_KEYS: Final = frozenset({"url", "token", "token_file"})
 
 
 class BrokerConfig(BaseSettings):
-    """One server's choices; a name here is a flag, an environment variable and a key of `[broker]` in the TOML file."""
+    """One server's choices; a name here is a flag, an environment variable and a key of `[broker]` in the TOML file.
+
+    In the environment and in the file, a `..._ms` may be written as "7d", a `..._bytes` as "64MiB".
+    """
 
     model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True)
 
@@ -66,6 +70,17 @@ class BrokerConfig(BaseSettings):
     waiting_pulls_max: int = Field(default=HttpSettings().waiting_pulls_max, ge=1)
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     log_format: LogFormat | None = None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _written(cls, value: object, info: ValidationInfo) -> object:
+        """Durations and sizes as people write them; plain numbers as they are."""
+        name = info.field_name or ""
+        if not isinstance(value, str) or (value.isascii() and value.isdigit()):
+            return value
+        if name.endswith("_ms"):
+            return parse_duration_ms(value)
+        return parse_size_bytes(value) if name.endswith(("_bytes", "_bytes_max")) else value
 
     @property
     def engine_options(self) -> EngineOptions:

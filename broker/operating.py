@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from broker.consume.dead_letters import DeadRun
@@ -16,6 +17,7 @@ from broker.state import Topic
 from broker.timing import Timing
 from messaging import journal
 from messaging.errors import InvalidMessage
+from messaging.figures import topic_figures
 from messaging.message import DeadLetter, GroupConfig, check_group, check_topic
 
 REDRIVE_PER_SECOND_MAX: Final = 1_000_000
@@ -67,10 +69,13 @@ class Operating(Timing):
             return self._known_group(topic, group).config
 
     def topic_figures(self, topic: str) -> Mapping[str, int]:
-        """stored (handed to the topic), scheduled."""
+        """stored (handed to the topic), scheduled; of its groups together backlog, in_flight, dead, and the longest
+        oldest_unacked_age_ms. Looked at a group at a time, so that nobody waits for all of them.
+        """
         scheduled = self._schedule.count(topic)  # not under the lock: it may wait for the schedule's disk
+        groups = [self._looked_up(partial(self._figures, topic, group)) for group in self.groups(topic)]
         with self._lock:
-            return {"stored": self._known_topic(topic).index.end, "scheduled": scheduled}
+            return topic_figures(stored=self._known_topic(topic).index.end, scheduled=scheduled, groups=groups)
 
     def group_figures(self, topic: str, group: str) -> Mapping[str, int]:
         """stored, backlog (not handed out, or waiting again), in_flight, scheduled, dead, position,

@@ -120,6 +120,10 @@ class Publishing(Timing):
             self._tell_canceled(gone)
         return statuses
 
+    def due_within(self, spans_ms: Sequence[int]) -> list[int]:
+        """How many scheduled messages are due within each span from now, which ascend; and last, how many there are."""
+        return self._schedule.due_within(spans_ms, now_ms=self._clock.now_ms())
+
     def scheduled(
         self, topic: str | None = None, *, from_ms: int | None = None, to_ms: int | None = None, bucket: str = "minute"
     ) -> list[tuple[int, int]]:

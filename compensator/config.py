@@ -11,11 +11,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from compensator.durations import DurationMs
 from compensator.engines import WORKERS_MAX
+from messaging.amounts import parse_duration_ms
 from messaging.errors import ConfigurationError
 from messaging.given_files import read_toml
 
@@ -23,6 +23,7 @@ ENVIRONMENT_PREFIX: Final = "OUTBOX_"
 SOURCES_MAX: Final = 10_000
 _OURS: Final = ("database", "broker", "compensator")
 
+DurationMs = Annotated[int, BeforeValidator(parse_duration_ms), Field(ge=1)]
 Days = Annotated[float, Field(ge=0)]
 RowsPerSecond = Annotated[float, Field(gt=0)]
 

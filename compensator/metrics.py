@@ -6,9 +6,7 @@ now go away, so that a stale figure raises no alarm.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -19,6 +17,7 @@ from compensator.reports import OUTCOMES
 from compensator.retention import Purged
 from compensator.source import SourceCounts
 from compensator.turn import TurnReport
+from messaging.build import build
 
 TOPICS_MAX: Final = 500
 OTHER_TOPICS: Final = "_other"
@@ -128,7 +127,8 @@ class CompensatorMetrics:
         for table in ("archive", "inbox", "order_head"):
             self._purged.labels(table)
         built = Gauge("outbox_build_info", "What runs here.", ["version", "revision", "python"], registry=self.registry)
-        built.labels(_version(), "", platform.python_version()).set(1)
+        here = build()
+        built.labels(here.version, here.revision, here.python).set(1)
 
     def _bounded(self, topic: str) -> str:
         if topic in self._topics or len(self._topics) < TOPICS_MAX:
@@ -141,10 +141,3 @@ class CompensatorMetrics:
 
     def _gauge(self, name: str, says: str, *labels: str) -> Gauge:
         return Gauge(f"outbox_{name}", says, labels, registry=self.registry)
-
-
-def _version() -> str:
-    try:
-        return version("outbox-mq")
-    except PackageNotFoundError:
-        return ""

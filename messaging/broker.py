@@ -78,7 +78,9 @@ class BrokerAdmin(Protocol):
         """The names of all topics, sorted."""
 
     def figures(self, topic: str, group: str | None = None) -> Mapping[str, int]:
-        """Counts of a topic (stored, scheduled) or of a group (backlog, in_flight, dead, oldest_unacked_age_ms...)."""
+        """Counts of a group (stored, scheduled, backlog, in_flight, dead, oldest_unacked_age_ms, ...); without one, of
+        all groups of the topic together.
+        """
 
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
         """Move the group to a time or an offset; receipts handed out before are stale afterwards."""

@@ -339,6 +339,7 @@ class Check(_Answer, frozen=True, kw_only=True):
 
     name: str
     status: Literal["ok", "failed"]
+    observed: str | None = None
     hint: str | None = None
 
 

@@ -10,12 +10,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from messaging.build import build
 from spark_reconcile.figures import Flow, book
 from spark_reconcile.output import Staging
 from spark_reconcile.report.page import write_report
@@ -67,7 +67,7 @@ def _logged(summary: Summary, settings: Settings) -> dict[str, Any]:
         "until_ms": hours and hours.until_ms,
         "hours": hours and hours.windows,
         "hours_judged": hours and hours.judged,
-        "version": _version(),
+        "version": build().version or None,
         "config_sha256": _hash_of(settings),
         "inputs": [asdict(one) for one in summary.inputs],
         "seconds": list(summary.took_seconds.items()),
@@ -105,13 +105,6 @@ def _hash_of(settings: Settings) -> str:
     """The same for the same configuration; a password is none of it."""
     text = msgspec.json.encode(settings, enc_hook=str, order="sorted").decode()
     return hashlib.sha256(_PASSWORD.sub("//", text).encode()).hexdigest()
-
-
-def _version() -> str | None:
-    try:
-        return version("outbox-mq")
-    except PackageNotFoundError:
-        return None
 
 
 def _write(folder: Path, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:

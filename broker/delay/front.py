@@ -20,6 +20,7 @@ from broker.publishing import BUCKETS_MS, Publishable
 from messaging.broker import Broker
 from messaging.clock import Clock
 from messaging.errors import InvalidMessage
+from messaging.figures import topic_figures
 from messaging.limits import DELAY_MAX_MS
 from messaging.message import CancelStatus, Message, PublishResult, PublishStatus
 
@@ -80,6 +81,10 @@ class DelayFront(Refusing):
             topic=topic, from_ms=from_ms or 0, to_ms=end_ms if to_ms is None else to_ms, bucket_ms=BUCKETS_MS[bucket]
         )
 
+    def due_within(self, spans_ms: Sequence[int]) -> list[int]:
+        """How many are due within each span from now, which ascend; and last, how many there are."""
+        return self._schedule.due_within(spans_ms, now_ms=self._clock.now_ms())
+
     def scheduled_message(self, message_id: str) -> Mapping[str, object] | None:
         """Id, topic and due time of one scheduled message."""
         found = self._schedule.find(message_id)
@@ -116,7 +121,7 @@ class DelayFront(Refusing):
 
     def topic_figures(self, topic: str) -> Mapping[str, int]:
         """What is scheduled; nothing else is stored here."""
-        return {"stored": 0, "scheduled": self._schedule.count(topic)}
+        return topic_figures(stored=0, scheduled=self._schedule.count(topic), groups=())
 
     def groups(self, _topic: str) -> list[str]:
         """None: consumers pull from the target."""

@@ -88,6 +88,11 @@ class Run(msgspec.Struct, array_like=True, eq=False):
         """Whether a (due, seq) lies within the run's bounds."""
         return (self.first_due_ms, self.first_seq) <= key <= (self.last_due_ms, self.last_seq)
 
+    def waiting(self) -> int:
+        """How many entries have not been taken, and are not gone."""
+        gone = int.from_bytes(self.gone or b"", "little") >> self.taken
+        return self.count - self.taken - gone.bit_count()
+
     def is_gone(self, index: int) -> bool:
         """Whether an entry was canceled, or fired before it stood here."""
         return is_marked(self.gone, index)

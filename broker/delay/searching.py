@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Final
 
 from broker.delay.core import DelayCore
@@ -85,6 +87,28 @@ class Searching(DelayCore):
                 due_ms // bucket_ms for due_ms in self._dues(segment, run, topic) if from_ms <= due_ms < to_ms
             )
         return [(number * bucket_ms, count) for number, count in sorted(counts.items())]
+
+    def due_within(self, spans_ms: Sequence[int], *, now_ms: int) -> list[int]:
+        """How many are due within each span from now, which ascend; and last, how many there are.
+
+        Of the runs only those are read that go across the end of a span.
+        """
+        ends_ms = [now_ms + span_ms for span_ms in spans_ms]
+        counts = [0] * (len(ends_ms) + 1)
+        crossing: list[tuple[str, Run]] = []
+        with self._lock:
+            dues_ms = [entry.due_ms for entry in self._state.pending.values()]
+            for bucket in self._state.buckets.values():
+                for run in bucket.runs.values():
+                    place = bisect_left(ends_ms, run.first_due_ms)
+                    if place == bisect_left(ends_ms, run.last_due_ms):
+                        counts[place] += run.waiting()
+                    else:
+                        crossing.append((bucket.segment, run))
+        in_runs = (self._dues(segment, run, None) for segment, run in crossing)
+        for due_ms in chain(dues_ms, chain.from_iterable(in_runs)):
+            counts[bisect_left(ends_ms, due_ms)] += 1
+        return list(accumulate(counts))
 
     def next_due_ms(self) -> int | None:
         """A time before which nothing is due; None where nothing is scheduled."""

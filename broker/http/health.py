@@ -18,7 +18,7 @@ LIVE = HealthAnswer(status="ok")
 
 
 def readiness(services: Services, *, in_detail: bool) -> HealthAnswer:
-    """Whether the server can serve; hints are for those who have shown a token, where tokens are asked for."""
+    """Whether the server can serve; details are for those who have shown a token, where tokens are asked for."""
     checks = [_serving(services), _storage(services)]
     status = "ok" if all(check.status == "ok" for check in checks) else "failed"
     if not in_detail:
@@ -27,7 +27,7 @@ def readiness(services: Services, *, in_detail: bool) -> HealthAnswer:
 
 
 def may_see_detail(services: Services, headers: Headers) -> bool:
-    """Whether the sender may read hints."""
+    """Whether the sender may read more than names and statuses."""
     try:
         return services.access.principal(headers).allows(Role.READ, None)
     except Problem:
@@ -36,16 +36,20 @@ def may_see_detail(services: Services, headers: Headers) -> bool:
 
 def _serving(services: Services) -> Check:
     if services.stopping:
-        return Check(name="serving", status="failed", hint="the server is stopping")
-    return Check(name="serving", status="ok")
+        return Check(
+            name="serving", status="failed", observed="stopping", hint="ask another one, or wait for its restart"
+        )
+    return Check(name="serving", status="ok", observed="requests are taken")
 
 
 def _storage(services: Services) -> Check:
     try:
         services.engine.check_ready()
+        figures = services.engine.log_figures()
     except OutboxError as error:
-        return Check(name="storage", status="failed", hint=str(error))
-    return Check(name="storage", status="ok")
+        return Check(name="storage", status="failed", observed="it takes nothing", hint=str(error))
+    observed = f"{figures['messages_bytes']:,} bytes of messages, {figures['scheduled']:,} scheduled"
+    return Check(name="storage", status="ok", observed=observed)
 
 
 def check_may_scrape(services: Services, headers: Headers) -> None:

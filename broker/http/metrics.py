@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -19,10 +17,12 @@ from broker.http.served import Served
 from broker.log.sync_times import TimedStorage
 from broker.publishing import OTHERS
 from broker.pulling import Handed
+from messaging.build import build
 from messaging.errors import StorageFailed
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _LATENCY_SECONDS: Final = (*_SECONDS, 300, 1800, 3600, 6 * 3600, 24 * 3600)
+_HORIZONS_MS: Final = {"1m": 60_000, "1h": 3_600_000, "1d": 86_400_000, "30d": 30 * 86_400_000}
 _BY_TOPIC: Final = {
     "published_stored": ("broker_messages_received", "Messages stored."),
     "published_duplicate": ("broker_messages_duplicate", "Messages passed over because their id was stored before."),
@@ -75,8 +75,11 @@ class Metrics:
         self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self.waiting = Gauge("broker_http_waiting_pulls", "Long polls that wait now.", registry=self._registry)
         self._failures = Counter("broker_http_failures", "Requests that met a defect.", registry=self._registry)
-        build = Gauge("outbox_build_info", "1; the labels tell.", ("version", "python"), registry=self._registry)
-        build.labels(_version(), platform.python_version()).set(1)
+        built = Gauge(
+            "outbox_build_info", "1; the labels tell.", ("version", "revision", "python"), registry=self._registry
+        )
+        here = build()
+        built.labels(here.version, here.revision, here.python).set(1)
 
     def count_request(self, method: str, route: str, *, status: int, seconds: float | None) -> None:
         """One request was answered; None seconds where most of them were waited."""
@@ -139,6 +142,7 @@ class EngineCollector(Collector):
         yield from self._by_reason(totals)
         yield from self._groups()
         yield from _logs(self._engine.log_figures())
+        yield self._scheduled()
         yield _lateness(self._engine.lateness)
         yield _syncs(self._engine.syncs)
 
@@ -195,6 +199,17 @@ class EngineCollector(Collector):
             oldest.add_metric(place, now_s - figures["oldest_unacked_age_ms"] / 1000 if unsettled else 0)
         yield from (*families.values(), lag, oldest)
 
+    def _scheduled(self) -> Metric:
+        """Each horizon holds those before it; `inf` is all."""
+        family = GaugeMetricFamily(
+            "broker_scheduled_messages", "Messages that wait for their time, and fall due within so long.",
+            labels=("horizon",),
+        )  # fmt: skip
+        within = self._engine.due_within([*_HORIZONS_MS.values()])
+        for name, count in zip((*_HORIZONS_MS, "inf"), within, strict=True):
+            family.add_metric([name], count)
+        return family
+
     def _places(self) -> list[tuple[str, str]]:
         places: list[tuple[str, str]] = []
         for topic in self._engine.topics():
@@ -235,10 +250,6 @@ def _logs(figures: Mapping[str, int]) -> Iterator[Metric]:
     size = GaugeMetricFamily("broker_log_size_bytes", "Bytes in the logs.", labels=("log",))
     size.add_metric(["messages"], figures["messages_bytes"])
     size.add_metric(["actions"], figures["actions_bytes"])
-    scheduled = GaugeMetricFamily(
-        "broker_scheduled_messages", "Messages that wait for their time.", labels=("horizon",)
-    )
-    scheduled.add_metric(["inf"], figures["scheduled"])
     yield size
     if "quarantined_bytes" in figures:  # a delay service has a schedule alone
         yield GaugeMetricFamily(
@@ -246,11 +257,3 @@ def _logs(figures: Mapping[str, int]) -> Iterator[Metric]:
             value=figures["quarantined_bytes"],
         )  # fmt: skip
     yield CounterMetricFamily("broker_fsyncs", "Syncs of the logs.", value=figures["syncs"])
-    yield scheduled
-
-
-def _version() -> str:
-    try:
-        return version("outbox-mq")
-    except PackageNotFoundError:
-        return "unknown"

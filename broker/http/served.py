@@ -138,6 +138,9 @@ class Measured(Protocol):
     def counters(self) -> Mapping[tuple[str, str, str], int]:
         """Totals since the start, by (what, topic, group or status)."""
 
+    def due_within(self, spans_ms: Sequence[int], /) -> list[int]:
+        """How many scheduled messages are due within each span from now, which ascend; and last, how many there are."""
+
     def log_figures(self) -> Mapping[str, int]:
         """messages_bytes, actions_bytes, syncs, scheduled."""
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import InvalidMessage, NotSupported
+from messaging.figures import topic_figures
 from messaging.message import DeadLetter, GroupConfig, check_group, check_topic
 from outbox.testing.memory_group import MemoryGroup, Slot, SlotState
 from outbox.testing.memory_topics import MemoryTopic
@@ -41,14 +42,17 @@ class MemoryAdmin:
             return sorted(store.topics.topics)
 
     def figures(self, topic: str, group: str | None = None) -> Mapping[str, int]:
-        """Of a topic: stored, scheduled. Of a group also backlog, in_flight, dead, position, oldest_unacked_age_ms."""
+        """stored, scheduled, backlog, in_flight, dead, oldest_unacked_age_ms; of a group also position, redriving."""
         with self._open() as store:
             now_ms = store.clock.now_ms()
             store.topics.fire_due(now_ms=now_ms)
             place = store.topics.known_topic(topic)
-            known = None if group is None else store.topics.known_group(topic, group)
-            counts = {"stored": len(place.messages), "scheduled": store.topics.scheduled([topic])}
-            return counts if known is None else counts | _group_figures(place, known, now_ms=now_ms)
+            stored, scheduled = len(place.messages), store.topics.scheduled([topic])
+            if group is None:
+                groups = [_group_figures(place, one, now_ms=now_ms) for one in place.groups.values()]
+                return topic_figures(stored=stored, scheduled=scheduled, groups=groups)
+            known = store.topics.known_group(topic, group)
+            return {"stored": stored, "scheduled": scheduled, **_group_figures(place, known, now_ms=now_ms)}
 
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
         """Move the group to a time or an offset, one of them."""

@@ -127,7 +127,7 @@ def test_what_is_published_while_copies_are_made_comes_before_them(
     assert engine.ack([one.receipt for one in found]) == ["acked"] * 4
     engine = open_engine()
     assert engine.pull("t", GROUP) == []
-    assert engine.topic_figures("t") == {"stored": 4, "scheduled": 0}
+    assert {"stored": 4, "scheduled": 0}.items() <= engine.topic_figures("t").items()
 
 
 def _round(schedule: DelayStore, now_ms: int) -> Batch:

@@ -974,7 +974,8 @@ def test_a_step_of_the_wall_clock_loses_nothing_and_fires_nothing_early_by_the_n
             assert clock.now_ms() >= delivery.deliver_at_ms
             assert engine.ack([delivery.receipt]) == ["acked"]
         due = sum(now_ms + hours * HOUR_MS <= clock.now_ms() for hours in (1, 4, 6, 9))
-        assert engine.topic_figures(TOPIC) == {"stored": due, "scheduled": 4 - due}
+        figures = engine.topic_figures(TOPIC)
+        assert (figures["stored"], figures["scheduled"]) == (due, 4 - due)
         clock.advance(HOUR_MS)
     assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
 
@@ -1019,7 +1020,7 @@ def test_what_fell_due_while_the_broker_was_down_is_delivered_at_once_and_once(
     assert pull_ids(engine) == ["soon", "later"]
     engine = open_engine()
     assert pull_ids(engine) == []
-    assert engine.topic_figures(TOPIC) == {"stored": 2, "scheduled": 1}
+    assert {"stored": 2, "scheduled": 1}.items() <= engine.topic_figures(TOPIC).items()
 
 
 def test_a_delay_of_731_days_is_kept_over_a_restart_and_a_longer_one_rejected(

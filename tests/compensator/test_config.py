@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from compensator.assignment import AlwaysMine, LeasedAssignment
 from compensator.config import CompensatorConfig, load
-from compensator.durations import parse_duration_ms
 from compensator.wiring import Parts, wire
 from messaging.clock import SystemClock
 from messaging.errors import ConfigurationError
@@ -159,20 +156,6 @@ def test_errors_repeat_no_values_since_they_may_be_secrets(tmp_path: Path) -> No
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot read the configuration"):
         compensator(file=tmp_path / "none.toml")
-
-
-@given(number=st.integers(1, 10_000), unit=st.sampled_from(["ms", "s", "m", "h", "d"]))
-def test_durations_are_a_number_and_a_unit(number: int, unit: str) -> None:
-    units = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-    assert parse_duration_ms(f"{number}{unit}") == number * units[unit]
-    assert parse_duration_ms(f"{number}.5 {unit}") == round((number + 0.5) * units[unit])
-
-
-@pytest.mark.parametrize("text", ["", "5", "s", "-5s", "5s 3s", "1e3s", 5, None, True])
-def test_anything_else_is_no_duration(text: object) -> None:
-    with pytest.raises(ValueError, match="a number and a unit"):
-        parse_duration_ms(text)
 
 
 # -- put together ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from compensator.config import load
-from compensator.durations import parse_duration_ms
+from messaging.amounts import parse_duration_ms
 from messaging.errors import ConfigurationError
 from spark_reconcile.config_file import read_config, settings_of
 from tests.deploy.manifests import KUBERNETES, MANIFESTS, Container, containers, documents, of_kind, options

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compensator.config import load
-from compensator.durations import parse_duration_ms
+from messaging.amounts import parse_duration_ms
 from tests.deploy.manifests import SYSTEMD, UNITS, exec_start, options, unit, value
 
 ENGINE_CLOSE_SECONDS = 10

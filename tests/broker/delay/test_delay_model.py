@@ -28,6 +28,8 @@ PASSING = st.one_of(
     st.integers(0, SECOND_MS), st.integers(0, HOUR_MS), st.integers(0, 3 * DAY_MS), st.integers(0, 60 * DAY_MS)
 )
 
+SPANS_MS = (SECOND_MS, HOUR_MS, DAY_MS, 30 * DAY_MS)
+
 
 class NoSync(DiskStorage):
     """The machine runs on, only the process is killed."""
@@ -174,6 +176,8 @@ class ScheduleMachine(RuleBasedStateMachine):
     def look(self) -> None:
         found = self._schedule.histogram(topic=None, from_ms=0, to_ms=1 << 60, bucket_ms=DAY_MS)
         assert sum(count for _, count in found) == len(self.waiting) == self._schedule.count()
+        within = [sum(due_ms <= self.now_ms + span_ms for due_ms, _ in self.waiting.values()) for span_ms in SPANS_MS]
+        assert self._schedule.due_within(SPANS_MS, now_ms=self.now_ms) == [*within, len(self.waiting)]
         for message_id, (due_ms, _) in list(self.waiting.items())[-3:]:
             listed = self._schedule.find(message_id)
             assert listed is not None

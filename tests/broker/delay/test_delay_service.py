@@ -241,7 +241,7 @@ def test_a_front_answers_what_producers_and_operators_ask_and_refuses_the_rest(
     assert front.scheduled_message("nobody") is None
     assert front.cancel(["a", "nobody"]) == ["canceled", "unknown"]
     assert front.topics() == ["orders"]
-    assert front.topic_figures("orders") == {"stored": 0, "scheduled": 1}
+    assert {"stored": 0, "scheduled": 1}.items() <= front.topic_figures("orders").items()
     assert front.log_figures()["scheduled"] == 1
     assert front.counters()["published_stored", "orders", ""] == 2
     with pytest.raises(InvalidMessage):

@@ -141,7 +141,12 @@ def test_probes_and_the_document_need_no_token_and_tell_strangers_little(client:
     assert client("GET", f"{guarded}/openapi.json").status_code == 200
     stranger = client("GET", f"{guarded}/readyz").json()
     assert stranger["status"] == "ok"
-    assert all(check["hint"] is None for check in stranger["checks"])
+    assert all(check["hint"] is check["observed"] is None for check in stranger["checks"])
+    friend = client("GET", f"{guarded}/readyz", headers=bearer("reader")).json()
+    assert [(check["name"], check["status"], check["hint"]) for check in friend["checks"]] == [
+        ("serving", "ok", None), ("storage", "ok", None),
+    ]  # fmt: skip
+    assert friend["checks"][1]["observed"] == "0 bytes of messages, 0 scheduled"
 
 
 def test_metrics_name_every_topic_so_they_need_a_reader_of_all(client: Client, guarded: str) -> None:

@@ -39,6 +39,8 @@ def test_flags_win_over_the_environment_and_that_over_the_file(file: Path, monke
         ('[broker]\ndata = "d"\nprot = 1', "'port' is meant"),
         ('[broker]\ndata = "d"\nport = "x"', "'port'"),
         ('[broker]\ndata = "d"\npublishes_max = 0', "'publishes_max'"),
+        ('[broker]\ndata = "d"\nretention_ms = "7 days"', 'as "250ms", "5s"'),
+        ('[broker]\ndata = "d"\nretention_bytes = "64MB"', 'as "512B", "64KiB"'),
         ("broker = 1", "[broker]"),
         ("[broker", "not TOML"),
         ("[broker]", "--data"),
@@ -71,6 +73,20 @@ def test_what_bounds_the_engine_is_set_by_its_own_name(tmp_path: Path, monkeypat
 
     assert {name: getattr(config.engine_options, name) for name in ENGINE_BOUNDS} == {**ENGINE_BOUNDS, "topics_max": 99}
     assert config.http_settings.pull_bytes_max == 11
+
+
+def test_durations_and_sizes_may_be_written_with_their_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "outbox.toml"
+    path.write_text("[broker]\ndata = 'd'\nretention_ms = '7d'\nsegment_bytes = '64MiB'\nrequest_bytes_max = '1.5MiB'")
+    monkeypatch.setenv("OUTBOX_BROKER__SHUTDOWN_TIMEOUT_MS", "5s")
+    monkeypatch.setenv("OUTBOX_BROKER__RETENTION_BYTES", "4096")
+
+    config = load({}, file=path)
+
+    assert (config.retention_ms, config.segment_bytes, config.request_bytes_max) == (
+        7 * 86_400_000, 64 << 20, 3 << 19,
+    )  # fmt: skip
+    assert (config.shutdown_timeout_ms, config.retention_bytes) == (5_000, 4_096)
 
 
 def test_what_is_not_set_is_as_the_engine_and_the_server_have_it() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from messaging.limits import DELAY_MAX_MS
 from messaging.message import GroupConfig, Message
 
 TOPIC, GROUP = "orders", "billing"
+HORIZONS = ("1m", "1h", "1d", "30d", "inf")
 BOUNDS = ("0.001", "0.002", "0.05", "0.1", "+Inf")
 
 
@@ -166,6 +169,29 @@ def test_a_cursor_that_no_page_gave_is_refused(engine: Engine, after: str) -> No
 
     with pytest.raises(InvalidMessage, match="next"):
         engine.dead(TOPIC, GROUP, after=after)
+
+
+def test_what_is_scheduled_is_counted_by_how_soon_it_is_due(engine: Engine, clock: ManualClock) -> None:
+    ahead_ms = (1_000, 60_000, 60_001, 3_600_000, 86_400_000, 30 * 86_400_000 + 1)
+    engine.publish(
+        [
+            Message(id=f"m{number}", topic=TOPIC, body=b"", deliver_at_ms=clock.now_ms() + span_ms)
+            for number, span_ms in enumerate(ahead_ms)
+        ]
+    )
+
+    samples = shown(engine)
+
+    horizons = {name: samples[f'broker_scheduled_messages{{horizon="{name}"}}'] for name in HORIZONS}
+    assert horizons == {"1m": 2, "1h": 4, "1d": 5, "30d": 5, "inf": 6}
+
+
+def test_a_scrape_tells_which_build_runs(engine: Engine) -> None:
+    (built,) = [name for name in shown(engine) if name.startswith("outbox_build_info{")]
+
+    assert f'python="{platform.python_version()}"' in built
+    assert f'version="{version("outbox-mq")}"' in built
+    assert 'revision="' in built
 
 
 def test_how_late_scheduled_messages_were_is_a_histogram(engine: Engine, clock: ManualClock) -> None:

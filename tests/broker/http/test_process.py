@@ -192,13 +192,14 @@ def test_a_server_with_tokens_and_tls_serves_those_who_have_one(
 
 def test_check_tells_a_probe_whether_the_broker_serves(server_process: ServerProcess) -> None:
     server_process.start()
-    up = outbox("broker", "check", "--url", server_process.url)
+    up = outbox("broker", "check", "--ready", "--url", server_process.url)
     live = outbox("broker", "check", "--url", server_process.url, "--live")
     server_process.kill()
     down = outbox("broker", "check", "--url", server_process.url)
 
     assert (up.returncode, live.returncode) == (0, 0)
     assert json.loads(up.stdout)["status"] == "ok"
+    assert all(one["observed"] for one in json.loads(up.stdout)["checks"])
     assert down.returncode == 1
     assert down.stderr.startswith("error: ")
 

@@ -120,6 +120,22 @@ def test_figures_tell_what_is_where(broker: Broker, topic: str) -> None:
     assert broker.admin.figures(topic)["stored"] == 5
 
 
+def test_a_topics_figures_are_those_of_its_groups_together(broker: Broker, topic: str) -> None:
+    for group in ("g", "h", "idle"):
+        broker.admin.declare_group(topic, group, GroupConfig(max_attempts=1))
+    publish(broker, topic, 5)
+    broker.ack([one.receipt for one in broker.pull(topic, "g", max_messages=5)])
+    held = broker.pull(topic, "h", max_messages=3)
+    broker.nack([held[0].receipt], reason="broken")
+
+    youngest_ms = broker.admin.figures(topic, "idle")["oldest_unacked_age_ms"]
+    figures = dict(broker.admin.figures(topic))
+    oldest_ms = figures.pop("oldest_unacked_age_ms")
+
+    assert figures == {"stored": 5, "scheduled": 0, "backlog": 2 + 5, "in_flight": 2, "dead": 1}
+    assert youngest_ms <= oldest_ms <= broker.admin.figures(topic, "idle")["oldest_unacked_age_ms"]
+
+
 def test_topics_are_listed_sorted(broker: Broker, topic: str) -> None:
     publish(broker, f"{topic}.b")
     publish(broker, f"{topic}.a")

@@ -1,0 +1,29 @@
+"""Durations and sizes as people write them in configuration: "250ms", "5s", "30d"; "64KiB", "1.5GiB". In code they are
+milliseconds and bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_UNITS_BYTES: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)")
+
+
+def parse_duration_ms(text: object) -> int:
+    """Milliseconds of a written duration. Raises ValueError, whose text says how to write it."""
+    found = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
+    if found is None:
+        raise ValueError('a duration is a number and a unit, as "250ms", "5s", "2m", "1h" or "30d"')
+    return round(float(found[1]) * _UNITS_MS[found[2]])
+
+
+def parse_size_bytes(text: object) -> int:
+    """Bytes of a written size. Raises ValueError, whose text says how to write it."""
+    found = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
+    if found is None:
+        raise ValueError('a size is a number and a unit, as "512B", "64KiB", "256MiB" or "1.5GiB"')
+    return round(float(found[1]) * _UNITS_BYTES[found[2]])

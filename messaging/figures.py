@@ -1,0 +1,21 @@
+"""A topic's figures out of those of its groups. Computes only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+_SUMMED: Final = ("backlog", "in_flight", "dead")
+
+
+def topic_figures(*, stored: int, scheduled: int, groups: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """stored and scheduled as given; backlog, in_flight and dead of all groups together, so that a message counts once
+    for each group that it waits for; oldest_unacked_age_ms of the group that is furthest behind (0 without any).
+    """
+    found = list(groups)
+    return {
+        "stored": stored,
+        "scheduled": scheduled,
+        **{name: sum(one[name] for one in found) for name in _SUMMED},
+        "oldest_unacked_age_ms": max((one["oldest_unacked_age_ms"] for one in found), default=0),
+    }
