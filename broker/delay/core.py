@@ -80,13 +80,9 @@ class DelayCore:
 
     def _recover(self) -> None:
         """Rebuild everything from the log, and remove segments that it does not name."""
-        is_empty = True
         for record in self._log.recover():
             self._state.apply(record)
-            is_empty = False
-        if is_empty:
-            self._log.begin(self._state.checkpoint())
-        self._log.commit()  # what was read may never have been synced by the process that wrote it
+        self._log.begin_anew(self._state.checkpoint())
         used = {self._log.name, *self._state.segments()}
         names = set(self._store.list())
         self._ids_made = max(

@@ -438,6 +438,21 @@ def test_two_ids_with_one_hash_are_told_apart(opened: Opened, monkeypatch: pytes
 # -- trouble -------------------------------------------------------------------------------------------------------
 
 
+def test_a_schedule_opens_on_a_full_disk_and_begins_its_log_anew_when_there_is_room(opened: Opened) -> None:
+    put(opened.open(), NOW_MS, timed("a", NOW_MS))
+    disk = FailingStorage()
+    disk.room_bytes = 10
+
+    schedule = opened.open(storage=disk)
+
+    assert schedule.count() == 1
+    disk.mend()
+    assert drain(schedule, NOW_MS) == ["a"]
+    put(opened.open(), NOW_MS, timed("b", NOW_MS))
+    assert drain(opened.open(), NOW_MS) == ["b"]
+    assert len(list(opened.folder.glob("log-*"))) == 1
+
+
 def test_a_full_disk_refuses_what_comes_keeps_what_is_and_goes_on_when_there_is_room(opened: Opened) -> None:
     disk = FailingStorage()
     schedule = opened.open(storage=disk, memory_messages_max=4)
@@ -531,11 +546,14 @@ def test_a_log_torn_at_any_byte_of_its_last_record_loses_only_that(opened: Opene
     whole = log.read_bytes()
 
     for size in range(end, len(whole)):
+        for later in opened.folder.glob("log-*"):
+            later.unlink()
         log.write_bytes(whole[:size])
         schedule = opened.open()
         assert (schedule.count(), schedule.find("a") is None) == (1, False), size
         put(schedule, NOW_MS, timed("c", NOW_MS))
         assert opened.open().count() == 2, size
+        opened.drop()
 
 
 def test_a_closed_schedule_refuses(opened: Opened) -> None:
