@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -473,6 +474,28 @@ def test_a_full_disk_refuses_what_comes_keeps_what_is_and_goes_on_when_there_is_
     put(schedule, NOW_MS, timed("taken", NOW_MS + 9))
     assert drain(schedule, NOW_MS + 10) == ["m0", "m1", "m2", "m3", "taken"]
     assert drain(opened.open(), NOW_MS + 10) == []
+
+
+def test_what_cannot_be_read_for_now_is_handed_out_later_with_what_was_taken_before_it(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = opened.open(memory_messages_max=2)
+    for number in range(0, 6, 2):
+        put(schedule, NOW_MS, timed(f"m{number}", NOW_MS + number), timed(f"m{number + 1}", NOW_MS + number + 1))
+        flush(schedule, NOW_MS)
+    assert opened.segments is not None
+    read, calls = opened.segments.read, count(1)
+
+    def failing(name: str, position: int, size_bytes: int) -> bytes:
+        if next(calls) == 4:
+            raise StorageFailed("cannot read it for now")
+        return read(name, position, size_bytes)
+
+    monkeypatch.setattr(opened.segments, "read", failing)
+
+    with pytest.raises(StorageFailed, match="for now"):
+        schedule.due(NOW_MS + 10)
+    assert drain(schedule, NOW_MS + 10) == [f"m{number}" for number in range(6)]
 
 
 def test_a_failed_sync_is_final_and_answers_nothing(opened: Opened) -> None:
