@@ -93,6 +93,7 @@ class Engine(Publishing, Consuming, Broadcasting, Operating, Retaining):
         self._wake_keeper()
         for thread in self._threads:
             thread.join(timeout_ms / 1000)
+        self._taking.shutdown()
         self._beside.shutdown()
         with self._lock:
             try:
