@@ -118,6 +118,8 @@ class Engine(Publishing, Consuming, Broadcasting, Operating, Retaining):
                 "syncs": self._messages.syncs + self._actions.syncs,
                 "scheduled": schedule["scheduled"],
                 "schedule_buckets": schedule["buckets"],
+                "quarantined_runs": schedule["quarantined_runs"],
+                "quarantined_scheduled": schedule["quarantined_messages"],
                 "quarantined_bytes": self._messages.quarantined_bytes + self._actions.quarantined_bytes,
             }
 

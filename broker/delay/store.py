@@ -293,7 +293,7 @@ class DelayStore(Keeping, Searching):
                 taken.add(out.entries[start])
             else:
                 run = self._state.run(run_id)[1]
-                if run_id not in self._state.bucket_of[run_id].quarantined:
+                if not run.is_unreadable:
                     taken.add(Piece(run, start, stop))
         try:
             batch = self._batch(taken, number=out.batch)
