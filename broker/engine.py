@@ -93,6 +93,7 @@ class Engine(Publishing, Consuming, Broadcasting, Operating, Retaining):
         self._wake_keeper()
         for thread in self._threads:
             thread.join(timeout_ms / 1000)
+        self._taking.shutdown()
         self._beside.shutdown()
         with self._lock:
             try:
@@ -117,6 +118,8 @@ class Engine(Publishing, Consuming, Broadcasting, Operating, Retaining):
                 "syncs": self._messages.syncs + self._actions.syncs,
                 "scheduled": schedule["scheduled"],
                 "schedule_buckets": schedule["buckets"],
+                "quarantined_runs": schedule["quarantined_runs"],
+                "quarantined_scheduled": schedule["quarantined_messages"],
                 "quarantined_bytes": self._messages.quarantined_bytes + self._actions.quarantined_bytes,
             }
 

@@ -3,6 +3,8 @@
     schedule: Handed, synced -> message log: the messages, with their sequences, synced -> action log: Fired
     -> schedule: Fired
 
+The next batch is taken from the schedule while the one before it is synced.
+
 Killed anywhere in between, the batch comes again from the schedule when the broker opens, and what of it stands in the
 message log already is known by its id. A cancel is too late from Handed on, and wins before.
 """
@@ -12,6 +14,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -61,6 +65,8 @@ class Firing(Mending):
         self._is_firing = False
         self._rounds = 0
         self._batches: deque[Batch] = deque()  # handed out by the schedule, not settled
+        self._ahead: Future[tuple[Batch, Copies] | None] | None = None  # the next batch, while one is being synced
+        self._taking = ThreadPoolExecutor(1, "broker-ahead")
         self._placed: Placed | None = None
         self._is_told = False  # what is placed was, and the schedule could not settle it yet
         self.lateness = Lateness()
@@ -95,21 +101,32 @@ class Firing(Mending):
         return self._may_be_due() or self._is_firing
 
     def _may_be_due(self) -> bool:
-        return bool(self._batches) or self._schedule.is_due(self._clock.now_ms())
+        return self._has_taken() or self._schedule.is_due(self._clock.now_ms())
+
+    def _has_taken(self) -> bool:
+        """Whether a batch is on its way, in whatever state an earlier round left it."""
+        return bool(self._batches) or self._ahead is not None
 
     def _fire(self) -> None:
-        """One batch, all the way; from where it was left, where that failed. Never early: the clock is asked here."""
+        """One batch, all the way; from where it was left, where that failed. Never early: the clock is asked here.
+
+        While it is synced and told, the next one is taken, where more is due: so their waits for the disk are one.
+        """
+        copies = None
         if not self._batches:
-            batch = self._schedule.due(self._clock.now_ms())
-            if batch is None:
+            taken = self._take()
+            if taken is None:
                 return
-            self._batches.append(batch)
+            self._batches.append(taken[0])
+            copies = taken[1]
         batch = self._batches[0]
         if self._placed is None:
-            copies = self._copies(batch)
+            if copies is None or self._is_outdated(copies):
+                copies = self._copies(batch)
             with self._lock:
                 self._refuse_if_closed()
                 self._placed = self._place_due(batch, copies)
+        self._take_ahead()
         # Synced before anybody sees them: a sequence that a power cut forgets may be given to another message, and a
         # receipt of the first would settle the second.
         self._messages.commit(self._placed.end)
@@ -122,6 +139,29 @@ class Firing(Mending):
         self._batches.popleft()
         self._placed, self._is_told = None, False
 
+    def _take(self) -> tuple[Batch, Copies] | None:
+        """The batch that was taken ahead, or else one that is due now, with its copies."""
+        ahead, self._ahead = self._ahead, None
+        return self._taken() if ahead is None else ahead.result()
+
+    def _take_ahead(self) -> None:
+        """Have the next batch taken beside this one, where more is due."""
+        if self._ahead is None and len(self._batches) == 1 and self._schedule.is_due(self._clock.now_ms()):
+            with suppress(RuntimeError):  # it was closed meanwhile
+                self._ahead = self._taking.submit(self._taken)
+
+    def _taken(self) -> tuple[Batch, Copies] | None:
+        batch = self._schedule.due(self._clock.now_ms())
+        return None if batch is None else (batch, self._copies(batch))
+
+    def _is_outdated(self, copies: Copies) -> bool:
+        """Whether a topic does not end any more where the copies begin."""
+        return any(self._end_of(topic) != first for topic, first in copies.firsts.items())
+
+    def _end_of(self, topic: str) -> int:
+        known = self._state.topics.get(topic)
+        return 0 if known is None else known.index.end
+
     def _copies(self, batch: Batch) -> Copies:
         """Due messages as they go into the message log, each topic's together, behind what its topic has now.
 
@@ -132,8 +172,7 @@ class Firing(Mending):
         firsts: dict[str, int] = {}
         records: list[bytes] = []
         for topic, _, payloads in batch.by_topic():
-            known = self._state.topics.get(topic)
-            firsts[topic] = 0 if known is None else known.index.end
+            firsts[topic] = self._end_of(topic)
             records += fired_copies(payloads, first_sequence=firsts[topic], stored_at_ms=now_ms)
         data, sizes = journal.frames(records)
         return Copies(batch, now_ms, firsts, data, sizes)
@@ -142,9 +181,7 @@ class Firing(Mending):
         """Write due messages to the message log with their sequences, each topic's together."""
         entries: dict[str, list[tuple[int, str]]] = {}
         fresh = self._not_placed_yet(batch, entries)
-        if fresh is not copies.batch or any(
-            self._state.topic(topic).index.end != first for topic, first in copies.firsts.items()
-        ):
+        if fresh is not copies.batch or self._is_outdated(copies):
             copies = self._copies(fresh)
         counts: dict[str, int] = {}
         for topic, ids, _ in fresh.by_topic():

@@ -58,10 +58,12 @@ def note_of(message: Message, *, now_ms: int) -> bytes:
 def fired_copies(payloads: Sequence[bytes], *, first_sequence: int, stored_at_ms: int) -> list[bytes]:
     """The records of messages of a topic that fell due, from what to_be_fired() made of each."""
     sequences = range(first_sequence, first_sequence + len(payloads))
+    ends = [payload[-_HEAD_BYTES:] for payload in payloads]
+    new_ends = {end: _pack_time(_UINT64, stored_at_ms) + end[-_DUE_BYTES:] for end in set(ends)}  # few are different
     if not (
         stored_at_ms > 0xFFFF_FFFF  # shorter ones are encoded shorter
         and {payload[:2] for payload in payloads} == {_NO_SEQUENCE}
-        and {payload[-_HEAD_BYTES:-_DUE_BYTES] for payload in payloads} == {_NOT_STORED}
+        and {end[:-_DUE_BYTES] for end in new_ends} == {_NOT_STORED}
     ):
         return [
             _fired_copy(payload, sequence=sequence, stored_at_ms=stored_at_ms)
@@ -69,7 +71,7 @@ def fired_copies(payloads: Sequence[bytes], *, first_sequence: int, stored_at_ms
         ]
     fields = zip(
         repeat(_NO_SEQUENCE[:1]), map(_encode, sequences), [payload[2:-_HEAD_BYTES] for payload in payloads],
-        repeat(_pack_time(_UINT64, stored_at_ms)), [payload[-_DUE_BYTES:] for payload in payloads], strict=False,
+        map(new_ends.__getitem__, ends), strict=False,
     )  # fmt: skip
     return list(map(b"".join, fields))
 

@@ -77,7 +77,7 @@ class Timing(Firing):
         nobody to fetch it, and are told again a little later, not at once.
         """
         now_ms = self._clock.now_ms()
-        if self._batches:
+        if self._has_taken():
             return 0
         waits = [max(0, self._schedule.soonest_ms() - now_ms)]
         for place in self._waiters:

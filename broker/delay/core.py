@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +16,7 @@ from broker.delay.filing import Filing
 from broker.delay.id_index import IdIndex
 from broker.delay.levels import BucketId, BucketState, is_to_fire
 from broker.delay.records import BucketChanged, LogRecord, Quarantined, RunsAdded
-from broker.delay.run import DUE, Entry, id_hashes
+from broker.delay.run import DUE, Entry, Run, id_hashes
 from broker.delay.run_reader import RunDamaged, RunReader
 from broker.delay.schedule_log import PREFIX, Place, ScheduleLog
 from broker.delay.segment_store import SegmentStore
@@ -80,13 +80,9 @@ class DelayCore:
 
     def _recover(self) -> None:
         """Rebuild everything from the log, and remove segments that it does not name."""
-        is_empty = True
         for record in self._log.recover():
             self._state.apply(record)
-            is_empty = False
-        if is_empty:
-            self._log.begin(self._state.checkpoint())
-        self._log.commit()  # what was read may never have been synced by the process that wrote it
+        self._log.begin_anew(self._state.checkpoint())
         used = {self._log.name, *self._state.segments()}
         names = set(self._store.list())
         self._ids_made = max(
@@ -118,13 +114,33 @@ class DelayCore:
         return place
 
     def _quarantine(self, damage: RunDamaged) -> None:
-        """A run that cannot be read is never served; all others go on."""
+        """What cannot be read of a run is never served; all else goes on."""
         run = damage.run
         bucket = self._state.bucket_of[run.id]
-        logger.critical("run_quarantined", extra={"segment": bucket.segment, "run": run.id, "error": str(damage)})
-        self._act(Quarantined(run.id))
+        lost = damage.lost
+        waiting = [one for one in (range(run.count) if lost is None else lost) if one >= run.taken]
+        waiting = [one for one in waiting if not run.is_gone(one)]
+        logger.critical(
+            "run_quarantined",
+            extra={"segment": bucket.segment, "run": run.id, "messages": len(waiting), "error": str(damage)},
+        )
+        self._act(Quarantined(run.id, lost, self._topics_of(bucket, run, waiting)))
         self._reader.forget(run)
         self._rebuild_wheel()
+
+    def _set_aside(self, damage: RunDamaged) -> None:
+        """_quarantine() for who reads without the lock."""
+        with self._lock:
+            if damage.run.id in self._state.bucket_of:
+                self._quarantine(damage)
+
+    def _topics_of(self, bucket: Bucket, run: Run, indexes: Sequence[int]) -> dict[str, int]:
+        """How many of each topic are among these; none where that cannot be read either."""
+        try:
+            columns = self._reader.read_columns(bucket.segment, run)
+        except RunDamaged:
+            return {} if run.topic is None else {run.topic: len(indexes)}
+        return dict(Counter(columns.topics[columns.topic[index]] for index in indexes))
 
     def _finish(self, bucket: Bucket) -> None:
         """A bucket is done: its segment goes once that is durable."""

@@ -13,11 +13,14 @@ from typing import Final
 from broker.delay.levels import LEVELS, BucketId, place
 from broker.delay.records import RunsAdded
 from broker.delay.run import DUE, TOPIC, Entry, Run, cut, encode_run
+from broker.delay.salvage import encode_spare
 from broker.delay.segment_store import SegmentStore
 from broker.delay.state import ScheduleState
 from broker.delay.wheel import CROWD_MESSAGES
 
 _APPENDED_BYTES_MAX: Final = 4 * 1024 * 1024
+_RECORDS: Final = 3
+"""Of each run: its columns, its messages, its spare."""
 _UNSYNCED_MAX: Final = 64
 """Segments with unsynced writes: few enough that the store closes none of them meanwhile, which would hold it up."""
 
@@ -120,13 +123,14 @@ class Filing:
             *positions, end = self._store.append(segment, waiting, position=end)
             for number, (topic, piece) in enumerate(cuts):
                 first, last = piece[0], piece[-1]
-                columns, messages = waiting[2 * number], waiting[2 * number + 1]
+                at = _RECORDS * number
+                columns, messages, spare = waiting[at : at + _RECORDS]
                 runs.append(
                     Run(
-                        id=next_run + len(runs), position=positions[2 * number], columns_bytes=len(columns),
-                        messages_position=positions[2 * number + 1], messages_bytes=len(messages), count=len(piece),
+                        id=next_run + len(runs), position=positions[at], columns_bytes=len(columns),
+                        messages_position=positions[at + 1], messages_bytes=len(messages), count=len(piece),
                         first_due_ms=first.due_ms, first_seq=first.seq, last_due_ms=last.due_ms, last_seq=last.seq,
-                        topic=topic,
+                        topic=topic, spare_position=positions[at + 2], spare_bytes=len(spare),
                     )
                 )  # fmt: skip
                 result.entries.append((runs[-1].id, piece))
@@ -135,7 +139,7 @@ class Filing:
 
         for topic, crowd in by_crowd(entries):
             for piece in cut(crowd):
-                waiting += encode_run(piece)
+                waiting += *encode_run(piece), encode_spare(piece)
                 cuts.append((topic, piece))
                 if sum(map(len, waiting)) >= _APPENDED_BYTES_MAX:
                     append()

@@ -113,6 +113,8 @@ class DelayFront(Refusing):
             "actions_bytes": figures["log_bytes"],
             "syncs": sum(count for _, count in self.syncs.counts()),
             "scheduled": figures["scheduled"],
+            "quarantined_runs": figures["quarantined_runs"],
+            "quarantined_scheduled": figures["quarantined_messages"],
         }
 
     def topics(self) -> list[str]:

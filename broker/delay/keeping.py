@@ -175,8 +175,7 @@ class Keeping(DelayCore):
         try:
             entries = sorted(self._left_in(bucket, leaving), key=SEQ)
         except RunDamaged as damage:
-            with self._lock:
-                self._quarantine(damage)
+            self._set_aside(damage)
             return True
         filed = self._filing.file(entries, now_ms=now_ms, below=bucket.id.level)
         with self._lock:
@@ -317,16 +316,25 @@ class Keeping(DelayCore):
             places = [(one.segment, run) for one in self._state.buckets.values() for run in one.runs.values()]
         entries: list[bytes] = []
         for segment, run in places:
-            try:
-                columns, stored = self._reader.read_columns(segment, run), self._reader.read_messages(segment, run)
-            except RunDamaged:  # it is set aside when it is due
-                continue
-            entries += index_entries(id_hashes(stored.ids), columns.due, columns.seq)
+            entries += self._entries_of(segment, run)
             if len(entries) >= self._options.memory_messages_max:
                 yield entries
                 entries = []
         if entries:
             yield entries
+
+    def _entries_of(self, segment: str, run: Run) -> list[bytes]:
+        """Entries of the id index for a run, but for those that are lost."""
+        for _ in range(2):
+            try:
+                columns, stored = self._reader.read_columns(segment, run), self._reader.read_messages(segment, run)
+            except RunDamaged as damage:
+                self._set_aside(damage)
+            else:
+                hashes = id_hashes(stored.ids)
+                left = [at for at in range(run.count) if not run.is_lost(at)]
+                return index_entries(*([column[at] for at in left] for column in (hashes, columns.due, columns.seq)))
+        return []
 
     def _drop_finished(self) -> None:
         for bucket_id in list(self._opened):

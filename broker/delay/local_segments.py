@@ -24,7 +24,7 @@ from typing import Final
 
 import google_crc32c
 
-from broker.delay.segment_store import Record, WriterFenced
+from broker.delay.segment_store import Record, RecordDamaged, WriterFenced
 from broker.log.folder_lock import FolderLock
 from broker.log.storage import DiskStorage, Storage
 from messaging.errors import StorageFailed
@@ -134,7 +134,9 @@ class LocalSegmentStore:
         payload = data[FRAME_BYTES:]
         length, crc = int.from_bytes(data[:4], "little"), int.from_bytes(data[4:FRAME_BYTES], "little")
         if length != size_bytes or len(payload) != size_bytes or google_crc32c.value(payload) != crc:
-            raise SegmentDamaged(f"{name}: damaged record at {position}; restore {name}{SUFFIX} from a copy")
+            raise RecordDamaged(
+                f"{name}: damaged record at {position}; restore {name}{SUFFIX} from a copy", found=payload
+            )
         return payload
 
     def scan(self, name: str) -> Iterator[Record]:

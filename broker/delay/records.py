@@ -86,9 +86,14 @@ class Moved(msgspec.Struct, array_like=True, frozen=True, tag="moved"):
 
 
 class Quarantined(msgspec.Struct, array_like=True, frozen=True, tag="quarantined"):
-    """A run's bytes do not match their checksum: it is never served, and its segment is kept for the operator."""
+    """Messages of a run do not match their checksum: they are never served, and its segment is kept for the operator.
+
+    `lost` are their indexes; None: none of those that are left can be read. `topics`: how many of each were to come.
+    """
 
     run: int
+    lost: list[int] | None = None
+    topics: dict[str, int] = {}
 
 
 class StoredBucket(msgspec.Struct, array_like=True, frozen=True):

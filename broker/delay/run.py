@@ -1,8 +1,8 @@
 """A run: up to a thousand scheduled messages in order of due time, then arrival, as one piece of a bucket's segment.
 
-Two records: the columns (due times, arrivals, topics), which are all that listing, search and firing order
-need; then the messages themselves. A run is never changed: what was fired or moved on is a count of its first entries,
-what was canceled a bit each, and both stand in the log.
+Three records: the columns (due times, arrivals, topics), which are all that listing, search and firing order need; then
+the messages themselves; then the spare (salvage), for when one of these is damaged. A run is never changed: what was
+fired or moved on is a count of its first entries, what was canceled a bit each, and both stand in the log.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Run(msgspec.Struct, array_like=True, eq=False):
     """What memory and the log's checkpoint know of a run.
 
     `taken` entries from its start are fired or moved on; `gone` has a bit for each canceled one, where there is any,
-    and for those that fired while they were written here, which `fired` tells apart.
+    and for those that fired while they were written here, which `fired` tells apart, and for those that are damaged,
+    which are `lost`.
     """
 
     id: int
@@ -83,6 +84,10 @@ class Run(msgspec.Struct, array_like=True, eq=False):
     gone: bytearray | None = None
     topic: str | None = None  # where all of it is of one topic, which has very many messages
     fired: bytearray | None = None
+    lost: bytearray | None = None
+    spare_position: int = 0
+    spare_bytes: int = 0  # 0 where an earlier version wrote it, without a spare
+    is_unreadable: bool = False  # nothing of it can be proven
 
     def may_hold(self, key: tuple[int, int]) -> bool:
         """Whether a (due, seq) lies within the run's bounds."""
@@ -100,6 +105,19 @@ class Run(msgspec.Struct, array_like=True, eq=False):
     def has_fired(self, index: int) -> bool:
         """Whether an entry fired before it stood here."""
         return is_marked(self.fired, index)
+
+    def is_lost(self, index: int) -> bool:
+        """Whether an entry is damaged, and so never served."""
+        return is_marked(self.lost, index)
+
+    def mark_lost(self, index: int) -> None:
+        """Let an entry be passed over, because nothing of it can be proven."""
+        self.gone = _marked(self.gone, index, count=self.count)
+        self.lost = _marked(self.lost, index, count=self.count)
+
+    def lost_count(self) -> int:
+        """How many are lost."""
+        return 0 if self.lost is None else int.from_bytes(self.lost).bit_count()
 
     def mark_gone(self, index: int) -> None:
         """Let an entry be passed over."""
@@ -145,7 +163,9 @@ class Columns(NamedTuple):
         return bisect_left(self.seq, seq, low, high)
 
 
-class _StoredColumns(msgspec.Struct, array_like=True, frozen=True):
+class StoredColumns(msgspec.Struct, array_like=True, frozen=True):
+    """Columns as bytes, little-endian."""
+
     due: bytes
     seq: bytes
     topic: bytes
@@ -170,7 +190,7 @@ class Stored(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_columns = msgspec.msgpack.Decoder(_StoredColumns).decode
+_decode_columns = msgspec.msgpack.Decoder(StoredColumns).decode
 _decode_columns_1 = msgspec.msgpack.Decoder(_Columns1).decode
 _decode_messages = msgspec.msgpack.Decoder(Stored).decode
 _decode_messages_1 = msgspec.msgpack.Decoder(list[tuple[str, str, bytes]]).decode  # (id, topic, payload)
@@ -189,16 +209,20 @@ def cut(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 
 
 def encode_run(entries: Sequence[Entry]) -> tuple[bytes, bytes]:
-    """The two records of a run; `entries` are sorted."""
+    """The first two records of a run; `entries` are sorted."""
+    return _encode(stored_columns(entries)), _encode(Stored(list(map(ID, entries)), list(map(PAYLOAD, entries))))
+
+
+def stored_columns(entries: Sequence[Entry]) -> StoredColumns:
+    """Columns as they are stored."""
     topics = list(map(TOPIC, entries))
     numbers = {topic: number for number, topic in enumerate(dict.fromkeys(topics))}
-    columns = _StoredColumns(
+    return StoredColumns(
         due=to_bytes(array("Q", map(DUE, entries))),
         seq=to_bytes(array("Q", map(SEQ, entries))),
         topic=to_bytes(array("I", map(numbers.__getitem__, topics))),
         topics=list(numbers),
     )
-    return _encode(columns), _encode(Stored(list(map(ID, entries)), list(map(PAYLOAD, entries))))
 
 
 def decode_columns(data: bytes) -> Columns:

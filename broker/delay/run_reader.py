@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from typing import Final
 
 from broker.delay.run import Columns, Run, Stored, decode_columns, decode_messages
-from broker.delay.segment_store import SegmentStore
+from broker.delay.salvage import Spare
+from broker.delay.segment_store import RecordDamaged, SegmentStore
 from broker.delay.state import ScheduleState
 from messaging.journal import SegmentDamaged
+
+logger = logging.getLogger(__name__)
 
 COLUMNS_CACHED_MAX: Final = 256
 MESSAGES_CACHED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class RunDamaged(SegmentDamaged):
-    """A run whose bytes do not match their checksum."""
+    """A run of which something cannot be proven that is not known to be lost: some of its messages, or all (None)."""
 
-    def __init__(self, run: Run, why: SegmentDamaged) -> None:
+    def __init__(self, run: Run, why: SegmentDamaged, *, lost: list[int] | None = None) -> None:
         super().__init__(str(why))
         self.run = run
+        self.lost = lost
 
 
 class RunReader:
@@ -33,7 +38,7 @@ class RunReader:
         self._messages_bytes = 0
 
     def columns(self, run: Run) -> Columns:
-        """Due times, arrivals, hashes and topics of a run."""
+        """Due times, arrivals and topics of a run."""
         found = self._columns.get(run.id)
         if found is None:
             found = self._columns[run.id] = self.read_columns(self._state.bucket_of[run.id].segment, run)
@@ -44,11 +49,12 @@ class RunReader:
         return found
 
     def read_columns(self, segment: str, run: Run) -> Columns:
-        """The same past the cache, for any thread."""
+        """The same past the cache, for any thread; from the run's spare where they are damaged."""
         try:
             return decode_columns(self._store.read(segment, run.position, run.columns_bytes))
         except SegmentDamaged as damage:
-            raise RunDamaged(run, damage) from damage
+            logger.warning("run_read_from_spare", extra={"segment": segment, "run": run.id, "error": str(damage)})
+            return self._spare(segment, run, damage).columns()
 
     def messages(self, run: Run) -> Stored:
         """All messages of a run."""
@@ -61,10 +67,24 @@ class RunReader:
         return found[1]
 
     def read_messages(self, segment: str, run: Run) -> Stored:
-        """The same past the cache, for any thread."""
+        """The same past the cache, for any thread; those that are known to be lost are empty."""
         try:
             return decode_messages(self._store.read(segment, run.messages_position, run.messages_bytes))
-        except SegmentDamaged as damage:
+        except RecordDamaged as damage:
+            found, lost = self._spare(segment, run, damage).salvage(damage.found)
+            bucket = self._state.bucket_of.get(run.id)
+            start = 0 if bucket is None or bucket.handed else run.taken  # what was delivered is not missed
+            missed = [index for index in lost if index >= start and not run.is_gone(index)]
+            if missed:
+                raise RunDamaged(run, damage, lost=missed) from damage
+            return found
+
+    def _spare(self, segment: str, run: Run, damage: SegmentDamaged) -> Spare:
+        if not run.spare_bytes:
+            raise RunDamaged(run, damage) from damage
+        try:
+            return Spare(self._store.read(segment, run.spare_position, run.spare_bytes))
+        except SegmentDamaged:
             raise RunDamaged(run, damage) from damage
 
     def forget(self, run: Run) -> None:

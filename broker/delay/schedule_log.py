@@ -12,6 +12,7 @@ from typing import Final
 
 from broker.delay import records
 from broker.delay.segment_store import Record, SegmentStore
+from broker.log.reserve import is_disk_full
 from messaging.errors import StorageFailed
 from messaging.journal import SegmentDamaged
 
@@ -116,6 +117,20 @@ class ScheduleLog:
             self._number += 1
             self._end = self._begun = end
             self._durable = {}
+
+    def begin_anew(self, checkpoint: records.Checkpoint) -> None:
+        """Begin a new segment, durably, once all has been recovered: what was read may be in memory alone, where a sync
+        of the process before failed, and only in a new file is it proven (broker.log.proving).
+
+        Without room for it the log goes on in the old one, as long as there is one. Raises StorageFailed.
+        """
+        try:
+            self.begin(checkpoint)
+        except StorageFailed as failure:
+            if not (self._number and is_disk_full(failure)):
+                raise
+            logger.warning("schedule_log_not_proven", extra={"cure": "free some disk space, and restart"})
+        self.commit()
 
     def old_segments(self) -> list[str]:
         """The segments that may be deleted; each is told once."""

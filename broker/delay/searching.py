@@ -131,6 +131,7 @@ class Searching(DelayCore):
                 "id_index_pieces": len(self._state.index),
                 "cancels_remembered": len(self._state.canceled),
                 "quarantined_runs": sum(len(bucket.quarantined) for bucket in self._state.buckets.values()),
+                "quarantined_messages": sum(run.lost_count() for run in runs),
                 "log_bytes": self._log.place[1],
             }
 
@@ -152,7 +153,8 @@ class Searching(DelayCore):
     def _standing(self, message_id: str) -> tuple[list[Standing], bool]:
         """Where messages of this id stand in buckets; and whether any was there that has fired.
 
-        The index tells a hash's due times; the message itself proves that it is the one.
+        The index tells a hash's due times; the message itself proves that it is the one. One that is damaged is
+        neither: nobody can tell what it was.
         """
         found: list[Standing] = []
         has_fired = False
@@ -168,33 +170,40 @@ class Searching(DelayCore):
                 found.append(standing)
         return found, has_fired
 
-    def _set_aside(self, damage: RunDamaged) -> None:
-        with self._lock:
-            if damage.run.id in self._state.bucket_of:
-                self._quarantine(damage)
-
     def _look_up(self, message_id: str, key: tuple[int, int]) -> Standing | None:
         """The message of this (due, seq), where it waits; None where it has fired. Coarsest bucket first."""
+        is_lost = False
         for bucket_id in candidates(key[0]):
             bucket = self._state.buckets.get(bucket_id)
             for run in bucket.runs.values() if bucket else ():
-                may_be = run.taken < run.count and run.may_hold(key)
-                index = self._reader.columns(run).index_of(*key) if may_be else None
-                if index is not None and index >= run.taken:
-                    columns = self._reader.columns(run)
+                if not run.may_hold(key) or (run.taken == run.count and run.lost is None):
+                    continue
+                columns = self._columns_of(run)
+                index = None if columns is None else columns.index_of(*key)
+                is_lost = is_lost or columns is None or (index is not None and run.is_lost(index))
+                if columns is not None and index is not None and index >= run.taken and not run.is_lost(index):
                     topic = columns.topics[columns.topic[index]]
                     is_it = self._reader.messages(run).ids[index] == message_id
-                    return Standing(run, index, topic, key[0], columns.tells_fired) if is_it else _ANOTHER
-        return None
+                    return Standing(run, index, topic, key[0], columns.tells_fired) if is_it else _NOT_IT
+        return _NOT_IT if is_lost else None
+
+    def _columns_of(self, run: Run) -> Columns | None:
+        """A run's columns; None where they are damaged, and it is set aside already."""
+        try:
+            return self._reader.columns(run)
+        except RunDamaged:
+            if not run.is_unreadable:
+                raise
+            return None
 
 
-_ANOTHER: Final = Standing(
+_NOT_IT: Final = Standing(
     Run(
         id=0, position=0, columns_bytes=0, messages_position=0, messages_bytes=0, count=0, first_due_ms=0,
         first_seq=0, last_due_ms=0, last_seq=0,
     ), 0, "", 0,
 )  # fmt: skip
-"""Says that another id has the same hash."""
+"""Says that another id has the same hash, or that the message is damaged: it neither fired nor can it be canceled."""
 
 
 def _number(columns: Columns, topic: str) -> int | None:

@@ -12,12 +12,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from messaging.errors import StorageFailed
+from messaging.journal import SegmentDamaged
 
 
 class WriterFenced(StorageFailed):
     """Another writer has taken the store over; this one may not write, and must not dispatch, any more."""
 
     retryable = False
+
+
+class RecordDamaged(SegmentDamaged):
+    """A record that does not match its checksum, and what was read instead: some of it may be proven by other means."""
+
+    def __init__(self, why: str, *, found: bytes) -> None:
+        super().__init__(why)
+        self.found = found
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ class SegmentStore(Protocol):
         """
 
     def read(self, name: str, position: int, size_bytes: int) -> bytes:
-        """The record of this size that begins at `position`."""
+        """The record of this size that begins at `position`. Raises RecordDamaged where it is not that."""
 
     def scan(self, name: str) -> Iterator[Record]:
         """Every whole record from the beginning; a torn tail, which nobody was told is durable, ends it."""

@@ -88,7 +88,7 @@ class ScheduleState:
             case records.Moved():
                 self._move(record)
             case records.Quarantined():
-                self._quarantine(*self.run(record.run))
+                self._quarantine(record)
             case records.Checkpoint():
                 self._restore(record)
             case _:
@@ -212,9 +212,15 @@ class ScheduleState:
         self.passed = {one: place for one, place in self.passed.items() if place[1] >= before}
         self.pending_bytes = sum(map(len, map(PAYLOAD, self.pending.values())))
 
-    def _quarantine(self, bucket: Bucket, run: Run) -> None:
+    def _quarantine(self, record: records.Quarantined) -> None:
+        bucket, run = self.run(record.run)
         bucket.quarantined.add(run.id)
-        run.taken = run.count
+        left = (index for index in range(run.taken, run.count) if not run.is_gone(index))
+        for index in left if record.lost is None else record.lost:
+            run.mark_lost(index)
+        if record.lost is None:
+            run.taken, run.is_unreadable = run.count, True
+        self.topics.subtract(record.topics)
 
     def _change(self, bucket_id: BucketId, state: BucketState) -> None:
         bucket = self.buckets[bucket_id]
@@ -239,6 +245,11 @@ class ScheduleState:
             bucket = self.buckets[BucketId(one.level, one.slot)]
             bucket.state = BucketState(one.state)
             bucket.quarantined = set(one.quarantined)
+            for run in map(bucket.runs.__getitem__, one.quarantined):
+                if run.lost is None:  # by an earlier version, which did not note what was left of it
+                    run.is_unreadable = True
+                    for index in range(run.count):
+                        run.mark_lost(index)
         for out in record.hand_outs:
             self.hand_outs[out.batch] = HandOut(out.batch, out.parts, {entry.seq: entry for entry in out.entries})
             for run_id, _, _ in out.parts:

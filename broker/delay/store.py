@@ -19,13 +19,14 @@ from typing import Self
 from broker.delay.batch import Batch
 from broker.delay.core import DelayOptions
 from broker.delay.keeping import Keeping
+from broker.delay.merging import Piece
 from broker.delay.records import FROM_MEMORY, Canceled, Fired, Handed, Part, Scheduled
 from broker.delay.run import DUE, Entry, Timed
 from broker.delay.run_reader import RunDamaged
 from broker.delay.schedule_log import Place
 from broker.delay.searching import Searching
 from broker.delay.segment_store import SegmentStore
-from broker.delay.wheel import Piece, Taken
+from broker.delay.wheel import Taken
 from messaging.errors import StorageFailed
 from messaging.limits import DELAY_MAX_MS
 from messaging.message import CancelStatus, PublishStatus
@@ -251,6 +252,9 @@ class DelayStore(Keeping, Searching):
                 self._quarantine(damage)
                 self._advance(now_ms)
                 continue
+            except StorageFailed:
+                self._rebuild_wheel()  # what was taken already is not handed out
+                raise
             if not taken.parts:
                 return None
             self._hand_out(taken, batch)
@@ -289,7 +293,7 @@ class DelayStore(Keeping, Searching):
                 taken.add(out.entries[start])
             else:
                 run = self._state.run(run_id)[1]
-                if run_id not in self._state.bucket_of[run_id].quarantined:
+                if not run.is_unreadable:
                     taken.add(Piece(run, start, stop))
         try:
             batch = self._batch(taken, number=out.batch)

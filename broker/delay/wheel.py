@@ -1,34 +1,25 @@
 """The wheel: what may fall due soon, handed out in order of due time, then arrival, and never before its time.
 
 Pure: columns come from a function it is given, the time is an argument. It merges the messages in memory with the runs
-of every bucket whose time has begun; a run is read only when its first message is next. So a minute of a million
-messages costs one open run at a time for each write that filled it, and holds up nothing that is due earlier.
+of every bucket whose time has begun (merging); a run is read only when its first message is next. So a minute of a
+million messages costs one open run at a time for each write that filled it, and holds up nothing that is due earlier.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from broker.delay.merging import FAR, Choice, Cursor, Piece
 from broker.delay.run import Columns, Entry, Run
 
-FAR: Final = (1 << 63, 0)
-"""A (due, seq) behind everything."""
 CROWD_MESSAGES: Final = 256
 """A topic with more messages than this in memory, or in one bucket's write, has runs and a lane of its own."""
 LANES_MAX: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Neighbours of a run: entries from `start` up to `stop`, canceled ones included."""
-
-    run: Run
-    start: int
-    stop: int
 
 
 @dataclass(slots=True)
@@ -39,17 +30,18 @@ class Taken:
     count: int = 0
     size_bytes: int = 0
     is_mixed: bool = True
-    """Whether it may be of several lanes, each in order by itself."""
+    """Whether its parts may not be in order: of several lanes, or side by side."""
 
-    def add(self, part: Piece | Entry) -> None:
-        """Put a part behind the others."""
-        self.parts.append(part)
-        if isinstance(part, Piece):
-            self.count += part.stop - part.start
-            self.size_bytes += part.run.messages_bytes * (part.stop - part.start) // part.run.count
-        else:
-            self.count += 1
-            self.size_bytes += len(part.payload)
+    def add(self, *parts: Piece | Entry) -> None:
+        """Put parts behind the others."""
+        self.parts += parts
+        for part in parts:
+            if isinstance(part, Piece):
+                self.count += part.stop - part.start
+                self.size_bytes += part.run.messages_bytes * (part.stop - part.start) // part.run.count
+            else:
+                self.count += 1
+                self.size_bytes += len(part.payload)
 
     @property
     def pieces(self) -> list[Piece]:
@@ -60,45 +52,6 @@ class Taken:
     def entries(self) -> list[Entry]:
         """Those from memory."""
         return [part for part in self.parts if isinstance(part, Entry)]
-
-
-class Cursor:
-    """Runs merged by (due, seq). A run is in one cursor at a time, from its first entry that is not taken on."""
-
-    def __init__(self, columns: Callable[[Run], Columns]) -> None:
-        self._columns = columns
-        self._heads: list[tuple[int, int, Run, int]] = []
-
-    def add(self, runs: Iterable[Run]) -> None:
-        """Let runs take part, from where they were left."""
-        for run in runs:
-            if run.taken < run.count:
-                heapq.heappush(self._heads, self._head(run))
-
-    def next_key(self) -> tuple[int, int]:
-        """The (due, seq) that is next; FAR where there is none."""
-        return self._heads[0][:2] if self._heads else FAR
-
-    def take(self, limit: tuple[int, int], *, count_max: int) -> Piece:
-        """Neighbours of the run that is next, below the limit and below what comes next in any other run."""
-        _, _, run, start = self._heads[0]
-        rival = min((head[:2] for head in self._heads[1:3]), default=FAR)
-        columns = self._columns(run)
-        end = min(run.count, start + count_max)
-        last = (columns.due[end - 1], columns.seq[end - 1])
-        bound = min(limit, rival)
-        stop = end if last < bound else min(end, columns.first_not_before(bound, start=start))
-        if stop < run.count:
-            heapq.heapreplace(self._heads, (columns.due[stop], columns.seq[stop], run, stop))
-        else:
-            heapq.heappop(self._heads)
-        return Piece(run, start, stop)
-
-    def _head(self, run: Run) -> tuple[int, int, Run, int]:
-        if run.taken == 0:
-            return run.first_due_ms, run.first_seq, run, 0
-        columns = self._columns(run)
-        return columns.due[run.taken], columns.seq[run.taken], run, run.taken
 
 
 class _Due(NamedTuple):
@@ -121,19 +74,28 @@ class _Lane:
     def take(self, taken: Taken, due: _Due, *, until_count: int, until_bytes: int) -> list[Entry]:
         """Take what is due, until the batch has grown to either bound; returns all that left memory."""
         popped: list[Entry] = []
-        end = due.end
-        while taken.count < until_count and taken.size_bytes < until_bytes:
-            near = self.near[0].key if self.near else FAR
-            run_key = self.cursor.next_key()
-            if min(near, run_key) >= end:
-                break
-            if near < run_key:
-                popped.append(heapq.heappop(self.near))
-                if due.is_alive(popped[-1]):
-                    taken.add(popped[-1])
-            else:
-                taken.add(self.cursor.take(min(near, end), count_max=until_count - taken.count))
+        while taken.count < until_count and taken.size_bytes < until_bytes and self.next_key() < due.end:
+            count_max, bytes_max = until_count - taken.count, until_bytes - taken.size_bytes
+            choice = self.cursor.choose(due.end, count_max=count_max, bytes_max=bytes_max)
+            near = self._pop_near(choice, count_max=count_max, bytes_max=bytes_max)
+            popped += near
+            pieces, is_mixed = self.cursor.take(choice)
+            taken.add(*pieces, *filter(due.is_alive, near))
+            taken.is_mixed |= is_mixed or bool(pieces and near)
         return popped
+
+    def _pop_near(self, choice: Choice, *, count_max: int, bytes_max: int) -> list[Entry]:
+        """Take what lies in memory below the bound of what was chosen of the runs, which is lowered for it."""
+        near: list[Entry] = []
+        while self.near and len(near) < count_max and bytes_max > 0 and self.near[0].key < choice.bound:
+            near.append(heapq.heappop(self.near))
+            bytes_max -= len(near[-1].payload)
+        if near:
+            keys = [entry.key for entry in near]
+            choice.narrow(len(near) if bytes_max <= 0 else count_max, beside=keys)
+            for _ in range(len(near) - bisect_left(keys, choice.bound)):
+                heapq.heappush(self.near, near.pop())
+        return near
 
 
 class Wheel:

@@ -256,4 +256,12 @@ def _logs(figures: Mapping[str, int]) -> Iterator[Metric]:
             "broker_quarantined_bytes", "Damaged bytes of the logs, found on opening.",
             value=figures["quarantined_bytes"],
         )  # fmt: skip
+    yield GaugeMetricFamily(
+        "broker_quarantined_runs", "Runs of the schedule of which something is damaged, and kept for the operator.",
+        value=figures["quarantined_runs"],
+    )  # fmt: skip
+    yield GaugeMetricFamily(
+        "broker_quarantined_scheduled_messages", "Scheduled messages that are damaged: they are never delivered.",
+        value=figures["quarantined_scheduled"],
+    )  # fmt: skip
     yield CounterMetricFamily("broker_fsyncs", "Syncs of the logs.", value=figures["syncs"])

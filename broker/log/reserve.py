@@ -16,7 +16,8 @@ from messaging.errors import StorageFailed
 
 logger = logging.getLogger(__name__)
 
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What the system says where there is no room."""
 
 
 class Reserve:
@@ -54,4 +55,4 @@ class Reserve:
 
 def is_disk_full(error: StorageFailed) -> bool:
     """Whether a write failed because there is no room."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL

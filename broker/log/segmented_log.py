@@ -1,7 +1,7 @@
 """An append-only log in segment files: append, group commit, read by offset, recovery. It knows frames, not records.
 
 Order of trust: a frame is written, then synced, then answered. A failed sync is final (the kernel may have dropped the
-pages it could not write): the log refuses everything until it is opened, and so proven, again.
+pages it could not write): the log refuses everything until it is opened, and so proven (proving.py), again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
 
+from broker.log.proving import Proven, note_proven, proven_copy, read_proven
 from broker.log.scanning import Gap, Segment, frames_in, header_of, scan
 from broker.log.storage import Storage
 from broker.options import Durability
@@ -126,10 +127,14 @@ class SegmentedLog:
 
     def ready(self) -> None:
         """To be called once all has been read, before the first append: makes sure that what was read is durable."""
-        if not self.segments:
+        is_proven = True
+        if self.segments:
+            is_proven = self._prove_newest()
+        else:
             self._add_segment()
-        # What was read may never have been synced by the process that wrote it: sync once before answering for it.
         self._sync_current()
+        if is_proven:
+            self._note_proven()
 
     def recover(self) -> Iterator[Frame | Gap]:
         """open(), all that stands in the log, oldest first, and ready(). To be exhausted."""
@@ -137,6 +142,24 @@ class SegmentedLog:
         for segment in list(self.segments):
             yield from self.scan(segment)
         self.ready()
+
+    def _prove_newest(self) -> bool:
+        """Have all that was read on the disk, whatever the process before may have lost; False where there is no room.
+
+        Raises StorageFailed.
+        """
+        segment = self.segments[-1]
+        if self._durability is Durability.FSYNC and not read_proven(self.folder).covers(segment.path, self.end):
+            copy = proven_copy(segment.path, segment.descriptor, storage=self._storage, sync=self._sync)
+            if copy is None:
+                return False
+            os.close(segment.descriptor)
+            segment.descriptor = copy
+        return True
+
+    def _note_proven(self) -> None:
+        if self._durability is Durability.FSYNC:
+            note_proven(self.folder, Proven(self.segments[-1].path.name, self.durable_end), self._storage)
 
     def _cut_torn_tail(self, segment: Segment) -> None:
         excess = _content_bytes(segment.path) - (self.end - segment.first_offset)
@@ -331,6 +354,7 @@ class SegmentedLog:
         try:
             if self.segments and self._failure is None:
                 self._sync_current()
+                self._note_proven()
         finally:
             self.close()
 

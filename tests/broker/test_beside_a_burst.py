@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,15 +27,16 @@ type_of_open = Callable[..., Engine]
 
 
 class HeldHandOuts(DiskStorage):
-    """The schedule's log is synced no more, once it is held, until it is let go."""
+    """A log, the schedule's by default, is synced no more, once it is held, until it is let go."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: str = "/schedule/log-") -> None:
+        self._log = log
         self.is_held = False
         self.waiting = threading.Event()
         self.free = threading.Event()
 
     def sync(self, descriptor: int) -> None:
-        if self.is_held and Path(f"/proc/self/fd/{descriptor}").readlink().name.startswith("log-"):
+        if self.is_held and self._log in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
             self.waiting.set()
             if not self.free.wait(30):
                 raise TimeoutError("nobody let the schedule go on")
@@ -128,6 +130,51 @@ def test_what_is_published_while_copies_are_made_comes_before_them(
     engine = open_engine()
     assert engine.pull("t", GROUP) == []
     assert {"stored": 4, "scheduled": 0}.items() <= engine.topic_figures("t").items()
+
+
+def test_the_next_batch_is_taken_while_one_is_synced_and_both_come_once_also_after_a_kill(
+    open_engine: type_of_open, clock: ManualClock, folder: Path, tmp_path: Path
+) -> None:
+    storage = HeldHandOuts("/messages/")
+    engine = open_engine(storage=storage, fire_batch_max=3)
+    ids = [f"m{number}" for number in range(9)]
+    _publish(engine, "burst", *ids, deliver_at_ms=clock.now_ms() + 1_000)
+    storage.is_held = True
+    clock.advance(1_000)
+
+    assert storage.waiting.wait(30)
+    try:
+        ahead = engine._ahead
+        assert ahead is not None
+        taken = ahead.result(30)
+        assert taken is not None
+        assert taken[0].ids == ids[3:6]
+        killed = tmp_path / "killed"
+        shutil.copytree(folder, killed)
+    finally:
+        storage.is_held = False
+        storage.free.set()
+
+    assert _pulled(engine, "burst", 9) == ids
+    engine.close()
+    engine = Engine.open(killed, clock=clock)
+    try:
+        assert _pulled(engine, "burst", 9) == ids
+        assert engine.topic_figures("burst") == {"stored": 9, "scheduled": 0}
+    finally:
+        engine.close()
+
+
+def _pulled(engine: Engine, topic: str, count: int) -> list[str]:
+    """The ids of so many messages, in the order in which they come."""
+    came: list[str] = []
+    for _ in range(count):
+        deliveries = engine.pull(topic, GROUP, wait_ms=10_000)
+        engine.ack([one.receipt for one in deliveries])
+        came += [one.id for one in deliveries]
+        if len(came) >= count:
+            break
+    return came
 
 
 def _round(schedule: DelayStore, now_ms: int) -> Batch:

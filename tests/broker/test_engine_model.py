@@ -1,11 +1,18 @@
-"""The engine against a model of a page, over histories that Hypothesis invents: any call, time passing, restarts."""
+"""The engine against a model of a page, over histories that Hypothesis invents: any call, time passing, restarts, kills
+and power cuts.
+"""
 
 from __future__ import annotations
 
+import shutil
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -13,17 +20,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.engine import Engine
-from broker.options import Durability, EngineOptions
+from broker.options import EngineOptions
 from messaging.clock import ManualClock
-from messaging.errors import InvalidMessage
+from messaging.errors import InvalidMessage, StorageFailed
+from messaging.journal import segment_paths
 from messaging.message import GroupConfig, Message
+from tests.broker.powered_storage import PoweredStorage
 
 TOPIC, GROUP = "orders", "billing"
 ATTEMPTS_MAX = 3
 BACKOFF_MS = 100
+SEEDS = st.integers(0, 1 << 16)
 BACK = st.integers(0, 5)
 IDS = st.sampled_from([f"m{number}" for number in range(12)])
-OPTIONS = EngineOptions(segment_bytes=4096, durability=Durability.OS, schedule_memory_messages_max=2)
+OPTIONS = EngineOptions(segment_bytes=4096, schedule_memory_messages_max=2, reserve_bytes=4096)
 KEYS = {"m0": "a", "m1": "b", "m2": "a", "m4": "a", "m5": "b", "m6": "a", "m8": "b", "m9": "a"}
 """The others have none."""
 type_of_held = tuple[int, int, int]
@@ -172,6 +182,11 @@ class Model:
         self.dead = {sequence: used for sequence, used in self.dead.items() if sequence < self.position}
         self.passed = []
 
+    def forget_hand_outs(self, synced: Model) -> None:
+        """Go back to what the action log was synced with: since then came hand-outs, which nobody answers for."""
+        self.unsettled, self.dead = deepcopy(synced.unsettled), dict(synced.dead)
+        self.position, self.passed = synced.position, list(synced.passed)
+
 
 class EngineMachine(RuleBasedStateMachine):
     """Does to the engine and to the model the same, and compares the answers."""
@@ -179,13 +194,15 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(ordered=st.booleans())
     def begin(self, ordered: bool) -> None:
         self.end = ExitStack()
-        self.folder = Path(self.end.enter_context(tempfile.TemporaryDirectory()))
+        self.place = Path(self.end.enter_context(tempfile.TemporaryDirectory()))
         self.clock = ManualClock()
-        self.model = Model(ordered=ordered)
-        self.engine = Engine.open(self.folder, clock=self.clock, options=OPTIONS)
+        self.model, self.synced = Model(ordered=ordered), Model(ordered=ordered)
+        self.lives = 0
+        self.open()
         config = GroupConfig(max_attempts=ATTEMPTS_MAX, backoff_initial_ms=BACKOFF_MS, ordered=ordered)
         self.engine.declare_group(TOPIC, GROUP, config)
         self.receipts: list[tuple[str, type_of_held]] = []
+        self.receipts_synced, self.synced_in = 0, self.newest_of_actions()
         self.publish([("m0", 0), ("m1", 0), ("m2", 0), ("m3", 50), ("m4", 50)])
 
     @rule(batch=st.lists(st.tuples(IDS, st.sampled_from([0, 0, 50, 51, 400])), min_size=1, max_size=4))
@@ -267,19 +284,93 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.engine.close()
-        self.engine = Engine.open(self.folder, clock=self.clock, options=OPTIONS)
+        self.open()
 
     @rule()
-    def look_at_the_dead(self) -> None:
+    def kill(self) -> None:
+        """Everything that was written is there, also what nobody was answered for."""
+        self.live_on(self.storage.copy_after_kill)
+
+    @rule(seed=SEEDS)
+    def cut_the_power(self, seed: int) -> None:
+        """Everything that was answered is there. Hand-outs since the action log was synced are forgotten.
+
+        Where it began a new segment since then, it was synced in between, and some are not.
+        """
+        if self.newest_of_actions() != self.synced_in:
+            self.kill()
+            return
+        self.live_on(partial(self.storage.copy_after_power_cut, random=Random(seed), whole_in="messages"))
+        self.model.forget_hand_outs(self.synced)
+        forgotten, self.receipts = self.receipts[self.receipts_synced :], self.receipts[: self.receipts_synced]
+        assert "acked" not in self.engine.ack([one for one, _ in forgotten])
+
+    @rule(ids=st.lists(IDS, min_size=1, max_size=4, unique=True), is_kill=st.booleans(), seed=SEEDS)
+    def fail_a_publish(self, ids: list[str], is_kill: bool, seed: int) -> None:
+        """What was not answered may be there or not: some of the batch, from its first on."""
+        new = [one for one in ids if one not in self.model.known | self.model.canceled]
+        if not new:
+            return
+        self.storage.fails = True
+        with pytest.raises(StorageFailed):
+            self.engine.publish([Message(id=one, topic=TOPIC, body=one.encode(), key=KEYS.get(one)) for one in new])
+        if is_kill:
+            self.kill()
+        else:
+            self.cut_the_power(seed)
+
+        there = self.engine.read(TOPIC, offset=len(self.model.stored)).deliveries
+        assert [one.id for one in there] == new[: len(there)]
+        assert len(there) == len(new) or not is_kill
+        for one in new[: len(there)]:
+            self.model.publish(one, 0, 0)
+
+    @rule(offset=st.integers(0, 12), count=st.integers(1, 4))
+    def read(self, offset: int, count: int) -> None:
+        found = self.engine.read(TOPIC, offset=offset, max_messages=count)
+        end = min(max(offset, len(self.model.stored)), offset + count)
+        assert [one.id for one in found.deliveries] == self.model.stored[offset:end]
+        assert found.next_offset == min(end, len(self.model.stored))
+
+    @rule(limit=st.integers(1, 3))
+    def look_at_the_dead(self, limit: int) -> None:
         self.model.bury_expired(self.clock.now_ms())
-        letters, _ = self.engine.dead(TOPIC, GROUP)
+        letters, after = self.engine.dead(TOPIC, GROUP, limit=limit)
+        while after is not None:
+            page, after = self.engine.dead(TOPIC, GROUP, limit=limit, after=after)
+            assert 0 < len(page) <= limit
+            letters += page
         assert [(one.id, one.attempts) for one in letters] == [
             (self.model.stored[sequence], used) for sequence, used in sorted(self.model.dead.items())
         ]
 
+    def open(self) -> None:
+        self.storage = PoweredStorage()
+        self.folder = self.place / f"life-{self.lives}"
+        self.engine = Engine.open(self.folder, clock=self.clock, options=OPTIONS, storage=self.storage)
+
+    def newest_of_actions(self) -> str:
+        return segment_paths(self.folder / "actions")[-1].name
+
+    def live_on(self, copy: Callable[[Path, Path], None]) -> None:
+        """On a copy of the folder, whatever the process that has it does meanwhile."""
+        self.lives += 1
+        copy(self.folder, self.place / f"life-{self.lives}")
+        with suppress(StorageFailed):
+            self.engine.close()
+        shutil.rmtree(self.folder)
+        self.open()
+
     def receipt(self, back: int) -> tuple[str, type_of_held]:
         """One of the newest receipts, rather than any: most of the old ones are stale."""
         return self.receipts[-1 - back % len(self.receipts)]
+
+    @invariant()
+    def note_synced(self) -> None:
+        """Keep what the model is whenever the action log is on the disk."""
+        if hasattr(self, "engine") and self.storage.is_synced(self.folder / "actions"):
+            self.synced, self.receipts_synced = deepcopy(self.model), len(self.receipts)
+            self.synced_in = self.newest_of_actions()
 
     @invariant()
     def figures_agree(self) -> None:

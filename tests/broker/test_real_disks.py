@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -12,13 +13,15 @@ import pytest
 
 from broker.engine import Engine
 from broker.options import EngineOptions
+from messaging.clock import ManualClock
 from messaging.errors import StorageFailed
-from messaging.message import Message
-from tests.broker.killed_engine import GROUP, TOPIC, message
-from tests.broker.mounts import powered_disk, small_disk
+from messaging.message import Message, PublishStatus
+from tests.broker.killed_engine import DAY_MS, GROUP, START_MS, TOPIC, message
+from tests.broker.mounts import FailingDisk, failing_disk, powered_disk, small_disk
 from tests.broker.test_engine_kills import ROOT, pulls, told_in
 
 MIB = 1 << 20
+OPTIONS = EngineOptions(reserve_bytes=MIB)
 ACKED = b'"answered": "ack"'
 
 
@@ -125,3 +128,41 @@ def test_what_was_answered_before_the_power_was_cut_holds(tmp_path: Path, random
     assert all(one.body == message(one.id).body for one in stored)
     assert damaged == []
     assert len(told.asked["ack"]) >= len(ids) - mine["backlog"] - mine["in_flight"] >= len(told.answered["ack"])
+
+
+def answered_though_it_fails(place: Path, disk: FailingDisk, *, later_ms: int | None) -> list[Message]:
+    """Publish until a sync fails, mend the disk, open anew and publish what was refused again; returns it.
+
+    It came before, and the broker says so: that is an answer to whoever asks for it to be stored.
+    """
+    engine = Engine.open(place, clock=ManualClock(START_MS), options=OPTIONS)
+    engine.publish([message("before", deliver_at_ms=later_ms)])
+    disk.fail()
+    refused = [message(f"r{number}", deliver_at_ms=later_ms) for number in range(2_000)]
+    with pytest.raises(StorageFailed, match="did not confirm"):
+        engine.publish(refused)
+    disk.mend()
+    with suppress(StorageFailed):
+        engine.close()
+
+    engine = Engine.open(place, clock=ManualClock(START_MS), options=OPTIONS)
+    answers = {one.status for one in engine.publish(refused)}
+    assert answers <= {PublishStatus.DUPLICATE, PublishStatus.STORED}
+    engine.close()
+    return refused
+
+
+@pytest.mark.parametrize("later_ms", [None, START_MS + DAY_MS], ids=["for_now", "for_later"])
+def test_what_a_failed_sync_lost_is_proven_when_the_broker_opens_again(tmp_path: Path, later_ms: int | None) -> None:
+    with failing_disk(tmp_path) as disk:
+        answered = answered_though_it_fails(disk.place / "data", disk, later_ms=later_ms)
+        disk.cut_power()
+        disk.take_out()
+        disk.power_on()
+
+        engine = Engine.open(disk.place / "data", clock=ManualClock(START_MS + 2 * DAY_MS), options=OPTIONS)
+        engine.cancel([])
+        stored = [one for deliveries in pulls(engine, "audit") for one in deliveries]
+        engine.close()
+
+    assert {one.id for one in stored} == {"before", *(one.id for one in answered)}

@@ -436,3 +436,151 @@ def test_a_closed_log_refuses(open_log: type_of_open) -> None:
 def flipped(data: bytes, position: int) -> bytes:
     """The data with one bit of one byte turned over."""
     return data[:position] + bytes([data[position] ^ 0x04]) + data[position + 1 :]
+
+
+def test_after_an_end_in_order_nothing_is_written_anew(open_log: type_of_open, tmp_path: Path) -> None:
+    written(open_log)
+    [segment] = segment_paths(tmp_path / "log")
+    before = segment.stat().st_ino
+
+    _, recovered = open_log()
+
+    assert recovered == PAYLOADS
+    assert segment.stat().st_ino == before
+
+
+def test_after_any_other_end_the_newest_segment_is_written_anew_and_synced_before_it_counts(
+    open_log: type_of_open, tmp_path: Path
+) -> None:
+    log, _ = open_log()
+    log.append(PAYLOADS)
+    log.commit()
+    log.close()
+    [segment] = segment_paths(tmp_path / "log")
+    before = segment.stat().st_ino
+    storage = FailingStorage()
+
+    log, recovered = open_log(storage=storage)
+
+    assert recovered == PAYLOADS
+    assert segment.stat().st_ino != before
+    calls = [one for one in storage.calls if one in {"write", "sync", "sync_folder log"}]
+    assert calls[:3] == ["write", "sync", "sync_folder log"]
+    [offset] = log.append([b"after"])
+    log.commit()
+    log.sync_and_close()
+    log, recovered = open_log()
+    assert recovered == [*PAYLOADS, b"after"]
+    assert log.read(offset) == b"after"
+
+
+def test_what_came_after_a_failed_sync_is_not_taken_for_proven_when_the_log_is_closed(
+    open_log: type_of_open, tmp_path: Path
+) -> None:
+    storage = FailingStorage()
+    log, _ = open_log(storage=storage)
+    log.append(PAYLOADS)
+    storage.fail("sync")
+    with pytest.raises(StorageFailed, match="did not confirm"):
+        log.commit()
+    storage.mend()
+    log.sync_and_close()
+    [segment] = segment_paths(tmp_path / "log")
+    before = segment.stat().st_ino
+
+    _, recovered = open_log()
+
+    assert recovered == PAYLOADS
+    assert segment.stat().st_ino != before
+
+
+def test_a_log_that_cannot_be_proven_is_not_opened(open_log: type_of_open) -> None:
+    log, _ = open_log()
+    log.append(PAYLOADS)
+    log.close()
+    storage = FailingStorage()
+    storage.fail("sync")
+
+    with pytest.raises(StorageFailed, match="did not confirm"):
+        open_log(storage=storage)
+
+    _, recovered = open_log()
+    assert recovered == PAYLOADS
+
+
+def test_without_room_for_a_copy_the_log_opens_and_is_proven_the_next_time(
+    open_log: type_of_open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, _ = open_log()
+    log.append(PAYLOADS)
+    log.close()
+    [segment] = segment_paths(tmp_path / "log")
+    before = segment.stat().st_ino
+    storage = FailingStorage()
+    storage.room_bytes = 10
+
+    log, recovered = open_log(storage=storage)
+
+    assert recovered == PAYLOADS
+    assert segment.stat().st_ino == before
+    assert [one.message for one in caplog.records] == ["segment_not_proven"]
+    assert {one.name for one in segment.parent.iterdir()} <= {segment.name, "proven.new", "proven"}
+    log.close()
+    open_log()
+    assert segment.stat().st_ino != before
+
+
+def test_a_copy_that_was_not_finished_is_made_anew(open_log: type_of_open, tmp_path: Path) -> None:
+    log, _ = open_log()
+    log.append(PAYLOADS)
+    log.close()
+    [segment] = segment_paths(tmp_path / "log")
+    segment.with_suffix(".new").write_bytes(b"half a copy" * 1_000)
+
+    _, recovered = open_log()
+
+    assert recovered == PAYLOADS
+    assert not segment.with_suffix(".new").exists()
+
+
+def test_whatever_call_of_an_opening_is_the_last_nothing_is_lost(open_log: type_of_open, tmp_path: Path) -> None:
+    log, _ = open_log()
+    log.append(PAYLOADS)
+    log.commit()
+    log.close()
+    ended = 0
+    for at in range(1, 30):
+        storage = FailingStorage()
+        storage.before = lambda call, storage=storage, at=at: ends_at(storage, at)  # type: ignore[misc]
+        try:
+            log, _ = open_log(storage=storage)
+        except (StorageFailed, OSError):
+            ended += 1
+        else:
+            log.close()
+        storage.mend()
+        log, recovered = open_log()
+        assert recovered == PAYLOADS, at
+        log.close()
+        (tmp_path / "log" / "proven").unlink()
+
+    assert ended >= 4
+
+
+def ends_at(storage: FailingStorage, number: int) -> None:
+    if len(storage.calls) >= number:
+        raise OSError(errno.EIO, "the process ended here")
+
+
+def test_a_note_of_another_segment_proves_nothing(open_log: type_of_open, tmp_path: Path) -> None:
+    """The file may have been begun by a process whose sync of it failed, right behind what is proven."""
+    written(open_log, segment_bytes=4096)
+    log, _ = open_log(segment_bytes=10)
+    log.roll()
+    log.close()
+    newest = segment_paths(tmp_path / "log")[-1]
+    before = newest.stat().st_ino
+
+    open_log()
+
+    assert newest.stat().st_ino != before

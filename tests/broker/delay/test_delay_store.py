@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from broker.delay import id_index
 from broker.delay.levels import BUCKETS_MAX
+from broker.delay.local_segments import HEADER_BYTES
 from broker.delay.run import Timed
+from broker.delay.store import DelayStore
 from messaging.errors import StorageFailed
 from messaging.journal import SegmentDamaged
 from tests.broker.delay.conftest import (
@@ -438,6 +441,21 @@ def test_two_ids_with_one_hash_are_told_apart(opened: Opened, monkeypatch: pytes
 # -- trouble -------------------------------------------------------------------------------------------------------
 
 
+def test_a_schedule_opens_on_a_full_disk_and_begins_its_log_anew_when_there_is_room(opened: Opened) -> None:
+    put(opened.open(), NOW_MS, timed("a", NOW_MS))
+    disk = FailingStorage()
+    disk.room_bytes = 10
+
+    schedule = opened.open(storage=disk)
+
+    assert schedule.count() == 1
+    disk.mend()
+    assert drain(schedule, NOW_MS) == ["a"]
+    put(opened.open(), NOW_MS, timed("b", NOW_MS))
+    assert drain(opened.open(), NOW_MS) == ["b"]
+    assert len(list(opened.folder.glob("log-*"))) == 1
+
+
 def test_a_full_disk_refuses_what_comes_keeps_what_is_and_goes_on_when_there_is_room(opened: Opened) -> None:
     disk = FailingStorage()
     schedule = opened.open(storage=disk, memory_messages_max=4)
@@ -460,6 +478,28 @@ def test_a_full_disk_refuses_what_comes_keeps_what_is_and_goes_on_when_there_is_
     assert drain(opened.open(), NOW_MS + 10) == []
 
 
+def test_what_cannot_be_read_for_now_is_handed_out_later_with_what_was_taken_before_it(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = opened.open(memory_messages_max=2)
+    for number in range(0, 6, 2):
+        put(schedule, NOW_MS, timed(f"m{number}", NOW_MS + number), timed(f"m{number + 1}", NOW_MS + number + 1))
+        flush(schedule, NOW_MS)
+    assert opened.segments is not None
+    read, calls = opened.segments.read, count(1)
+
+    def failing(name: str, position: int, size_bytes: int) -> bytes:
+        if next(calls) == 4:
+            raise StorageFailed("cannot read it for now")
+        return read(name, position, size_bytes)
+
+    monkeypatch.setattr(opened.segments, "read", failing)
+
+    with pytest.raises(StorageFailed, match="for now"):
+        schedule.due(NOW_MS + 10)
+    assert drain(schedule, NOW_MS + 10) == [f"m{number}" for number in range(6)]
+
+
 def test_a_failed_sync_is_final_and_answers_nothing(opened: Opened) -> None:
     disk = FailingStorage()
     schedule = opened.open(storage=disk)
@@ -473,30 +513,126 @@ def test_a_failed_sync_is_final_and_answers_nothing(opened: Opened) -> None:
         schedule.schedule([timed("b", NOW_MS)], now_ms=NOW_MS)
 
 
-def test_a_run_with_a_flipped_bit_is_set_aside_and_said_so_and_everything_else_fires(
-    opened: Opened, caplog: pytest.LogCaptureFixture
-) -> None:
+def with_days(opened: Opened) -> DelayStore:
+    """Three messages on each of three days, in a bucket each."""
     schedule = opened.open()
     for day in (1, 2, 3):
         put(schedule, NOW_MS, *(timed(f"d{day}-{number}", NOW_MS + day * DAY_MS) for number in range(3)))
         flush(schedule, NOW_MS)
     settle(schedule, NOW_MS)
+    return schedule
+
+
+def test_a_flipped_bit_costs_its_message_alone_and_is_said_and_everything_else_fires(
+    opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_days(opened)
     damaged = flipped(opened.folder, needle=b"payload of d2-1")
 
     schedule = opened.open()
 
-    assert drain(schedule, NOW_MS + 4 * DAY_MS) == [f"d{day}-{number}" for day in (1, 3) for number in range(3)]
-    assert schedule.figures()["quarantined_runs"] == 1
-    assert "run_quarantined" in caplog.text
+    came = [f"d{day}-{number}" for day in (1, 2, 3) for number in range(3)]
+    came.remove("d2-1")
+    assert drain(schedule, NOW_MS + 4 * DAY_MS) == came
+    for one in (schedule, opened.open()):
+        figures = one.figures()
+        assert (figures["quarantined_runs"], figures["quarantined_messages"], figures["scheduled"]) == (1, 1, 0)
+    [told] = [one for one in caplog.records if one.message == "run_quarantined"]
+    assert (vars(told)["messages"], f"{vars(told)['segment']}.delay") == (1, damaged.name)
     schedule = opened.open()
     settle(schedule, NOW_MS + 9 * DAY_MS)
     assert damaged.exists(), "it is kept for whoever can mend it"
     assert drain(schedule, NOW_MS + 9 * DAY_MS) == []
 
 
-def test_a_damaged_run_that_is_to_be_refiled_is_set_aside(opened: Opened) -> None:
+@pytest.mark.parametrize("is_met", [False, True], ids=["at_once", "after_the_others_fired"])
+def test_a_cancel_of_what_is_damaged_promises_nothing_and_one_beside_it_is_heard(
+    opened: Opened, *, is_met: bool
+) -> None:
+    with_days(opened)
+    flipped(opened.folder, needle=b"payload of d2-1")
     schedule = opened.open()
-    put(schedule, NOW_MS, timed("bad", NOW_MS + 30 * DAY_MS))
+    now_ms = NOW_MS
+    if is_met:
+        now_ms = NOW_MS + 2 * DAY_MS
+        drain(schedule, now_ms)
+
+    statuses = schedule.cancel(["d2-1", "d2-0", "d3-0"], now_ms=now_ms)
+
+    assert statuses == ["unknown", "too_late" if is_met else "canceled", "canceled"]
+    assert schedule.find("d2-1") is None
+    assert opened.open().cancel(["d2-1"], now_ms=now_ms) == ["unknown"]
+
+
+@pytest.mark.parametrize("record", range(2), ids=["columns", "spare"])
+def test_a_flipped_bit_in_what_a_run_has_twice_costs_nothing(opened: Opened, record: int) -> None:
+    schedule = with_days(opened)
+    bucket, run = next(iter(schedule._state.bucket_of.values())), next(iter(schedule._state.bucket_of))
+    one = bucket.runs[run]
+    position = (one.position, one.spare_position)[record]
+    opened.drop()
+    flip_at(opened.folder / f"{bucket.segment}.delay", HEADER_BYTES + position + 20)
+
+    schedule = opened.open()
+
+    assert len(drain(schedule, NOW_MS + 4 * DAY_MS)) == 9
+    assert schedule.figures()["quarantined_messages"] == 0
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["both_damaged", "of_an_earlier_version"])
+def test_a_run_of_which_nothing_can_be_proven_is_set_aside_whole(opened: Opened, *, is_older: bool) -> None:
+    schedule = with_days(opened)
+    [bucket] = [
+        one for one in schedule._state.buckets.values() if one.id.start_ms <= NOW_MS + 2 * DAY_MS < one.id.end_ms
+    ]
+    [run] = bucket.runs.values()
+    path = flipped(opened.folder, needle=b"payload of d2-1")
+    if is_older:
+        run.spare_bytes = 0
+    else:
+        flip_at(path, HEADER_BYTES + run.spare_position + 20)
+    schedule._reader.forget(run)
+
+    came = drain(schedule, NOW_MS + 4 * DAY_MS)
+
+    assert came == [f"d{day}-{number}" for day in (1, 3) for number in range(3)]
+    assert schedule.figures()["quarantined_messages"] == 3
+    assert schedule.count() == 0
+    assert schedule.cancel(["d2-0", "d1-0"], now_ms=NOW_MS + 4 * DAY_MS) == ["unknown", "too_late"]
+
+
+def test_a_batch_that_is_handed_out_again_leaves_out_what_was_damaged_meanwhile(opened: Opened) -> None:
+    schedule = with_days(opened)
+    batch = schedule.due(NOW_MS + 2 * DAY_MS)
+    assert batch is not None
+    flipped(opened.folder, needle=b"payload of d2-1")
+
+    again = opened.open().due(NOW_MS + 2 * DAY_MS)
+
+    assert again is not None
+    assert again.ids == [one for one in batch.ids if one != "d2-1"]
+    assert existing(opened).figures()["quarantined_messages"] == 1
+
+
+def test_what_was_delivered_before_its_run_was_damaged_is_not_missed(opened: Opened) -> None:
+    schedule = opened.open(batch_messages_max=2)
+    put(schedule, NOW_MS, *(timed(f"m{number}", NOW_MS + number) for number in range(4)))
+    flush(schedule, NOW_MS)
+    batch = schedule.due(NOW_MS + 9)
+    assert batch is not None
+    schedule.fired(batch.number)
+    opened.open()
+    flipped(opened.folder, needle=b"payload of m0")
+
+    schedule = opened.open()
+
+    assert drain(schedule, NOW_MS + 9) == ["m2", "m3"]
+    assert schedule.figures()["quarantined_runs"] == 0
+
+
+def test_a_damaged_run_that_is_to_be_refiled_gives_what_can_be_proven(opened: Opened) -> None:
+    schedule = opened.open()
+    put(schedule, NOW_MS, timed("bad", NOW_MS + 30 * DAY_MS), timed("beside", NOW_MS + 30 * DAY_MS))
     flush(schedule, NOW_MS)
     put(schedule, NOW_MS, timed("good", NOW_MS + 30 * DAY_MS))
     flush(schedule, NOW_MS)
@@ -508,7 +644,7 @@ def test_a_damaged_run_that_is_to_be_refiled_is_set_aside(opened: Opened) -> Non
     settle(schedule, bucket.expand_at_ms)
 
     assert schedule.figures()["quarantined_runs"] == 1
-    assert drain(schedule, NOW_MS + 31 * DAY_MS) == ["good"]
+    assert drain(schedule, NOW_MS + 31 * DAY_MS) == ["beside", "good"]
 
 
 def test_a_damaged_log_is_refused_naming_the_file(opened: Opened) -> None:
@@ -531,11 +667,14 @@ def test_a_log_torn_at_any_byte_of_its_last_record_loses_only_that(opened: Opene
     whole = log.read_bytes()
 
     for size in range(end, len(whole)):
+        for later in opened.folder.glob("log-*"):
+            later.unlink()
         log.write_bytes(whole[:size])
         schedule = opened.open()
         assert (schedule.count(), schedule.find("a") is None) == (1, False), size
         put(schedule, NOW_MS, timed("c", NOW_MS))
         assert opened.open().count() == 2, size
+        opened.drop()
 
 
 def test_a_closed_schedule_refuses(opened: Opened) -> None:
@@ -574,7 +713,18 @@ def test_a_minute_of_many_messages_is_handed_out_without_holding_them_all(opened
 def flipped(folder: Path, *, needle: bytes) -> Path:
     """Flip a bit in the file that holds this."""
     [path] = [one for one in folder.glob("*.delay") if needle in one.read_bytes()]
-    data = bytearray(path.read_bytes())
-    data[data.index(needle)] ^= 1
-    path.write_bytes(data)
+    flip_at(path, path.read_bytes().index(needle))
     return path
+
+
+def flip_at(path: Path, place: int) -> None:
+    """Flip a bit of this byte."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def existing(opened: Opened) -> DelayStore:
+    """The schedule that is open."""
+    assert opened.schedule is not None
+    return opened.schedule

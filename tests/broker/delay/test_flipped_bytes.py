@@ -108,6 +108,7 @@ def _exercise(folder: Path, damaged: str, truth: Truth, caplog: pytest.LogCaptur
             assert any(segment in str(one.__dict__) for one in caplog.records), f"{sorted(lost)} lost without a word"
             assert segment.startswith("l"), "what is derived, or not needed, loses nothing"
             is_log = segment.startswith("log-")
+            assert is_log or len(lost) == 1, "a flipped byte of a bucket costs one message at the most"
             assert not is_log or lost <= truth.last, "but for its last record, which might be torn, a log is refused"
     finally:
         store.close()
@@ -144,6 +145,7 @@ def _lived_through(schedule: DelayStore, truth: Truth) -> set[str]:
     lost = truth.waiting.keys() - canceled - set(came)
     unheard = {one for one, status in said.items() if status != "canceled"}
     assert unheard <= lost, "a cancel of what is delivered is heard"
+    assert {said[one] for one in unheard} <= {"unknown"}, "a cancel of what is damaged promises nothing"
     return lost
 
 

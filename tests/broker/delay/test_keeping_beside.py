@@ -102,7 +102,7 @@ def test_a_bucket_whose_time_begins_while_it_is_refiled_fires_from_where_it_is_a
     assert schedule.figures()["buckets"] == 0
 
 
-def test_a_run_that_is_found_damaged_while_its_bucket_is_refiled_is_set_aside_and_the_rest_fires_once(
+def test_a_run_that_is_found_damaged_while_its_bucket_is_refiled_loses_one_message_and_the_rest_fires_once(
     opened: Opened,
 ) -> None:
     bucket_id, ids = with_a_bucket_to_refile(opened)
@@ -123,8 +123,8 @@ def test_a_run_that_is_found_damaged_while_its_bucket_is_refiled_is_set_aside_an
     settle(schedule, bucket_id.expand_at_ms)
 
     came += drain(schedule, NOW_MS + 40 * DAY_MS)
-    assert came == ids[::2]
-    assert schedule.figures()["quarantined_runs"] == 1
+    assert sorted(came) == sorted(one for one in ids if one != "m07")
+    assert schedule.figures()["quarantined_messages"] == 1
 
 
 def test_while_the_id_index_is_merged_messages_are_taken_canceled_and_delivered(

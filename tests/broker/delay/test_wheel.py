@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import chain, count
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.delay.merging import Piece
 from broker.delay.run import (
     RUN_MESSAGES_MAX,
     Columns,
@@ -18,7 +20,7 @@ from broker.delay.run import (
     decode_messages,
     encode_run,
 )
-from broker.delay.wheel import Piece, Taken, Wheel
+from broker.delay.wheel import Taken, Wheel
 
 dues = st.lists(st.integers(0, 50), min_size=1, max_size=30)
 
@@ -50,21 +52,30 @@ class Written:
         return self.columns[run.id]
 
     def ids(self, taken: Taken) -> list[str]:
-        found: list[str] = []
+        found: list[tuple[tuple[int, int], str]] = []
         for part in taken.parts:
             if isinstance(part, Piece):
-                stored = self.stored[part.run.id]
-                found += [stored.ids[at] for at in range(part.start, part.stop) if not part.run.is_gone(at)]
+                stored, columns = self.stored[part.run.id], self.columns[part.run.id]
+                found += [
+                    ((columns.due[at], columns.seq[at]), stored.ids[at])
+                    for at in range(part.start, part.stop)
+                    if not part.run.is_gone(at)
+                ]
                 part.run.taken = part.stop
             else:
-                found.append(part.id)
-        return found
+                found.append((part.key, part.id))
+        return [one for _, one in (sorted(found) if taken.is_mixed else found)]
 
 
 def entries(due_times: list[int], seqs: count[int]) -> list[Entry]:
     return [
         Entry(due_ms, seq, f"m{seq}", f"t{seq % 3}", b"x" * seq) for due_ms, seq in zip(due_times, seqs, strict=False)
     ]
+
+
+def small(due_ms: int, seqs: count[int]) -> Entry:
+    seq = next(seqs)
+    return Entry(due_ms, seq, f"m{seq}", "t", b"x")
 
 
 @given(
@@ -209,3 +220,28 @@ def test_a_few_lanes_that_fit_a_batch_leave_nothing_behind() -> None:
     wheel.push(Entry(1, next(seqs), "other", "other", b""))
 
     assert len(written.ids(wheel.take(1, count_max=400, bytes_max=1 << 20, is_alive=lambda _: True))) == 301
+
+
+@pytest.mark.parametrize("in_memory", [0, 200])
+def test_runs_that_lie_side_by_side_give_a_batch_by_the_piece_not_message_by_message(in_memory: int) -> None:
+    """A minute of very many messages that sixteen writes filled: each neighbour of a message is in another run."""
+    written, seqs = Written(), count(1)
+    wheel = Wheel(written.read)
+    writes = [[small(number * 7 % 60_000, seqs) for number in range(at, at + 4_000)] for at in range(16)]
+    for one in writes:
+        wheel.add([written.write(list(piece)) for piece in cut(sorted(one))])
+    near = [small(number * 20, seqs) for number in range(in_memory)]
+    for entry in near:
+        wheel.push(entry)
+    expected = [entry.id for entry in sorted([*chain.from_iterable(writes), *near])]
+
+    came: list[str] = []
+    for _ in range(10):
+        before = len(written.opened)
+        taken = wheel.take(60_000, count_max=2_000, bytes_max=1 << 30, is_alive=lambda _: True)
+        came += written.ids(taken)
+        assert taken.count == 2_000
+        assert len(taken.pieces) <= 64
+        assert len(written.opened) - before <= 64
+
+    assert came == expected[: len(came)]

@@ -107,6 +107,32 @@ def test_damage_is_shown_before_it_is_met_and_once_it_is(open_engine: Callable[.
     assert shown(engine)[quarantined] == 2
 
 
+def test_damage_in_the_schedule_is_shown_once_it_is_met(
+    open_engine: Callable[..., Engine], folder: Path, clock: ManualClock
+) -> None:
+    later_ms = clock.now_ms() + 3_600_000
+    engine = open_engine()
+    engine.publish(
+        [Message(id=f"m{at}", topic=TOPIC, body=b"body of m%d" % at, deliver_at_ms=later_ms) for at in range(3)]
+    )
+    engine._schedule._flush(clock.now_ms())
+    engine.close()
+    [bucket] = (folder / "schedule").glob("l[01]*.delay")
+    data = bytearray(bucket.read_bytes())
+    data[data.index(b"body of m1")] ^= 1
+    bucket.write_bytes(data)
+
+    engine = open_engine()
+    clock.advance(3_600_000)
+    came = [one.id for one in engine.pull(TOPIC, GROUP)]
+
+    samples = shown(engine)
+    assert came == ["m0", "m2"]
+    assert samples["broker_quarantined_runs"] == 1
+    assert samples["broker_quarantined_scheduled_messages"] == 1
+    assert samples['broker_scheduled_messages{horizon="inf"}'] == 0
+
+
 def test_a_group_whose_index_cannot_be_read_takes_no_figures_from_the_others(
     open_engine: Callable[..., Engine], folder: Path
 ) -> None:
