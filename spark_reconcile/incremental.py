@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +26,7 @@ from spark_reconcile.settings import Settings
 from spark_reconcile.slots import HOUR_MS, PERIOD_MS, slot_start
 from spark_reconcile.sources.statements import Leg
 from spark_reconcile.summary import Example, Summary, WindowCounts
+from spark_reconcile.unjudged import first_looked_at_late, reaches, unjudged, with_notes
 from spark_reconcile.verdict import Scope, Severity, State
 from spark_reconcile.window_results import books_of, examples_of, findings_of, published_topics, totals_of
 from spark_reconcile.window_store import Checkpoint, Window, WindowStore
@@ -95,7 +96,10 @@ def _remember_topics(evidence: Evidence, store: WindowStore) -> None:
 
 
 def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging, not_closed: int) -> Summary:
-    watch = Watch()
+    watch, sources = Watch(), inputs(job.evidence, job.settings)
+    now = reaches(sources)
+    begun = store.begun(now)
+    job = replace(job, late=first_looked_at_late(windows, store.windows, begun, now))
     try:
         job.say("comparing digests")
         compared = compare(job, KeptDigests(job.settings.output, checkpoint=store.checkpoint))
@@ -110,6 +114,7 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
     watch.lap("count")
     results = [*(window.result for window in shown.values()), overdue]
     books = books_of(results)
+    gone = unjudged(windows, store.windows, begun, inputs=sources)
     summary = Summary(
         run_id=stage.run_id,
         judged_at_ms=job.now_ms,
@@ -118,7 +123,8 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
         books=books,
         latencies=latencies,
         examples=_first_of_each(examples_of(results)),
-        inputs=inputs(job.evidence, job.settings),
+        inputs=with_notes(sources, gone),
+        unjudged=gone,
         folder=str(stage.final),
         windows=_counts(
             windows,

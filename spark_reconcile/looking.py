@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
-from spark_reconcile.digests import Legs
+from spark_reconcile.digests import Legs, union
 from spark_reconcile.figures import business_verdicts, verdicts
 from spark_reconcile.judging import Judged, bounds_of, judge
 from spark_reconcile.planning import Plan
@@ -40,6 +41,8 @@ class Job:
     again: LookAgain = look_again
     span: Span | None = None
     """The times of which all sources are read; None: not known yet."""
+    late: Mapping[int, list[str]] = field(default_factory=dict)
+    """Of windows the sources that were purged of them before they were judged for the first time."""
 
     @property
     def covered(self) -> list[str]:
@@ -73,19 +76,36 @@ def look(job: Job, legs: Legs, batch: Sequence[int]) -> Looked:
     first = table.localCheckpoint(), business.localCheckpoint()
     judged.release()
     suspects = suspects_of(*first)
-    if suspects.too_many:
+    if suspects is None:
         job.say("too many suspects to look at each of them again: none is confirmed")
-    if suspects.too_many or not (suspects.ids or suspects.keys):
+    if not suspects:
         return Looked(table=_confirmed(first[0], "false"), business=_confirmed(first[1], "false"), resolved={})
-    job.say(f"looking again at {len(suspects.ids) + len(suspects.keys):,} suspects")
     job.pause(job.settings.grace.confirm_after_seconds)
     return _second(job, evidence, suspects, batch, first=first)
 
 
 def _second(
-    job: Job, looked: Evidence, suspects: Suspects, batch: Sequence[int], *, first: tuple[DataFrame, DataFrame]
-) -> Looked:
-    """The first look's verdicts, with the suspects' replaced by those of the second."""
+    job: Job, looked: Evidence, suspects: Sequence[Suspects], batch: Sequence[int], *,
+    first: tuple[DataFrame, DataFrame],
+) -> Looked:  # fmt: skip
+    """The first look's verdicts, with the suspects' replaced by those of the second, part by part."""
+    found, known = [], sum(len(part.ids) + len(part.keys) for part in suspects)
+    for number, part in enumerate(suspects, start=1):
+        job.say(f"looking again at {known:,} suspects, part {number} of {len(suspects)}")
+        found.append(_part(job, looked, part, batch))
+    tables, rows, ids, keys = (reduce(union, frames) for frames in zip(*found, strict=True))
+    final = _confirmed(first[0], "false").join(ids.distinct(), "message_id", "left_anti").unionByName(tables)
+    business = _confirmed(first[1], "false").join(keys, ["topic", "message_key"], "left_anti").unionByName(rows)
+    final, business = final.localCheckpoint(), business.localCheckpoint()
+    before, after = _findings(*first), _findings(final, business)
+    resolved = {start: count - after.get(start, 0) for start, count in before.items() if count > after.get(start, 0)}
+    return Looked(table=final, business=business, resolved=resolved)
+
+
+def _part(
+    job: Job, looked: Evidence, suspects: Suspects, batch: Sequence[int]
+) -> tuple[DataFrame, DataFrame, DataFrame, DataFrame]:
+    """Both tables of these suspects as they are by now, and the ids and keys that they speak for."""
     # What was drilled holds all that the logs had of the suspects: they are not searched again from their beginning.
     evidence = job.again(job.session, job.settings, job.plan, looked, suspects)
     again, table, business = _tables(job, evidence, batch)
@@ -94,20 +114,15 @@ def _second(
     evidence.release()
     ids = job.session.createDataFrame([(one,) for one in suspects.ids], "message_id string")
     keys = job.session.createDataFrame(list(suspects.keys), "topic string, message_key string")
-    looked_at = table.where("broker > 0").select("message_id").unionByName(ids).distinct()
-    final = (
-        _confirmed(first[0], "false").join(looked_at, "message_id", "left_anti")
-        .unionByName(_confirmed(table, _FINDING).join(looked_at, "message_id", "left_semi"))
-        .localCheckpoint()
-    )  # fmt: skip
-    rows = (
-        _confirmed(first[1], "false").join(keys, ["topic", "message_key"], "left_anti")
-        .unionByName(_confirmed(business, _FINDING).join(keys, ["topic", "message_key"], "left_semi"))
-        .localCheckpoint()
-    )  # fmt: skip
-    before, after = _findings(*first), _findings(final, rows)
-    resolved = {start: count - after.get(start, 0) for start, count in before.items() if count > after.get(start, 0)}
-    return Looked(table=final, business=rows, resolved=resolved)
+    # What was stored meanwhile under these keys, too; of what stands under another's the rest was not read.
+    under = table.where("broker > 0").join(keys, ["topic", "message_key"], "left_semi").select("message_id")
+    looked_at = under.unionByName(ids).distinct().localCheckpoint()
+    return (
+        _confirmed(table, _FINDING).join(looked_at, "message_id", "left_semi"),
+        _confirmed(business, _FINDING).join(keys, ["topic", "message_key"], "left_semi"),
+        looked_at,
+        keys,
+    )
 
 
 def _tables(job: Job, evidence: Evidence, batch: Sequence[int]) -> tuple[Judged, DataFrame, DataFrame]:

@@ -6,11 +6,11 @@ since: what they held before cannot change. Times are still compared with the mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import TYPE_CHECKING, Final
 
+from spark_reconcile.cancels import answers, are_answered
 from spark_reconcile.planning import Plan, Read
 from spark_reconcile.reading import Evidence, LegCount, read_log, sql_frame, united
 from spark_reconcile.settings import Settings
@@ -22,8 +22,13 @@ from spark_reconcile.verdict import Severity
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SUSPECTS_MAX: Final = 5_000
+SUSPECTS_MAX: Final = 100_000
 """Up to so many ids, and so many keys, are looked at again; above, the sources disagree as a whole."""
+SUSPECTS_A_LOOK: Final = 5_000
+"""So many ids, and so many keys, are asked for at once."""
+
+Key = tuple[str, str]
+"""A topic and a business key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +36,14 @@ class Suspects:
     """Messages by id, and business keys with their topics, that a first look found something about."""
 
     ids: Sequence[str]
-    keys: Sequence[tuple[str, str]]
-
-    @property
-    def too_many(self) -> bool:
-        """Whether they are not looked at again one by one."""
-        return max(len(self.ids), len(self.keys)) > SUSPECTS_MAX
+    keys: Sequence[Key]
 
 
-def suspects_of(table: DataFrame, business: DataFrame) -> Suspects:
-    """Of the first look's verdicts, those that would be findings; and all messages under the keys of those."""
+def suspects_of(table: DataFrame, business: DataFrame) -> list[Suspects] | None:
+    """Of the first look's verdicts, those that would be findings; and all messages under the keys of those.
+
+    In parts that can be looked at one by one, as a key is in one part with all its messages; None: there are too many.
+    """
     from pyspark.sql.functions import broadcast
 
     finding = f"severity = '{Severity.FINDING}'"
@@ -50,49 +53,84 @@ def suspects_of(table: DataFrame, business: DataFrame) -> Suspects:
     of_messages = keyed.join(broadcast(found), "message_id", "left_semi").select("topic", "message_key")
     of_business = business.where(f"{finding} and message_key is not null").select("topic", "message_key")
     keys = of_messages.unionByName(of_business).distinct().limit(SUSPECTS_MAX + 1).localCheckpoint()
-    under_keys = keyed.join(broadcast(keys), ["topic", "message_key"], "left_semi").select("message_id")
-    ids = found.unionByName(under_keys).distinct().limit(SUSPECTS_MAX + 1)
-    return Suspects(
-        ids=sorted(row["message_id"] for row in ids.collect()),
-        keys=sorted((row["topic"], row["message_key"]) for row in keys.collect()),
+    under_keys = keyed.join(broadcast(keys), ["topic", "message_key"], "left_semi")
+    placed = under_keys.select("message_id", "topic", "message_key").unionByName(
+        found.selectExpr("message_id", "cast(null as string) as topic", "cast(null as string) as message_key")
     )
+    # A message has one key, its verdict's; without one it is a suspect by itself.
+    ids = placed.groupBy("message_id").agg({"topic": "min", "message_key": "min"}).limit(SUSPECTS_MAX + 1)
+    under: dict[Key | None, list[str]] = {(row["topic"], row["message_key"]): [] for row in keys.collect()}
+    for row in ids.collect():
+        key = None if row["min(message_key)"] is None else (row["min(topic)"], row["min(message_key)"])
+        under.setdefault(key, []).append(row["message_id"])
+    return parted(under)
+
+
+def parted(under: Mapping[Key | None, Sequence[str]]) -> list[Suspects] | None:
+    """Keys with the ids under them, and ids that are under none, in parts; None: there are too many.
+
+    A key with more messages than one look takes is left out.
+    """
+    if max(sum(map(len, under.values())), len(under.keys() - {None})) > SUSPECTS_MAX:
+        return None
+    loose: list[tuple[Sequence[Key], Sequence[str]]] = [((), [one]) for one in sorted(under.get(None, ()))]
+    keyed = [((key,), sorted(under[key])) for key in sorted(one for one in under if one is not None)]
+    parts: list[tuple[list[Key], list[str]]] = []
+    for keys, ids in (*keyed, *loose):
+        if len(ids) > SUSPECTS_A_LOOK:
+            continue
+        if not parts or max(len(parts[-1][0]) + len(keys), len(parts[-1][1]) + len(ids)) > SUSPECTS_A_LOOK:
+            parts.append(([], []))
+        parts[-1][0].extend(keys)
+        parts[-1][1].extend(ids)
+    return [Suspects(ids=ids, keys=keys) for keys, ids in parts]
 
 
 def look_again(session: SparkSession, settings: Settings, plan: Plan, first: Evidence, suspects: Suspects) -> Evidence:
-    """The suspects' evidence as it stands now. Raises NotComparable where a log is damaged by now."""
-    counts: list[LegCount] = []
+    """The suspects' evidence as it stands now. Raises NotComparable where a log is damaged by now.
+
+    A message that one source has under these keys another may have under others: all that is said of it is read.
+    """
     ids = session.createDataFrame([(one,) for one in suspects.ids], "id string")
     keys = session.createDataFrame(list(suspects.keys), "topic string, message_key string")
     inboxes = _tables(session, plan.inboxes, suspects)
-    logs: dict[str, DataFrame] = {}
-    now = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
-    for log, before in (("messages", first.messages), ("actions", first.actions)):
-        known = first.surveyed.get(log)
-        appended = [] if known is None else grown(known, now[log])
-        parts = [before]
-        if appended:
-            found = read_log(session, log, appended, counts).frame
-            if log == "actions":
-                named = named_runs(found, logs["messages"], is_whole=all(map(begins_whole, now.values())))
-                found = _union(single(found), named)
-            parts.append(found)
-        logs[log] = reduce(_union, parts)
-    messages = logs["messages"].where("damage is null")
-    under_keys = messages.where("message_key is not null").join(keys, ["topic", "message_key"], "left_semi")
-    named = _union(ids, under_keys.select("id")).distinct().localCheckpoint()
-    archives = first.rows.where(f"leg = '{Leg.ARCHIVE}'").join(ids, "id", "left_semi") if settings.archives else None
-    tables = _tables(session, plan.rest, suspects)
+    messages, actions = _logs(session, settings, first)
+    stored = messages.where("damage is null")
+    under = stored.join(keys, ["topic", "message_key"], "left_semi").select("id")
+    named = _union(ids, under).distinct().localCheckpoint()
+    more = [row["id"] for row in named.join(ids, "id", "left_anti").limit(SUSPECTS_A_LOOK).collect()]
+    tables = _tables(session, plan.rest, replace(suspects, ids=[*suspects.ids, *more]))
     rows = united(session, tables)
-    if archives is not None:
-        rows = _union(rows, archives.select(*rows.columns))
+    if settings.archives:
+        archived = first.rows.where(f"leg = '{Leg.ARCHIVE}'")
+        asked = _union(named, archived.join(keys, ["topic", "message_key"], "left_semi").select("id"))
+        rows = _union(rows, archived.join(asked, "id", "left_semi").select(*rows.columns))
+    named = _union(named, rows.where("id is not null").select("id")).distinct().localCheckpoint()
+    if are_answered(first.counts):
+        actions = _union(actions, answers(rows, messages=stored, actions=actions))
     return replace(
         first,
         inboxes=united(session, inboxes),
-        messages=messages.join(named, "id", "left_semi").select(*first.messages.columns).localCheckpoint(),
-        actions=logs["actions"].join(named, "id", "left_semi").select(*first.actions.columns).localCheckpoint(),
+        messages=stored.join(named, "id", "left_semi").select(*first.messages.columns).localCheckpoint(),
+        actions=actions.join(named, "id", "left_semi").select(*first.actions.columns).localCheckpoint(),
         rows=rows,
         tables=(*inboxes, *tables),
     )
+
+
+def _logs(session: SparkSession, settings: Settings, first: Evidence) -> tuple[DataFrame, DataFrame]:
+    """What the first look had of messages and of actions, and what was appended since; actions are surveyed first."""
+    counts: list[LegCount] = []
+    now = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
+    messages, actions = first.messages, first.actions
+    appended = {log: grown(first.surveyed[log], now[log]) if log in first.surveyed else [] for log in now}
+    if appended["messages"]:
+        messages = _union(messages, read_log(session, "messages", appended["messages"], counts).frame)
+    if appended["actions"]:
+        found = read_log(session, "actions", appended["actions"], counts).frame
+        named = named_runs(found, messages, is_whole=all(map(begins_whole, now.values())))
+        actions = _union(actions, _union(single(found), named))
+    return messages, actions
 
 
 def _tables(session: SparkSession, reads: Sequence[Read], suspects: Suspects) -> list[DataFrame]:

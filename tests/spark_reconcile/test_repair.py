@@ -159,7 +159,7 @@ def test_rows_without_a_message_are_named_and_suspects_that_nobody_confirmed_are
     assert "headers are not archived" in plan[0]["reason"]
     assert "publish it from the row" in plan[1]["reason"]
     told = " ".join(capsys.readouterr().err.split())
-    assert "3 suspects are not confirmed, so nothing is planned for them: more than 5,000" in told
+    assert "3 suspects are not confirmed, so nothing is planned for them: more than 100,000" in told
 
 
 def _shown_window(settings: Settings, **tables: list[dict[str, Any]]) -> None:
