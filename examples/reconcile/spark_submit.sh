@@ -4,9 +4,10 @@
 set -eu
 config=${1:-reconcile.toml}
 since=${2:-48h}
+[ $# -gt 2 ] && shift 2 || shift $#
 exec spark-submit \
   --master "${SPARK_MASTER:-spark://master:7077}" \
   --conf spark.sql.shuffle.partitions="${SHUFFLE_PARTITIONS:-64}" \
   --conf spark.executor.memory="${EXECUTOR_MEMORY:-4g}" \
   "$(python -c 'import spark_reconcile.submit; print(spark_reconcile.submit.__file__)')" \
-  run --config "$config" --since "$since" --master "${SPARK_MASTER:-spark://master:7077}"
+  run --config "$config" --since "$since" --master "${SPARK_MASTER:-spark://master:7077}" "$@"

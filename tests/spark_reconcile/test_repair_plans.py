@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from sqlalchemy import create_engine, text
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from messaging import journal
 from messaging.errors import ConfigurationError
