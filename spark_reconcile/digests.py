@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _LOW: Final = 0xFFFF_FFFF
 APART_MS_MAX: Final = 60_000
 """A message whose id names a time further from its row's is loose: what names it may be of another hour."""
+CANCELED: Final = "('canceled', 'answered')"
+"""Kinds of action that say of a message that it was canceled: the broker's note, and its answer in the archive."""
 _STEPS: Final = ("delivered", "acked")
 _ODD_STEPS: Final = ("requeued", "extended", "died", "redriven")
 
@@ -54,7 +56,7 @@ def buckets(legs: Legs, *, tolerance: Tolerance) -> DataFrame:
         _digest(legs.actions.where(f"kind in {_named(*_ODD_STEPS)}"), leg="'other'", odd="1", time="at_ms",
                 group="consumer_group"),
         # A cancel names no topic: it asks for a look at its slot on every topic. What was fired was scheduled.
-        _digest(legs.actions.where("kind = 'canceled'"), leg="'canceled'", time="at_ms", topic="''", odd="1"),
+        _digest(legs.actions.where(f"kind in {CANCELED}"), leg="'canceled'", time="at_ms", topic="''", odd="1"),
         _digest(legs.actions.where("kind = 'fired'"), leg="'other'", time="at_ms", odd="1"),
         _digest(legs.inboxes, leg=f"'{Leg.INBOX}'", time="at_ms", group="consumer_group"),
     ]  # fmt: skip

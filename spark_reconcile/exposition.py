@@ -53,6 +53,15 @@ def _lines(summary: Summary) -> Iterator[str]:
     yield from _gauge("recon_unexplained_messages", "Verdicts that no rule gave.", {"": summary.unexplained})
     earlier = summary.windows.earlier_findings if summary.windows else 0
     yield from _gauge("recon_earlier_findings", "Findings of hours before the span, as last judged.", {"": earlier})
+    yield from _gauge(
+        "recon_unjudged_hours",
+        "Hours that a source was purged of before they were judged (never), or while something in them moved (open).",
+        {
+            f'{{leg="{_escaped(f"{one.source} {one.what}")}",judged="{judged}"}}': count
+            for one in summary.unjudged
+            for judged, count in (("never", one.hours), ("open", one.open_hours))
+        },
+    )
     resolved = summary.windows.resolved if summary.windows else 0
     yield from _gauge("recon_second_look_resolved_messages", "Suspects that the second look cleared.", {"": resolved})
     took = sum(summary.took_seconds.values())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from spark_reconcile.digests import Legs, windows_of_slot
+from spark_reconcile.digests import CANCELED, Legs, windows_of_slot
 from spark_reconcile.looking import Job
 from spark_reconcile.reading import Evidence
 from spark_reconcile.settings import Settings, Until
@@ -23,7 +23,7 @@ from spark_reconcile.slots import NO_SLOT, PERIOD_MS, hour, slot, window_of_mess
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-CODE_VERSION: Final = 5
+CODE_VERSION: Final = 6
 """Raised where verdicts change: every window is then judged anew."""
 _NO_WINDOW: Final = -1
 
@@ -79,7 +79,7 @@ def _of_loose_ids(legs: Legs, buckets: DataFrame, *, slack_ms: int) -> DataFrame
     from pyspark.sql.functions import broadcast
 
     slots = buckets.where(_LOOSE).select("slot").distinct()
-    canceled = "kind = 'canceled'"
+    canceled = f"kind in {CANCELED}"
     records = reduce(
         lambda one, other: one.unionByName(other),
         [

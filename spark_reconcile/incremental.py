@@ -27,6 +27,7 @@ from spark_reconcile.settings import Settings
 from spark_reconcile.slots import HOUR_MS, PERIOD_MS, slot_start
 from spark_reconcile.sources.statements import Leg
 from spark_reconcile.summary import Summary
+from spark_reconcile.unjudged import first_looked_at_late, reaches, unjudged, with_notes
 from spark_reconcile.window_results import counts_of, published_topics, summary_of, trouble_of
 from spark_reconcile.window_store import Checkpoint, Window, WindowStore
 from spark_reconcile.windowed import Compared, compare, judge_windows
@@ -93,7 +94,10 @@ def _remember_topics(evidence: Evidence, store: WindowStore) -> None:
 
 
 def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging, not_closed: int) -> Summary:
-    watch = Watch()
+    watch, sources = Watch(), inputs(job.evidence, job.settings)
+    now = reaches(sources)
+    begun = store.begun(now)
+    job = replace(job, late=first_looked_at_late(windows, store.windows, begun, now))
     try:
         job.say("comparing digests")
         compared = compare(job, KeptDigests(job.settings.output, checkpoint=store.checkpoint))
@@ -107,10 +111,12 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
         job.evidence.release()
     watch.lap("count")
     results = [*(window.result for window in shown.values()), overdue]
+    gone = unjudged(windows, store.windows, begun, inputs=sources)
     summary = replace(
         summary_of(results, run_id=stage.run_id, judged_at_ms=job.now_ms),
         latencies=latencies,
-        inputs=inputs(job.evidence, job.settings),
+        inputs=with_notes(sources, gone),
+        unjudged=gone,
         folder=str(stage.final),
         windows=replace(
             counts_of(shown, before=[one.result for start, one in store.windows.items() if start < windows[0]]),

@@ -31,7 +31,8 @@ FOLDER: Final = "digests"
 GENERATIONS_MAX: Final = 24
 """So many are read together; one more, and all that is known is written as one."""
 INDEX: Final = "digests.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""Raised where other rows of a file are summed."""
 
 
 class _Piece(msgspec.Struct, frozen=True, kw_only=True):

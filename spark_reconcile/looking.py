@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from spark_reconcile.digests import Legs
@@ -40,6 +40,8 @@ class Job:
     again: LookAgain = look_again
     span: Span | None = None
     """The times of which all sources are read; None: not known yet."""
+    late: Mapping[int, list[str]] = field(default_factory=dict)
+    """Of windows the sources that were purged of them before they were judged for the first time."""
 
     @property
     def covered(self) -> list[str]:

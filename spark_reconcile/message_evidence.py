@@ -9,18 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.sources.statements import Leg
+from spark_reconcile.cancels import ANSWERED, NOTED, TAKEN, UNNOTED
+from spark_reconcile.sources.statements import CANCELS, Leg
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _TEXTS: Final = ("topic", "message_key")
 _COUNTS: Final = (
-    "outbox", "parked", "archive", "resent", "repeated", "canceled", "plain", "noted", "due",
+    "outbox", "parked", "archive", "resent", "repeated", "canceled", "took_effect", "plain", "noted",
+    "due",
 )  # fmt: skip
 _TIMES: Final = (
     "body_hash", "due_ms", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "placed_ms", "fell_due_ms",
-    "canceled_ms",
+    "canceled_ms", "cancel_noted",
 )  # fmt: skip
 
 # A scheduled message stands in the log up to twice: a note while it waits, and itself once it is due. Either will do.
@@ -30,7 +32,7 @@ _CANCELED: Final = (
     "if(coalesce(min(canceled_ms) > coalesce(min(placed_ms), min(fell_due_ms)), false), 0L, sum(canceled))"
 )
 _FACTS: Final = {
-    **{name: f"sum({name})" for name in ("outbox", "parked", "archive", "resent", "repeated")},
+    **{name: f"sum({name})" for name in ("outbox", "parked", "archive", "resent", "repeated", "took_effect")},
     "broker": _BROKER,
     "canceled": _CANCELED,
 }
@@ -45,14 +47,16 @@ def message_evidence(
     ever published to.
     """
     united = reduce(lambda one, other: one.unionByName(other), _legs(rows, messages, actions))
-    grouped = united.groupBy("id").agg(*_aggregates())
+    # The answer to a cancel that is not among the rows tells nothing.
+    grouped = united.groupBy("id").agg(*_aggregates()).where("cancel_noted < 0 or archive > 0")
     joined = grouped.join(business, ["topic", "message_key"], "left")
     return joined.selectExpr(
         "id", "topic", "message_key", *_FACTS, "body_differs", "topic_differs", "key_differs", "due_differs",
-        "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "due_ms as deliver_at_ms",
+        "cancel_noted", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "due_ms as deliver_at_ms",
         "greatest(stored_ms, due_ms) as ready_ms",
         "if(stored_ms > 0, stored_ms, created_ms) as accepted_ms",
         f"if({_among('topic', reaches)}, 1, 0) as covered",
+        f"if({_among('topic', [CANCELS])}, 1, 0) as cancel",
         "coalesce(business_rows, 0L) as business",
         f"{_reach_case(reaches)} as business_reach_ms",
         f"{_reach_case(until)} as business_until_ms",
@@ -68,12 +72,15 @@ def business_keys(rows: DataFrame) -> DataFrame:
 
 def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[DataFrame]:
     texts = {"topic": "topic", "message_key": "coalesce(message_key, '')"}
+    # What a cancel cancels is shown as its key, where it is known.
+    of_rows = {**texts, "message_key": f"if(topic = '{CANCELS}', null, coalesce(message_key, ''))"}
     body = {"body_hash": "xxhash64(body_sha256)", "due_ms": "coalesce(deliver_at_ms, 0L)", "created_ms": "created_ms"}
     return [
-        _leg(rows.where(f"leg = '{Leg.OUTBOX}'"), **texts, **body, outbox="1L", parked="if(note = 'parked', 1L, 0L)"),
+        _leg(rows.where(f"leg = '{Leg.OUTBOX}'"), **of_rows, **body, outbox="1L", parked="if(note = 'parked', 1L, 0L)"),
         _leg(
-            rows.where(f"leg = '{Leg.ARCHIVE}'"), **texts, **body, archive="1L", sent_ms="at_ms",
+            rows.where(f"leg = '{Leg.ARCHIVE}'"), **of_rows, **body, archive="1L", sent_ms="at_ms",
             resent="if(attempts > 1, 1L, 0L)", repeated="if(note = 'duplicate', 1L, 0L)",
+            took_effect=f"if(topic = '{CANCELS}' and note = '{TAKEN}', 1L, 0L)",
         ),
         _leg(
             messages, **texts, **body, stored_ms="stored_ms", sequence="sequence",
@@ -83,6 +90,12 @@ def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[Data
         ),
         _leg(actions.where("kind = 'fired'"), fired_ms="at_ms", sequence="sequence", placed_ms="at_ms"),
         _leg(actions.where("kind = 'canceled'"), canceled="1L", created_ms="at_ms", canceled_ms="at_ms"),
+        # The broker's word, whenever it was noted: nothing that has a place already is canceled so.
+        _leg(actions.where(f"kind = '{ANSWERED}'"), canceled="1L", canceled_ms="0L"),
+        _leg(
+            actions.where(f"kind in ('{NOTED}', '{UNNOTED}')"), message_key="reason",
+            cancel_noted=f"if(kind = '{NOTED}', 1L, 0L)",
+        ),
     ]  # fmt: skip
 
 
@@ -108,7 +121,7 @@ def _aggregates() -> list[Column]:
         ),
         *(expr(f"coalesce(min({name}), 0L)").alias(name) for name in ("due_ms", "created_ms", "sent_ms", "stored_ms")),
         expr("coalesce(max(fired_ms), 0L)").alias("fired_ms"),
-        expr("coalesce(max(sequence), -1L)").alias("sequence"),
+        *(expr(f"coalesce(max({name}), -1L)").alias(name) for name in ("sequence", "cancel_noted")),
     ]
 
 

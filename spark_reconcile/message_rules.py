@@ -2,7 +2,8 @@
 
 Facts: counts of rows a source has of this id (`outbox`, `parked`, `archive`, `broker`, `canceled`, `business`), flags
 (0 or 1), times in milliseconds (0: none), since when a source is complete (`..._reach_ms`), and until when
-(`..._until_ms`). It reads nothing.
+(`..._until_ms`). Of a `cancel`, which is a row of its own: whether the broker answered that it `took_effect`, and
+whether it noted that (`cancel_noted`, -1: not known). It reads nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ _outbox, _parked, _archive, _broker = Fact("outbox"), Fact("parked"), Fact("arch
 _canceled, _covered, _business = Fact("canceled"), Fact("covered"), Fact("business")
 _created_ms, _sent_ms, _accepted_ms = Fact("created_ms"), Fact("sent_ms"), Fact("accepted_ms")
 _deliver_at_ms, _broker_reach_ms = Fact("deliver_at_ms"), Fact("broker_reach_ms")
+_cancel, _actions_reach_ms = Fact("cancel"), Fact("actions_reach_ms")
 _fresh_since_ms = Fact("now_ms") - Fact("grace_ms")
 _business_until_ms = Fact("business_until_ms") - Fact("grace_ms")
 _archive_until_ms = Fact("archive_until_ms") - Fact("grace_ms")
@@ -24,6 +26,10 @@ _unpublished = _outbox.is_(0) & _archive.is_(0)
 _unasked_for = _covered.is_(1) & _business.is_(0)
 # The note of a scheduled message is older than the log, or a kill took it, and the resend was known to the broker.
 _without_note = _broker.is_(0) & (_deliver_at_ms > _sent_ms) & ((_sent_ms < _broker_reach_ms) | (Fact("repeated") >= 1))
+
+_older_than_the_messages = (
+    _cancel.is_(0) & _broker.is_(0) & (_sent_ms < _broker_reach_ms) & (_deliver_at_ms < _broker_reach_ms)
+)
 
 MESSAGE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
@@ -198,6 +204,20 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cure="Check that a compensator runs on this database: outbox compensator once --url URL --broker URL.",
     ),
     Rule(
+        name="cancel_without_effect",
+        state=State.SETTLED,
+        severity=Severity.INFO,
+        when=_cancel.is_(1) & Fact("took_effect").is_(0),
+        meaning="A cancel to which the broker answered that it came too late, or that it knows no such message.",
+    ),
+    Rule(
+        name="cancel_taken",
+        state=State.SETTLED,
+        severity=Severity.OK,
+        when=_cancel.is_(1) & Fact("cancel_noted").is_(1),
+        meaning="A cancel that came in time: the broker answered so, and noted it.",
+    ),
+    Rule(
         name="sent_in_grace",
         state=State.PENDING,
         severity=Severity.WAIT,
@@ -226,14 +246,23 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         name="broker_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
-        when=_broker.is_(0) & (_sent_ms < _broker_reach_ms) & (_deliver_at_ms < _broker_reach_ms),
+        when=_older_than_the_messages | (_cancel.is_(1) & (_sent_ms < _actions_reach_ms)),
         meaning="Sent, and older than what the broker's log still holds.",
+    ),
+    Rule(
+        name="cancel_not_noted",
+        state=State.LOST,
+        severity=Severity.FINDING,
+        when=_cancel.is_(1),
+        meaning="The archive says that the broker took this cancel; the broker's log has no note of it.",
+        cause="The broker lost what it had answered for, or this is another broker's folder.",
+        cure="Cancel the message again before it is due: its id stands as the cancel's key where it is known.",
     ),
     Rule(
         name="cancel_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
-        when=_without_note & (_sent_ms < Fact("actions_reach_ms")),
+        when=_without_note & (_sent_ms < _actions_reach_ms),
         meaning="Scheduled, and never due by the log; it may have been canceled before the action log begins.",
     ),
     Rule(

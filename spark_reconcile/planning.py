@@ -176,7 +176,7 @@ def _note_oldest(reader: Reader, one: Statement, note: str, oldest: dict[tuple[L
     """A span hides how far a source reaches: asked for by itself, of an index's first entry."""
     conditions = one.where[:1]  # the kind or the group; the others are the span
     sql = f"SELECT MIN({one.range_by}) FROM {one.table} WHERE {conditions[0]}"  # noqa: S608 - checked names
-    ((found,),) = reader.rows(sql, one.parameters[:1])
+    ((found,),) = reader.rows(sql, one.parameters[: conditions[0].count("?")])
     if found is not None:
         oldest[one.leg, note] = min(int(found) // 1000, oldest.get((one.leg, note), int(found) // 1000))
 

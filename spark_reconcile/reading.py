@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from messaging.errors import ConfigurationError
+from spark_reconcile.cancels import answers, are_answered
 from spark_reconcile.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.errors import NotComparable
 from spark_reconcile.log_ends import refuse_lost_end, torn_tail
@@ -27,7 +28,7 @@ from spark_reconcile.sources.frames import SCHEMAS
 from spark_reconcile.sources.naming import named_runs, single
 from spark_reconcile.sources.sealed import keep, split, sweep
 from spark_reconcile.sources.segments import Segment, begins_whole, reach_ms, survey
-from spark_reconcile.sources.statements import ARCHIVE_COLUMNS, LEG_SCHEMA, Leg, Span
+from spark_reconcile.sources.statements import ARCHIVE_COLUMNS, CANCELS, LEG_SCHEMA, Leg, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -132,13 +133,16 @@ def read_all(
     )  # fmt: skip
     named = named_runs(actions.frame, messages.frame, is_whole=all(map(begins_whole, surveyed.values()))).persist()
     archives = _read_archives(session, settings, counts, span)
-    moved = [frame for frame, _ in archives]
+    rows = united(session, [*tables, *(frame for frame, _ in archives)])
+    acted = single(actions.frame).unionByName(named)
+    if are_answered(counts):
+        acted = acted.unionByName(answers(rows, messages=messages.frame, actions=acted))
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
     return Evidence(
         inboxes=united(session, effects),
         messages=messages.frame,
-        actions=single(actions.frame).unionByName(named),
-        rows=united(session, [*tables, *moved]),
+        actions=acted,
+        rows=rows,
         tables=(*effects, *tables, *messages.copies, *actions.copies, named),
         groups=_groups(
             settings, actions.frame, counts, plan, is_whole=begins_whole(surveyed["actions"]), now_ms=now_ms
@@ -232,9 +236,10 @@ def archive_frame(found: DataFrame, *, place: str) -> DataFrame:
     if missing:
         told = "it needs the columns of the archive table"
         raise ConfigurationError(f"the archive {place} has no column {missing[0]}; {told}")
-    return found.where("kind = 'publish'").selectExpr(
-        f"'{Leg.ARCHIVE}' as leg", "id", "topic", "message_key", "cast(null as string) as consumer_group",
-        "body_sha256", "deliver_at_ms", "created_at_us div 1000 as created_ms", "sent_at_us div 1000 as at_ms",
+    return found.where("kind in ('publish', 'cancel')").selectExpr(
+        f"'{Leg.ARCHIVE}' as leg", "id", f"if(kind = 'cancel', '{CANCELS}', topic) as topic", "message_key",
+        "cast(null as string) as consumer_group", "body_sha256",
+        "deliver_at_ms", "created_at_us div 1000 as created_ms", "sent_at_us div 1000 as at_ms",
         "cast(attempts as bigint) as attempts", "outcome as note",
     )  # fmt: skip
 

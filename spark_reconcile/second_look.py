@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
+from spark_reconcile.cancels import answers, are_answered
 from spark_reconcile.planning import Plan, Read
 from spark_reconcile.reading import Evidence, LegCount, read_log, sql_frame, united
 from spark_reconcile.settings import Settings
@@ -85,6 +86,8 @@ def look_again(session: SparkSession, settings: Settings, plan: Plan, first: Evi
     rows = united(session, tables)
     if archives is not None:
         rows = _union(rows, archives.select(*rows.columns))
+    if are_answered(first.counts):
+        logs["actions"] = _union(logs["actions"], answers(rows, messages=messages, actions=logs["actions"]))
     return replace(
         first,
         inboxes=united(session, inboxes),

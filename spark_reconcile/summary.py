@@ -73,6 +73,20 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unjudged:
+    """Hours that a source does not hold any more, between `since_ms` and `until_ms`: so many (`hours`) went before they
+    were ever judged with it, and in so many (`open_hours`) something still moved when they were judged last.
+    """
+
+    source: str
+    what: str
+    hours: int
+    open_hours: int
+    since_ms: int
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WindowCounts:
     """Of a run by windows: the hours it is about, and how they fared.
 
@@ -123,6 +137,7 @@ class Summary:
     folder: str = ""
     windows: WindowCounts | None = None
     clocks: Mapping[str, int] = field(default_factory=dict)
+    unjudged: Sequence[Unjudged] = ()
     took_seconds: Mapping[str, float] = field(default_factory=dict)
     grace: Grace | None = None
     """The bounds by which it was judged; None: of a run that did not note them yet."""
@@ -157,20 +172,25 @@ class Summary:
 
     @property
     def sentence(self) -> str:
-        """The run in one sentence; a second one says what was found in hours before its span."""
+        """The run in one sentence; others say what was found in hours before its span, and what could not be judged."""
         if not self.balanced:
-            return f"Not balanced: {_listed(self, Severity.FINDING)}.{self._earlier}"
+            return f"Not balanced: {_listed(self, Severity.FINDING)}.{self._earlier}{self._gone}"
         rest = _listed(self, Severity.ATTENTION)
         return (
             f"Balanced: all of {self.messages:,} messages, {self.message_groups:,} deliveries and "
             f"{self.business_rows:,} business rows are explained" + (f"; {rest} to look at." if rest else ".")
-        ) + self._earlier
+        ) + f"{self._earlier}{self._gone}"
 
     @property
     def _earlier(self) -> str:
         count = self.windows.earlier_findings if self.windows else 0
         told = "findings of hours before the span stand as they were judged; an earlier --since looks at them again."
         return f" {count:,} {told}" if count else ""
+
+    @property
+    def _gone(self) -> str:
+        gone = [f"{one.hours:,} hours of the {one.source} ({one.what})" for one in self.unjudged if one.hours]
+        return f" Purged before they were judged: {', '.join(gone)}." if gone else ""
 
     @property
     def clock_sentences(self) -> list[str]:

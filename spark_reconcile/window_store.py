@@ -27,18 +27,23 @@ Checkpoint = Callable[[str], None]
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """A window whose results are shown. `open`: something in it is still moving, so it is judged again."""
+    """A window whose results are shown. `open`: something in it is still moving, so it is judged again. `late`: sources
+    that were purged of it before it was judged for the first time.
+    """
 
     fingerprint: str
     version: str
     judged_at_ms: int
     open: bool
     result: dict[str, Any]
+    late: list[str] = []
 
 
 class _Index(msgspec.Struct, kw_only=True):
     format: int = FORMAT
     windows: dict[str, Window] = {}
+    begun: dict[str, int] = {}
+    """Since when each source was whole when a run first saw it."""
 
 
 class WindowStore:
@@ -54,6 +59,12 @@ class WindowStore:
     def windows(self) -> Mapping[int, Window]:
         """What is shown, by the window's beginning."""
         return {int(start): window for start, window in self._index.windows.items()}
+
+    def begun(self, reaches: Mapping[str, int]) -> Mapping[str, int]:
+        """Since when each source was whole when a run first saw it; kept with the next windows that are shown."""
+        for name, reach_ms in reaches.items():
+            self._index.begun[name] = min(reach_ms, self._index.begun.get(name, reach_ms))
+        return dict(self._index.begun)
 
     def folder(self, start_ms: int) -> Path:
         """Where the tables of a window that is shown stand."""

@@ -199,7 +199,7 @@ def _judge_batch(
     job.say("writing tables")
     _write(looked, batch, store=store)
     tallies = _tallies(job, batch, compared, looked, chosen)
-    store.publish({start: _window(tallies[start], prints.get(start, ""), job.now_ms) for start in batch})
+    store.publish({start: _window(tallies[start], prints.get(start, ""), job, start) for start in batch})
 
 
 def _unclean(job: Job, compared: Compared, batch: Sequence[int]) -> tuple[Unclean, int, float]:
@@ -246,13 +246,14 @@ def _rows(legs: Legs) -> int:
     return reduce(lambda one, other: one.union(other), (frame.select("id") for frame in frames)).count()
 
 
-def _window(tally: Tally, fingerprint: str, now_ms: int) -> Window:
+def _window(tally: Tally, fingerprint: str, job: Job, start: int) -> Window:
     return Window(
         fingerprint=fingerprint,
-        version=f"{fingerprint[:12] or 'empty'}-{now_ms}",
-        judged_at_ms=now_ms,
+        version=f"{fingerprint[:12] or 'empty'}-{job.now_ms}",
+        judged_at_ms=job.now_ms,
         open=tally.open,
         result=tally.as_result(),
+        late=job.late.get(start, []),
     )
 
 

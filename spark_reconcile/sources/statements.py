@@ -37,6 +37,8 @@ _NEEDED: Final[Mapping[str, frozenset[str]]] = {
 }  # fmt: skip
 ARCHIVE_COLUMNS: Final = _NEEDED["archive"]
 """What a row of the archive has, in its table and in Parquet."""
+CANCELS: Final = "(cancels)"
+"""The topic of cancels: no message can have it. Of a cancel `body_sha256` is that of the id of what it cancels."""
 
 
 class Leg(StrEnum):
@@ -202,13 +204,14 @@ def _message_statement(reader: Reader, leg: Leg, name: str, *, at: str, note: st
         leg=leg,
         table=_outbox_table(reader, name, schema=schema, like="archive" if leg is Leg.ARCHIVE else "message"),
         columns={
-            "id": "id", "topic": "topic", "message_key": "message_key", "body_sha256": "body_sha256",
+            "id": "id", "topic": f"CASE kind WHEN 'cancel' THEN '{CANCELS}' ELSE topic END",
+            "message_key": "message_key", "body_sha256": "body_sha256",
             "deliver_at_ms": "deliver_at_ms", "created_ms": _milli(place, "created_at_us"), "at_ms": _milli(place, at),
             "attempts": "attempts", "note": note,
         },
         constants={},
-        where=["kind = ?"],
-        parameters=["publish"],
+        where=["kind IN (?, ?)"],
+        parameters=["publish", "cancel"],
         range_by="sent_at_us" if leg is Leg.ARCHIVE else None,
         rows_about=reader.rows_about(place.outbox_table(name), schema=schema),
     )  # fmt: skip

@@ -186,11 +186,54 @@ def canceled_in_time(p: Planted) -> None:
     order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
     _scheduled(p.world, "canceled", order, due_ms)
     p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=["canceled", "never-heard-of"]))
-    p.world.sent("cancel-request", key=None, topic="-", kind="cancel", outcome="canceled")
+    p.message(p.world.sent_cancel("cancel-request", "canceled", "canceled"), "settled", "cancel_taken")
     p.message("canceled", "canceled", "canceled")
     p.message("never-heard-of", "canceled", "canceled_unpublished")
     p.delivery("canceled", MAIL, "canceled", "canceled")
     p.business(order, "canceled", "message_canceled", REMINDED)
+
+
+def cancel_left_unsent(p: Planted) -> None:
+    p.message(p.world.unsent_cancel("cancel-unsent", "nobody"), "unsent", "not_sent")
+    p.message(p.world.unsent_cancel("cancel-parked", "nobody", state="parked"), "parked", "parked")
+    p.message(p.world.unsent_cancel("cancel-fresh", "nobody", age_ms=SECOND_MS), "pending", "in_grace")
+
+
+def cancel_that_lost_the_race(p: Planted) -> None:
+    due_ms = NOW_MS - 20 * MINUTE_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    _scheduled(p.world, "raced", order, due_ms)
+    p.world.done("raced", p.world.fire("raced", age_ms=20 * MINUTE_MS), MAIL, age_ms=20 * MINUTE_MS, topic=REMINDER)
+    for name, of, answer in (("cancel-late", "raced", "too_late"), ("cancel-lost", "no-such-message", "unknown")):
+        cancel = p.world.sent_cancel(name, of, answer, age_ms=19 * MINUTE_MS)
+        p.message(cancel, "settled", "cancel_without_effect")
+
+
+def handed_out_though_the_cancel_was_answered(p: Planted) -> None:
+    due_ms = NOW_MS - 20 * MINUTE_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    _scheduled(p.world, "promised", order, due_ms)
+    p.world.done("promised", p.world.fire("promised", age_ms=20 * MINUTE_MS), MAIL, age_ms=20 * MINUTE_MS,
+                 topic=REMINDER)  # fmt: skip
+    # Its note comes after the hand-out: by itself it takes nothing back.
+    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 18 * MINUTE_MS, ids=["promised"]))
+    cancel = p.world.sent_cancel("cancel-promised", "promised", "canceled", age_ms=19 * MINUTE_MS)
+    p.message(cancel, "settled", "cancel_taken")
+    p.message("promised", "canceled", "canceled")
+    p.delivery("promised", MAIL, "phantom", "handed_out_after_cancel")
+    p.business(order, "canceled", "message_canceled", REMINDED)
+
+
+def cancel_that_the_broker_forgot(p: Planted) -> None:
+    due_ms = NOW_MS + HOUR_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    _scheduled(p.world, "still-scheduled", order, due_ms)
+    p.message(p.world.sent_cancel("cancel-forgotten", "still-scheduled", "canceled"), "lost", "cancel_not_noted")
+    p.message("still-scheduled", "canceled", "canceled")
+    p.delivery("still-scheduled", MAIL, "canceled", "canceled")
+    p.business(order, "canceled", "message_canceled", REMINDED)
+    fresh = p.world.sent_cancel("cancel-just-sent", "of-a-message-that-nobody-has", "canceled", age_ms=SECOND_MS)
+    p.message(fresh, "pending", "sent_in_grace")
 
 
 def row_and_message_disagree_on_the_time(p: Planted) -> None:
@@ -478,7 +521,9 @@ FAULTS: tuple[Callable[[Planted], None], ...] = (
     never_published, too_new_to_judge, published_twice, left_unsent, being_sent, parked, row_not_removed,
     lost_by_the_broker, sent_just_now, sent_without_a_transaction, order_not_paid,
     unrecorded_on_a_topic_without_a_rule, somebody_elses_topic, archive_row_missing, stored_twice, body_changed,
-    key_changed, topic_changed, due_time_changed_on_the_way, canceled_in_time, row_and_message_disagree_on_the_time,
+    key_changed, topic_changed, due_time_changed_on_the_way, canceled_in_time, cancel_left_unsent,
+    cancel_that_lost_the_race, handed_out_though_the_cancel_was_answered, cancel_that_the_broker_forgot,
+    row_and_message_disagree_on_the_time,
     scheduled_ahead, fired_in_time, never_fired, note_lost_by_a_kill, note_lost_and_fired_twice,
     fired_and_nobody_asked_for_it, known_to_the_schedule_alone, known_to_the_schedule_and_never_fired,
     scheduled_and_lost_at_once, handed_out_early, handed_out_after_cancel, handed_out_late, nobody_takes_it, waiting,

@@ -29,10 +29,10 @@ def message_rule(f: Facts) -> str:  # noqa: C901 - one question after the other,
         if f["broker"]:
             return "not_removed_yet"
         return "in_grace" if f["created_ms"] > fresh else "not_sent"
+    if f["archive"] and f["cancel"]:
+        return _sent_cancel(f)
     if f["archive"]:
-        if f["broker"]:
-            return "stored"
-        return _not_in_broker(f)
+        return "stored" if f["broker"] else _not_in_broker(f)
     if f["covered"]:
         return "archive_missing"
     if f["accepted_ms"] > fresh:
@@ -42,6 +42,16 @@ def message_rule(f: Facts) -> str:  # noqa: C901 - one question after the other,
     if f["accepted_ms"] < f["archive_reach_ms"]:
         return "archive_out_of_reach"
     return "unrecorded" if f["topic_known"] else "foreign_topic"
+
+
+def _sent_cancel(f: Facts) -> str:
+    if not f["took_effect"]:
+        return "cancel_without_effect"
+    if f["cancel_noted"] == 1:
+        return "cancel_taken"
+    if f["now_ms"] - f["sent_ms"] < f["grace_ms"]:
+        return "sent_in_grace"
+    return "broker_out_of_reach" if f["sent_ms"] < f["actions_reach_ms"] else "cancel_not_noted"
 
 
 def _not_in_broker(f: Facts) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ MESSAGE_FACTS: Mapping[str, Sequence[int]] = {
     "business": COUNT, "topic_known": FLAG, "body_differs": FLAG, "topic_differs": FLAG, "key_differs": FLAG,
     "due_differs": FLAG, "created_ms": TIMES, "sent_ms": TIMES, "accepted_ms": TIMES, "deliver_at_ms": TIMES,
     "repeated": FLAG, "business_reach_ms": [0, 3_000_000], "actions_reach_ms": [0, 3_000_000],
-    "business_until_ms": [4_000_000, NOW_MS],
+    "business_until_ms": [4_000_000, NOW_MS], "cancel": FLAG, "took_effect": FLAG, "cancel_noted": [-1, 0, 1],
 }  # fmt: skip
 DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
     "stored": COUNT, "deliveries": COUNT, "acks": COUNT, "nacks": COUNT, "redrives": FLAG, "seeks": FLAG,
@@ -67,6 +67,10 @@ every_scope = pytest.mark.parametrize("scope", SCOPES)
 def _possible(scope: str, facts: Mapping[str, int]) -> bool:
     """Evidence that can come about: a row exists because some source has it."""
     if scope == "message":
+        if facts["cancel"]:
+            # Of no topic, so no rule asks for it; never due, and never stored by a broker.
+            nothing = not any(facts[name] for name in ("broker", "covered", "deliver_at_ms"))
+            return nothing and bool(facts["outbox"] or facts["archive"])
         return bool(facts["outbox"] or facts["archive"] or facts["broker"] or facts["canceled"])
     if scope == "delivery":
         return bool(facts["stored"] or facts["deliveries"] or facts["acks"] or facts["effects"] or facts["last_kind"])
@@ -101,9 +105,12 @@ def test_every_combination_of_presence_and_count_of_a_message_is_explained() -> 
     }  # fmt: skip
     for name in ("body_differs", "topic_differs", "key_differs", "due_differs"):
         small[name] = [0]
+    plain = {**small, "cancel": [0], "took_effect": [0], "cancel_noted": [-1]}
+    of_no_topic = ("broker", "covered", "business", "business_until_ms", "deliver_at_ms", "topic_known")
+    cancels = {**small, "cancel": [1], **{name: [0] for name in of_no_topic}}
     seen = set()
 
-    for values in product(*small.values()):
+    for values in chain(product(*plain.values()), product(*cancels.values())):
         facts = {**dict(zip(small, values, strict=True)), **BOUNDS}
         if _possible("message", facts):
             rule = classify(MESSAGE_RULES, facts)

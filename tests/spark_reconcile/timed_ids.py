@@ -10,7 +10,7 @@ import msgspec
 
 from messaging import journal
 from tests.spark_reconcile.faults import Verdict
-from tests.spark_reconcile.world import World
+from tests.spark_reconcile.world import World, sha
 
 
 def timed_id(name: str, created_ms: int) -> str:
@@ -24,8 +24,11 @@ def with_timed_ids(world: World, expected: Iterable[Verdict] = ()) -> set[Verdic
     created = {row["id"]: row["created_at_us"] // 1000 for row in (*world.outbox, *world.archive)}
     created.update({one.id: one.created_at_ms for one in world.stored if one.id not in created})
     names = {name: timed_id(name, time_ms) for name, time_ms in created.items()}
+    canceled = {sha(name): sha(renamed) for name, renamed in names.items()}
     for row in (*world.outbox, *world.archive):
         row["id"] = names[row["id"]]
+        if row["kind"] == "cancel":
+            row["body_sha256"] = canceled.get(row["body_sha256"], row["body_sha256"])
     for row in world.inbox:
         row["message_id"] = names.get(row["message_id"], row["message_id"])
     world.stored[:] = [msgspec.structs.replace(one, id=names[one.id]) for one in world.stored]

@@ -14,6 +14,7 @@ from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String
 from sqlalchemy.schema import CreateSchema
 
 from messaging import journal
+from outbox.row import CANCEL_TOPIC
 from outbox.schema import outbox_tables
 from spark_reconcile import BusinessRule, Condition, Grace, InboxSource, Settings
 from tests.fixtures.databases import Database
@@ -107,17 +108,29 @@ class World:
 
     def sent(
         self, message: str, *, key: str | None, age_ms: int = HOUR_MS, topic: str = PAID,
-        deliver_at_ms: int | None = None, kind: str = "publish", outcome: str = "stored",
+        deliver_at_ms: int | None = None, outcome: str = "stored",
     ) -> str:  # fmt: skip
         """A row of the archive."""
         self.archive.append(
             {
-                "id": message, "kind": kind, "topic": topic, "message_key": key, "body_sha256": sha(message),
+                "id": message, "kind": "publish", "topic": topic, "message_key": key, "body_sha256": sha(message),
                 "deliver_at_ms": deliver_at_ms, "created_at_us": (NOW_MS - age_ms) * 1000,
                 "sent_at_us": (NOW_MS - age_ms + 15) * 1000, "attempts": 1, "outcome": outcome,
             }
         )  # fmt: skip
         return message
+
+    def unsent_cancel(self, name: str, of: str, *, age_ms: int = HOUR_MS, state: str = "pending") -> str:
+        """A row of the live message table that asks to cancel a message."""
+        self.unsent(name, key=None, age_ms=age_ms, topic=CANCEL_TOPIC, state=state)
+        self.outbox[-1].update(kind="cancel", body=of.encode(), body_sha256=sha(of))
+        return name
+
+    def sent_cancel(self, name: str, of: str, outcome: str, *, age_ms: int = HOUR_MS) -> str:
+        """A row of the archive that asked to cancel a message, with the broker's answer."""
+        self.sent(name, key=None, age_ms=age_ms, topic=CANCEL_TOPIC, outcome=outcome)
+        self.archive[-1].update(kind="cancel", body_sha256=sha(of))
+        return name
 
     def store(
         self, message: str, *, key: str | None, age_ms: int = HOUR_MS, topic: str = PAID, body: str | None = None,
