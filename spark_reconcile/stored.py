@@ -20,7 +20,7 @@ from spark_reconcile.output import MANIFEST
 from spark_reconcile.publishing import NUMBERS, REPORT
 from spark_reconcile.report.page import page_of
 from spark_reconcile.slots import HOUR_MS
-from spark_reconcile.summary import Summary
+from spark_reconcile.summary import Summary, Unjudged
 from spark_reconcile.window_results import counts_of, summary_of, trouble_of
 from spark_reconcile.window_store import Window, WindowStore
 
@@ -59,7 +59,7 @@ def stored_hours(output: Path, *, since_ms: int, until_ms: int) -> Summary:
     before = [one.result for start, one in windows.items() if start < min(shown)]
     asked = range(since_ms // HOUR_MS, -(-until_ms // HOUR_MS))
     counts = replace(counts_of(shown, before=before), not_closed=len(asked) - len(shown))
-    return replace(found, windows=counts, flow=_trouble(shown))
+    return replace(found, windows=counts, unjudged=_late(shown), flow=_trouble(shown))
 
 
 def write_anew(summary: Summary, folder: Path) -> Path:
@@ -80,6 +80,21 @@ def _replace(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
+
+
+def _late(shown: Mapping[int, Window]) -> list[Unjudged]:
+    """Of each source the hours that it did not hold any more when they were judged for the first time."""
+    hours: dict[str, list[int]] = {}
+    for start, window in sorted(shown.items()):
+        for name in window.late:
+            hours.setdefault(name, []).append(start)
+    return [
+        Unjudged(
+            source=name.partition(" ")[0], what=name.partition(" ")[2], hours=len(late), open_hours=0,
+            since_ms=late[0], until_ms=late[-1] + HOUR_MS,
+        )
+        for name, late in sorted(hours.items())
+    ]  # fmt: skip
 
 
 def _trouble(shown: Mapping[int, Window]) -> Flow:

@@ -19,6 +19,7 @@ from benchmarks.reconcile.planting import (
     Kind,
     Message,
     Planted,
+    cancel,
     made_just_now,
     reminder,
     renamed,
@@ -149,9 +150,53 @@ def not_removed(p: Planted, one: Message) -> None:
 def canceled(p: Planted, one: Message) -> None:
     due = reminder(p, one)
     p.schedule(due)
-    p.actions.append(journal.Canceled(at_ms=one.created_ms + MINUTE_MS, ids=[due.id]))
+    _noted(p, due, at_ms=one.created_ms + MINUTE_MS)
+    _answered(p, due, "canceled", "cancel_taken")
     p.message(due, "canceled", "message_canceled")
     p.delivery(due, MAIL, "canceled")
+
+
+def canceled_without_a_row(p: Planted, one: Message) -> None:
+    due = reminder(p, one)
+    p.schedule(due)
+    _noted(p, due, at_ms=one.created_ms + MINUTE_MS)
+    p.message(due, "canceled", "message_canceled")
+    p.delivery(due, MAIL, "canceled")
+
+
+def cancel_left_unsent(p: Planted, one: Message) -> None:
+    p.outbox.append((cancel(one), "pending"))
+    p.message(cancel(one), "not_sent")
+
+
+def cancel_parked(p: Planted, one: Message) -> None:
+    p.outbox.append((cancel(one), "parked"))
+    p.message(cancel(one), "parked")
+
+
+def cancel_too_late(p: Planted, one: Message) -> None:
+    due = reminder(p, one)
+    p.schedule(due)
+    p.done(due, p.fire(due), since_ms=due.due_ms)
+    _answered(p, due, "too_late", "cancel_without_effect")
+
+
+def cancel_forgotten(p: Planted, one: Message) -> None:
+    due = reminder(p, one, due_ms=p.now_ms + 60 * MINUTE_MS)
+    p.schedule(due)
+    _answered(p, due, "canceled", "cancel_not_noted")
+    p.message(due, "canceled", "message_canceled")
+    p.delivery(due, MAIL, "canceled")
+
+
+def cancel_broken(p: Planted, one: Message) -> None:
+    due = reminder(p, one)
+    p.schedule(due)
+    p.done(due, p.fire(due), since_ms=due.due_ms)
+    _noted(p, due, at_ms=(due.due_ms or 0) + MINUTE_MS)
+    _answered(p, due, "canceled", "cancel_taken")
+    p.message(due, "canceled", "message_canceled")
+    p.delivery(due, MAIL, "handed_out_after_cancel")
 
 
 def canceled_unheard_of(p: Planted, one: Message) -> None:
@@ -205,6 +250,18 @@ KINDS: Final[tuple[Kind, ...]] = (
     moved, keyless, unarchived, unrecorded, foreign,
 )  # fmt: skip
 MORE_KINDS: Final[tuple[Kind, ...]] = (
-    unsent, parked, not_removed, canceled, canceled_unheard_of, sent_just_now, stored_just_now, out_of_sight,
+    unsent, parked, not_removed, canceled, canceled_without_a_row, cancel_left_unsent, cancel_parked, cancel_too_late,
+    cancel_forgotten, cancel_broken, canceled_unheard_of, sent_just_now, stored_just_now, out_of_sight,
     not_yet_fired, newest_row_unannounced, newest_row_not_seen, being_sent,
 )  # fmt: skip
+
+
+def _noted(p: Planted, one: Message, *, at_ms: int) -> None:
+    """The broker wrote the cancel down."""
+    p.actions.append(journal.Canceled(at_ms=at_ms, ids=[one.id]))
+
+
+def _answered(p: Planted, one: Message, answer: str, rule: str) -> None:
+    """The cancel was sent; the archive has the broker's answer, and the cancel gets this verdict."""
+    p.sent(cancel(one), outcome=answer)
+    p.message(cancel(one), rule)

@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from messaging import journal
+from outbox.row import CANCEL_TOPIC
+from outbox.schema import RowKind
 
 SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60 * SECOND_MS
@@ -40,6 +42,11 @@ class Message(NamedTuple):
     created_ms: int
     body: str
     due_ms: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """What its row in the outbox asks for."""
+        return RowKind.CANCEL.value if self.topic == CANCEL_TOPIC else RowKind.PUBLISH.value
 
     @property
     def sha256(self) -> str:
@@ -182,6 +189,12 @@ def renamed(one: Message, name: str, **changes: Any) -> Message:
 def rewritten(one: journal.MessageRecord, **changes: Any) -> journal.MessageRecord:
     """The record with something in it changed."""
     return msgspec.structs.replace(one, **changes)
+
+
+def cancel(one: Message) -> Message:
+    """The row that asks for a message's cancel, a minute later."""
+    at_ms = one.created_ms + MINUTE_MS
+    return renamed(one, "cancel", topic=CANCEL_TOPIC, key=None, body=one.id, due_ms=None, created_ms=at_ms)
 
 
 def made_just_now(p: Planted, one: Message) -> Message:

@@ -124,7 +124,7 @@ def business_table(planted: Planted) -> pa.Table:
 
 def _archive_table(planted: Planted) -> pa.Table:
     rows = [
-        (one.id, "publish", one.topic, one.key, one.sha256, one.due_ms, one.created_ms * 1000, sent_ms * 1000, 1,
+        (one.id, one.kind, one.topic, one.key, one.sha256, one.due_ms, one.created_ms * 1000, sent_ms * 1000, 1,
          outcome, one.created_ms)
         for one, sent_ms, outcome in planted.archive
     ]  # fmt: skip

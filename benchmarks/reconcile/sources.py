@@ -187,10 +187,10 @@ def _write_planted(shop: sqlite3.Connection, planted: Planted) -> None:
     _business(shop, planted.business)
     shop.executemany(
         "insert into outbox_message (id, kind, state, due_at_us, attempts, topic, message_key, body, body_sha256, "
-        "deliver_at_ms, created_at_us) values (?, 'publish', ?, ?, 1, ?, ?, ?, ?, ?, ?)",
+        "deliver_at_ms, created_at_us) values (?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?)",
         [
-            (one.id, state, one.created_ms * 1000, one.topic, one.key, one.body.encode(), one.sha256, one.due_ms,
-             one.created_ms * 1000)
+            (one.id, one.kind, state, one.created_ms * 1000, one.topic, one.key, one.body.encode(), one.sha256,
+             one.due_ms, one.created_ms * 1000)
             for one, state in planted.outbox
         ],
     )  # fmt: skip

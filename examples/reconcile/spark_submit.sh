@@ -1,6 +1,7 @@
 #!/bin/sh
-# Reconciles on a cluster. The driver reads the settings; the workers need the package, the database's address and the
-# broker's folder under the same path. The master comes from spark-submit, so none is named here.
+# Reconciles on a cluster: spark_submit.sh [CONFIG [SINCE [OPTION...]]]; options are those of `outbox reconcile run`.
+# The driver reads the settings; the workers need the package, the database's address and the broker's folder under the
+# same path. The exit status is the run's own.
 set -eu
 config=${1:-reconcile.toml}
 since=${2:-48h}

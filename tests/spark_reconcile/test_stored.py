@@ -122,6 +122,9 @@ def test_the_hours_of_many_runs_are_one_report_as_each_was_judged_last(tmp_path:
     assert found.flow is not None
     assert sum(found.flow.trouble[State.LOST].values()) == 4
     assert [one.id for one in found.examples] == ["m-1", "m-3"]
+    (late,) = found.unjudged
+    assert (late.source, late.what, late.hours) == ("archive", "sent messages", 3)
+    assert found.sentence.endswith("Purged before they were judged: 3 hours of the archive (sent messages).")
     assert made.exit_code == 0, made.exception
     page = (output / "hours" / "report.html").read_text()
     assert "Hours of several runs" in page
@@ -137,7 +140,8 @@ def _judged(output: Path, start_ms: int, *, lost: int, judged_at_ms: int) -> Non
     if lost:
         tally.add((Scope.MESSAGE, "order.paid", "", "not_in_broker"), lost)
         tally.examples.append(replace(_example(), id=f"m-{(start_ms - NOW_MS) // HOUR_MS}", at_ms=start_ms))
-    window = Window(fingerprint="f", version="v", judged_at_ms=judged_at_ms, open=False, result=tally.as_result())
+    window = Window(fingerprint="f", version="v", judged_at_ms=judged_at_ms, open=False, result=tally.as_result(),
+                    late=["archive sent messages"])  # fmt: skip
     store = WindowStore(output)
     store.staging()
     store.publish({start_ms: window})
