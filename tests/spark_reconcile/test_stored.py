@@ -17,7 +17,7 @@ from spark_reconcile.flow import Axis, Flow
 from spark_reconcile.output import staging
 from spark_reconcile.publishing import publish
 from spark_reconcile.stored import stored_hours, stored_run
-from spark_reconcile.summary import Book, Example, Input, Latency, WindowCounts
+from spark_reconcile.summary import Book, Example, Input, Latency, Unjudged, WindowCounts
 from spark_reconcile.verdict import Scope, Severity, State
 from spark_reconcile.window_results import Tally
 from spark_reconcile.window_store import Window, WindowStore
@@ -165,6 +165,7 @@ def _published(output: Path, *, lost: int = 2) -> Summary:
                 Input(source="archive", what="sent messages", rows=12, first_ms=NOW_MS - HOUR_MS, last_ms=NOW_MS - 9,
                       complete_since_ms=NOW_MS - 9 * HOUR_MS, complete_until_ms=NOW_MS - 90_000),
             ],
+            unjudged=[Unjudged(source="archive", what="sent messages", hours=2, open_hours=1, since_ms=1, until_ms=9)],
             folder=str(stage.final), clocks={"db": 3_000}, took_seconds={"read": 1.5}, grace=settings.grace,
             windows=WindowCounts(since_ms=NOW_MS - HOUR_MS, until_ms=NOW_MS, windows=1, judged=1, open=0, not_closed=0,
                                  looked_at=2, resolved=3),
