@@ -76,14 +76,14 @@ def test_a_page_is_made_of_a_run_that_noted_less(tmp_path: Path) -> None:
     ("options", "told"),
     [
         (["--run", "20250101T000000Z-ffffff"], "there is no run .* did you mean"),
-        (["--run", "../out"], "there is no run '../out'"),
+        (["--run", "../elsewhere"], "there is no run '../elsewhere'"),
         (["--until", "2h"], "--until goes with --since"),
         (["--since", "2h", "--run", "a"], "name one of them"),
         (["--since", "2h"], "no hour of this span was judged"),
     ],
 )
 def test_what_cannot_be_reported_is_refused_with_the_cure(tmp_path: Path, options: list[str], told: str) -> None:
-    _published(tmp_path / "out")
+    shutil.copytree(_published(tmp_path / "out").folder, tmp_path / "elsewhere")
 
     refused = _report("--output", str(tmp_path / "out"), *options)
 
