@@ -1,4 +1,7 @@
-"""`outbox reconcile run|watch|explain`: settings in, verdicts out. PySpark is imported only when a run begins."""
+"""`outbox reconcile run|watch|explain`: settings in, verdicts out. PySpark is imported only when a run begins.
+
+`report` and `repair` hang here, too.
+"""
 
 from __future__ import annotations
 
@@ -12,60 +15,51 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from messaging.clock import SystemClock
-from messaging.errors import ConfigurationError, DatabaseUnavailable
-from spark_reconcile.config_file import read_config, settings_of
-from spark_reconcile.errors import NotComparable
+from messaging.errors import ConfigurationError
 from spark_reconcile.exposition import FILE as METRICS_FILE
 from spark_reconcile.exposition import write_metrics
 from spark_reconcile.interrupting import Stop, interruptible
 from spark_reconcile.moments import length_ms, moment_ms
+from spark_reconcile.options import (
+    EXIT_FINDINGS,
+    AsJson,
+    BrokerData,
+    Config,
+    DryRun,
+    Full,
+    GraceSeconds,
+    Master,
+    MetricsFile,
+    NowMs,
+    Output,
+    RepairIt,
+    RepairsMax,
+    Schema,
+    Since,
+    Until,
+    Url,
+    Yes,
+    exit_statuses,
+    given_settings,
+)
+from spark_reconcile.repair_cli import app as repair_app
 from spark_reconcile.repair_cli import repair as repair_windows
+from spark_reconcile.report_cli import report
 from spark_reconcile.settings import Settings
 from spark_reconcile.summary import Summary
 from spark_reconcile.verdict import State
 from spark_reconcile.watching import Schedule, Watch
 
 app = typer.Typer(help="Prove from the records that nothing was lost, invented or early.", no_args_is_help=True)
-
-EXIT_FINDINGS: Final = 1
-EXIT_NOT_COMPARABLE: Final = 3
-
-
-Config = Annotated[Path | None, typer.Option("--config", help="TOML file that names sources and rules.")]
-Url = Annotated[str | None, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database of the outbox.")]
-Schema = Annotated[str | None, typer.Option("--schema", help="Schema of the outbox tables (MySQL).")]
-BrokerData = Annotated[Path | None, typer.Option("--broker-data", help="The broker's data folder, read in place.")]
-Output = Annotated[Path | None, typer.Option("--output", help="Folder for tables and reports.")]
-GraceSeconds = Annotated[float | None, typer.Option("--grace-seconds", help="What is newer is pending.")]
-Master = Annotated[
-    str | None, typer.Option("--master", help="Spark master, or sc://host for Spark Connect; default local[*].")
-]
-NowMs = Annotated[
-    int | None, typer.Option("--now-ms", help="Judge as of this moment (epoch milliseconds); default: now.")
-]
-Since = Annotated[
-    str | None,
-    typer.Option("--since", help="Judge by the hour, from here on: 2026-11-01T12:00:00Z, or so long ago: 2h, 7d."),
-]
-Until = Annotated[str | None, typer.Option("--until", help="With --since: up to here; default: now.")]
-Full = Annotated[bool, typer.Option("--full", help="With --since: look at every row, whatever the digests say.")]
-RepairIt = Annotated[
-    bool, typer.Option("--repair", help="With --since: hand what is lost and unsent back to the compensator.")
-]
-Yes = Annotated[bool, typer.Option("--yes", help="With --repair: do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="With --repair: show it, and change nothing.")]
-RepairsMax = Annotated[int, typer.Option("--repairs-max", min=1, help="With --repair: refuse to do more than these.")]
-MetricsFile = Annotated[
-    Path | None, typer.Option("--metrics-file", help="Write recon_* metrics here as well, e.g. for node_exporter.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
+app.command()(report)
+app.add_typer(repair_app, name="repair")
 
 
 @app.callback()
@@ -91,14 +85,14 @@ def run(
 
       outbox reconcile run --config reconcile.toml --since 48h --repair --dry-run
     """
-    settings = _settings(
+    settings = given_settings(
         config, url=url, schema=schema, broker_data=broker_data, output=output, grace_seconds=grace_seconds
     )
     if since is None and (until or full or repair):
         raise ConfigurationError("--until, --full and --repair go with --since: name since when, e.g. --since 48h")
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     span = None if since is None else (moment_ms(since, now_ms=now), moment_ms(until, now_ms=now) if until else now)
-    with _exit_statuses():
+    with exit_statuses():
         summary = _run(settings, master=master, now_ms=now, span=span, full=full)
     write_metrics(metrics_file or settings.output / METRICS_FILE, summary)
     if as_json:
@@ -127,7 +121,7 @@ def watch(
 
     Example: outbox reconcile watch --config reconcile.toml --lookback 7d
     """
-    settings = _settings(
+    settings = given_settings(
         config, url=url, schema=schema, broker_data=broker_data, output=output, grace_seconds=grace_seconds
     )
     every_ms, lookback_ms = length_ms(every), length_ms(lookback)
@@ -170,27 +164,6 @@ def explain(
                 typer.echo(f"    {label}: {text}")
 
 
-def _settings(
-    config: Path | None, *, url: str | None, schema: str | None, broker_data: Path | None, output: Path | None,
-    grace_seconds: float | None,
-) -> Settings:  # fmt: skip
-    """The file, with what is given as a flag put over it."""
-    flags: dict[str, dict[str, Any]] = {
-        "database": {"url": url, "schema": schema},
-        "broker": {"data": str(broker_data.resolve()) if broker_data else None},
-        "output": {"folder": str(output.resolve()) if output else None},
-        "grace": {"seconds": grace_seconds},
-    }
-    tables: dict[str, Any] = {} if config is None else read_config(config)
-    for name, values in flags.items():
-        given = {key: value for key, value in values.items() if value is not None}
-        if given:
-            tables[name] = {**tables.get(name, {}), **given}
-    if "database" not in tables or "broker" not in tables:
-        raise ConfigurationError("name a file with --config, or at least --url and --broker-data")
-    return settings_of(tables, folder=None if config is None else config.resolve().parent)
-
-
 def _run(settings: Settings, *, master: str | None, now_ms: int, span: tuple[int, int] | None, full: bool) -> Summary:
     from spark_reconcile.incremental import run_windows
     from spark_reconcile.reconciliation import run as reconcile_once
@@ -211,15 +184,6 @@ def _run(settings: Settings, *, master: str | None, now_ms: int, span: tuple[int
             )
 
         return interruptible(once)
-
-
-@contextmanager
-def _exit_statuses() -> Iterator[None]:
-    try:
-        yield
-    except (NotComparable, DatabaseUnavailable) as error:
-        _talk().print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_NOT_COMPARABLE) from error
 
 
 @contextmanager

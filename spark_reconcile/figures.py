@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
+from spark_reconcile.flow import HOUR_MS, Axis
 from spark_reconcile.judging import RULES, Judged
+from spark_reconcile.reaching import EVER_MS
 from spark_reconcile.reading import NEVER_MS, Evidence, LegCount
 from spark_reconcile.settings import Settings
 from spark_reconcile.sources.statements import Leg
@@ -18,12 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 EXAMPLES_A_RULE: Final = 10
-BUCKETS_MAX: Final = 60
-HOUR_MS: Final = 3_600_000
-_WIDTHS_MS: Final = (
-    200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000, HOUR_MS, 3 * HOUR_MS,
-    6 * HOUR_MS, 12 * HOUR_MS, 24 * HOUR_MS, 7 * 24 * HOUR_MS, 14 * 24 * HOUR_MS,
-)  # fmt: skip
 TROUBLE: Final = f"severity in ('{Severity.ATTENTION}', '{Severity.FINDING}')"
 _TURNED_AWAY: Final = (
     "if(effects > 0 and last_delivered_ms > effect_ms, greatest(deliveries - nacks - effects, 0L), 0L)"
@@ -37,32 +33,6 @@ _HOPS: Final = (
     ("hand-out to acknowledgement", "acked"),
     ("commit to handler", "handled"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A stretch of time in at most BUCKETS_MAX + 1 equal buckets."""
-
-    start_ms: int
-    width_ms: int
-    buckets: int
-
-    @staticmethod
-    def over(first_ms: int, last_ms: int) -> Axis:
-        """An axis whose buckets begin at round times."""
-        span_ms = max(last_ms - first_ms, 1)
-        width_ms = next((width for width in _WIDTHS_MS if span_ms <= width * BUCKETS_MAX), span_ms // BUCKETS_MAX + 1)
-        start_ms = first_ms // width_ms * width_ms
-        return Axis(start_ms, width_ms, (last_ms - start_ms) // width_ms + 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
-    """Counts a bucket: what the broker stored, what groups were handed first, what they acknowledged; and trouble."""
-
-    axis: Axis
-    events: Mapping[str, Mapping[int, int]]
-    trouble: Mapping[State, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,19 +205,20 @@ def loudest_first(one: Example) -> tuple[bool, int, str, int, str, str]:
 
 
 def inputs(evidence: Evidence, settings: Settings) -> list[Input]:
-    """What each source gave, from the end of the way to its beginning."""
+    """What each source gave, from the end of the way to its beginning, and how far it reaches."""
     found: dict[tuple[str, str], list[int]] = {}
-    reach: dict[tuple[str, str], int] = {}
+    reach: dict[tuple[str, str], tuple[int, int]] = {}
     for one in [*_expected(settings), *evidence.counts]:
-        place, since_ms = _source(one.leg, one.note, evidence, settings)
+        place, reaches = _source(one.leg, one.note, evidence, settings)
         spans = found.setdefault(place, [0, NEVER_MS, 0])
         spans[0] += one.rows
         spans[1], spans[2] = min(spans[1], one.first_ms or NEVER_MS), max(spans[2], one.last_ms)
-        reach[place] = since_ms
+        reach[place] = reaches
     return [
         Input(
             source=source, what=what, rows=rows, first_ms=first_ms if first_ms < NEVER_MS else 0, last_ms=last_ms,
-            complete_since_ms=None if reach[source, what] >= NEVER_MS else reach[source, what],
+            complete_since_ms=None if reach[source, what][0] >= NEVER_MS else reach[source, what][0],
+            complete_until_ms=None if reach[source, what][1] >= EVER_MS else reach[source, what][1],
             note=evidence.torn.get(what, "") if source == "broker" else "",
         )
         for (source, what), (rows, first_ms, last_ms) in found.items()
@@ -262,22 +233,26 @@ def _expected(settings: Settings) -> list[LegCount]:
     return [LegCount(leg=leg, topic="", note=note, rows=0, first_ms=0, last_ms=0) for leg, note in legs]
 
 
-def _source(leg: str, note: str, evidence: Evidence, settings: Settings) -> tuple[tuple[str, str], int]:
+def _source(leg: str, note: str, evidence: Evidence, settings: Settings) -> tuple[tuple[str, str], tuple[int, int]]:
+    """What a leg is called; since when it is complete, and until when."""
+    until = evidence.reach
     match leg:
         case Leg.INBOX:
-            mine = [one.inbox_reach_ms for one in evidence.groups if one.consumer_group == note]
-            return ("inbox", note), max(mine, default=0)
+            since = [one.inbox_reach_ms for one in evidence.groups if one.consumer_group == note]
+            ends = [until_ms for (_, group), until_ms in until.inboxes.items() if group == note]
+            return ("inbox", note), (max(since, default=0), min(ends, default=EVER_MS))
         case Leg.OUTBOX:
-            return ("outbox", "unsent messages"), 0
+            return ("outbox", "unsent messages"), (0, until.archive_ms)
         case Leg.ARCHIVE:
-            return ("archive", "sent messages"), evidence.archive_reach_ms
+            return ("archive", "sent messages"), (evidence.archive_reach_ms, until.archive_ms)
         case Leg.BUSINESS:
             rule = settings.rules[int(note)]
-            return ("business", rule.name), evidence.business_reaches[rule.topic]
+            ends_ms = until.business.get(rule.topic, EVER_MS)
+            return ("business", rule.name), (evidence.business_reaches[rule.topic], ends_ms)
         case "messages":
-            return ("broker", "message log"), evidence.broker_reach_ms
+            return ("broker", "message log"), (evidence.broker_reach_ms, EVER_MS)
         case _:
-            return ("broker", "action log"), evidence.actions_reach_ms
+            return ("broker", "action log"), (evidence.actions_reach_ms, EVER_MS)
 
 
 def verdict_of(scope: Scope, name: str) -> tuple[State, Severity, bool]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from messaging.errors import ConfigurationError
 from spark_reconcile.errors import NotComparable
-from spark_reconcile.figures import Axis, Flow, inputs, loudest_first
+from spark_reconcile.figures import inputs
+from spark_reconcile.flow import Axis, Flow
 from spark_reconcile.kept_digests import KeptDigests
 from spark_reconcile.latencies import sampled_latencies
 from spark_reconcile.looking import Job, Pause
@@ -25,18 +26,15 @@ from spark_reconcile.reconciliation import Say, Watch, only_run, open_session, w
 from spark_reconcile.settings import Settings
 from spark_reconcile.slots import HOUR_MS, PERIOD_MS, slot_start
 from spark_reconcile.sources.statements import Leg
-from spark_reconcile.summary import Example, Summary, WindowCounts
+from spark_reconcile.summary import Summary
 from spark_reconcile.unjudged import first_looked_at_late, reaches, unjudged, with_notes
-from spark_reconcile.verdict import Scope, Severity, State
-from spark_reconcile.window_results import books_of, examples_of, findings_of, published_topics, totals_of
+from spark_reconcile.window_results import counts_of, published_topics, summary_of, trouble_of
 from spark_reconcile.window_store import Checkpoint, Window, WindowStore
 from spark_reconcile.windowed import Compared, compare, judge_windows
 from spark_reconcile.windows import closed_windows, span_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-EXAMPLES_A_RULE: Final = 10
 
 
 def wait(seconds: float) -> None:
@@ -113,64 +111,28 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
         job.evidence.release()
     watch.lap("count")
     results = [*(window.result for window in shown.values()), overdue]
-    books = books_of(results)
     gone = unjudged(windows, store.windows, begun, inputs=sources)
-    summary = Summary(
-        run_id=stage.run_id,
-        judged_at_ms=job.now_ms,
-        business_rows=sum(book.count for book in books if book.scope is Scope.BUSINESS),
-        **asdict(totals_of(results)),
-        books=books,
+    summary = replace(
+        summary_of(results, run_id=stage.run_id, judged_at_ms=job.now_ms),
         latencies=latencies,
-        examples=_first_of_each(examples_of(results)),
         inputs=with_notes(sources, gone),
         unjudged=gone,
         folder=str(stage.final),
-        windows=_counts(
-            windows,
-            judged,
-            shown,
+        windows=replace(
+            counts_of(shown, before=[one.result for start, one in store.windows.items() if start < windows[0]]),
+            judged=len(judged),
             not_closed=not_closed,
             outside=overdue["looked_at"],
-            before=[one.result for start, one in store.windows.items() if start < windows[0]],
         ),
         clocks=job.plan.clocks,
         took_seconds=watch.laps,
+        grace=job.settings.grace,
+        flow=flow,
     )
     job.say("writing the report")
     write_aggregates(stage.folder / "aggregates", {start: window.result for start, window in shown.items()})
-    publish(summary, job.settings, flow, stage=stage)
+    publish(summary, job.settings, stage=stage)
     return summary
-
-
-def _counts(
-    windows: Sequence[int], judged: Sequence[int], shown: dict[int, Window], *, not_closed: int, outside: int,
-    before: Sequence[Mapping[str, Any]],
-) -> WindowCounts:  # fmt: skip
-    return WindowCounts(
-        since_ms=windows[0],
-        until_ms=windows[-1] + HOUR_MS,
-        windows=len(windows),
-        judged=len(judged),
-        open=sum(window.open for window in shown.values()),
-        not_closed=not_closed,
-        looked_at=sum(window.result["looked_at"] for window in shown.values()),
-        resolved=sum(window.result["resolved"] for window in shown.values()),
-        outside=outside,
-        earlier_findings=findings_of(before),
-    )
-
-
-def _first_of_each(found: Sequence[Example]) -> list[Example]:
-    """The first few of each rule over all windows, findings first."""
-    seen: dict[tuple[Scope, str], int] = {}
-    kept = []
-    for one in sorted(found, key=lambda example: (example.at_ms, example.id, example.of, example.key)):
-        place = (one.scope, one.rule)
-        seen[place] = seen.get(place, 0) + 1
-        if seen[place] <= EXAMPLES_A_RULE:
-            kept.append(one)
-    return sorted(kept, key=loudest_first)
 
 
 def _flow(compared: Compared, windows: Sequence[int], shown: dict[int, Window]) -> Flow:
@@ -187,13 +149,7 @@ def _flow(compared: Compared, windows: Sequence[int], shown: dict[int, Window]) 
     for row in placed.groupBy("leg", "bucket").agg({"n": "sum"}).collect():
         if 0 <= row["bucket"] < axis.buckets:
             events[names[row["leg"]]][row["bucket"]] = row["sum(n)"]
-    trouble: dict[State, dict[int, int]] = {}
-    for start, window in shown.items():
-        for book in books_of([window.result]):
-            if book.severity in {Severity.ATTENTION, Severity.FINDING} and book.scope is not Scope.BUSINESS:
-                cells = trouble.setdefault(book.state, {})
-                bucket = (start - axis.start_ms) // axis.width_ms
-                cells[bucket] = cells.get(bucket, 0) + book.count
+    trouble = trouble_of({start: window.result for start, window in shown.items()}, axis)
     return Flow(axis=axis, events=events, trouble=trouble)
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from messaging.build import build
-from spark_reconcile.figures import Flow, book
+from spark_reconcile.figures import book
 from spark_reconcile.output import Staging
-from spark_reconcile.report.page import write_report
+from spark_reconcile.report.page import page_of
 from spark_reconcile.settings import Settings
 from spark_reconcile.summary import Summary
 from spark_reconcile.verdict import Scope
@@ -26,16 +26,18 @@ from spark_reconcile.verdict import Scope
 if TYPE_CHECKING:
     import pyarrow as pa
 
+REPORT: Final = "report.html"
+NUMBERS: Final = "run.json"
 _FILE: Final = "part-0.parquet"
-_NUMBERS: Final = ("business_rows", "messages", "message_groups", "findings")
-_OF_SUMMARY: Final = ("run_id", "judged_at_ms", *_NUMBERS, "balanced", "sentence")
+_COUNTED: Final = ("business_rows", "messages", "message_groups", "findings")
+_OF_SUMMARY: Final = ("run_id", "judged_at_ms", *_COUNTED, "balanced", "sentence")
 _PASSWORD: Final = re.compile(r"//[^@/]*@")
 
 
-def publish(summary: Summary, settings: Settings, flow: Flow, *, stage: Staging) -> None:
+def publish(summary: Summary, settings: Settings, *, stage: Staging) -> None:
     """Write what people and programs read of a run, and show it with the tables that are staged already."""
-    write_report(stage.folder / "report.html", summary=summary, settings=settings, flow=flow)
-    (stage.folder / "run.json").write_text(json.dumps(summary.as_dict(), indent=2), encoding="utf-8")
+    (stage.folder / REPORT).write_text(page_of(summary), encoding="utf-8")
+    (stage.folder / NUMBERS).write_text(json.dumps(summary.as_dict(), indent=2), encoding="utf-8")
     _write(stage.folder / "run_log", [_logged(summary, settings)], _run_log_schema())
     stage.publish({"balanced": summary.balanced, "sentence": summary.sentence, "judged_at_ms": summary.judged_at_ms})
 
@@ -85,7 +87,8 @@ def _run_log_schema() -> pa.Schema:
     import pyarrow as pa
 
     texts = [(name, pa.string()) for name in ("source", "what")]
-    source = pa.struct([*texts, *((name, pa.int64()) for name in ("rows", "first_ms", "last_ms", "complete_since_ms"))])
+    numbers = ("rows", "first_ms", "last_ms", "complete_since_ms", "complete_until_ms")
+    source = pa.struct([*texts, *((name, pa.int64()) for name in numbers)])
     return pa.schema(
         [
             ("run_id", pa.string()),
@@ -94,7 +97,7 @@ def _run_log_schema() -> pa.Schema:
             ("config_sha256", pa.string()),
             ("inputs", pa.list_(source)),
             ("seconds", pa.map_(pa.string(), pa.float64())),
-            *((name, pa.int64()) for name in _NUMBERS),
+            *((name, pa.int64()) for name in _COUNTED),
             ("balanced", pa.bool_()),
             ("sentence", pa.string()),
         ]

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 from messaging.errors import ConfigurationError
 from spark_reconcile.errors import NotComparable, OutputBusy, OutputFailed
 from spark_reconcile.figures import (
-    Flow,
     axis_of,
     books_and_trouble,
     business_verdicts,
@@ -27,6 +26,7 @@ from spark_reconcile.figures import (
     totals_and_latencies,
     verdicts,
 )
+from spark_reconcile.flow import Flow
 from spark_reconcile.judging import Judged, bounds_of, judge
 from spark_reconcile.output import Staging, staging
 from spark_reconcile.planning import Plan, check_sources
@@ -88,21 +88,21 @@ def _reconcile(
         table.write.parquet(stage.table("verdicts"))
         watch.lap("judge")
         say("counting")
-        summary, flow = _count(judged, table, business, evidence, settings, stage=stage, now_ms=now_ms)
+        summary = _count(judged, table, business, evidence, settings, stage=stage, now_ms=now_ms)
     finally:
         evidence.release()
     judged.release()
     watch.lap("count")
     say("writing the report")
     summary = replace(summary, took_seconds=watch.laps, clocks=plan.clocks)
-    publish(summary, settings, flow, stage=stage)
+    publish(summary, settings, stage=stage)
     return summary
 
 
 def _count(
     judged: Judged, table: DataFrame, business: DataFrame, evidence: Evidence, settings: Settings, *, stage: Staging,
     now_ms: int,
-) -> tuple[Summary, Flow]:  # fmt: skip
+) -> Summary:  # fmt: skip
     """The numbers of the run; the two small tables are written at the same time."""
     axis = axis_of(evidence)
     (books, trouble), (totals, latencies), found, events, *_ = in_parallel(
@@ -113,7 +113,7 @@ def _count(
         lambda: business.coalesce(1).write.parquet(stage.table("business_verdicts")),
         lambda: hourly(table).coalesce(1).write.parquet(stage.table("aggregates")),
     )
-    summary = Summary(
+    return Summary(
         run_id=stage.run_id,
         judged_at_ms=now_ms,
         business_rows=sum(book.count for book in books if book.scope is Scope.BUSINESS),
@@ -123,8 +123,9 @@ def _count(
         examples=found,
         inputs=inputs(evidence, settings),
         folder=str(stage.final),
+        grace=settings.grace,
+        flow=Flow(axis=axis, events=events, trouble=trouble),
     )
-    return summary, Flow(axis=axis, events=events, trouble=trouble)
 
 
 def open_session(

@@ -1,4 +1,4 @@
-"""What `outbox reconcile run --repair` says and asks. The plan is repair's, the doing repairing's."""
+"""What `outbox reconcile run --repair` and `repair apply` say and ask. Plans are repair's, the doing repairing's."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from messaging.errors import ConfigurationError
+from spark_reconcile.options import BrokerData, Config, Schema, Url, exit_statuses, given_settings
+from spark_reconcile.planned import read_plan, still_to_do
 from spark_reconcile.repair import Action, Repair, name_unpublished, plan_repairs
 from spark_reconcile.repairing import apply_repairs
 from spark_reconcile.second_look import SUSPECTS_MAX
@@ -20,6 +23,7 @@ from spark_reconcile.settings import Settings
 from spark_reconcile.suspects import confirmed_suspects, unconfirmed_count, unpublished_rows
 
 SHOWN_MAX = 20
+app = typer.Typer(help="Do later what a --dry-run planned.", no_args_is_help=True)
 
 
 def repair(
@@ -33,8 +37,51 @@ def repair(
     unconfirmed = unconfirmed_count(settings.output, since_ms=since_ms, until_ms=until_ms)
     lines = "".join(f"{json.dumps(one.as_dict())}\n" for one in repairs)
     (folder / "repairs.jsonl").write_text(lines, encoding="utf-8")
-    talk = Console(stderr=True, highlight=False)
-    _show(talk, repairs, unconfirmed=unconfirmed)
+    if unconfirmed:
+        _talk().print(
+            f"{unconfirmed:,} suspects are not confirmed, so nothing is planned for them: more than {SUSPECTS_MAX:,} "
+            "are not looked at again one by one. So many are no faults of single messages: check that a compensator "
+            "runs (outbox compensator once --url URL --broker URL) and that no source is missing, then run it again",
+            markup=False,
+        )
+    return _do(repairs, yes=yes, dry_run=dry_run)
+
+
+@app.callback()
+def repairs() -> None:
+    """Do later what `outbox reconcile run --repair --dry-run` planned."""
+
+
+@app.command()
+def apply(
+    file: Annotated[Path, typer.Argument(help="The repairs.jsonl of a run with --repair --dry-run.")],
+    config: Config = None, url: Url = None, schema: Schema = None, broker_data: BrokerData = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what holds, and change nothing.")] = False,
+    repairs_max: Annotated[int, typer.Option("--repairs-max", min=1, help="Refuse to do more than these.")] = 1_000,
+) -> None:  # fmt: skip
+    """Hand back to the compensator what a plan names, where all of it is still as it was planned.
+
+    Each message is looked for again: its row, its archive row, its business row, and what the broker has stored since.
+    What changed is named and left. Exit status: 0 done, or nothing left to do; 2 usage; 3 a source is damaged or
+    down, so nothing was changed.
+
+    Examples:
+
+      outbox reconcile repair apply repairs.jsonl --config repairs.toml --dry-run
+
+      outbox reconcile repair apply repairs.jsonl --config repairs.toml --yes
+    """
+    settings = given_settings(config, url=url, schema=schema, broker_data=broker_data, output=None, grace_seconds=None)
+    plan = read_plan(file)
+    with exit_statuses():
+        _do(still_to_do(settings, plan, repairs_max=repairs_max), yes=yes, dry_run=dry_run)
+
+
+def _do(repairs: Sequence[Repair], *, yes: bool, dry_run: bool) -> list[Repair]:
+    """Show them, ask, do them; returns those that were done."""
+    talk = _talk()
+    _show(talk, repairs)
     possible = [one for one in repairs if one.action is not Action.NOTHING]
     if dry_run or not possible:
         return []
@@ -45,14 +92,11 @@ def repair(
     return done
 
 
-def _show(talk: Console, repairs: Sequence[Repair], *, unconfirmed: int) -> None:
-    if unconfirmed:
-        talk.print(
-            f"{unconfirmed:,} suspects are not confirmed, so nothing is planned for them: more than {SUSPECTS_MAX:,} "
-            "are not looked at again one by one. So many are no faults of single messages: check that a compensator "
-            "runs (outbox compensator once --url URL --broker URL) and that no source is missing, then run it again",
-            markup=False,
-        )
+def _talk() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+def _show(talk: Console, repairs: Sequence[Repair]) -> None:
     counts = Counter(one.action for one in repairs)
     listed = ", ".join(f"{count:,} {action}" for action, count in sorted(counts.items())) or "nothing that is confirmed"
     talk.print(f"repairs: {listed}", markup=False)
@@ -64,7 +108,7 @@ def _show(talk: Console, repairs: Sequence[Repair], *, unconfirmed: int) -> None
     if repairs:
         talk.print(table)
     if len(repairs) > SHOWN_MAX:
-        talk.print(f"... and {len(repairs) - SHOWN_MAX:,} more, in repairs.jsonl", markup=False)
+        talk.print(f"... and {len(repairs) - SHOWN_MAX:,} more in the plan", markup=False)
 
 
 def _ask(count: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from spark_reconcile.flow import Flow
+from spark_reconcile.settings import Grace
 from spark_reconcile.verdict import Scope, Severity, State
 
 
@@ -54,7 +56,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """What one source gave: rows, their span of time, and since when it is complete (0: ever, None: never)."""
+    """What one source gave: rows, their span of time, since when it is complete (0: ever, None: never), and until when.
+
+    `complete_until_ms` None: until it was read.
+    """
 
     source: str
     what: str
@@ -62,6 +67,7 @@ class Input:
     first_ms: int
     last_ms: int
     complete_since_ms: int | None
+    complete_until_ms: int | None = None
     note: str = ""
     """What should be known of how it was read."""
 
@@ -133,6 +139,10 @@ class Summary:
     clocks: Mapping[str, int] = field(default_factory=dict)
     unjudged: Sequence[Unjudged] = ()
     took_seconds: Mapping[str, float] = field(default_factory=dict)
+    grace: Grace | None = None
+    """The bounds by which it was judged; None: of a run that did not note them yet."""
+    flow: Flow | None = None
+    """What is drawn; None: nothing, or of a run that did not note it yet."""
 
     def count(self, state: State, *, scope: Scope | None = None) -> int:
         """How many got this verdict; a business row that only echoes its message's verdict is not counted again."""

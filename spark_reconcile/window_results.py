@@ -7,17 +7,20 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_reconcile.delivery_evidence import GroupFacts
-from spark_reconcile.figures import TROUBLE, Totals, book, verdict_of
+from spark_reconcile.figures import TROUBLE, Totals, book, loudest_first, verdict_of
+from spark_reconcile.flow import Axis
 from spark_reconcile.settings import BusinessRule
-from spark_reconcile.slots import hour
+from spark_reconcile.slots import HOUR_MS, hour
 from spark_reconcile.sources.statements import Leg
-from spark_reconcile.summary import Book, Example
-from spark_reconcile.verdict import Scope, Severity
+from spark_reconcile.summary import Book, Example, Summary, WindowCounts
+from spark_reconcile.verdict import Scope, Severity, State
+from spark_reconcile.window_store import Window
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 EXAMPLES_A_RULE: Final = 5
+EXAMPLES_OF_ALL: Final = 10
 BULK_RULES: Final[Mapping[Scope, str]] = {
     Scope.MESSAGE: "stored",
     Scope.DELIVERY: "done",
@@ -70,6 +73,35 @@ class Tally:
         }
 
 
+def summary_of(results: Iterable[Mapping[str, Any]], *, run_id: str, judged_at_ms: int) -> Summary:
+    """The numbers of many windows as those of one run."""
+    found = list(results)
+    books = books_of(found)
+    return Summary(
+        run_id=run_id,
+        judged_at_ms=judged_at_ms,
+        business_rows=sum(book.count for book in books if book.scope is Scope.BUSINESS),
+        **asdict(totals_of(found)),
+        books=books,
+        examples=_first_of_each(examples_of(found)),
+    )
+
+
+def counts_of(shown: Mapping[int, Window], *, before: Iterable[Mapping[str, Any]]) -> WindowCounts:
+    """How these windows, one at least, fared; `before`: the results of earlier ones."""
+    return WindowCounts(
+        since_ms=min(shown),
+        until_ms=max(shown) + HOUR_MS,
+        windows=len(shown),
+        judged=0,
+        open=sum(window.open for window in shown.values()),
+        not_closed=0,
+        looked_at=sum(window.result["looked_at"] for window in shown.values()),
+        resolved=sum(window.result["resolved"] for window in shown.values()),
+        earlier_findings=findings_of(before),
+    )
+
+
 def books_of(results: Iterable[Mapping[str, Any]]) -> list[Book]:
     """The books of many windows as one."""
     counts: dict[Place, int] = {}
@@ -78,6 +110,18 @@ def books_of(results: Iterable[Mapping[str, Any]]) -> list[Book]:
             place = (Scope(scope), topic, of, rule)
             counts[place] = counts.get(place, 0) + count
     return [book(*place, count=count) for place, count in sorted(counts.items())]
+
+
+def trouble_of(results: Mapping[int, Mapping[str, Any]], axis: Axis) -> dict[State, dict[int, int]]:
+    """Where in time the trouble of messages and deliveries lies, by the hours that these windows begin with."""
+    found: dict[State, dict[int, int]] = {}
+    for start, result in results.items():
+        for one in books_of([result]):
+            if one.severity in {Severity.ATTENTION, Severity.FINDING} and one.scope is not Scope.BUSINESS:
+                cells = found.setdefault(one.state, {})
+                bucket = (start - axis.start_ms) // axis.width_ms
+                cells[bucket] = cells.get(bucket, 0) + one.count
+    return found
 
 
 def findings_of(results: Iterable[Mapping[str, Any]]) -> int:
@@ -114,6 +158,18 @@ def examples_of(results: Iterable[Mapping[str, Any]]) -> list[Example]:
             state, severity, _ = verdict_of(Scope(one["scope"]), one["rule"])
             found.append(Example(**{**one, "scope": Scope(one["scope"]), "state": state, "severity": severity}))
     return found
+
+
+def _first_of_each(found: Sequence[Example]) -> list[Example]:
+    """The first few of each rule over all windows, findings first."""
+    seen: dict[tuple[Scope, str], int] = {}
+    kept = []
+    for one in sorted(found, key=lambda example: (example.at_ms, example.id, example.of, example.key)):
+        place = (one.scope, one.rule)
+        seen[place] = seen.get(place, 0) + 1
+        if seen[place] <= EXAMPLES_OF_ALL:
+            kept.append(one)
+    return sorted(kept, key=loudest_first)
 
 
 def bulk_of(parts: DataFrame, clean: DataFrame) -> DataFrame:

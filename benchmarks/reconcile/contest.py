@@ -6,8 +6,10 @@
 `everything`: the same with every row looked at. `again`: after `digests` in another process, the records of one hour
 changed; then of another hour, in the process that is warm by now. `ratio` is of the first, cold like the whole run.
 `join`: a plain full outer join of the three tables in Spark, with counts by what is missing or differs. `duckdb`: that
-join in DuckDB. Findings are checked against what was planted before a time is printed. Shuffled bytes are the sum over
-Spark's event log; memory is the highest that the Java process had; processor time is all of that process's.
+join in DuckDB. `whole` and `hourly`: the job as a user runs it, on what benchmarks.reconcile.sources wrote. Verdicts
+are held against what was planted, each at its id and by its rule, before a time is printed, and so are a join's counts.
+Shuffled bytes are the sum over Spark's event log; memory is the highest that the Java process had; processor time is
+all of that process's.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.reconcile.records import START_MS, expected
+from benchmarks.reconcile.checking import also_changed, check, found_in_run, found_in_windows, planted_in
+from benchmarks.reconcile.planting import NEWS, TRIPS
+from benchmarks.reconcile.records import START_MS
+from spark_reconcile.config_file import read_config, settings_of
 from spark_reconcile.delivery_evidence import GroupFacts
 from spark_reconcile.kept_digests import KeptDigests
 from spark_reconcile.looking import Job
@@ -45,11 +51,10 @@ from spark_reconcile.windowed import compare, judge_windows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TOPICS = ("trip.booked.ewr", "trip.booked.jfk", "trip.booked.lga")
 MEDIUM_MESSAGES_MAX = 4_000_000
 """Up to so many, Java is set for a medium run, for every contestant on Spark."""
 JOIN = """
-    select case when b.message_key is null then 'no business row' when a.id is null then 'not published'
+    select case when b.topic is null then 'no business row' when a.id is null then 'not published'
                 when m.id is null then 'not stored' when m.body_sha256 != a.body_sha256 then 'changed'
                 else 'settled' end as verdict, count(*) as n
     from business b full outer join archive a on a.topic = b.topic and a.message_key = b.message_key
@@ -57,16 +62,25 @@ JOIN = """
 """
 
 
+JOINED: Mapping[str, Mapping[str, int]] = {
+    "lost": {"not stored": 1}, "phantom": {"no business row": 1}, "changed": {"changed": 1}, "doubled": {"settled": 2},
+    "unannounced": {"not published": 1}, "rerouted": {"no business row": 1}, "one_message_for_two": {"settled": 2},
+    "published_twice": {"settled": 2}, "keyless": {"not published": 1}, "unrecorded": {"no business row": 2},
+    "unarchived": {"not published": 1, "no business row": 1}, "foreign": {"no business row": 1},
+}  # fmt: skip
+"""What the join counts of each kind of fault; of any other one that is settled, as it is not asked about it."""
+
+
 def say(step: str) -> None:
     """Progress on stderr."""
     print(f"{time.monotonic():.1f} {step}", file=sys.stderr, flush=True)
 
 
-def settings_of(output: Path) -> Settings:
+def plain_settings(output: Path) -> Settings:
     """One rule a topic; no database is opened."""
     rules = [
         BusinessRule(name=topic, table="trip", key_column="id", time_column="at", topic=topic, urls=["sqlite:///none"])
-        for topic in TOPICS
+        for topic in TRIPS
     ]
     return Settings(
         database_url="sqlite:///none", broker_data=output, output=output, rules=rules,
@@ -82,12 +96,15 @@ def evidence_of(spark: SparkSession, folder: Path) -> Evidence:
         _files(spark, folder / "archive", Leg.ARCHIVE, lambda frame: archive_frame(frame, place="archive")),
     ]
     business, messages, archive = (one.read(one.names) for one in files)
-    counts = [LegCount(leg=Leg.ARCHIVE, topic=topic, note="", rows=1, first_ms=START_MS, last_ms=0) for topic in TOPICS]
+    counts = [
+        LegCount(leg=Leg.ARCHIVE, topic=topic, note="", rows=1, first_ms=START_MS, last_ms=0)
+        for topic in (*TRIPS, NEWS)
+    ]
     return Evidence(
         inboxes=spark.createDataFrame([], LEG_SCHEMA), messages=messages,
         actions=spark.createDataFrame([], ACTION_SCHEMA), rows=business.unionByName(archive), tables=(),
         groups=list[GroupFacts](), counts=counts, archive_reach_ms=0, broker_reach_ms=0, actions_reach_ms=0,
-        business_reaches=dict.fromkeys(TOPICS, 0), files=files, loose=(None, None),
+        business_reaches=dict.fromkeys(TRIPS, 0), files=files, loose=(None, None),
     )  # fmt: skip
 
 
@@ -100,11 +117,11 @@ def _files(spark: SparkSession, folder: Path, leg: str, shaped: Callable[[DataFr
 
 def as_business(found: DataFrame) -> DataFrame:
     """Business rows, each rule's under its number."""
-    arms = " ".join(f"when '{topic}' then '{number}'" for number, topic in enumerate(TOPICS))
+    arms = " ".join(f"when '{topic}' then '{number}'" for number, topic in enumerate(TRIPS))
     return found.selectExpr(
         f"'{Leg.BUSINESS}' as leg", "cast(null as string) as id", "topic", "message_key",
         "cast(null as string) as consumer_group", "cast(null as string) as body_sha256",
-        "cast(null as bigint) as deliver_at_ms", "created_ms", "created_ms as at_ms", "0L as attempts",
+        "deliver_at_ms", "created_ms", "created_ms as at_ms", "0L as attempts",
         f"case topic {arms} end as note",
     )  # fmt: skip
 
@@ -118,7 +135,7 @@ def job_of(spark: SparkSession, folder: Path, output: Path, *, full: bool) -> tu
     """What is judged, and the hours."""
     hours = sorted(int(path.name.partition("=")[2]) for path in (folder / "business").iterdir())
     windows = [hour * HOUR_MS for hour in hours]
-    settings = settings_of(output)
+    settings = plain_settings(output)
     job = Job(
         session=spark, settings=settings, plan=Plan((), (), 0), evidence=evidence_of(spark, folder),
         now_ms=windows[-1] + 10 * HOUR_MS, full=full, say=say, pause=lambda _: None,
@@ -131,7 +148,9 @@ def read_again(spark: SparkSession, _settings: Settings, _plan: Plan, first: Evi
     """The second look, out of what was drilled: these files are at rest, and have no index to ask by."""
     ids = spark.createDataFrame([(one,) for one in suspects.ids], "id string")
     keys = spark.createDataFrame(list(suspects.keys), "topic string, message_key string")
-    rows = first.rows.join(keys, ["topic", "message_key"], "left_semi").select(*first.rows.columns)
+    asked = first.rows.where(f"leg = '{Leg.BUSINESS}'").join(keys, ["topic", "message_key"], "left_semi")
+    sent = first.rows.where(f"leg != '{Leg.BUSINESS}'").join(ids, "id", "left_semi")
+    rows = asked.select(*first.rows.columns).unionByName(sent.select(*first.rows.columns))
     messages = first.messages.join(ids, "id", "left_semi").select(*first.messages.columns)
     return replace(first, rows=rows.localCheckpoint(), messages=messages.localCheckpoint())
 
@@ -143,33 +162,35 @@ def ours(spark: SparkSession, folder: Path, output: Path, *, full: bool = False)
     return judge_windows(job, windows, compare(job, KeptDigests(output)), store=WindowStore(output))
 
 
-def check(folder: Path, output: Path) -> int:
-    """Every planted fault is found at its id or key, and nothing else is. Returns how many."""
-    found = found_in(output)
-    wanted = expected(json.loads((folder / "planted.json").read_text()))
-    if found != wanted:
-        raise SystemExit(f"wrong findings: {sorted(found - wanted)[:5]} too many, {sorted(wanted - found)[:5]} missing")
-    return len(found)
-
-
-def found_in(output: Path) -> set[tuple[str, str]]:
-    """(id or business key, rule) of every finding that is shown, echoes on business rows left out."""
-    import pyarrow.parquet as pq
-
-    store, found = WindowStore(output), set()
-    for start in store.windows:
-        for name, key in (("verdicts", "message_id"), ("business_verdicts", "message_key")):
-            if (store.folder(start) / name).exists():
-                rows = pq.read_table(store.folder(start) / name, filters=[("severity", "=", "finding")]).to_pylist()
-                found |= {(row[key], row["rule"]) for row in rows if not row["rule"].startswith("message_")}
-    return found
-
-
 def plain_join(spark: SparkSession, folder: Path) -> list[Any]:
     """The three tables joined whole."""
     for name in ("business", "archive", "messages"):
         spark.read.parquet(str(folder / name)).createOrReplaceTempView(name)
     return [tuple(row) for row in spark.sql(JOIN).collect()]
+
+
+def as_a_user(spark: SparkSession, folder: Path, output: Path, *, hourly: bool) -> int:
+    """The job itself, on the sources of a settings file, and every verdict of it checked; returns how many."""
+    from spark_reconcile import run, run_windows
+
+    settings = replace(settings_of(read_config(folder / "reconcile.toml"), folder=folder), output=output)
+    planted = planted_in(folder)
+    now_ms = planted["now_ms"]
+    if not hourly:
+        return check(planted, found_in_run(Path(run(settings, session=spark, now_ms=now_ms, say=say).folder)))
+    run_windows(settings, since_ms=START_MS, now_ms=now_ms, session=spark, say=say)
+    return check(planted, found_in_windows(output), before_ms=now_ms // HOUR_MS * HOUR_MS)
+
+
+def check_join(planted: dict[str, Any], found: Sequence[tuple[str, int]]) -> None:
+    """A join must count what was planted, too, as far as it is asked. Exits where it does not."""
+    wanted: Counter[str] = Counter()
+    for kind, count in planted["kinds"].items():
+        for name, rows in JOINED.get(kind, {"settled": 1}).items():
+            wanted[name] += count * rows
+    wanted["settled"] += planted["messages"] - sum(planted["kinds"].values())
+    if dict(found) != dict(wanted):
+        raise SystemExit(f"the join counts {dict(found)}, and {dict(wanted)} was planted")
 
 
 def duck_join(folder: Path) -> list[Any]:
@@ -189,18 +210,18 @@ def touch_one_hour(folder: Path, number: int) -> None:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    planted = json.loads((folder / "planted.json").read_text())
+    planted = planted_in(folder)
     hours = sorted((folder / "messages").iterdir())
     path = next(hours[(len(hours) // 2 + number) % len(hours)].glob("*.parquet"))
     table = pq.ParquetFile(path).read()
-    known = {one for _, one, _ in planted["faults"]}
+    known = set(planted["ids"])
     place = next(place for place, one in enumerate(table.column("id").to_pylist()) if one not in known)
     chosen = pc.equal(table.column("id"), table.column("id")[place])
     changed = pc.if_else(chosen, pa.scalar("0" * 64), table.column("body_sha256"))
     fresh = path.with_suffix(".fresh")
     pq.write_table(table.set_column(table.schema.get_field_index("body_sha256"), "body_sha256", changed), fresh)
     fresh.replace(path)
-    planted["faults"].append(["changed", table.column("id")[place].as_py(), ""])
+    also_changed(planted, [table.slice(place, 1).to_pylist()[0]])
     (folder / "planted.json").unlink()
     (folder / "planted.json").write_text(json.dumps(planted))
 
@@ -254,6 +275,7 @@ def measure(contestant: str, folder: Path, rounds: int, *, output: Path | None =
     """Rounds of one contestant; the first is cold."""
     if contestant == "duckdb":
         runs = [timed(duck_join, folder) for _ in range(rounds)]
+        check_join(planted_in(folder), runs[-1][1])
         return {"seconds": [took for took, _ in runs], "verdicts": runs[-1][1]}
     scratch = Path(tempfile.mkdtemp(prefix="reconcile-", dir=folder.parent))
     try:
@@ -281,7 +303,7 @@ def _on_spark(
         f"spark.eventLog.enabled true\nspark.eventLog.dir file://{events}\nspark.eventLog.compress false\n"
         f"spark.local.dir {scratch}\n"
     )
-    messages = json.loads((folder / "planted.json").read_text())["messages"]
+    messages = planted_in(folder)["messages"]
     size = Size.MEDIUM if messages <= MEDIUM_MESSAGES_MAX else Size.LARGE
     with spark_session("local[2]", log=scratch / "spark.log", size=size) as spark:
         spark.conf.set("spark.sql.shuffle.partitions", "16")
@@ -291,13 +313,19 @@ def _on_spark(
             match contestant:
                 case "join":
                     took, found["verdicts"] = timed(plain_join, spark, folder)
+                    check_join(planted_in(folder), found["verdicts"])
                 case "again":
                     touch_one_hour(folder, number)
                     took, judged = timed(ours, spark, folder, scratch / "out")
-                    found["hours_judged"], found["findings"] = len(judged), check(folder, scratch / "out")
+                    found["hours_judged"], found["verdicts"] = (
+                        len(judged),
+                        check(planted_in(folder), found_in_windows(scratch / "out")),
+                    )
+                case "whole" | "hourly":
+                    took, found["verdicts"] = timed(as_a_user, spark, folder, results, hourly=contestant == "hourly")
                 case _:
                     took, _ = timed(ours, spark, folder, results, full=contestant == "everything")
-                    found["findings"] = check(folder, results)
+                    found["verdicts"] = check(planted_in(folder), found_in_windows(results))
             found["seconds"].append(took)
         found["java_peak_bytes"] = java_peak_bytes()
         found["java_processor_seconds"] = java_processor_seconds()
@@ -307,12 +335,12 @@ def _on_spark(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("contestant", choices=("digests", "everything", "again", "join", "duckdb"))
+    parser.add_argument("contestant", choices=("digests", "everything", "again", "join", "duckdb", "whole", "hourly"))
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="leave the results here; default: a folder that is removed")
     chosen = parser.parse_args()
-    planted = json.loads((chosen.folder / "planted.json").read_text())
+    planted = planted_in(chosen.folder)
     found = measure(chosen.contestant, chosen.folder.resolve(), chosen.rounds, output=chosen.output)
     best = min(found["seconds"])
     whole = {"contestant": chosen.contestant, "messages": planted["messages"], **found}

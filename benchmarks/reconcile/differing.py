@@ -15,6 +15,7 @@ import os
 import shutil
 from pathlib import Path
 
+from benchmarks.reconcile.checking import also_changed, planted_in
 from spark_reconcile.session import spark_session
 from spark_reconcile.slots import PART, period
 
@@ -23,23 +24,25 @@ def write_differing(folder: Path, into: Path) -> int:
     """Write the records; returns how many parts there are."""
     from pyspark.sql.functions import broadcast, expr
 
-    planted = json.loads((folder / "planted.json").read_text())
+    planted = planted_in(folder)
     for name in ("business", "archive"):
         shutil.copytree(folder / name, into / name, copy_function=os.link)
     with spark_session("local[2]", log=into / "spark.log") as spark:
         messages = spark.read.parquet(str(folder / "messages"))
-        known = spark.createDataFrame([(one,) for _, one, _ in planted["faults"]], "id string")
+        known = spark.createDataFrame([(one,) for one in planted["ids"]], "id string")
         whole = messages.join(broadcast(known), "id", "left_anti").selectExpr(
-            "id", "message_key", "topic", f"{period('created_ms')} as period", f"{PART} as part"
+            "id", "message_key", "topic", "created_ms", f"{period('created_ms')} as period", f"{PART} as part"
         )
-        first = whole.groupBy("topic", "period", "part").agg(expr("min(struct(id, message_key))").alias("one"))
-        chosen = first.selectExpr("one.id as id", "one.message_key as message_key").localCheckpoint()
+        first = whole.groupBy("topic", "period", "part").agg(
+            expr("min(struct(id, message_key, created_ms))").alias("one")
+        )
+        chosen = first.selectExpr("topic", "one.id", "one.message_key", "one.created_ms").localCheckpoint()
         changed = messages.join(broadcast(chosen.selectExpr("id", "true as other")), "id", "left").selectExpr(
             *(f"if(other, sha2(id, 256), {name}) as {name}" if name == "body_sha256" else name
               for name in messages.columns)
         )  # fmt: skip
         changed.write.partitionBy("hour").parquet(str(into / "messages"))
-        planted["faults"] += [["changed", row["id"], row["message_key"]] for row in chosen.collect()]
+        also_changed(planted, (row.asDict() for row in chosen.collect()))
         parts = chosen.count()
     for mark in (into / "messages").glob("*SUCCESS*"):
         mark.unlink()

@@ -9,14 +9,16 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-from spark_reconcile.figures import Axis, Flow
-from spark_reconcile.summary import Book, Latency
+from spark_reconcile.flow import Axis, Flow
+from spark_reconcile.summary import Book, Input, Latency, Summary
 from spark_reconcile.verdict import Severity, State
 
 _WIDTH: Final = 720
 _LEFT: Final = 52
 _PLOT: Final = _WIDTH - _LEFT - 8
 _HEIGHT: Final = 190
+_REACH: Final = 40
+"""What a source takes of the height: its name, and the bar under it."""
 _HAIR: Final = 3.0
 """No part is drawn thinner: one in a million is still to be seen."""
 _SEVERITIES: Final = (Severity.OK, Severity.INFO, Severity.WAIT, Severity.ATTENTION, Severity.FINDING)
@@ -101,6 +103,50 @@ def latency_bar(one: Latency, *, longest_ms: int) -> Markup:
         f'<circle class="dot" cx="{dot:.1f}" cy="8" r="3"/>',
     ]
     return _svg("latency", 200, 16, parts, label=f"median {one.p50_ms} ms, longest {one.longest_ms} ms")
+
+
+def reach_chart(summary: Summary) -> Markup:
+    """A bar a source: from when to when it is complete; the hours that were judged lie behind them."""
+    first_ms, last_ms = _stretch(summary)
+    shown = [one for one in summary.inputs if one.complete_since_ms is not None]
+    if not shown or last_ms <= first_ms:
+        return Markup("")
+
+    def place(time_ms: int) -> float:
+        return 1 + (_WIDTH - 2) * (min(max(time_ms, first_ms), last_ms) - first_ms) / (last_ms - first_ms)
+
+    height, parts = len(shown) * _REACH, []
+    if summary.windows:
+        left, right = place(summary.windows.since_ms), place(summary.windows.until_ms)
+        parts.append(f'<rect class="judged" x="{left:.1f}" y="0" width="{right - left:.1f}" height="{height}"/>')
+    for row, one in enumerate(shown):
+        left, right = place(one.complete_since_ms or 0), place(one.complete_until_ms or last_ms)
+        parts.append(f'<text x="2" y="{row * _REACH + 18}">{escape(one.source)}: {escape(one.what)}</text>')
+        parts.append(
+            f'<rect class="held" x="{left:.1f}" y="{row * _REACH + 24}" width="{max(right - left, _HAIR):.1f}" '
+            f'height="10" rx="2"><title>{_reach(one, summary.judged_at_ms)}</title></rect>'
+        )
+    parts.append(f'<text x="0" y="{height + 18}">{moment(first_ms)}</text>')
+    parts.append(f'<text x="{_WIDTH - 2}" y="{height + 18}" text-anchor="end">{moment(last_ms)}</text>')
+    return _svg("reach", _WIDTH, height + 24, parts, label="from when to when each source is complete")
+
+
+def _stretch(summary: Summary) -> tuple[int, int]:
+    """From the hours that were judged, or the oldest record, to the moment of the run."""
+    windows = summary.windows
+    oldest = [one.first_ms for one in summary.inputs if one.first_ms]
+    oldest += [windows.since_ms] if windows else []
+    oldest += [one.complete_since_ms for one in summary.inputs if windows and one.complete_since_ms]
+    first_ms = min(oldest, default=summary.judged_at_ms)
+    if windows:
+        # What a source keeps of earlier years would leave no room for what was judged.
+        first_ms = max(first_ms, windows.since_ms - 2 * (summary.judged_at_ms - windows.since_ms))
+    return first_ms, summary.judged_at_ms
+
+
+def _reach(one: Input, judged_at_ms: int) -> str:
+    since = moment(one.complete_since_ms) if one.complete_since_ms else "its beginning"
+    return f"complete since {since}, until {moment(one.complete_until_ms or judged_at_ms)}"
 
 
 def moment(time_ms: int | None, *, seconds: bool = True) -> str:

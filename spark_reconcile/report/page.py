@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import DictLoader, Environment, StrictUndefined
 
-from spark_reconcile.figures import Flow
 from spark_reconcile.judging import RULES
 from spark_reconcile.report import charts
-from spark_reconcile.settings import Settings
 from spark_reconcile.summary import Book, Example, Summary
 from spark_reconcile.verdict import Rule, Scope, Severity, State
 
@@ -82,8 +79,8 @@ class Explained:
     count: int
 
 
-def write_report(path: Path, *, summary: Summary, settings: Settings, flow: Flow) -> None:
-    """Write the page."""
+def page_of(summary: Summary) -> str:
+    """The page."""
     environment = Environment(
         loader=DictLoader({"report": files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")}),
         autoescape=True,
@@ -93,20 +90,27 @@ def write_report(path: Path, *, summary: Summary, settings: Settings, flow: Flow
     )
     environment.filters.update(moment=charts.moment, duration=charts.duration, number=lambda value: f"{value:,}")
     longest_ms = max((one.longest_ms for one in summary.latencies), default=0)
-    page = environment.get_template("report").render(
+    return environment.get_template("report").render(
         summary=summary,
-        settings=settings,
         tiles=_tiles(summary),
         words=[(state, meaning) for state, meaning in WORDS.items() if summary.count(state)],
         ledgers=[_ledger(scope, summary) for scope in _TITLES],
-        flow=charts.flow_chart(flow),
-        heat=charts.heat_map(flow),
+        flow=summary.flow and charts.flow_chart(summary.flow),
+        heat=summary.flow and charts.heat_map(summary.flow),
+        reach=charts.reach_chart(summary),
+        ends=_ends(summary),
         latencies=[(one, charts.latency_bar(one, longest_ms=longest_ms)) for one in summary.latencies[:LINES_MAX]],
         examples=_examples(summary),
         explained=_explained(summary),
         severities=_severities(),
     )
-    path.write_text(page, encoding="utf-8")
+
+
+def _ends(summary: Summary) -> tuple[int, int]:
+    """Since when every source is complete that has anything, and until when: on what the verdicts stand."""
+    since = [one.complete_since_ms for one in summary.inputs if one.complete_since_ms is not None]
+    until = [one.complete_until_ms or summary.judged_at_ms for one in summary.inputs]
+    return max(since, default=0), min([*until, summary.judged_at_ms])
 
 
 def _tiles(summary: Summary) -> list[tuple[str, int, str]]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from spark_reconcile import Settings
-from spark_reconcile.figures import Axis, Flow
 from spark_reconcile.output import staging
 from spark_reconcile.publishing import publish, write_aggregates
 from spark_reconcile.summary import Book, Input, Summary, WindowCounts
@@ -32,7 +31,15 @@ def test_each_run_leaves_a_line_in_the_run_log(tmp_path: Path) -> None:
     assert (line["findings"], line["balanced"], line["sentence"]) == (2, False, "Not balanced: 2 lost.")
     assert dict(line["seconds"]) == {"read": 1.5, "judge": 3.0}
     assert line["inputs"] == [
-        {"source": "broker", "what": "log", "rows": 1, "first_ms": 1, "last_ms": 5, "complete_since_ms": None}
+        {
+            "source": "broker",
+            "what": "log",
+            "rows": 1,
+            "first_ms": 1,
+            "last_ms": 5,
+            "complete_since_ms": None,
+            "complete_until_ms": 4,
+        }
     ]
     (other,) = pq.read_table(whole / "run_log").to_pylist()
     assert (other["since_ms"], other["hours"]) == (None, None)
@@ -84,8 +91,9 @@ def _published(settings: Settings, *, hours: bool) -> Path:
         summary = Summary(
             run_id=stage.run_id, judged_at_ms=0, business_rows=0, messages=2, message_groups=0, stored=0, delivered=0,
             redelivered=0, acknowledged=0, resent=0, deduplicated_by_broker=0, deduplicated_by_inbox=0, books=[lost],
-            inputs=[Input(source="broker", what="log", rows=1, first_ms=1, last_ms=5, complete_since_ms=None)],
+            inputs=[Input(source="broker", what="log", rows=1, first_ms=1, last_ms=5, complete_since_ms=None,
+                          complete_until_ms=4)],
             windows=counts if hours else None, took_seconds={"read": 1.5, "judge": 3.0},
         )  # fmt: skip
-        publish(summary, settings, Flow(axis=Axis(0, 1, 1), events={}, trouble={}), stage=stage)
+        publish(summary, settings, stage=stage)
         return stage.final

@@ -1,0 +1,189 @@
+"""`outbox reconcile repair apply`: a plan that a dry run wrote is done later, where all of it is still as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from typer.testing import CliRunner, Result
+
+from messaging import journal
+from messaging.errors import ConfigurationError
+from spark_reconcile import Settings
+from spark_reconcile.cli import app
+from spark_reconcile.planned import read_plan, still_to_do
+from spark_reconcile.repair import Action, Suspect, plan_repairs
+from tests.fixtures.databases import Database
+from tests.spark_reconcile.world import NOW_MS, PAID, World, write_log
+
+FAR_US = (NOW_MS + 365 * 24 * 3_600_000) * 1000
+BODY = {"order_id": "id", "status": "status"}
+
+
+def test_a_plan_is_done_later_and_only_once(database: Database, tmp_path: Path) -> None:
+    _, plan = _planned(database, tmp_path)
+
+    shown = _apply(tmp_path, plan, "--dry-run")
+    before = _outbox_rows(database)
+    done = _apply(tmp_path, plan, "--yes")
+    after = _outbox_rows(database)
+    again = _apply(tmp_path, plan, "--yes")
+
+    assert (shown.exit_code, done.exit_code, again.exit_code) == (0, 0, 0)
+    assert "1 make due" in shown.stderr
+    assert "1 write again" in shown.stderr
+    assert sorted(before) == ["unsent"]
+    assert "repaired 2 of 2" in done.stderr
+    assert sorted(after) == ["lost", "unsent"]
+    assert max(row["due_at_us"] for row in after.values()) < FAR_US
+    assert hashlib.sha256(bytes(after["lost"]["body"])).hexdigest() == after["lost"]["body_sha256"]
+    assert "repaired" not in again.stderr.replace("repaired 0 of 1", "")
+    assert _outbox_rows(database) == after
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("UPDATE orders SET status = 'OPEN'", "another hash"),
+        ("DELETE FROM outbox_archive", "neither an outbox nor an archive"),
+        ("UPDATE outbox_message SET state = 'parked'", "decide about it by hand"),
+        ("DELETE FROM outbox_message", "neither an outbox nor an archive"),
+    ],
+)  # fmt: skip
+def test_what_changed_since_is_named_and_left(sqlite: Database, tmp_path: Path, change: str, told: str) -> None:
+    settings, plan = _planned(sqlite, tmp_path)
+    _execute(sqlite, change)
+
+    held = still_to_do(settings, read_plan(plan), repairs_max=10)
+
+    (left,) = [one for one in held if one.action is Action.NOTHING]
+    assert left.reason.startswith("it is not as it was planned any more: ")
+    assert told in left.reason
+    assert left.message_id == ("unsent" if "outbox_message" in change else "lost")
+
+
+def test_what_the_broker_has_stored_since_is_not_written_again(sqlite: Database, tmp_path: Path) -> None:
+    settings, plan = _planned(sqlite, tmp_path)
+    world = World()
+    world.store("lost", key="1")
+    write_log(tmp_path / "broker" / "messages", journal.SegmentKind.MESSAGES, world.stored, 10)
+
+    done = _apply(tmp_path, plan, "--yes")
+
+    lost = next(one for one in still_to_do(settings, read_plan(plan), repairs_max=10) if one.message_id == "lost")
+    assert (lost.action, lost.reason) == (Action.NOTHING, "the broker has stored it since it was planned")
+    assert "repaired 1 of 1" in done.stderr
+    assert sorted(_outbox_rows(sqlite)) == ["unsent"]
+
+
+def test_nothing_is_done_without_a_word_of_its_user_or_above_the_bound(sqlite: Database, tmp_path: Path) -> None:
+    _, plan = _planned(sqlite, tmp_path)
+    before = _outbox_rows(sqlite)
+
+    unasked = _apply(tmp_path, plan)
+    bounded = _apply(tmp_path, plan, "--yes", "--repairs-max", "1")
+
+    assert isinstance(unasked.exception, ConfigurationError)
+    assert "--yes" in str(unasked.exception)
+    assert "2 messages would be repaired, more than 1" in str(bounded.exception)
+    assert _outbox_rows(sqlite) == before
+
+
+def test_a_damaged_log_ends_it_before_anything_is_changed(sqlite: Database, tmp_path: Path) -> None:
+    _, plan = _planned(sqlite, tmp_path)
+    before = _outbox_rows(sqlite)
+    (segment,) = journal.segment_paths(tmp_path / "broker" / "messages")
+    whole = bytearray(segment.read_bytes())
+    whole[journal.HEADER_BYTES + 20] ^= 1
+    segment.write_bytes(whole)
+
+    ended = _apply(tmp_path, plan, "--yes")
+
+    assert ended.exit_code == 3
+    assert str(segment) in " ".join(ended.stderr.split())
+    assert _outbox_rows(sqlite) == before
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("not a plan\n", "line 1, is no line of a plan"),
+        ('{"repair_id": "a", "message_id": "b", "topic": "t", "action": "drop it"}\n', "line 1, is no line of a plan"),
+        (2 * '{"repair_id": "a", "message_id": "b", "topic": "t", "action": "make due"}\n', "names b 2 times"),
+        (f'{{"repair_id": "{"a" * 70_000}"}}', "too long at line 1"),
+        (None, "name the repairs.jsonl"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, lines: str | None, told: str) -> None:
+    path = tmp_path / "repairs.jsonl"
+    if lines is not None:
+        path.write_text(lines)
+
+    with pytest.raises(ConfigurationError, match=told):
+        read_plan(path)
+
+
+def test_lines_that_name_what_nobody_can_repair_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "repairs.jsonl"
+    path.write_text(2 * '{"repair_id": "a", "message_id": "", "topic": "t", "action": "nothing", "key": "7"}\n')
+
+    assert read_plan(path) == []
+
+
+def _planned(database: Database, folder: Path) -> tuple[Settings, Path]:
+    """One message unsent, one lost, as their settings and the plan for them have it."""
+    world = World()
+    world.groups()
+    for _ in range(3):
+        world.settled()
+    order = world.order()
+    world.unsent("unsent", key=str(order))
+    world.outbox[-1].update(due_at_us=FAR_US, token=None)
+    order = world.order()
+    lost = world.sent("lost", key=str(order))
+    made = json.dumps({"order_id": order, "status": "PAID"}, separators=(",", ":")).encode()
+    world.archive[-1]["body_sha256"] = hashlib.sha256(made).hexdigest()
+    settings = world.write(database, folder)
+    settings = replace(settings, rules=[replace(rule, body=BODY) for rule in settings.rules])
+    suspects = [
+        Suspect(message_id="unsent", topic=PAID, key=None, rule="not_sent"),
+        Suspect(message_id=lost, topic=PAID, key=str(order), rule="not_in_broker"),
+    ]
+    plan = folder / "repairs.jsonl"
+    repairs = plan_repairs(settings, suspects, repairs_max=10)
+    plan.write_text("".join(f"{json.dumps(one.as_dict())}\n" for one in repairs))
+    schema = f'schema = "{database.schema}"\n' if database.schema else ""
+    (folder / "reconcile.toml").write_text(
+        f'[database]\nurl = "{database.url}"\n{schema}[broker]\ndata = "broker"\n[[rules]]\nname = "paid"\n'
+        f'table = "orders"\nwhere = {{ status = "PAID" }}\nkey_column = "id"\ntime_column = "paid_at_us"\n'
+        f'topic = "{PAID}"\nbody = {{ order_id = "id", status = "status" }}\n'
+    )
+    return settings, plan
+
+
+def _apply(folder: Path, plan: Path, *options: str) -> Result:
+    command = ["repair", "apply", str(plan), "--config", str(folder / "reconcile.toml"), *options]
+    return CliRunner().invoke(app, command)
+
+
+def _execute(database: Database, statement: str) -> None:
+    engine = create_engine(database.url)
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+    engine.dispose()
+
+
+def _outbox_rows(database: Database) -> dict[str, dict[str, Any]]:
+    table = f"{database.schema}.message" if database.schema else "outbox_message"
+    engine = create_engine(database.url)
+    try:
+        with engine.connect() as connection:
+            rows = connection.execute(text(f"SELECT * FROM {table}")).mappings()
+            return {row["id"]: dict(row) for row in rows}
+    finally:
+        engine.dispose()
