@@ -84,8 +84,11 @@ class PoweredStorage(DiskStorage):
 
 
 def _tear(path: Path, size_bytes: int, random: Random) -> None:
-    """In place of the last bytes leave nothing, zeros, or some of them, the first one flipped."""
+    """In place of the last bytes leave nothing, zeros, or what was never written, with no whole record in it.
+
+    Of a file of which nothing was synced, a file system shows nothing or zeros.
+    """
     data = path.read_bytes()
-    left, tail = data[:-size_bytes], bytearray(data[-size_bytes:][: random.randint(1, 64)])
-    tail[0] ^= 1 << random.randrange(8)
-    path.write_bytes(left + random.choice([b"", bytes(len(tail)), bytes(tail)]))
+    left, tail = data[:-size_bytes], data[-size_bytes:][: random.randint(1, 64)]
+    torn = [b"", bytes(len(tail)), *([bytes(one ^ 0xFF for one in tail)] if left else [])]
+    path.write_bytes(left + random.choice(torn))
