@@ -160,7 +160,7 @@ def test_the_next_batch_is_taken_while_one_is_synced_and_both_come_once_also_aft
     engine = Engine.open(killed, clock=clock)
     try:
         assert _pulled(engine, "burst", 9) == ids
-        assert engine.topic_figures("burst") == {"stored": 9, "scheduled": 0}
+        assert {"stored": 9, "scheduled": 0}.items() <= engine.topic_figures("burst").items()
     finally:
         engine.close()
 
