@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,11 +80,12 @@ def test_the_spark_submit_example_judges_by_the_hour_and_ends_with_the_runs_stat
     sqlite: Database, tmp_path: Path
 ) -> None:
     config = _sources(sqlite, tmp_path)
-    environment = {**os.environ, "SPARK_MASTER": "local[2]", "SHUFFLE_PARTITIONS": "1", "EXECUTOR_MEMORY": "1g"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as an activated environment has it
+    given = {"PATH": path, "SPARK_MASTER": "local[2]", "SHUFFLE_PARTITIONS": "1", "EXECUTOR_MEMORY": "1g"}
 
     ended = subprocess.run(
         ["sh", str(EXAMPLES / "spark_submit.sh"), str(config), "5h", "--now-ms", str(NOW_MS)],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=RUN_SECONDS_MAX,
+        env={**os.environ, **given}, cwd=tmp_path, capture_output=True, text=True, timeout=RUN_SECONDS_MAX,
     )  # fmt: skip
 
     assert ended.returncode == 1, ended.stderr[-3000:]
