@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _UNITS_BYTES: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)")
@@ -18,7 +18,7 @@ def parse_duration_ms(text: object) -> int:
     found = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
     if found is None:
         raise ValueError('a duration is a number and a unit, as "250ms", "5s", "2m", "1h" or "30d"')
-    return round(float(found[1]) * _UNITS_MS[found[2]])
+    return round(float(found[1]) * UNITS_MS[found[2]])
 
 
 def parse_size_bytes(text: object) -> int:

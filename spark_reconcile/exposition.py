@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from messaging.errors import ConfigurationError
+from spark_reconcile.output import write_whole
 from spark_reconcile.summary import Summary
 from spark_reconcile.verdict import Severity, State
 
@@ -16,14 +16,9 @@ FILE: Final = "recon.prom"
 
 def write_metrics(path: Path, summary: Summary) -> None:
     """Replace the file whole: a scrape never sees half of it. Raises ConfigurationError where it cannot be written."""
-    fresh = path.with_name(f".{path.name}.fresh")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(metrics_text(summary))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
+        write_whole(path, metrics_text(summary))
     except OSError as error:
         raise ConfigurationError(f"cannot write metrics to {path}: {error.strerror}; name another file") from error
 

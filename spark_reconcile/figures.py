@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.flow import HOUR_MS, Axis
+from spark_reconcile.flow import Axis
 from spark_reconcile.judging import RULES, Judged
 from spark_reconcile.reaching import EVER_MS
 from spark_reconcile.reading import NEVER_MS, Evidence, LegCount
 from spark_reconcile.settings import Settings
+from spark_reconcile.slots import HOUR_MS
 from spark_reconcile.sources.statements import Leg
 from spark_reconcile.summary import Book, Example, Input, Latency
 from spark_reconcile.verdict import Scope, Severity, State

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from spark_reconcile.slots import HOUR_MS
 from spark_reconcile.verdict import State
 
 BUCKETS_MAX: Final = 60
-HOUR_MS: Final = 3_600_000
 _WIDTHS_MS: Final = (
     200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000, HOUR_MS, 3 * HOUR_MS,
     6 * HOUR_MS, 12 * HOUR_MS, 24 * HOUR_MS, 7 * 24 * HOUR_MS, 14 * 24 * HOUR_MS,

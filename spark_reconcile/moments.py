@@ -6,10 +6,10 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
+from messaging.amounts import UNITS_MS
 from messaging.errors import ConfigurationError
 
 _AGE: Final = re.compile(r"(\d{1,9})(s|m|h|d)", re.ASCII)
-_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def moment_ms(text: str, *, now_ms: int) -> int:
@@ -30,4 +30,4 @@ def length_ms(text: str) -> int:
     found = _AGE.fullmatch(text)
     if found is None:
         raise ConfigurationError(f"{text!r} is no length of time: a number and one of s, m, h, d, like 48h")
-    return int(found[1]) * _UNIT_MS[found[2]]
+    return int(found[1]) * UNITS_MS[found[2]]

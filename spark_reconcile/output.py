@@ -36,13 +36,18 @@ class Staging:
         """Show the run: first its folder under its own name, then the manifest that names it the newest."""
         self.folder.rename(self.final)
         manifest = self.final.parent / MANIFEST
-        fresh = manifest.with_name(f".{MANIFEST}.{self.run_id}")
-        with fresh.open("w", encoding="utf-8") as file:
-            json.dump({"newest": self.run_id, **headline}, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(manifest)
+        write_whole(manifest, json.dumps({"newest": self.run_id, **headline}, indent=2))
         return self.final
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file: whoever reads it meanwhile sees the old one or the new one, never half. Raises OSError."""
+    fresh = path.with_name(f".{path.name}.fresh")
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,11 +15,12 @@ import msgspec
 from messaging.errors import ConfigurationError
 from spark_reconcile.errors import OutputFailed
 from spark_reconcile.flow import Axis, Flow
-from spark_reconcile.output import MANIFEST
+from spark_reconcile.output import MANIFEST, write_whole
 from spark_reconcile.publishing import NUMBERS, REPORT
 from spark_reconcile.report.page import page_of
 from spark_reconcile.slots import HOUR_MS
-from spark_reconcile.summary import Summary, Unjudged
+from spark_reconcile.summary import Summary
+from spark_reconcile.unjudged import judged_late
 from spark_reconcile.window_results import counts_of, summary_of, trouble_of
 from spark_reconcile.window_store import Window, WindowStore
 
@@ -59,42 +59,18 @@ def stored_hours(output: Path, *, since_ms: int, until_ms: int) -> Summary:
     before = [one.result for start, one in windows.items() if start < min(shown)]
     asked = range(since_ms // HOUR_MS, -(-until_ms // HOUR_MS))
     counts = replace(counts_of(shown, before=before), not_closed=len(asked) - len(shown))
-    return replace(found, windows=counts, unjudged=_late(shown), flow=_trouble(shown))
+    return replace(found, windows=counts, unjudged=judged_late(shown), flow=_trouble(shown))
 
 
 def write_anew(summary: Summary, folder: Path) -> Path:
     """Put the page and the numbers into a folder, each shown whole; the page's path. Raises OutputFailed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / NUMBERS, json.dumps(summary.as_dict(), indent=2))
-        _replace(folder / REPORT, page_of(summary))
+        write_whole(folder / NUMBERS, json.dumps(summary.as_dict(), indent=2))
+        write_whole(folder / REPORT, page_of(summary))
     except OSError as error:
         raise OutputFailed(f"cannot write to {folder}: {error.strerror}; name another folder with --to") from error
     return folder / REPORT
-
-
-def _replace(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{path.name}.fresh")
-    with fresh.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-
-
-def _late(shown: Mapping[int, Window]) -> list[Unjudged]:
-    """Of each source the hours that it did not hold any more when they were judged for the first time."""
-    hours: dict[str, list[int]] = {}
-    for start, window in sorted(shown.items()):
-        for name in window.late:
-            hours.setdefault(name, []).append(start)
-    return [
-        Unjudged(
-            source=name.partition(" ")[0], what=name.partition(" ")[2], hours=len(late), open_hours=0,
-            since_ms=late[0], until_ms=late[-1] + HOUR_MS,
-        )
-        for name, late in sorted(hours.items())
-    ]  # fmt: skip
 
 
 def _trouble(shown: Mapping[int, Window]) -> Flow:

@@ -72,6 +72,19 @@ def unjudged(
     return found
 
 
+def judged_late(shown: Mapping[int, Window]) -> list[Unjudged]:
+    """Of each source the hours that it did not hold any more when they were judged for the first time."""
+    hours: dict[str, list[int]] = {}
+    for start, window in sorted(shown.items()):
+        for name in window.late:
+            hours.setdefault(name, []).append(start)
+    return [
+        Unjudged(source=source, what=what, hours=len(late), open_hours=0, since_ms=late[0], until_ms=late[-1] + HOUR_MS)
+        for name, late in sorted(hours.items())
+        for source, _, what in (name.partition(" "),)
+    ]
+
+
 def with_notes(inputs: Sequence[Input], found: Iterable[Unjudged]) -> list[Input]:
     """The inputs, each with what is to be said of hours that it does not hold any more."""
     told = {(one.source, one.what): _sentence(one) for one in found}
@@ -101,6 +114,7 @@ def _gone(shown: Mapping[int, Window], begun_ms: int, reach_ms: int) -> range:
 
 
 def _name(one: Input) -> str:
+    """judged_late() takes it apart again: no source has a space in it."""
     return f"{one.source} {one.what}"
 
 

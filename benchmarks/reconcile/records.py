@@ -157,12 +157,17 @@ def _load_flights(duck: duckdb.DuckDBPyConnection, folder: Path) -> None:
     path.unlink()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(about: str | None) -> argparse.Namespace:
+    """What a generator is told on its command line."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--faults", type=int, default=0, help="default: in about 1 of 100 buckets")
     parser.add_argument("--folder", type=Path, required=True)
-    chosen = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    chosen = arguments(__doc__)
     faults = chosen.faults or max(len(KINDS), chosen.messages // MESSAGES_A_FAULT)
     planted = write_records(chosen.folder, messages=chosen.messages, faults=faults)
     print(json.dumps({"messages": chosen.messages, "faults": faults, "kinds": len(planted["kinds"])}))

@@ -11,7 +11,6 @@ verdict must come of which id or key.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -25,7 +24,15 @@ from sqlalchemy import create_engine
 from benchmarks.reconcile.delivery_faults import DELIVERY_KINDS, group_actions
 from benchmarks.reconcile.faults import KINDS, MORE_KINDS
 from benchmarks.reconcile.planting import COVERED, GROUPS, STORED_AFTER_MS, TICKETS, Message, Planted, record
-from benchmarks.reconcile.records import ARCHIVE, MESSAGES_A_FAULT, START_MS, as_planted, plant, write_by_hour
+from benchmarks.reconcile.records import (
+    ARCHIVE,
+    MESSAGES_A_FAULT,
+    START_MS,
+    arguments,
+    as_planted,
+    plant,
+    write_by_hour,
+)
 from messaging import journal
 from outbox.schema import outbox_tables
 
@@ -219,11 +226,7 @@ def _handled(shop: sqlite3.Connection, rows: Iterable[tuple[str, str, int]]) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--faults", type=int, default=0, help="default: in about 1 of 100 buckets")
-    parser.add_argument("--folder", type=Path, required=True)
-    chosen = parser.parse_args()
+    chosen = arguments(__doc__)
     faults = chosen.faults or max(2 * len(ALL_KINDS), chosen.messages // MESSAGES_A_FAULT)
     planted = write_sources(chosen.folder, messages=chosen.messages, faults=faults)
     print(json.dumps({"messages": chosen.messages, "faults": faults, "kinds": len(planted["kinds"])}))

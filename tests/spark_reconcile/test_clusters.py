@@ -23,7 +23,7 @@ from spark_reconcile.window_store import WindowStore
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import plant_all
 from tests.spark_reconcile.timed_ids import with_timed_ids
-from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World
+from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, SETTINGS, World
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,33 +60,7 @@ settings = settings_of(read_config(Path(path)), folder=Path(path).parent)
 summary = run_windows(settings, since_ms=int(since_ms), now_ms=int(now_ms), master=master, pause=lambda _: None)
 print(summary.sentence)
 """
-CONFIG = """
-[database]
-url = "{url}"
-[broker]
-data = "broker"
-[[rules]]
-name = "paid orders are announced"
-table = "orders"
-where = {{ status = "PAID" }}
-key_column = "id"
-time_column = "paid_at_us"
-topic = "order.paid"
-[[rules]]
-name = "travellers are reminded"
-table = "orders"
-where = {{ status = "BOOKED" }}
-key_column = "id"
-time_column = "paid_at_us"
-topic = "trip.reminder"
-deliver_at_column = "remind_at_us"
-[[inboxes]]
-group = "tickets"
-[output]
-folder = "here"
-[grace]
-late_after_seconds = 120
-"""
+CONFIG = f'{SETTINGS}[output]\nfolder = "here"\n'
 SINCE_MS = NOW_MS - 5 * HOUR_MS
 Findings = set[tuple[str, str | None, str]]
 

@@ -18,35 +18,10 @@ from tests.fixtures.databases import Database
 from tests.spark_reconcile import killed_run
 from tests.spark_reconcile.faults import plant_all
 from tests.spark_reconcile.timed_ids import with_timed_ids
-from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, World
+from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, SETTINGS, World
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
-CONFIG = """
-[database]
-url = "{url}"
-[broker]
-data = "broker"
-[grace]
-late_after_seconds = 120
-[[rules]]
-name = "paid orders are announced"
-table = "orders"
-where = {{ status = "PAID" }}
-key_column = "id"
-time_column = "paid_at_us"
-topic = "order.paid"
-[[rules]]
-name = "travellers are reminded"
-table = "orders"
-where = {{ status = "BOOKED" }}
-key_column = "id"
-time_column = "paid_at_us"
-topic = "trip.reminder"
-deliver_at_column = "remind_at_us"
-[[inboxes]]
-group = "tickets"
-"""
 
 
 def test_a_process_killed_at_a_random_moment_and_started_again_shows_the_same_tables(
@@ -61,7 +36,7 @@ def test_a_process_killed_at_a_random_moment_and_started_again_shows_the_same_ta
     with_timed_ids(world)
     world.write(sqlite, tmp_path, records_a_segment=40)
     config = tmp_path / "reconcile.toml"
-    config.write_text(CONFIG.format(url=sqlite.url))
+    config.write_text(SETTINGS.format(url=sqlite.url))
 
     told = _run(config, tmp_path / "undisturbed")
     moment = random.randrange(len(told))

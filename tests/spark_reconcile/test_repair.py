@@ -21,7 +21,7 @@ from spark_reconcile.repair_cli import repair
 from spark_reconcile.repairing import apply_repairs
 from spark_reconcile.window_store import Window, WindowStore
 from tests.fixtures.databases import Database
-from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World
+from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World, outbox_rows
 
 HOUR_US = 3_600_000_000
 FAR_US = (NOW_MS + 365 * 24 * 3_600_000) * 1000
@@ -41,12 +41,12 @@ def test_unsent_rows_become_due_and_rows_that_somebody_holds_are_left_alone(data
     suspects = [_suspect(name, "not_sent") for name in ("mine", "held", "parked", "gone")]
 
     repairs = plan_repairs(settings, suspects, repairs_max=10)
-    before = _outbox_rows(database)
+    before = outbox_rows(database)
     done = apply_repairs(repairs)
 
     assert [one.action for one in repairs] == [Action.MAKE_DUE, Action.MAKE_DUE, Action.NOTHING, Action.NOTHING]
     assert [one.message_id for one in done] == ["mine"]
-    after = _outbox_rows(database)
+    after = outbox_rows(database)
     assert after["mine"]["due_at_us"] < FAR_US
     assert {**after["mine"], "due_at_us": FAR_US} == before["mine"]
     assert {name: row for name, row in after.items() if name != "mine"} == {
@@ -59,11 +59,11 @@ def test_a_lost_message_is_written_again_with_the_very_body_it_had(database: Dat
     settings, order, lost = _lost(database, tmp_path, body={"order_id": "id", "status": "status"})
 
     (planned,) = plan_repairs(settings, [_suspect(lost, "not_in_broker", key=str(order))], repairs_max=10)
-    assert _outbox_rows(database) == {}, "planning changes nothing"
+    assert outbox_rows(database) == {}, "planning changes nothing"
     done = apply_repairs([planned])
 
     assert done == [planned]
-    row = _outbox_rows(database)[lost]
+    row = outbox_rows(database)[lost]
     assert bytes(row["body"]) == json.dumps({"order_id": order, "status": "PAID"}, separators=(",", ":")).encode()
     assert hashlib.sha256(bytes(row["body"])).hexdigest() == row["body_sha256"]
     assert (row["state"], row["kind"], row["attempts"], row["topic"], row["message_key"]) == (
@@ -85,7 +85,7 @@ def test_what_cannot_be_made_again_is_named_and_left(
     assert planned.action is Action.NOTHING
     assert told in planned.reason
     assert apply_repairs([planned]) == []
-    assert _outbox_rows(sqlite) == {}
+    assert outbox_rows(sqlite) == {}
 
 
 def test_too_many_repairs_are_a_missing_source_and_refused(sqlite: Database, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_nothing_is_changed_by_a_dry_run_or_without_yes_and_the_plan_is_written(
     assert repair(settings, **common, yes=False, dry_run=True) == []
     with pytest.raises(ConfigurationError, match="--yes"):
         repair(settings, **common, yes=False, dry_run=False)
-    assert _outbox_rows(sqlite) == {}
+    assert outbox_rows(sqlite) == {}
     done = repair(settings, **common, yes=True, dry_run=False)
 
     assert [one.message_id for one in done] == [lost]
@@ -128,7 +128,7 @@ def test_a_message_of_an_ordered_key_is_not_written_again_out_of_its_order(datab
 
     assert (planned.action, "ordered" in planned.reason) == (Action.NOTHING, True)
     assert apply_repairs([planned]) == []
-    assert _outbox_rows(database) == {}
+    assert outbox_rows(database) == {}
 
 
 def test_rows_without_a_message_are_named_and_suspects_that_nobody_confirmed_are_counted(
@@ -187,14 +187,3 @@ def _lost(database: Database, folder: Path, *, body: dict[str, str]) -> tuple[Se
 
 def _suspect(name: str, rule: str, key: str | None = "1") -> Suspect:
     return Suspect(message_id=name, topic=PAID, key=key, rule=rule)
-
-
-def _outbox_rows(database: Database) -> dict[str, dict[str, Any]]:
-    table = f"{database.schema}.message" if database.schema else "outbox_message"
-    engine = create_engine(database.url)
-    try:
-        with engine.connect() as connection:
-            rows = connection.execute(text(f"SELECT * FROM {table}")).mappings()
-            return {row["id"]: dict(row) for row in rows}
-    finally:
-        engine.dispose()

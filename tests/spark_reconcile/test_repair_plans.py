@@ -6,7 +6,6 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -19,7 +18,7 @@ from spark_reconcile.cli import app
 from spark_reconcile.planned import read_plan, still_to_do
 from spark_reconcile.repair import Action, Suspect, plan_repairs
 from tests.fixtures.databases import Database
-from tests.spark_reconcile.world import NOW_MS, PAID, World, write_log
+from tests.spark_reconcile.world import NOW_MS, PAID, World, outbox_rows, write_log
 
 FAR_US = (NOW_MS + 365 * 24 * 3_600_000) * 1000
 BODY = {"order_id": "id", "status": "status"}
@@ -29,9 +28,9 @@ def test_a_plan_is_done_later_and_only_once(database: Database, tmp_path: Path) 
     _, plan = _planned(database, tmp_path)
 
     shown = _apply(tmp_path, plan, "--dry-run")
-    before = _outbox_rows(database)
+    before = outbox_rows(database)
     done = _apply(tmp_path, plan, "--yes")
-    after = _outbox_rows(database)
+    after = outbox_rows(database)
     again = _apply(tmp_path, plan, "--yes")
 
     assert (shown.exit_code, done.exit_code, again.exit_code) == (0, 0, 0)
@@ -43,7 +42,7 @@ def test_a_plan_is_done_later_and_only_once(database: Database, tmp_path: Path) 
     assert max(row["due_at_us"] for row in after.values()) < FAR_US
     assert hashlib.sha256(bytes(after["lost"]["body"])).hexdigest() == after["lost"]["body_sha256"]
     assert "repaired" not in again.stderr.replace("repaired 0 of 1", "")
-    assert _outbox_rows(database) == after
+    assert outbox_rows(database) == after
 
 
 @pytest.mark.parametrize(
@@ -78,12 +77,12 @@ def test_what_the_broker_has_stored_since_is_not_written_again(sqlite: Database,
     lost = next(one for one in still_to_do(settings, read_plan(plan), repairs_max=10) if one.message_id == "lost")
     assert (lost.action, lost.reason) == (Action.NOTHING, "the broker has stored it since it was planned")
     assert "repaired 1 of 1" in done.stderr
-    assert sorted(_outbox_rows(sqlite)) == ["unsent"]
+    assert sorted(outbox_rows(sqlite)) == ["unsent"]
 
 
 def test_nothing_is_done_without_a_word_of_its_user_or_above_the_bound(sqlite: Database, tmp_path: Path) -> None:
     _, plan = _planned(sqlite, tmp_path)
-    before = _outbox_rows(sqlite)
+    before = outbox_rows(sqlite)
 
     unasked = _apply(tmp_path, plan)
     bounded = _apply(tmp_path, plan, "--yes", "--repairs-max", "1")
@@ -91,12 +90,12 @@ def test_nothing_is_done_without_a_word_of_its_user_or_above_the_bound(sqlite: D
     assert isinstance(unasked.exception, ConfigurationError)
     assert "--yes" in str(unasked.exception)
     assert "2 messages would be repaired, more than 1" in str(bounded.exception)
-    assert _outbox_rows(sqlite) == before
+    assert outbox_rows(sqlite) == before
 
 
 def test_a_damaged_log_ends_it_before_anything_is_changed(sqlite: Database, tmp_path: Path) -> None:
     _, plan = _planned(sqlite, tmp_path)
-    before = _outbox_rows(sqlite)
+    before = outbox_rows(sqlite)
     (segment,) = journal.segment_paths(tmp_path / "broker" / "messages")
     whole = bytearray(segment.read_bytes())
     whole[journal.HEADER_BYTES + 20] ^= 1
@@ -106,7 +105,7 @@ def test_a_damaged_log_ends_it_before_anything_is_changed(sqlite: Database, tmp_
 
     assert ended.exit_code == 3
     assert str(segment) in " ".join(ended.stderr.split())
-    assert _outbox_rows(sqlite) == before
+    assert outbox_rows(sqlite) == before
 
 
 @pytest.mark.parametrize(
@@ -176,14 +175,3 @@ def _execute(database: Database, statement: str) -> None:
     with engine.begin() as connection:
         connection.execute(text(statement))
     engine.dispose()
-
-
-def _outbox_rows(database: Database) -> dict[str, dict[str, Any]]:
-    table = f"{database.schema}.message" if database.schema else "outbox_message"
-    engine = create_engine(database.url)
-    try:
-        with engine.connect() as connection:
-            rows = connection.execute(text(f"SELECT * FROM {table}")).mappings()
-            return {row["id"]: dict(row) for row in rows}
-    finally:
-        engine.dispose()

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from msgspec.structs import replace
-from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, create_engine, insert
+from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, create_engine, insert, text
 from sqlalchemy.schema import CreateSchema
 
 from messaging import journal
@@ -26,6 +26,32 @@ MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 PAID, REMINDER = "order.paid", "trip.reminder"
 TICKETS, MAIL = "tickets", "mail"
+SETTINGS = """
+[database]
+url = "{url}"
+[broker]
+data = "broker"
+[grace]
+late_after_seconds = 120
+[[rules]]
+name = "paid orders are announced"
+table = "orders"
+where = {{ status = "PAID" }}
+key_column = "id"
+time_column = "paid_at_us"
+topic = "order.paid"
+[[rules]]
+name = "travellers are reminded"
+table = "orders"
+where = {{ status = "BOOKED" }}
+key_column = "id"
+time_column = "paid_at_us"
+topic = "trip.reminder"
+deliver_at_column = "remind_at_us"
+[[inboxes]]
+group = "tickets"
+"""
+"""A settings file for the world's tables, but for the database's URL."""
 GRACE = Grace(seconds=60, late_after_seconds=120, clock_skew_seconds=1)
 
 _metadata = MetaData()
@@ -299,3 +325,15 @@ def as_written(action: journal.Action, places: Mapping[tuple[str, int | None], s
 def sha(body: str) -> str:
     """The SHA-256 of a body, as the outbox writes it."""
     return hashlib.sha256(body.encode()).hexdigest()
+
+
+def outbox_rows(database: Database) -> dict[str, dict[str, Any]]:
+    """What stands in the outbox's table, by id."""
+    table = f"{database.schema}.message" if database.schema else "outbox_message"
+    engine = create_engine(database.url)
+    try:
+        with engine.connect() as connection:
+            rows = connection.execute(text(f"SELECT * FROM {table}")).mappings()
+            return {row["id"]: dict(row) for row in rows}
+    finally:
+        engine.dispose()
