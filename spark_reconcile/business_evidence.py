@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from spark_reconcile.in_memory import grouped
 from spark_reconcile.sources.statements import Leg
 from spark_reconcile.verdict import State
 
@@ -29,35 +30,21 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
 
     `is_shared`: several rules may ask under one key. Where none do, what all of them ask is what one asks.
     """
-    from pyspark.sql.functions import expr
-
     of_all = "over (partition by topic, message_key)"
-    asked = (
-        rows.where(f"leg = '{Leg.BUSINESS}'")
-        .groupBy("note", "topic", "message_key")
-        .agg(
-            expr("count(*)").alias("rows"),
-            expr("max(created_ms)").alias("time_ms"),
-            expr("min(deliver_at_ms)").alias("least_due_ms"),
-            expr("max(deliver_at_ms)").alias("most_due_ms"),
-        )
-        .selectExpr(
-            "*",
-            *(f"{f'{fold}({column}) {of_all}' if is_shared else column} as {name}" for fold, column, name in _OF_ALL),
-        )
+    asked = grouped(
+        rows.where(f"leg = '{Leg.BUSINESS}'"), "note", "topic", "message_key",
+        rows="count(*)", time_ms="max(created_ms)", least_due_ms="min(deliver_at_ms)",
+        most_due_ms="max(deliver_at_ms)",
+    ).selectExpr(
+        "*",
+        *(f"{f'{fold}({column}) {of_all}' if is_shared else column} as {name}" for fold, column, name in _OF_ALL),
     )  # fmt: skip
-    found = (
-        messages.where("message_key != ''")
-        .groupBy("topic", "message_key")
-        .agg(
-            expr("count(*)").alias("messages"),
-            expr("min(deliver_at_ms)").alias("least_found_ms"),
-            expr("max(deliver_at_ms)").alias("most_found_ms"),
-            expr("max(created_ms)").alias("newest_message_ms"),
-            expr("max(business_until_ms)").alias("business_until_ms"),
-            *(expr(f"count_if(state = '{state}')").alias(state.value) for state in _STATES),
-        )
-    )
+    found = grouped(
+        messages.where("message_key != ''"), "topic", "message_key",
+        messages="count(*)", least_found_ms="min(deliver_at_ms)", most_found_ms="max(deliver_at_ms)",
+        newest_message_ms="max(created_ms)", business_until_ms="max(business_until_ms)",
+        **{state.value: f"count_if(state = '{state}')" for state in _STATES},
+    )  # fmt: skip
     return asked.join(found, ["topic", "message_key"], "left").selectExpr(
         "cast(note as int) as rule_number", "topic", "message_key", "rows", "asked",
         # Rows without a time are of the hour of their newest message.

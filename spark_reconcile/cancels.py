@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from spark_reconcile.in_memory import grouped
 from spark_reconcile.sources.frames import ACTION_SCHEMA
 from spark_reconcile.sources.statements import CANCELS, Leg
 
@@ -36,8 +37,8 @@ def answers(rows: DataFrame, *, messages: DataFrame, actions: DataFrame) -> Data
     asked = rows.where(f"leg = '{Leg.ARCHIVE}' and topic = '{CANCELS}' and note = '{TAKEN}'")
     noted = actions.where(f"kind = '{TAKEN}'").selectExpr("id as message", "1 as is_noted")
     scheduled = messages.where("deliver_at_ms is not null").selectExpr("id as message", "0 as is_noted")
-    known = noted.unionByName(scheduled).groupBy("message").agg({"is_noted": "max"})
-    hashed = known.selectExpr("message", "`max(is_noted)` = 1 as is_noted", "sha2(message, 256) as body_sha256")
+    known = grouped(noted.unionByName(scheduled), "message", is_noted="max(is_noted)")
+    hashed = known.selectExpr("message", "is_noted = 1 as is_noted", "sha2(message, 256) as body_sha256")
     found = asked.select("id", "body_sha256", "at_ms").join(hashed, "body_sha256").localCheckpoint()
     of_cancels = {"kind": f"if(is_noted, '{NOTED}', '{UNNOTED}')", "id": "id", "at_ms": "at_ms", "reason": "message"}
     of_messages = {"kind": f"'{ANSWERED}'", "id": "message", "at_ms": "at_ms"}

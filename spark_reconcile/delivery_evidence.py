@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_reconcile.delivery_rules import LastKind
+from spark_reconcile.in_memory import grouped
 from spark_reconcile.reaching import EVER_MS
 from spark_reconcile.sources.statements import Leg
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 _KINDS: Final = {
     "delivered": LastKind.DELIVERED,
@@ -97,23 +98,20 @@ def group_facts(
 
 
 def delivery_evidence(
-    session: SparkSession, messages: DataFrame, actions: DataFrame, rows: DataFrame, *, groups: Sequence[GroupFacts]
+    messages: DataFrame, actions: DataFrame, rows: DataFrame, *, groups: Sequence[GroupFacts]
 ) -> DataFrame:
     """`messages`: as message_evidence() gives it; `rows`: the inboxes' legs."""
-    from pyspark.sql.functions import broadcast
-
-    known = session.createDataFrame([_values(one) for one in groups], _GROUP_SCHEMA)
+    known = messages.sparkSession.createDataFrame([_values(one) for one in groups], _GROUP_SCHEMA)
     stored = messages.where("broker > 0").withColumnsRenamed(
         {"broker": "stored", "ready_ms": "message_ready_ms", "created_ms": "published_ms"}
     )
-    expected = stored.join(broadcast(known), "topic")
+    expected = stored.join(known.hint("broadcast"), "topic")
     united = (
         _leg(expected, **{name: name for name in _EXPECTED})
         .unionByName(_actions_leg(actions))
         .unionByName(_leg(rows.where(f"leg = '{Leg.INBOX}'"), effects="1L", effect_ms="at_ms"))
     )
-    grouped = united.groupBy("id", "topic", "consumer_group").agg(*_aggregates())
-    return _after_seeks(grouped)
+    return _after_seeks(grouped(united, "id", "topic", "consumer_group", **_aggregates()))
 
 
 def _actions_leg(actions: DataFrame) -> DataFrame:
@@ -151,28 +149,26 @@ def _leg(frame: DataFrame, **columns: str) -> DataFrame:
     return frame.selectExpr("id", "topic", "consumer_group", *counts, *others)
 
 
-def _aggregates() -> list[Column]:
-    from pyspark.sql.functions import expr
-
+def _aggregates() -> dict[str, str]:
     least = ("first_delivered_ms", "first_ack_ms", "effect_ms")
     last = ("last_kind", "visible_ms")
-    return [
-        *(expr(f"sum({name})").alias(name) for name in _COUNTED),
-        *(expr(f"coalesce(max({name}), {-1 if name == 'sequence' else 0}L)").alias(name) for name in _EXPECTED),
-        *(expr(f"coalesce(min({name}), 0L)").alias(name) for name in least),
-        *(expr(f"coalesce(max_by({name}, position), 0L)").alias(name) for name in last),
-        expr("coalesce(max(last_delivered_ms), 0L)").alias("last_delivered_ms"),
-        expr("coalesce(max(last_ms), 0L)").alias("last_ms"),
-        expr("coalesce(max(position), -1L)").alias("last_position"),
-    ]
+    return {
+        **{name: f"sum({name})" for name in _COUNTED},
+        **{name: f"coalesce(max({name}), {-1 if name == 'sequence' else 0}L)" for name in _EXPECTED},
+        **{name: f"coalesce(min({name}), 0L)" for name in least},
+        **{name: f"coalesce(max_by({name}, position), 0L)" for name in last},
+        "last_delivered_ms": "coalesce(max(last_delivered_ms), 0L)",
+        "last_ms": "coalesce(max(last_ms), 0L)",
+        "last_position": "coalesce(max(position), -1L)",
+    }
 
 
-def _after_seeks(grouped: DataFrame) -> DataFrame:
+def _after_seeks(by_group: DataFrame) -> DataFrame:
     """A seek gives back what lies ahead of it: what was held, given back or dead before is simply ready again."""
     reset = (
         f"(acks = 0 and last_position < last_seek_position and (sequence >= floor or last_kind != {LastKind.DIED:d}))"
     )
-    return grouped.selectExpr(
+    return by_group.selectExpr(
         "id", "topic", "consumer_group", *_COUNTED, "stored", "deliver_at_ms", "stored_ms", "sequence", "canceled",
         "floor", "seeks", "paused", "filtered", "has_inbox", "inbox_reach_ms", "inbox_until_ms", "first_delivered_ms",
         "last_delivered_ms", "first_ack_ms", "effect_ms", "last_ms", "published_ms",

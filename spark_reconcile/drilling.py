@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
+from spark_reconcile.bringing import beside_keys, brought, held, kept
 from spark_reconcile.digests import Legs, union
+from spark_reconcile.in_memory import Memory, few, nothing_of, to_spark
 from spark_reconcile.parts import KEY_PLACE, PARTED, PLACE, among, unsettled
-from spark_reconcile.reading import in_parallel
 from spark_reconcile.slots import NO_SLOT, slot, within
 from spark_reconcile.sources.statements import Leg, Span
 
@@ -27,6 +28,7 @@ KEYS_MAX: Final = 1_000
 LISTED_ROWS_MAX: Final = 5_000
 """Up to so many rows of a set are fetched, and stand in the plans that ask for them."""
 _BUCKET: Final = "xxhash64(coalesce(topic, ''), slot)"
+_KEY_SCHEMA: Final = "topic string, message_key string"
 _KEY: Final = "xxhash64(topic, message_key)"
 
 
@@ -53,33 +55,42 @@ class Drilled:
     changes: DataFrame
 
 
-def drilled(near: Legs, legs: Legs, unclean: Unclean, *, covered: Sequence[str], much: bool = False) -> Drilled:
+def drilled(
+    near: Legs, legs: Legs, unclean: Unclean, *, covered: Sequence[str], memory: Memory | None, much: bool = False
+) -> Drilled:
     """The rows of messages and keys in what is unclean. A message whose id carries no time, where something is known by
     id alone, is always among them. Where a rule covers the topic, so is everything under the same key: a business row
-    is judged with all its messages. `near`: of `legs`, at least what stands in the unclean parts and buckets. `much`:
-    that is scanned again rather than kept.
+    is judged with all its messages. `near`: of `legs`, at least what stands in the unclean parts and buckets. `memory`:
+    where few rows are brought at once, as long as they are few. `much`: they are scanned again rather than kept.
     """
     marks = _Marks(
-        places=_sent_along(unclean.parts.selectExpr(f"{PLACE} as place").distinct()),
-        slots=None
-        if unclean.buckets is None
-        else _sent_along(unclean.buckets.selectExpr(f"{_BUCKET} as place").distinct()),
+        places=_places(unclean.parts, PLACE),
+        slots=None if unclean.buckets is None else _places(unclean.buckets, _BUCKET),
     )
     found = [frame.where("asked or by_id") for frame in _placed(near, marks)]
-    if not much:
-        found = in_parallel(*(frame.localCheckpoint for frame in found))
+    here = brought(memory, found) if memory else None
+    if here:
+        found = here
+    elif not much:
+        found = kept(*found)
     in_parts = [frame.where("asked") for frame in found]
     apart = _sent_along(unsettled(union(*in_parts[:2]), in_parts[2], covered=covered))
-    chosen = [_looked_up(frame, KEY_PLACE, apart, "apart") for frame in found]
+    chosen = [held(_looked_up(frame, KEY_PLACE, apart, "apart")) for frame in found]
     keys = _sent_along(reduce(union, (_keys(frame, covered) for frame in chosen)).distinct())
     marked = [
-        _looked_up(frame, _KEY, _places_of(keys), "under_key").selectExpr("*", f"({_LOOKED} or under_key) as wanted")
+        held(
+            _looked_up(frame, _KEY, _places_of(keys), "under_key").selectExpr(
+                "*", f"({_LOOKED} or under_key) as wanted"
+            )
+        )
         for frame in chosen
     ]
     more = _under_keys(legs, marks, keys, unclean)
-    rows, messages = in_parallel(
-        reduce(union, (_rows(legs.rows, *pair) for pair in zip(marked[:2], more[:2], strict=True))).localCheckpoint,
-        _rows(legs.messages, marked[2], more[2]).localCheckpoint,
+    if more is None:
+        return drilled(near, legs, unclean, covered=covered, memory=None, much=much)
+    rows, messages = kept(
+        reduce(union, (_rows(legs.rows, *pair) for pair in zip(marked[:2], more[:2], strict=True))),
+        _rows(legs.messages, marked[2], more[2]),
     )
     judged = Legs(rows=rows, messages=messages, actions=legs.actions, inboxes=legs.inboxes)
     changes = reduce(union, (_changes(*pair) for pair in zip(marked[:2], more[:2], strict=True)))
@@ -142,25 +153,31 @@ def _places_of(keys: DataFrame) -> DataFrame:
     return keys.selectExpr(f"{_KEY} as place")
 
 
-def _under_keys(legs: Legs, marks: _Marks, keys: DataFrame, unclean: Unclean) -> list[DataFrame]:
+def _under_keys(legs: Legs, marks: _Marks, keys: DataFrame, unclean: Unclean) -> list[DataFrame] | None:
     """What was not found yet under these keys. In a clean part no message is without its business row: where there is
-    none of these, and no other part is unclean, there is nothing; nor where these are not read.
+    none of these, and no other part is unclean, there is nothing; nor where these are not read. None: keys are few, and
+    what stands under them is not.
     """
-    few = [row["message_key"] for row in keys.limit(KEYS_MAX + 1).collect()]
+    some = [row["message_key"] for row in keys.limit(KEYS_MAX + 1).collect()]
+    there = to_spark(legs.rows.sparkSession, keys, _KEY_SCHEMA).hint("broadcast") if few(keys) else keys
 
     def under(frame: DataFrame, condition: str) -> DataFrame:
         # A list can choose what is opened of a file; a join cannot.
-        listed = frame.where(frame["message_key"].isin(few)) if len(few) <= KEYS_MAX else frame
-        return _looked_up(listed.where(condition), _KEY, _places_of(keys), "under_key").where("under_key")
+        listed = frame.where(frame["message_key"].isin(some)) if len(some) <= KEYS_MAX else frame
+        return _looked_up(listed.where(condition), _KEY, _places_of(there), "under_key").where("under_key")
+
+    def no_more(frames: Sequence[DataFrame]) -> list[DataFrame]:
+        return [nothing_of(keys, under(frame, "false")) for frame in frames]
 
     placed = _placed(legs, marks)
-    if not few:
-        return [under(frame, "false") for frame in placed]
-    asking = under(placed[0], "not asked").localCheckpoint()
-    if not unclean.elsewhere and asking.isEmpty():
-        return [asking, *(under(frame, "false") for frame in placed[1:])]
+    if not some:
+        return no_more(placed)
+    asking = beside_keys(keys, under(placed[0], "not asked"))
+    if asking and not unclean.elsewhere and asking[0].isEmpty():
+        return [*asking, *no_more(placed[1:])]
     times = f"not asked and not by_id and (created_ms is null or {within(unclean.span)})"
-    return [asking, *in_parallel(*(under(frame, times).localCheckpoint for frame in placed[1:]))]
+    others = beside_keys(keys, *(under(frame, times) for frame in placed[1:])) if asking else None
+    return None if asking is None or others is None else [*asking, *others]
 
 
 def _rows(like: DataFrame, marked: DataFrame, more: DataFrame) -> DataFrame:
@@ -178,26 +195,42 @@ def _changes(marked: DataFrame, more: DataFrame) -> DataFrame:
 def _with_events(judged: Legs, slots: DataFrame) -> Legs:
     """With what was noted by id alone: in unclean buckets, of the messages that are looked at, and of cancels."""
     published = judged.rows.where(f"leg != '{Leg.BUSINESS}'").select("id")
-    ids = _sent_along(union(published, judged.messages.select("id")).distinct().withColumnRenamed("id", "place"))
+    named = union(published, judged.messages.select("id")).distinct().selectExpr("id as place")
+    if few(named):
+        named = to_spark(judged.actions.sparkSession, named, "place string")
+    ids = _sent_along(named)
 
     def chosen(frame: DataFrame) -> DataFrame:
         marked = _looked_up(_by_bucket(frame, slots), "id", ids, "named")
         # A cancel names no topic.
         return marked.where("by_id or named or (id is not null and topic is null)").select(*frame.columns)
 
-    actions, inboxes = in_parallel(chosen(judged.actions).localCheckpoint, chosen(judged.inboxes).localCheckpoint)
+    actions, inboxes = kept(chosen(judged.actions), chosen(judged.inboxes))
     return Legs(rows=judged.rows, messages=judged.messages, actions=actions, inboxes=inboxes)
 
 
 def _sent_along(frame: DataFrame) -> DataFrame:
     """A set that was worked out; small, it goes to every worker, so that the legs need not be shuffled."""
-    from pyspark.sql.functions import broadcast
-
-    kept = frame.localCheckpoint()
-    found = kept.limit(LISTED_ROWS_MAX + 1).toArrow()
-    if found.num_rows <= LISTED_ROWS_MAX:
-        # A list is part of the plan: whoever joins with it starts no job of its own.
-        return broadcast(frame.sparkSession.createDataFrame(found))
+    whole = frame.localCheckpoint()
+    if few(whole):
+        return whole
+    listed = _listed(whole)
+    if listed is not None:
+        return listed
     # A checkpoint keeps its columns' identities: joined with the frame that it came from, they would be one.
-    known = kept.selectExpr(*(f"{name} as {name}" for name in kept.columns))
-    return broadcast(known) if known.count() <= BROADCAST_ROWS_MAX else known
+    known = whole.selectExpr(*(f"{name} as {name}" for name in whole.columns))
+    return known.hint("broadcast") if known.count() <= BROADCAST_ROWS_MAX else known
+
+
+def _listed(frame: DataFrame) -> DataFrame | None:
+    """The same as a list, part of the plan: whoever joins with it starts no job of its own. None: it is too long."""
+    found = frame.limit(LISTED_ROWS_MAX + 1).toArrow()
+    if found.num_rows > LISTED_ROWS_MAX:
+        return None
+    return frame.sparkSession.createDataFrame(found).hint("broadcast")
+
+
+def _places(kept: DataFrame, place: str) -> DataFrame:
+    """Of rows that Spark keeps, their places: asking twice costs less than keeping these, too."""
+    found = kept.selectExpr(f"{place} as place").distinct()
+    return _listed(found) or _sent_along(found)

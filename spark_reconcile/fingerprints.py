@@ -8,8 +8,10 @@ looked up one by one.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,27 +20,29 @@ from spark_reconcile.digests import CANCELED, Legs, windows_of_slot
 from spark_reconcile.looking import Job
 from spark_reconcile.reading import Evidence
 from spark_reconcile.settings import Settings, Until
-from spark_reconcile.slots import NO_SLOT, PERIOD_MS, hour, slot, window_of_message
+from spark_reconcile.slots import NO_SLOT, slot, window_of_message
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
 CODE_VERSION: Final = 6
 """Raised where verdicts change: every window is then judged anew."""
 _NO_WINDOW: Final = -1
 
 
-def fingerprints(job: Job, *, parts: DataFrame, buckets: DataFrame | None, legs: Legs) -> dict[int, str]:
-    """The fingerprint of each window that has records. `parts` and `buckets`: their digests."""
-    sums = _sums(_of_parts(parts) if buckets is None else _of_parts(parts).unionByName(_of_buckets(buckets)))
-    if buckets is not None and any(loose for *_, loose in sums.values()):
+def fingerprints(job: Job, *, sums: Sequence[Row], buckets: DataFrame | None, legs: Legs) -> dict[int, str]:
+    """The fingerprint of each window that has records. `sums`: of parts, as sums_of() gives them."""
+    found = _of_parts(sums)
+    for window_ms, numbers in () if buckets is None else _sums(_of_buckets(buckets)).items():
+        _add(found, window_ms, numbers)
+    if buckets is not None and any(loose for *_, loose in found.values()):
         for window_ms, more in _sums(_of_loose_ids(legs, buckets, slack_ms=job.slack_ms)).items():
-            sums[window_ms] = (*sums.get(window_ms, ()), *more)
-    sums.pop(_NO_WINDOW, None)
+            found[window_ms] = (*found.get(window_ms, ()), *more)
+    found.pop(_NO_WINDOW, None)
     chosen = _of_settings(job.settings, job.evidence)
     return {
         window_ms: hashlib.sha256(f"{chosen} {' '.join(map(str, numbers))}".encode()).hexdigest()
-        for window_ms, numbers in sums.items()
+        for window_ms, numbers in found.items()
     }
 
 
@@ -65,9 +69,17 @@ def _of_buckets(buckets: DataFrame) -> DataFrame:
     )
 
 
-def _of_parts(parts: DataFrame) -> DataFrame:
-    told = "leg, topic, period, part, note, n, low, high, key_low, key_high, odd, resent, repeated"
-    return parts.selectExpr(f"{hour(f'period * {PERIOD_MS}L')} as window_ms", f"xxhash64({told}) as h", "0L as loose")
+def _of_parts(sums: Sequence[Row]) -> dict[int, tuple[int, ...]]:
+    """The same of parts, whose records name the time of their making."""
+    found: dict[int, tuple[int, ...]] = {}
+    for row in sums:
+        _add(found, row["window_ms"], (row["digests"], row["digest_low"], row["digest_high"], 0))
+    return found
+
+
+def _add(found: dict[int, tuple[int, ...]], window_ms: int, numbers: tuple[int, ...]) -> None:
+    known = found.get(window_ms)
+    found[window_ms] = tuple(map(add, known, numbers)) if known else numbers
 
 
 _LOOSE: Final = f"slot = '{NO_SLOT}' or astray > 0"

@@ -141,7 +141,7 @@ def _flow(compared: Compared, windows: Sequence[int], shown: dict[int, Window]) 
     names = {"messages": "stored", "delivered": "handed out", "acked": "acknowledged"}
     events: dict[str, dict[int, int]] = {name: {} for name in names.values()}
     if compared.buckets is None:
-        timed = compared.parts.where("leg = 'messages'").selectExpr("leg", f"period * {PERIOD_MS}L as begins", "n")
+        timed = compared.clean_parts.selectExpr("'messages' as leg", f"period * {PERIOD_MS}L as begins", "n")
     else:
         named = compared.buckets.where(f"leg in ({', '.join(repr(leg) for leg in names)}) and slot != ''")
         timed = named.selectExpr("leg", f"{slot_start('slot')} as begins", "n")

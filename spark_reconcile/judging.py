@@ -20,7 +20,7 @@ from spark_reconcile.sources.statements import Leg, Span
 from spark_reconcile.verdict import Rule, Scope, case_sql, lookup_sql
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 RULES: Final[Mapping[Scope, Sequence[Rule]]] = {
     Scope.MESSAGE: MESSAGE_RULES,
@@ -58,9 +58,7 @@ def bounds_of(grace: Grace, evidence: Evidence, *, now_ms: int) -> dict[str, int
     }
 
 
-def judge(
-    session: SparkSession, evidence: Evidence, bounds: Mapping[str, int], *, span: Span | None = None
-) -> Judged:  # fmt: skip
+def judge(evidence: Evidence, bounds: Mapping[str, int], *, span: Span | None = None) -> Judged:
     """One verdict for each message, each message in each group, and each rule and key of business rows.
 
     `span`: business rows are of these times alone, so only messages of these times are theirs.
@@ -79,7 +77,7 @@ def judge(
         bounds,
     ).persist()
     deliveries = judged(
-        delivery_evidence(session, messages, evidence.actions, evidence.inboxes, groups=evidence.groups),
+        delivery_evidence(messages, evidence.actions, evidence.inboxes, groups=evidence.groups),
         DELIVERY_RULES,
         bounds,
     ).persist()

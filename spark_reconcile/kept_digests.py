@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -22,6 +22,7 @@ import msgspec
 
 from spark_reconcile.digests import union
 from spark_reconcile.parts import DIGESTS, PARTED, SUMS_SCHEMA, digest
+from spark_reconcile.slots import HOUR_MS, NO_PERIOD, PERIOD_MS
 from spark_reconcile.sources.files import Files
 
 if TYPE_CHECKING:
@@ -31,16 +32,20 @@ FOLDER: Final = "digests"
 GENERATIONS_MAX: Final = 24
 """So many are read together; one more, and all that is known is written as one."""
 INDEX: Final = "digests.json"
-FORMAT: Final = 2
-"""Raised where other rows of a file are summed."""
+FORMAT: Final = 3
+"""Raised where other rows of a file are summed, or more is said of it."""
 
 
 class _Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """A file whose digest is kept: as what, where, and under which number."""
+    """A file whose digest is kept: as what, where, under which number, and of which hours it holds anything.
+
+    Where it holds what names no time, NO_PERIOD is among the hours.
+    """
 
     identity: str
     generation: str
     number: int
+    hours: list[int]
 
 
 class _Index(msgspec.Struct, kw_only=True):
@@ -57,6 +62,8 @@ class Known:
     sums: DataFrame | None
     names: Mapping[int, str]
     """The file of each number."""
+    hours: Mapping[str, Collection[int]]
+    """Of each of these files the hours of which it holds anything; NO_PERIOD stands for no time."""
 
 
 class KeptDigests:
@@ -82,6 +89,7 @@ class KeptDigests:
         return Known(
             sums=self._rows(session, kept) if kept else None,
             names=numbers,
+            hours={name: piece.hours for name, piece in kept.items()},
         )
 
     def _keep(
@@ -101,8 +109,11 @@ class KeptDigests:
         written = self._write(reduce(union, frames), generation) if frames else {}
         unchanged = {name: one for name, one in identities.items() if fresh[name].identity(name) == one}
         numbers = _numbers(session, sorted(unchanged), generation)
+        hours = _hours(self._folder / generation) if numbers else {}
         found = {
-            name: _Piece(identity=unchanged[name], generation=generation, number=number)
+            name: _Piece(
+                identity=unchanged[name], generation=generation, number=number, hours=sorted(hours.get(number, ()))
+            )
             for name, number in numbers.items()
         }
         if crowded:
@@ -184,6 +195,18 @@ def _numbers(session: SparkSession, names: Sequence[str], generation: str) -> di
     rows = asked.selectExpr("name", f"xxhash64(name, '{generation}') as number").collect()
     numbers = {row["name"]: row["number"] for row in rows}
     return numbers if len(set(numbers.values())) == len(numbers) else {}
+
+
+def _hours(generation: Path) -> dict[int, set[int]]:
+    """The hours of each number of a generation that was just written."""
+    import pyarrow.parquet as pq
+
+    placed = pq.read_table(generation, columns=["piece", "period"]).group_by(["piece", "period"]).aggregate([])
+    found: dict[int, set[int]] = {}
+    for number, period in zip(*(column.to_pylist() for column in placed.columns), strict=True):
+        hour_ms = NO_PERIOD if period < 0 else period * PERIOD_MS // HOUR_MS * HOUR_MS
+        found.setdefault(number, set()).add(hour_ms)
+    return found
 
 
 def _about() -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.digests import Legs, union
 from spark_reconcile.figures import business_verdicts, verdicts
+from spark_reconcile.in_memory import grouped
 from spark_reconcile.judging import Judged, bounds_of, judge
 from spark_reconcile.planning import Plan
 from spark_reconcile.reading import Evidence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 Pause = Callable[[float], None]
 LookAgain = Callable[["SparkSession", Settings, Plan, Evidence, Suspects], Evidence]
-_FINDING = f"severity = '{Severity.FINDING}'"
+_FINDING: Final = f"severity = '{Severity.FINDING}'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +113,9 @@ def _part(
     table, business = table.localCheckpoint(), business.localCheckpoint()
     again.release()
     evidence.release()
-    ids = job.session.createDataFrame([(one,) for one in suspects.ids], "message_id string")
-    keys = job.session.createDataFrame(list(suspects.keys), "topic string, message_key string")
+    engine = table.sparkSession
+    ids = engine.createDataFrame([(one,) for one in suspects.ids], "message_id string")
+    keys = engine.createDataFrame(list(suspects.keys), "topic string, message_key string")
     # What was stored meanwhile under these keys, too; of what stands under another's the rest was not read.
     under = table.where("broker > 0").join(keys, ["topic", "message_key"], "left_semi").select("message_id")
     looked_at = under.unionByName(ids).distinct().localCheckpoint()
@@ -127,7 +129,7 @@ def _part(
 
 def _tables(job: Job, evidence: Evidence, batch: Sequence[int]) -> tuple[Judged, DataFrame, DataFrame]:
     """Verdicts of the batch's windows alone: what was read beside them is there as evidence."""
-    judged = judge(job.session, evidence, bounds_of(job.settings.grace, evidence, now_ms=job.now_ms), span=job.span)
+    judged = judge(evidence, bounds_of(job.settings.grace, evidence, now_ms=job.now_ms), span=job.span)
     among = f"window_ms in ({', '.join(f'{start}L' for start in batch)})"
     time = "if(published_ms > 0, published_ms, if(stored_ms > 0, stored_ms, at_ms))"
     table = verdicts(judged).selectExpr("*", f"{slot('message_id')} as slot")
@@ -144,4 +146,4 @@ def _confirmed(table: DataFrame, value: str) -> DataFrame:
 
 def _findings(table: DataFrame, business: DataFrame) -> dict[int, int]:
     found = table.where(_FINDING).select("window_ms").unionByName(business.where(_FINDING).select("window_ms"))
-    return {row["window_ms"]: row["count"] for row in found.groupBy("window_ms").count().collect()}
+    return {row["window_ms"]: row["n"] for row in grouped(found, "window_ms", n="count(*)").collect()}

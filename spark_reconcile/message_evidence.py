@@ -10,10 +10,11 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.cancels import ANSWERED, NOTED, TAKEN, UNNOTED
+from spark_reconcile.in_memory import grouped
 from spark_reconcile.sources.statements import CANCELS, Leg
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 _TEXTS: Final = ("topic", "message_key")
 _COUNTS: Final = (
@@ -48,8 +49,8 @@ def message_evidence(
     """
     united = reduce(lambda one, other: one.unionByName(other), _legs(rows, messages, actions))
     # The answer to a cancel that is not among the rows tells nothing.
-    grouped = united.groupBy("id").agg(*_aggregates()).where("cancel_noted < 0 or archive > 0")
-    joined = grouped.join(business, ["topic", "message_key"], "left")
+    by_id = grouped(united, "id", **_aggregates()).where("cancel_noted < 0 or archive > 0")
+    joined = by_id.join(business, ["topic", "message_key"], "left")
     return joined.selectExpr(
         "id", "topic", "message_key", *_FACTS, "body_differs", "topic_differs", "key_differs", "due_differs",
         "cancel_noted", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "due_ms as deliver_at_ms",
@@ -67,7 +68,7 @@ def message_evidence(
 def business_keys(rows: DataFrame) -> DataFrame:
     """How many business rows ask for a message under each topic and key."""
     business = rows.where(f"leg = '{Leg.BUSINESS}'").where("message_key != ''")
-    return business.groupBy("topic", "message_key").agg({"*": "count"}).withColumnRenamed("count(1)", "business_rows")
+    return grouped(business, "topic", "message_key", business_rows="count(*)")
 
 
 def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[DataFrame]:
@@ -107,22 +108,20 @@ def _leg(frame: DataFrame, **columns: str) -> DataFrame:
     return frame.selectExpr("id", *texts, *counts, *times)
 
 
-def _aggregates() -> list[Column]:
-    from pyspark.sql.functions import expr
-
+def _aggregates() -> dict[str, str]:
     differs = {"body": "body_hash", "topic": "topic", "key": "message_key", "due": "due_ms"}
-    return [
-        expr("min(topic)").alias("topic"),
-        expr("min(message_key)").alias("message_key"),
-        *(expr(value).alias(name) for name, value in _FACTS.items()),
-        *(
-            expr(f"if(coalesce(min({column}) != max({column}), false), 1, 0)").alias(f"{name}_differs")
+    return {
+        "topic": "min(topic)",
+        "message_key": "min(message_key)",
+        **_FACTS,
+        **{
+            f"{name}_differs": f"if(coalesce(min({column}) != max({column}), false), 1, 0)"
             for name, column in differs.items()
-        ),
-        *(expr(f"coalesce(min({name}), 0L)").alias(name) for name in ("due_ms", "created_ms", "sent_ms", "stored_ms")),
-        expr("coalesce(max(fired_ms), 0L)").alias("fired_ms"),
-        *(expr(f"coalesce(max({name}), -1L)").alias(name) for name in ("sequence", "cancel_noted")),
-    ]
+        },
+        **{name: f"coalesce(min({name}), 0L)" for name in ("due_ms", "created_ms", "sent_ms", "stored_ms")},
+        "fired_ms": "coalesce(max(fired_ms), 0L)",
+        **{name: f"coalesce(max({name}), -1L)" for name in ("sequence", "cancel_noted")},
+    }
 
 
 def _among(column: str, names: Iterable[str]) -> str:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spark_reconcile.bringing import in_one_place
 from spark_reconcile.digests import Legs
+from spark_reconcile.in_memory import in_memory
 from spark_reconcile.looking import Job, look
 from spark_reconcile.planning import Plan
 from spark_reconcile.slots import HOUR_MS, hour
 from spark_reconcile.sources.statements import Leg
 from spark_reconcile.verdict import Scope
+from spark_reconcile.verdict_files import write_verdicts
 from spark_reconcile.window_results import Tally, tally_examples, tally_rows
 
 if TYPE_CHECKING:
@@ -32,13 +36,15 @@ def overdue_outside(job: Job, windows: Sequence[int], *, table: str) -> Mapping[
     hours = [] if rows is None else rows.selectExpr(f"{hour('created_ms')} as hour_ms").distinct().collect()
     if rows is not None and hours:
         batch = sorted(row["hour_ms"] for row in hours)
-        looked = look(_without_the_rest(job), _legs(job, rows), batch)
-        # Whose row is gone by the second look was sent meanwhile: its hour will tell.
-        found = looked.table.where(f"scope = '{Scope.MESSAGE}' and outbox > 0")
-        found.coalesce(1).write.parquet(table)
-        tallies = dict.fromkeys(batch, tally)
-        tally_rows(tallies, found)
-        tally_examples(tallies, found, looked.business.where("false"))
+        with in_memory() as memory:
+            legs = in_one_place(memory, _legs(job, rows), job.session)
+            looked = look(_without_the_rest(job), legs, batch)
+            # Whose row is gone by the second look was sent meanwhile: its hour will tell.
+            found = looked.table.where(f"scope = '{Scope.MESSAGE}' and outbox > 0")
+            write_verdicts(found, Path(table))
+            tallies = dict.fromkeys(batch, tally)
+            tally_rows(tallies, found)
+            tally_examples(tallies, found, looked.business.where("false"))
     return tally.as_result()
 
 

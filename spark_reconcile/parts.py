@@ -13,11 +13,12 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.digests import sums, union
+from spark_reconcile.in_memory import grouped
 from spark_reconcile.slots import KEYED, NO_PERIOD, PART, PERIOD_MS, hour, period
 from spark_reconcile.sources.statements import Leg
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 MESSAGES: Final = "messages"
 """The broker's messages, as a leg."""
@@ -62,6 +63,8 @@ DIGESTS: Final[Mapping[str, Digest]] = {
     MESSAGES: Digest(whole=_WHOLE, key=_KEY, odd=f"if({_ODD[MESSAGES]}, 1, 0)"),
 }  # fmt: skip
 _PLACED: Final = ("leg", "number", "period", "part", "note")
+_TOLD: Final = "leg, topic, period, part, note, n, low, high, key_low, key_high, odd, resent, repeated"
+_DIGESTED: Final = ("digests", "digest_low", "digest_high")
 SUMS_SCHEMA: Final = "piece bigint, leg string, number bigint, period bigint, part bigint, note int, " + ", ".join(
     f"{name} bigint" for name in _SUMMED
 )
@@ -105,26 +108,40 @@ def parts(session: SparkSession, found: Sequence[DataFrame], *, topics: Sequence
 
 
 def clean_parts(found: DataFrame, *, covered: Sequence[str]) -> DataFrame:
-    """Each (topic, number, period, part) once: its window, whether it is `clean`, and how many messages it then has."""
-    from pyspark.sql.functions import expr
+    """Each (topic, number, period, part) once: its window, whether it is `clean`, and how many messages it then has.
 
+    Also the number of its business rule (`note`), how many rows that has (`asked`), how many digests it has, and sums
+    of their hashes in halves (`digests`, `digest_low`, `digest_high`): these change where any of its records does.
+    """
     pairs = [("archive", name) for name in ("n", "low", "high", "resent", "repeated")]
     pairs += [("messages", name) for name in ("n", "low", "high", "key_low", "key_high")]
     pairs += [("business", name) for name in ("n", "key_low", "key_high")]
-    sides = found.groupBy("topic", "number", "period", "part").agg(
-        *(expr(f"sum(if(leg = '{leg}', {name}, 0L))").alias(f"{leg}_{name}") for leg, name in pairs),
-        expr("sum(odd)").alias("odd"),
+    sides = grouped(
+        found.selectExpr("*", f"xxhash64({_TOLD}) as h"), "topic", "number", "period", "part",
+        **{f"{leg}_{name}": f"sum(if(leg = '{leg}', {name}, 0L))" for leg, name in pairs},
+        odd="sum(odd)",
         # Each rule's rows are summed by themselves.
-        expr(f"count_if(leg = '{Leg.BUSINESS}')").alias("rules"),
-    )
+        rules=f"count_if(leg = '{Leg.BUSINESS}')", note=f"max(if(leg = '{Leg.BUSINESS}', note, -1))",
+        digests="count(*)", digest_low="sum(h & 4294967295L)", digest_high="sum(shiftright(h, 32))",
+    )  # fmt: skip
     stored = " and ".join(f"archive_{name} = messages_{name}" for name in ("n", "low", "high"))
     asked = " and ".join(f"business_{name} = messages_{name}" for name in ("n", "key_low", "key_high"))
     known = f"topic is not null and period != {NO_PERIOD}"
     return sides.selectExpr(
         "topic", "number", "period", "part", f"{hour(f'period * {PERIOD_MS}L')} as window_ms", "messages_n as n",
         f"({known} and odd = 0 and rules <= 1 and {stored} and (not {among('topic', covered)} or {asked})) as clean",
-        "archive_resent as resent", "archive_repeated as repeated",
+        "archive_resent as resent", "archive_repeated as repeated", "note", "business_n as asked", *_DIGESTED,
     )  # fmt: skip
+
+
+def sums_of(clean: DataFrame) -> list[Row]:
+    """What clean_parts() gave, summed by window, topic, rule and whether it is clean: few numbers, fetched once."""
+    summed = ("n", "resent", "repeated", "asked", *_DIGESTED)
+    placed = clean.selectExpr("*", f"period = {NO_PERIOD} as timeless")
+    by_window = grouped(
+        placed, "window_ms", "topic", "clean", "note", "timeless", **{name: f"sum({name})" for name in summed}
+    )
+    return by_window.collect()
 
 
 def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -> DataFrame:
@@ -132,8 +149,6 @@ def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -
 
     As clean_parts() does it, with one part a key: what agrees there is settled, whatever else its part holds.
     """
-    from pyspark.sql.functions import expr
-
     asked = f"if({among('topic', covered)}, 1, 0)"
     sided = rows.selectExpr(
         f"{KEY_PLACE} as place", f"if(leg = '{Leg.ARCHIVE}', 1, 0) as n",
@@ -148,12 +163,13 @@ def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -
         )
     )  # fmt: skip
     halves = {"low": "(h & 4294967295L)", "high": "shiftright(h, 32)"}
-    totals = sided.groupBy("place").agg(
-        *(expr(f"sum({name})").alias(name) for name in ("n", "asked", "odd")),
-        *(expr(f"sum(if(n < 0, -{half}, {half}))").alias(name) for name, half in halves.items()),
+    totals = grouped(
+        sided, "place",
+        **{name: f"sum({name})" for name in ("n", "asked", "odd")},
+        **{name: f"sum(if(n < 0, -{half}, {half}))" for name, half in halves.items()},
         # One message too many for one rule is not made up for by one too few for another.
-        expr("coalesce(min(rule) != max(rule), false)").alias("of_rules"),
-    )
+        of_rules="coalesce(min(rule) != max(rule), false)",
+    )  # fmt: skip
     return totals.where("n != 0 or asked != 0 or odd != 0 or low != 0 or high != 0 or of_rules").select("place")
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -32,6 +32,8 @@ from spark_reconcile.sources.statements import ARCHIVE_COLUMNS, CANCELS, LEG_SCH
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from spark_reconcile.in_memory import Memory
 
 NEVER_MS: Final = 1 << 53
 """A source that holds nothing reaches back to no time at all."""
@@ -244,10 +246,10 @@ def archive_frame(found: DataFrame, *, place: str) -> DataFrame:
     )  # fmt: skip
 
 
-def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
+def united(session: SparkSession | Memory, frames: Sequence[DataFrame]) -> DataFrame:
     """Frames of legs as one."""
     if not frames:
-        return session.createDataFrame([], LEG_SCHEMA)
+        return cast("DataFrame", session.createDataFrame([], LEG_SCHEMA))
     return reduce(_union, frames)
 
 

@@ -83,7 +83,7 @@ def _reconcile(
     watch.lap("read")
     try:
         say("giving verdicts")
-        judged = judge(spark, evidence, bounds_of(settings.grace, evidence, now_ms=now_ms))
+        judged = judge(evidence, bounds_of(settings.grace, evidence, now_ms=now_ms))
         table, business = verdicts(judged), business_verdicts(judged, settings)
         table.write.parquet(stage.table("verdicts"))
         watch.lap("judge")

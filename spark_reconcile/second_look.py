@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.cancels import answers, are_answered
+from spark_reconcile.in_memory import beside, few, grouped, to_spark
 from spark_reconcile.planning import Plan, Read
 from spark_reconcile.reading import Evidence, LegCount, read_log, sql_frame, united
 from spark_reconcile.settings import Settings
-from spark_reconcile.sources.naming import named_runs, single
+from spark_reconcile.sources.frames import ACTION_SCHEMA, MESSAGE_SCHEMA
+from spark_reconcile.sources.naming import each_of, named_each, single
 from spark_reconcile.sources.segments import begins_whole, grown, survey
-from spark_reconcile.sources.statements import Leg, narrowed
+from spark_reconcile.sources.statements import LEG_SCHEMA, Leg, narrowed
 from spark_reconcile.verdict import Severity
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 SUSPECTS_MAX: Final = 100_000
 """Up to so many ids, and so many keys, are looked at again; above, the sources disagree as a whole."""
+APPENDED_ROWS_MAX: Final = 100_000
+"""Up to so many rows that came since the first look are brought to few; more are asked where they are."""
 SUSPECTS_A_LOOK: Final = 5_000
 """So many ids, and so many keys, are asked for at once."""
 
@@ -44,24 +48,22 @@ def suspects_of(table: DataFrame, business: DataFrame) -> list[Suspects] | None:
 
     In parts that can be looked at one by one, as a key is in one part with all its messages; None: there are too many.
     """
-    from pyspark.sql.functions import broadcast
-
     finding = f"severity = '{Severity.FINDING}'"
     found = table.where(finding).select("message_id").distinct()
     keyed = table.where("message_key is not null")
     # A delivery's verdict names no key; its message does, and without its business rows it would look like a phantom.
-    of_messages = keyed.join(broadcast(found), "message_id", "left_semi").select("topic", "message_key")
+    of_messages = keyed.join(found.hint("broadcast"), "message_id", "left_semi").select("topic", "message_key")
     of_business = business.where(f"{finding} and message_key is not null").select("topic", "message_key")
     keys = of_messages.unionByName(of_business).distinct().limit(SUSPECTS_MAX + 1).localCheckpoint()
-    under_keys = keyed.join(broadcast(keys), ["topic", "message_key"], "left_semi")
+    under_keys = keyed.join(keys.hint("broadcast"), ["topic", "message_key"], "left_semi")
     placed = under_keys.select("message_id", "topic", "message_key").unionByName(
         found.selectExpr("message_id", "cast(null as string) as topic", "cast(null as string) as message_key")
     )
     # A message has one key, its verdict's; without one it is a suspect by itself.
-    ids = placed.groupBy("message_id").agg({"topic": "min", "message_key": "min"}).limit(SUSPECTS_MAX + 1)
+    ids = grouped(placed, "message_id", topic="min(topic)", key="min(message_key)").limit(SUSPECTS_MAX + 1)
     under: dict[Key | None, list[str]] = {(row["topic"], row["message_key"]): [] for row in keys.collect()}
     for row in ids.collect():
-        key = None if row["min(message_key)"] is None else (row["min(topic)"], row["min(message_key)"])
+        key = None if row["key"] is None else (row["topic"], row["key"])
         under.setdefault(key, []).append(row["message_id"])
     return parted(under)
 
@@ -91,50 +93,89 @@ def look_again(session: SparkSession, settings: Settings, plan: Plan, first: Evi
 
     A message that one source has under these keys another may have under others: all that is said of it is read.
     """
-    ids = session.createDataFrame([(one,) for one in suspects.ids], "id string")
-    keys = session.createDataFrame(list(suspects.keys), "topic string, message_key string")
-    inboxes = _tables(session, plan.inboxes, suspects)
-    messages, actions = _logs(session, settings, first)
+    inboxes = _tables(session, plan.inboxes, suspects, like=first.rows)
+    appended, known = _appended(session, settings, first), first
+    if appended.rows > APPENDED_ROWS_MAX:
+        known = _lifted(session, first)
+    messages, actions = _logs(known, appended)
+    engine = messages.sparkSession
+    ids = engine.createDataFrame([(one,) for one in suspects.ids], "id string")
+    keys = engine.createDataFrame(list(suspects.keys), "topic string, message_key string")
     stored = messages.where("damage is null")
     under = stored.join(keys, ["topic", "message_key"], "left_semi").select("id")
     named = _union(ids, under).distinct().localCheckpoint()
     more = [row["id"] for row in named.join(ids, "id", "left_anti").limit(SUSPECTS_A_LOOK).collect()]
-    tables = _tables(session, plan.rest, replace(suspects, ids=[*suspects.ids, *more]))
-    rows = united(session, tables)
+    tables = _tables(session, plan.rest, replace(suspects, ids=[*suspects.ids, *more]), like=messages)
+    rows = united(engine, tables)
     if settings.archives:
-        archived = first.rows.where(f"leg = '{Leg.ARCHIVE}'")
+        archived = known.rows.where(f"leg = '{Leg.ARCHIVE}'")
         asked = _union(named, archived.join(keys, ["topic", "message_key"], "left_semi").select("id"))
         rows = _union(rows, archived.join(asked, "id", "left_semi").select(*rows.columns))
     named = _union(named, rows.where("id is not null").select("id")).distinct().localCheckpoint()
     if are_answered(first.counts):
         actions = _union(actions, answers(rows, messages=stored, actions=actions))
+    messages = stored.join(named, "id", "left_semi").select(*first.messages.columns).localCheckpoint()
+    actions = actions.join(named, "id", "left_semi").select(*first.actions.columns).localCheckpoint()
     return replace(
         first,
-        inboxes=united(session, inboxes),
-        messages=stored.join(named, "id", "left_semi").select(*first.messages.columns).localCheckpoint(),
-        actions=actions.join(named, "id", "left_semi").select(*first.actions.columns).localCheckpoint(),
-        rows=rows,
+        inboxes=united(first.rows.sparkSession, inboxes),
+        messages=beside(first.rows, messages),
+        actions=beside(first.rows, actions),
+        rows=beside(first.rows, rows),
         tables=(*inboxes, *tables),
     )
 
 
-def _logs(session: SparkSession, settings: Settings, first: Evidence) -> tuple[DataFrame, DataFrame]:
-    """What the first look had of messages and of actions, and what was appended since; actions are surveyed first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Appended:
+    """What was appended to the logs since the first look; None: nothing. `is_whole`: both begin at their beginnings."""
+
+    messages: DataFrame | None
+    actions: DataFrame | None
+    rows: int
+    is_whole: bool
+
+
+def _appended(session: SparkSession, settings: Settings, first: Evidence) -> _Appended:
+    """Actions are surveyed first."""
     counts: list[LegCount] = []
     now = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
+    more = {log: grown(first.surveyed[log], now[log]) if log in first.surveyed else [] for log in now}
+    found = {log: read_log(session, log, some, counts).frame for log, some in more.items() if some}
+    return _Appended(
+        messages=found.get("messages"), actions=found.get("actions"), rows=sum(one.rows for one in counts),
+        is_whole=all(map(begins_whole, now.values())),
+    )  # fmt: skip
+
+
+def _lifted(session: SparkSession, first: Evidence) -> Evidence:
+    """The rows of the first look where Spark has them."""
+    if few(first.rows) is None:
+        return first
+    return replace(
+        first,
+        rows=to_spark(session, first.rows, LEG_SCHEMA),
+        messages=to_spark(session, first.messages, MESSAGE_SCHEMA),
+        actions=to_spark(session, first.actions, ACTION_SCHEMA),
+    )
+
+
+def _logs(first: Evidence, appended: _Appended) -> tuple[DataFrame, DataFrame]:
+    """What the first look had of messages and of actions, and what was appended since."""
     messages, actions = first.messages, first.actions
-    appended = {log: grown(first.surveyed[log], now[log]) if log in first.surveyed else [] for log in now}
-    if appended["messages"]:
-        messages = _union(messages, read_log(session, "messages", appended["messages"], counts).frame)
-    if appended["actions"]:
-        found = read_log(session, "actions", appended["actions"], counts).frame
-        named = named_runs(found, messages, is_whole=all(map(begins_whole, now.values())))
-        actions = _union(actions, _union(single(found), named))
+    if appended.messages is not None:
+        messages = _union(messages, beside(messages, appended.messages))
+    if appended.actions is not None:
+        single_ones = beside(actions, single(appended.actions))
+        named = named_each(beside(actions, each_of(appended.actions)), messages, is_whole=appended.is_whole)
+        actions = _union(actions, _union(single_ones, named))
     return messages, actions
 
 
-def _tables(session: SparkSession, reads: Sequence[Read], suspects: Suspects) -> list[DataFrame]:
-    """Read now, and kept: what is asked twice of a table must not answer twice."""
+def _tables(
+    session: SparkSession, reads: Sequence[Read], suspects: Suspects, *, like: DataFrame
+) -> list[DataFrame]:  # fmt: skip
+    """Read now, and kept where `like` is: what is asked twice of a table must not answer twice."""
     frames = []
     for one in reads:
         statements = [
@@ -143,7 +184,7 @@ def _tables(session: SparkSession, reads: Sequence[Read], suspects: Suspects) ->
             if (asked := narrowed(statement, ids=suspects.ids, keys=[key for _, key in suspects.keys])) is not None
         ]
         if statements:
-            frame = sql_frame(session, Read(one.url, tuple(statements), snapshot=True)).persist()
+            frame = beside(like, sql_frame(session, Read(one.url, tuple(statements), snapshot=True))).persist()
             frame.count()
             frames.append(frame)
     return frames

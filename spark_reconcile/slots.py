@@ -64,5 +64,5 @@ def window_of_message(created: str, *, otherwise: str, slack_ms: int) -> str:
 
 
 def _timed(column: str) -> str:
-    """Whether an id looks like one that begins with a time."""
-    return f"length({column}) = 32 and substring({column}, 13, 1) = '7'"
+    """Whether an id looks like one that begins with a time; what begins with a sign would be no number of 64 bits."""
+    return f"length({column}) = 32 and substring({column}, 13, 1) = '7' and substring({column}, 1, 1) >= '0'"

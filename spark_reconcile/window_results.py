@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_reconcile.delivery_evidence import GroupFacts
 from spark_reconcile.figures import TROUBLE, Totals, book, loudest_first, verdict_of
 from spark_reconcile.flow import Axis
+from spark_reconcile.in_memory import grouped
 from spark_reconcile.settings import BusinessRule
 from spark_reconcile.slots import HOUR_MS, hour
 from spark_reconcile.sources.statements import Leg
@@ -17,7 +18,7 @@ from spark_reconcile.verdict import Scope, Severity, State
 from spark_reconcile.window_store import Window
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
 EXAMPLES_A_RULE: Final = 5
 EXAMPLES_OF_ALL: Final = 10
@@ -172,45 +173,37 @@ def _first_of_each(found: Sequence[Example]) -> list[Example]:
     return sorted(kept, key=loudest_first)
 
 
-def bulk_of(parts: DataFrame, clean: DataFrame) -> DataFrame:
-    """What stands in clean parts: (window_ms, topic, note, n, resent, repeated).
+def bulk_of(sums: Iterable[Row]) -> Iterator[Mapping[str, Any]]:
+    """What stands in clean parts: (window_ms, topic, note, n, resent, repeated). `sums`: as sums_of() gives them.
 
     `note` is a business rule's number, and -1 of messages.
     """
-    settled = clean.where("clean").select("topic", "period", "part", "window_ms", "n", "resent", "repeated")
-    business = parts.where(f"leg = '{Leg.BUSINESS}'").select("topic", "period", "part", "note", "n")
-    asked = settled.drop("n", "resent", "repeated").join(business, ["topic", "period", "part"])
-    return _summed(settled.selectExpr("*", "-1 as note")).unionByName(
-        _summed(asked.selectExpr("*", "0L as resent", "0L as repeated"))
-    )
+    for row in sums:
+        if row["clean"]:
+            yield {**row.asDict(), "note": -1}
+            yield {**row.asDict(), "n": row["asked"]}
 
 
-def changes_of(changes: DataFrame) -> DataFrame:
+def changes_of(changes: DataFrame) -> Iterable[Mapping[str, Any]]:
     """The same of single rows of business and archive, which count for their `sign`."""
     counted = changes.where(f"leg in ('{Leg.BUSINESS}', '{Leg.ARCHIVE}')").selectExpr(
         f"{hour('created_ms')} as window_ms", "topic", f"if(leg = '{Leg.BUSINESS}', cast(note as int), -1) as note",
         "cast(sign as bigint) as n", "if(attempts > 1, sign, 0) as resent",
         "if(note = 'duplicate', sign, 0) as repeated",
     )  # fmt: skip
-    return _summed(counted)
-
-
-def _summed(frame: DataFrame) -> DataFrame:
-    from pyspark.sql.functions import expr
-
-    return frame.groupBy("window_ms", "topic", "note").agg(
-        *(expr(f"sum({name})").alias(name) for name in ("n", "resent", "repeated"))
-    )
+    summed = {name: f"sum({name})" for name in ("n", "resent", "repeated")}
+    return [row.asDict() for row in grouped(counted, "window_ms", "topic", "note", **summed).collect()]
 
 
 def tally_bulk(
-    tallies: Mapping[int, Tally], bulk: DataFrame, groups: Sequence[GroupFacts], rules: Sequence[BusinessRule]
-) -> None:
+    tallies: Mapping[int, Tally], bulk: Iterable[Mapping[str, Any]], groups: Sequence[GroupFacts],
+    rules: Sequence[BusinessRule],
+) -> None:  # fmt: skip
     """Add what was settled in bulk: every message, hand-out and business row of it."""
     groups_of: dict[str, list[str]] = {}
     for group in groups:
         groups_of.setdefault(group.topic, []).append(group.consumer_group)
-    for row in bulk.collect():
+    for row in bulk:
         tally, count, topic = tallies.get(row["window_ms"]), int(row["n"]), row["topic"]
         if tally is None:
             continue
@@ -229,12 +222,11 @@ def tally_bulk(
 
 def tally_rows(tallies: Mapping[int, Tally], table: DataFrame) -> None:
     """Add verdicts on messages and deliveries."""
-    from pyspark.sql.functions import expr
-
-    grouped = table.groupBy("window_ms", "scope", "topic", "consumer_group", "rule").agg(
-        expr("count(*)").alias("n"), *(expr(f"sum({value})").alias(f"v{place}") for place, value in enumerate(_TOTALS))
-    )
-    for row in grouped.collect():
+    by_rule = grouped(
+        table, "window_ms", "scope", "topic", "consumer_group", "rule",
+        n="count(*)", **{f"v{place}": f"sum({value})" for place, value in enumerate(_TOTALS)},
+    )  # fmt: skip
+    for row in by_rule.collect():
         tally, scope, count = tallies.get(row["window_ms"]), Scope(row["scope"]), row["n"]
         if tally is None:
             continue
@@ -252,10 +244,10 @@ def tally_rows(tallies: Mapping[int, Tally], table: DataFrame) -> None:
 
 def tally_business(tallies: Mapping[int, Tally], business: DataFrame) -> None:
     """Add verdicts on business rows."""
-    for row in business.groupBy("window_ms", "topic", "business_rule", "rule").agg({"rows": "sum"}).collect():
+    for row in grouped(business, "window_ms", "topic", "business_rule", "rule", n="sum(rows)").collect():
         tally = tallies.get(row["window_ms"])
         if tally is not None:
-            tally.add((Scope.BUSINESS, row["topic"], row["business_rule"], row["rule"]), int(row["sum(rows)"]))
+            tally.add((Scope.BUSINESS, row["topic"], row["business_rule"], row["rule"]), int(row["n"]))
 
 
 def tally_examples(tallies: Mapping[int, Tally], table: DataFrame, business: DataFrame) -> None:
@@ -272,9 +264,10 @@ def tally_examples(tallies: Mapping[int, Tally], table: DataFrame, business: Dat
     ranked = rows.selectExpr(
         "*", "row_number() over (partition by window_ms, scope, rule order by at_ms, id, of, key) as place"
     )
-    chosen = ranked.where(f"place <= {EXAMPLES_A_RULE}").orderBy("window_ms", "scope", "rule", "place").drop("place")
+    chosen = ranked.where(f"place <= {EXAMPLES_A_RULE}").orderBy("window_ms", "scope", "rule", "place")
     for row in chosen.collect():
         values = row.asDict()
+        del values["place"]
         tally, scope = tallies.get(values.pop("window_ms")), Scope(values["scope"])
         state, severity, echo = verdict_of(scope, values["rule"])
         if tally is not None and not echo:

@@ -13,17 +13,20 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
+from spark_reconcile.bringing import FEW_ROWS_MAX, in_one_place
 from spark_reconcile.digests import Legs, Tolerance, buckets, clean_buckets, union
 from spark_reconcile.drilling import Drilled, Unclean, drilled
 from spark_reconcile.fingerprints import fingerprints
+from spark_reconcile.in_memory import Memory, in_memory
 from spark_reconcile.kept_digests import KeptDigests, Known
 from spark_reconcile.looking import Job, Looked, look
-from spark_reconcile.parts import MESSAGES, among, clean_parts, digest, parts
+from spark_reconcile.parts import MESSAGES, among, clean_parts, digest, parts, sums_of
 from spark_reconcile.reading import Evidence, in_parallel
 from spark_reconcile.session import few_rows
 from spark_reconcile.slots import HOUR_MS, NO_PERIOD, PERIOD_MS, hour
 from spark_reconcile.sources.files import Files
 from spark_reconcile.sources.statements import Leg, Span
+from spark_reconcile.verdict_files import write_by_window
 from spark_reconcile.window_results import (
     Tally,
     bulk_of,
@@ -37,7 +40,7 @@ from spark_reconcile.window_store import Window, WindowStore
 from spark_reconcile.windows import batches, span_of, to_judge
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
 KEPT_SHARE_MAX: Final = 0.1
 """Up to so much of the messages, those in parts that disagree are kept by Spark; more are scanned again."""
@@ -45,8 +48,9 @@ KEPT_SHARE_MAX: Final = 0.1
 NEAR_ROWS_MAX: Final = 500_000
 """Up to so many messages of files that were chosen are drilled as few rows."""
 
-FEW_ROWS_MAX: Final = 100_000
-"""Up to so many rows, looking at them costs less than compiling code for them."""
+
+_LEGS: Final = 3
+"""A message has a row in each of so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +61,9 @@ class Compared:
     one another, joined again and again, take longer to plan than to run.
     """
 
-    parts: DataFrame
     clean_parts: DataFrame
+    sums: Sequence[Row]
+    """Of these, by window."""
     buckets: DataFrame | None
     clean_buckets: DataFrame | None
     known: Known
@@ -70,17 +75,18 @@ def judge_windows(job: Job, windows: Sequence[int], compared: Compared, *, store
     A key's verdict is of the hour of its latest row: what was found under a key opens its other hours, too.
     """
     job = replace(job, span=span_of(windows, slack_ms=job.slack_ms))
-    prints = fingerprints(job, parts=compared.parts, buckets=compared.buckets, legs=legs_of(job.evidence))
+    prints = fingerprints(job, sums=compared.sums, buckets=compared.buckets, legs=legs_of(job.evidence))
     stale = list(windows) if job.full else to_judge(windows, store.windows, prints)
     closed, judged = set(windows).difference(stale), set(stale)
     for batch in batches(stale):
-        chosen = _chosen(job, batch, compared)
-        more = _reopened(job, chosen, batch, closed)
-        if more:
-            chosen = _chosen(job, [*batch, *more], compared)
-        job.say(f"judging {len(batch) + len(more):,} of {len(windows):,} windows")
-        with _for(job, few=chosen is not None and _rows(chosen.legs) <= FEW_ROWS_MAX):
-            _judge_batch(job, [*batch, *more], compared, prints, chosen, store=store)
+        with in_memory() as memory:
+            chosen = _chosen(job, batch, compared, memory)
+            more = _reopened(job, chosen, batch, closed)
+            if more:
+                chosen = _chosen(job, [*batch, *more], compared, memory)
+            job.say(f"judging {len(batch) + len(more):,} of {len(windows):,} windows")
+            legs = in_one_place(memory, chosen.legs, job.session) if chosen else legs_of(job.evidence)
+            _judge_batch(job, [*batch, *more], compared, prints, chosen, legs=legs, store=store)
         judged.update(more)
     return sorted(judged)
 
@@ -91,18 +97,17 @@ def compare(job: Job, kept: KeptDigests) -> Compared:
     legs = legs_of(evidence)
     by_id = evidence.groups or any(one.leg in {"actions", Leg.INBOX} for one in evidence.counts)
     known = kept.known(job.session, evidence.files)
-    summed = _summed(job, known).localCheckpoint
+    summed = clean_parts(_summed(job, known), covered=job.covered)
     if not by_id:
-        found = summed()
-        clean = clean_parts(found, covered=job.covered).localCheckpoint()
-        return Compared(parts=found, clean_parts=clean, buckets=None, clean_buckets=None, known=known)
+        clean = summed.localCheckpoint()
+        return Compared(clean_parts=clean, sums=sums_of(clean), buckets=None, clean_buckets=None, known=known)
     tolerance = Tolerance(late_after_ms=int(job.settings.grace.late_after_seconds * 1000), slack_ms=job.slack_ms)
-    found, slotted = in_parallel(summed, buckets(legs, tolerance=tolerance).localCheckpoint)
-    clean, agreed = in_parallel(
-        clean_parts(found, covered=job.covered).localCheckpoint,
+    clean, slotted = in_parallel(summed.localCheckpoint, buckets(legs, tolerance=tolerance).localCheckpoint)
+    sums, agreed = in_parallel(
+        lambda: sums_of(clean),
         clean_buckets(job.session, slotted, evidence.groups, late_ms=tolerance.late_after_ms).localCheckpoint,
     )
-    return Compared(parts=found, clean_parts=clean, buckets=slotted, clean_buckets=agreed, known=known)
+    return Compared(clean_parts=clean, sums=sums, buckets=slotted, clean_buckets=agreed, known=known)
 
 
 def _summed(job: Job, known: Known) -> DataFrame:
@@ -132,7 +137,7 @@ def legs_of(evidence: Evidence) -> Legs:
     return Legs(rows=evidence.rows, messages=evidence.messages, actions=evidence.actions, inboxes=evidence.inboxes)
 
 
-def _chosen(job: Job, batch: Sequence[int], compared: Compared) -> Drilled | None:
+def _chosen(job: Job, batch: Sequence[int], compared: Compared, memory: Memory) -> Drilled | None:
     """The rows that must be looked at; None: all."""
     # Without an archive no key agrees.
     if job.full or all(one.leg != Leg.ARCHIVE for one in job.evidence.counts):
@@ -141,7 +146,10 @@ def _chosen(job: Job, batch: Sequence[int], compared: Compared) -> Drilled | Non
     near = _near(job, compared, batch)
     with _for(job, few=near is not None and rows <= NEAR_ROWS_MAX):
         whole = legs_of(job.evidence)
-        return drilled(near or whole, whole, unclean, covered=job.covered, much=share > KEPT_SHARE_MAX)
+        return drilled(
+            near or whole, whole, unclean, covered=job.covered, much=share > KEPT_SHARE_MAX,
+            memory=memory if _LEGS * share * rows <= FEW_ROWS_MAX else None,
+        )  # fmt: skip
 
 
 def _for(job: Job, *, few: bool) -> AbstractContextManager[None]:
@@ -151,13 +159,12 @@ def _for(job: Job, *, few: bool) -> AbstractContextManager[None]:
 
 def _near(job: Job, compared: Compared, batch: Sequence[int]) -> Legs | None:
     """All rows but those of files that are known to hold nothing of these windows; None: no file is."""
-    evidence, names = job.evidence, compared.known.names
+    evidence, hours = job.evidence, compared.known.hours
     whole = legs_of(evidence)
     if evidence.loose is None or compared.known.sums is None or compared.buckets is not None:
         return None
-    within = f"period = {NO_PERIOD} or {_within(hour(f'period * {PERIOD_MS}L'), batch)}"
-    near = {names[row["piece"]] for row in compared.known.sums.where(within).select("piece").distinct().collect()}
-    far = set(names.values()) - near
+    asked = {NO_PERIOD, *batch}
+    far = {name for name, some in hours.items() if asked.isdisjoint(some)}
     rows, messages = evidence.loose
     of_rows, of_messages = ([frame] if frame is not None else [] for frame in (rows, messages))
     for files in evidence.files:
@@ -173,8 +180,6 @@ def _near(job: Job, compared: Compared, batch: Sequence[int]) -> Legs | None:
 
 def _reopened(job: Job, chosen: Drilled | None, batch: Sequence[int], closed: set[int]) -> list[int]:
     """Of the closed windows those in which something stands under a key that is looked at in the batch."""
-    from pyspark.sql.functions import expr
-
     if not closed:
         return []
     legs = chosen.legs if chosen else legs_of(job.evidence)
@@ -183,19 +188,18 @@ def _reopened(job: Job, chosen: Drilled | None, batch: Sequence[int], closed: se
         frame.where(keyed).selectExpr("topic", "message_key", f"{hour('created_ms')} as window_ms")
         for frame in (legs.rows, legs.messages)
     ]
-    keys = union(*placed).groupBy("topic", "message_key").agg(
-        expr(f"max({_within('window_ms', batch)})").alias("looked_at"), expr("collect_set(window_ms)").alias("windows")
-    )  # fmt: skip
-    found = keys.where("looked_at").selectExpr("explode(windows) as window_ms").distinct().collect()
+    windows = union(*placed).distinct()
+    looked_at = windows.where(_within("window_ms", batch)).select("topic", "message_key")
+    found = windows.join(looked_at, ["topic", "message_key"], "left_semi").select("window_ms").distinct().collect()
     return sorted(closed.intersection(row["window_ms"] for row in found))
 
 
 def _judge_batch(
     job: Job, batch: Sequence[int], compared: Compared, prints: Mapping[int, str], chosen: Drilled | None, *,
-    store: WindowStore,
+    legs: Legs, store: WindowStore,
 ) -> None:  # fmt: skip
     job.say("giving verdicts")
-    looked = look(job, chosen.legs if chosen else legs_of(job.evidence), batch)
+    looked = look(job, legs, batch)
     job.say("writing tables")
     _write(looked, batch, store=store)
     tallies = _tallies(job, batch, compared, looked, chosen)
@@ -207,14 +211,12 @@ def _unclean(job: Job, compared: Compared, batch: Sequence[int]) -> tuple[Unclea
 
     Of times outside of the span the broker's log is read alone: there no part could agree.
     """
-    from pyspark.sql.functions import expr
-
-    asked = _within("window_ms", batch)
-    read = "true" if job.span is None else _touches(job.span)
-    ((unclean, everything, elsewhere),) = compared.clean_parts.agg(
-        expr(f"coalesce(sum(if({asked} and not clean, n, 0L)), 0L)"), expr(f"coalesce(sum(if({asked}, n, 0L)), 0L)"),
-        expr(f"coalesce(bool_or(not ({asked}) and not clean and {read}), false)"),
-    ).collect()  # fmt: skip
+    asked, windows = _within("window_ms", batch), set(batch)
+    mine = [row for row in compared.sums if row["window_ms"] in windows]
+    everything, unclean = sum(row["n"] for row in mine), sum(row["n"] for row in mine if not row["clean"])
+    elsewhere = any(
+        not row["clean"] and row["window_ms"] not in windows and _touches(row, job.span) for row in compared.sums
+    )
     found, slots = compared.clean_parts.where(f"not clean and {asked}"), None
     if compared.clean_buckets is not None:
         near = f"astray or {_within('first_window', batch)} or {_within('last_window', batch)}"
@@ -229,21 +231,14 @@ def _tallies(
     """The numbers of each window. `chosen`: these rows were looked at, and the rest was settled in bulk."""
     tallies = {start: Tally() for start in batch}
     if chosen is not None:
-        within = _within("window_ms", batch)
-        bulk = bulk_of(compared.parts, compared.clean_parts).where(within).unionByName(changes_of(chosen.changes))
-        tally_bulk(tallies, bulk, job.evidence.groups, job.settings.rules)
+        for bulk in (bulk_of(compared.sums), changes_of(chosen.changes)):
+            tally_bulk(tallies, bulk, job.evidence.groups, job.settings.rules)
     tally_rows(tallies, looked.table)
     tally_business(tallies, looked.business)
     tally_examples(tallies, looked.table, looked.business)
     for start, count in looked.resolved.items():
         tallies[start].resolved = count
     return tallies
-
-
-def _rows(legs: Legs) -> int:
-    """How many rows are looked at."""
-    frames = (legs.rows, legs.messages, legs.actions, legs.inboxes)
-    return reduce(lambda one, other: one.union(other), (frame.select("id") for frame in frames)).count()
 
 
 def _window(tally: Tally, fingerprint: str, job: Job, start: int) -> Window:
@@ -262,13 +257,7 @@ def _write(looked: Looked, batch: Sequence[int], *, store: WindowStore) -> None:
     stage = store.staging()
     for name, frame in (("verdicts", looked.table), ("business_verdicts", looked.business)):
         store.checkpoint(f"write {name}")
-        whole = stage / f".{name}"
-        frame.repartition("window_ms").write.partitionBy("window_ms").parquet(str(whole))
-        for start in batch:
-            part = whole / f"window_ms={start}"
-            if part.exists():
-                (stage / str(start)).mkdir(exist_ok=True)
-                part.rename(stage / str(start) / name)
+        write_by_window(frame, name, batch, stage=stage)
 
 
 def _touched(span: Span | None) -> str:
@@ -279,10 +268,11 @@ def _touched(span: Span | None) -> str:
     return f"(period = {NO_PERIOD} or {begins} + {PERIOD_MS}L > {span.since_ms}L and {begins} < {span.until_ms}L)"
 
 
-def _touches(span: Span) -> str:
-    """Whether a part's hour touches the span; what names no time may be of it."""
-    first = hour(f"{span.since_ms}L")
-    return f"(period = {NO_PERIOD} or window_ms >= {first} and window_ms < {span.until_ms}L)"
+def _touches(row: Row, span: Span | None) -> bool:
+    """Whether the hour of sums touches the span; what names no time may be of it."""
+    if span is None or row["timeless"]:
+        return True
+    return bool(span.since_ms // HOUR_MS * HOUR_MS <= row["window_ms"] < span.until_ms)
 
 
 def _within(column: str, windows: Sequence[int]) -> str:

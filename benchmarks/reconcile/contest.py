@@ -144,10 +144,11 @@ def job_of(spark: SparkSession, folder: Path, output: Path, *, full: bool) -> tu
     return job, windows
 
 
-def read_again(spark: SparkSession, _settings: Settings, _plan: Plan, first: Evidence, suspects: Suspects) -> Evidence:
+def read_again(_spark: SparkSession, _settings: Settings, _plan: Plan, first: Evidence, suspects: Suspects) -> Evidence:
     """The second look, out of what was drilled: these files are at rest, and have no index to ask by."""
-    ids = spark.createDataFrame([(one,) for one in suspects.ids], "id string")
-    keys = spark.createDataFrame(list(suspects.keys), "topic string, message_key string")
+    engine = first.rows.sparkSession
+    ids = engine.createDataFrame([(one,) for one in suspects.ids], "id string")
+    keys = engine.createDataFrame(list(suspects.keys), "topic string, message_key string")
     asked = first.rows.where(f"leg = '{Leg.BUSINESS}'").join(keys, ["topic", "message_key"], "left_semi")
     sent = first.rows.where(f"leg != '{Leg.BUSINESS}'").join(ids, "id", "left_semi")
     rows = asked.select(*first.rows.columns).unionByName(sent.select(*first.rows.columns))

@@ -20,13 +20,22 @@ def named_runs(runs: DataFrame, messages: DataFrame, *, is_whole: bool) -> DataF
     `is_whole`: both logs begin at their beginnings. Then a message that they do not hold is named by its place, so that
     it is judged as what it is; else it was dropped, and tells nothing.
     """
-    places = messages.where("sequence is not null").selectExpr("topic", "sequence", "id as known")
+    return named_each(each_of(runs), messages, is_whole=is_whole)
+
+
+def each_of(runs: DataFrame) -> DataFrame:
+    """The rows of RUN_SCHEMA that concern runs, one for each message, by its sequence; their `id` is not known yet."""
     each = runs.where("messages is not null").withColumn("first", runs["sequence"])
-    each = each.selectExpr(
+    return each.selectExpr(
         *(name for name in _names() if name != "sequence"), "explode(sequence(first, first + messages - 1)) as sequence"
     )
+
+
+def named_each(each: DataFrame, messages: DataFrame, *, is_whole: bool) -> DataFrame:
+    """These by the ids of their messages, as rows of ACTION_SCHEMA."""
+    places = messages.where("sequence is not null").selectExpr("topic", "sequence", "id as known")
     joined = each.join(places, ["topic", "sequence"], "left" if is_whole else "inner")
-    return joined.selectExpr(*("coalesce(known, concat(topic, '#', sequence)) as id" if name == "id" else name
+    return joined.selectExpr(*("coalesce(known, topic || '#' || sequence) as id" if name == "id" else name
                                for name in _names()))  # fmt: skip
 
 
