@@ -50,7 +50,7 @@ def changed(p: Planted, one: Message) -> None:
 def rekeyed(p: Planted, one: Message) -> None:
     p.asked(one)
     p.sent(one)
-    p.done(one, p.store(one._replace(key="other")))
+    p.done(one, p.store(one._replace(key=f"{one.key}-other")))
     p.message(one, "key_differs", "message_mismatch")
 
 
