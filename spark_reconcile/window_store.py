@@ -28,7 +28,8 @@ Checkpoint = Callable[[str], None]
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """A window whose results are shown. `open`: something in it is still moving, so it is judged again. `late`: sources
-    that were purged of it before it was judged for the first time.
+    that were purged of it before it was judged for the first time. `keys`: those that stand in other windows, too, by
+    number, and what stood under each of them when this window was judged, in short.
     """
 
     fingerprint: str
@@ -37,6 +38,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     open: bool
     result: dict[str, Any]
     late: list[str] = []
+    keys: dict[str, str] = {}
 
 
 class _Index(msgspec.Struct, kw_only=True):

@@ -20,12 +20,13 @@ from spark_reconcile.fingerprints import fingerprints
 from spark_reconcile.in_memory import Memory, in_memory
 from spark_reconcile.kept_digests import KeptDigests, Known
 from spark_reconcile.looking import Job, Looked, look
-from spark_reconcile.parts import MESSAGES, among, clean_parts, digest, parts, sums_of
+from spark_reconcile.parts import MESSAGES, clean_parts, digest, parts, sums_of
 from spark_reconcile.reading import Evidence, in_parallel
 from spark_reconcile.session import few_rows
-from spark_reconcile.slots import HOUR_MS, NO_PERIOD, PERIOD_MS, hour
+from spark_reconcile.slots import HOUR_MS, NO_PERIOD, PERIOD_MS
 from spark_reconcile.sources.files import Files
 from spark_reconcile.sources.statements import Leg, Span
+from spark_reconcile.spread_keys import SpreadKeys, all_beside, reopened, spread_keys
 from spark_reconcile.verdict_files import write_by_window
 from spark_reconcile.window_results import (
     Tally,
@@ -72,7 +73,7 @@ class Compared:
 def judge_windows(job: Job, windows: Sequence[int], compared: Compared, *, store: WindowStore) -> list[int]:
     """Judge those of the windows that need it, and show their results; returns which they were.
 
-    A key's verdict is of the hour of its latest row: what was found under a key opens its other hours, too.
+    A key's verdict is of the hour of its latest row: one that is looked at, and changed, opens its other hours, too.
     """
     job = replace(job, span=span_of(windows, slack_ms=job.slack_ms))
     prints = fingerprints(job, sums=compared.sums, buckets=compared.buckets, legs=legs_of(job.evidence))
@@ -80,13 +81,12 @@ def judge_windows(job: Job, windows: Sequence[int], compared: Compared, *, store
     closed, judged = set(windows).difference(stale), set(stale)
     for batch in batches(stale):
         with in_memory() as memory:
-            chosen = _chosen(job, batch, compared, memory)
-            more = _reopened(job, chosen, batch, closed)
+            chosen, legs, keys = _looked_at(job, batch, compared, memory)
+            more = _reopened(job, legs, keys, batch, closed, store=store)
             if more:
-                chosen = _chosen(job, [*batch, *more], compared, memory)
+                chosen, legs, keys = _looked_at(job, [*batch, *more], compared, memory)
             job.say(f"judging {len(batch) + len(more):,} of {len(windows):,} windows")
-            legs = in_one_place(memory, chosen.legs, job.session) if chosen else legs_of(job.evidence)
-            _judge_batch(job, [*batch, *more], compared, prints, chosen, legs=legs, store=store)
+            _judge_batch(job, [*batch, *more], compared, prints, chosen, legs=legs, keys=keys, store=store)
         judged.update(more)
     return sorted(judged)
 
@@ -178,32 +178,44 @@ def _near(job: Job, compared: Compared, batch: Sequence[int]) -> Legs | None:
     )
 
 
-def _reopened(job: Job, chosen: Drilled | None, batch: Sequence[int], closed: set[int]) -> list[int]:
-    """Of the closed windows those in which something stands under a key that is looked at in the batch."""
+def _looked_at(
+    job: Job, batch: Sequence[int], compared: Compared, memory: Memory
+) -> tuple[Drilled | None, Legs, SpreadKeys | None]:
+    """The rows that are looked at, here where they are few, and their keys that stand in several windows."""
+    chosen = _chosen(job, batch, compared, memory)
+    if chosen is None:
+        return None, legs_of(job.evidence), None
+    legs = in_one_place(memory, chosen.legs, job.session)
+    return chosen, legs, spread_keys(legs, covered=job.covered)
+
+
+def _reopened(
+    job: Job, legs: Legs, keys: SpreadKeys | None, batch: Sequence[int], closed: set[int], *, store: WindowStore
+) -> list[int]:
+    """The closed windows that are to be judged with the batch."""
     if not closed:
         return []
-    legs = chosen.legs if chosen else legs_of(job.evidence)
-    keyed = f"{among('topic', job.covered)} and coalesce(message_key, '') != ''"
-    placed = [
-        frame.where(keyed).selectExpr("topic", "message_key", f"{hour('created_ms')} as window_ms")
-        for frame in (legs.rows, legs.messages)
-    ]
-    windows = union(*placed).distinct()
-    looked_at = windows.where(_within("window_ms", batch)).select("topic", "message_key")
-    found = windows.join(looked_at, ["topic", "message_key"], "left_semi").select("window_ms").distinct().collect()
-    return sorted(closed.intersection(row["window_ms"] for row in found))
+    if keys is not None:
+        return reopened(keys, batch, closed, store.windows)
+    return sorted(closed.intersection(all_beside(legs, _within("window_ms", batch), covered=job.covered)))
 
 
 def _judge_batch(
     job: Job, batch: Sequence[int], compared: Compared, prints: Mapping[int, str], chosen: Drilled | None, *,
-    legs: Legs, store: WindowStore,
+    legs: Legs, keys: SpreadKeys | None, store: WindowStore,
 ) -> None:  # fmt: skip
     job.say("giving verdicts")
     looked = look(job, legs, batch)
     job.say("writing tables")
     _write(looked, batch, store=store)
     tallies = _tallies(job, batch, compared, looked, chosen)
-    store.publish({start: _window(tallies[start], prints.get(start, ""), job, start) for start in batch})
+    spread = keys or SpreadKeys()
+    store.publish(
+        {
+            start: _window(tallies[start], prints.get(start, ""), job, start, keys=spread.within(start))
+            for start in batch
+        }
+    )
 
 
 def _unclean(job: Job, compared: Compared, batch: Sequence[int]) -> tuple[Unclean, int, float]:
@@ -241,7 +253,7 @@ def _tallies(
     return tallies
 
 
-def _window(tally: Tally, fingerprint: str, job: Job, start: int) -> Window:
+def _window(tally: Tally, fingerprint: str, job: Job, start: int, *, keys: dict[str, str]) -> Window:
     return Window(
         fingerprint=fingerprint,
         version=f"{fingerprint[:12] or 'empty'}-{job.now_ms}",
@@ -249,6 +261,7 @@ def _window(tally: Tally, fingerprint: str, job: Job, start: int) -> Window:
         open=tally.open,
         result=tally.as_result(),
         late=job.late.get(start, []),
+        keys=keys,
     )
 
 

@@ -174,6 +174,33 @@ def test_what_comes_later_opens_every_hour_whose_verdict_it_changes(
 
 
 @pytest.mark.spark
+def test_a_key_that_looks_as_it_did_opens_no_other_hour(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
+    world = _world(0)
+    twice = str(world.order(age_ms=5 * HOUR_MS))
+    for age_hours in (5, 3):
+        _done(world, f"{age_hours} hours ago", key=twice, age_ms=age_hours * HOUR_MS)
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path)
+    _run(settings, spark)
+    wrong = ("business", twice, "paid orders are announced", "published_twice", "duplicate")
+    assert _rows_of_windows(settings) == {wrong}
+
+    world.order(age_ms=3 * HOUR_MS)
+    world.write(sqlite, tmp_path)
+    beside = _run(settings, spark, now_ms=NOW_MS + MINUTE_MS)
+
+    assert (_judged(beside), len(_rows_of_windows(settings))) == (1, 2), "what is new is under another key"
+
+    _done(world, timed_id("later", NOW_MS - 3 * HOUR_MS), key=twice, age_ms=3 * HOUR_MS)
+    world.write(sqlite, tmp_path)
+    changed = _run(settings, spark, now_ms=NOW_MS + 2 * MINUTE_MS)
+
+    assert _judged(changed) == 2
+    whole = run(replace(settings, output=tmp_path / "whole"), session=spark, now_ms=NOW_MS + 2 * MINUTE_MS)
+    assert _rows_of_windows(settings) == _rows_of_run(whole)
+
+
+@pytest.mark.spark
 def test_a_message_older_than_the_span_is_of_no_row_in_it_and_costs_nothing(
     spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
