@@ -25,6 +25,8 @@ _EVERYWHERE: Final = {
     "spark.sql.python.filterPushdown.enabled": "true",
     # Verdict tables are long expressions over few columns: inferring filters from them eats the driver's memory.
     "spark.sql.constraintPropagation.enabled": "false",
+    # Sums have very many groups: the small map in front of the real one is asked in vain, and is code to compile.
+    "spark.sql.codegen.aggregate.map.twolevel.enabled": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
@@ -37,6 +39,8 @@ _LOCAL: Final = {
     "spark.default.parallelism": "4",
     # Some hundred files are listed by a loop in less time than by a job of tasks.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "5000",
+    # A run has more queries than Spark remembers code for: the next one would generate and compile all of it again.
+    "spark.sql.codegen.cache.maxEntries": "2000",
 }
 _SMALL: Final = {
     # A small run is all start-up: the second compiler and parallel collection pay only in long ones.
@@ -49,6 +53,10 @@ _SMALL: Final = {
 _MEDIUM: Final = {
     # Of some million rows more time goes into the second compiler than its code saves.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC",
+}
+_LARGE: Final = {
+    # Sums of millions fill the heap with what lives long: with two processors, marking it beside the tasks costs more.
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
 }
 _FEW: Final = {
     "spark.sql.adaptive.enabled": "false",
@@ -69,7 +77,9 @@ class Size(StrEnum):
     LARGE = "large"
 
 
-_SIZED: Final[Mapping[Size, Mapping[str, str]]] = {Size.SMALL: _SMALL, Size.MEDIUM: _MEDIUM, Size.LARGE: {}}
+_SIZED: Final[Mapping[Size, Mapping[str, str]]] = {
+    Size.SMALL: _SMALL, Size.MEDIUM: _MEDIUM, Size.LARGE: _LARGE,
+}  # fmt: skip
 
 
 @contextmanager
