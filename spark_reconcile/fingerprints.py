@@ -23,7 +23,7 @@ from spark_reconcile.slots import NO_SLOT, PERIOD_MS, hour, slot, window_of_mess
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-CODE_VERSION: Final = 6
+CODE_VERSION: Final = 7
 """Raised where verdicts change: every window is then judged anew."""
 _NO_WINDOW: Final = -1
 

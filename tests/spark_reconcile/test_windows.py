@@ -12,7 +12,7 @@ import pytest
 
 from messaging import journal
 from messaging.errors import ConfigurationError
-from spark_reconcile import Condition, InboxSource, Operator, Settings, Summary, drilling, run, run_windows
+from spark_reconcile import Condition, InboxSource, Operator, Settings, Summary, drilling, run, run_windows, windows
 from spark_reconcile.parts import unsettled
 from spark_reconcile.sources.database import Reader
 from spark_reconcile.sources.segments import survey
@@ -225,6 +225,35 @@ def test_rules_on_one_topic_and_key_ask_for_a_message_each(
     assert summary.business_rows == 12
     whole = run(settings, session=spark, now_ms=NOW_MS)
     assert whole.sentence == summary.sentence == "Not balanced: 2 lost, 2 duplicate."
+
+
+@pytest.mark.spark
+def test_rows_without_a_key_are_one_verdict_an_hour_however_hours_are_judged(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = _world(0)
+    for age_ms in (5 * HOUR_MS, 4 * HOUR_MS, 4 * HOUR_MS - MINUTE_MS, 3 * HOUR_MS, 2 * HOUR_MS):
+        world.order(age_ms=age_ms)
+    settings = world.write(sqlite, tmp_path)
+    nameless = replace(settings.rules[0], name="nameless", key_column="remind_at_us", topic="refund")
+    settings = replace(settings, rules=[nameless], inboxes=[])
+    whole = run(replace(settings, output=tmp_path / "whole"), session=spark, now_ms=NOW_MS)
+    wanted = [(NOW_MS - 5 * HOUR_MS, 1), (NOW_MS - 4 * HOUR_MS + MINUTE_MS, 2)]
+    wanted += [(NOW_MS - age_ms, 1) for age_ms in (3 * HOUR_MS, 2 * HOUR_MS)]
+
+    assert _without_key(pq.read_table(Path(whole.folder) / "business_verdicts").to_pylist()) == wanted
+    for size in (1, 2, 168):
+        monkeypatch.setattr(windows, "WINDOWS_A_BATCH", size)
+        some = replace(settings, output=tmp_path / str(size))
+        summary = _run(some, spark)
+        assert _without_key(_tables(some, "business_verdicts")) == wanted
+        assert summary.sentence == whole.sentence == "Not balanced: 5 unknown."
+
+    world.order(age_ms=3 * HOUR_MS)
+    world.write(sqlite, tmp_path)
+    again = _run(some, spark, now_ms=NOW_MS + 1)
+    wanted[2] = (wanted[2][0], 2)
+    assert (_judged(again), _without_key(_tables(some, "business_verdicts"))) == (1, wanted)
 
 
 @pytest.mark.spark
@@ -484,6 +513,11 @@ def _reminded(world: World, *, age_ms: int) -> int:
     sequence = world.fire("due", age_ms=age_ms - 30 * MINUTE_MS)
     world.done("due", sequence, MAIL, age_ms=age_ms - 30 * MINUTE_MS, topic=REMINDER)
     return order
+
+
+def _without_key(rows: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """The newest time and the count of each verdict on rows without a key."""
+    return sorted((row["at_ms"], row["rows"]) for row in rows if row["rule"] == "no_key")
 
 
 def _append(settings: Settings, log: str, records: list[Any]) -> None:
