@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from spark_reconcile.planning import Plan, check_sources
 from spark_reconcile.publishing import publish, write_aggregates
 from spark_reconcile.reaching import Reach, reach_of
 from spark_reconcile.reading import Evidence, LegCount, read_all
-from spark_reconcile.reconciliation import Say, Watch, only_run, open_session, worker_errors
+from spark_reconcile.reconciliation import Say, Watch, only_run, open_session, wait, worker_errors
 from spark_reconcile.settings import Settings
 from spark_reconcile.slots import HOUR_MS, PERIOD_MS, slot_start
 from spark_reconcile.sources.statements import Leg
@@ -35,11 +34,6 @@ from spark_reconcile.windows import closed_windows, span_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def wait(seconds: float) -> None:
-    """Let time pass before the second look."""
-    threading.Event().wait(seconds)
 
 
 def run_windows(

@@ -115,7 +115,8 @@ class Summary:
 
     delivered: (message, group) handed out at least once. redelivered: hand-outs beyond the first. deduplicated: repeats
     that the broker or an inbox turned away. resent: messages that took more than one try to send. unexplained: rows
-    without a verdict, always 0. clocks: by how many milliseconds databases' clocks are ahead, where they are apart.
+    without a verdict, always 0. resolved: suspects that the second look cleared. clocks: by how many milliseconds
+    databases' clocks are ahead, where they are apart.
     """
 
     run_id: str
@@ -130,6 +131,7 @@ class Summary:
     resent: int
     deduplicated_by_broker: int
     deduplicated_by_inbox: int
+    resolved: int = 0
     books: Sequence[Book] = ()
     latencies: Sequence[Latency] = ()
     examples: Sequence[Example] = ()

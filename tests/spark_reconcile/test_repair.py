@@ -19,6 +19,7 @@ from spark_reconcile import Settings
 from spark_reconcile.repair import Action, Suspect, plan_repairs
 from spark_reconcile.repair_cli import repair
 from spark_reconcile.repairing import apply_repairs
+from spark_reconcile.suspects import hour_folders
 from spark_reconcile.window_store import Window, WindowStore
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World, outbox_rows
@@ -101,7 +102,7 @@ def test_nothing_is_changed_by_a_dry_run_or_without_yes_and_the_plan_is_written(
     settings, order, lost = _lost(sqlite, tmp_path, body={"order_id": "id", "status": "status"})
     suspects = [_suspect(lost, "not_in_broker", key=str(order))]
     monkeypatch.setattr("spark_reconcile.repair_cli.confirmed_suspects", lambda *_, **__: suspects)
-    common: dict[str, Any] = {"since_ms": 0, "until_ms": NOW_MS, "repairs_max": 10, "folder": tmp_path}
+    common: dict[str, Any] = {"tables": [], "repairs_max": 10, "folder": tmp_path}
 
     assert repair(settings, **common, yes=False, dry_run=True) == []
     with pytest.raises(ConfigurationError, match="--yes"):
@@ -149,7 +150,8 @@ def test_rows_without_a_message_are_named_and_suspects_that_nobody_confirmed_are
         ],
     )
 
-    repair(settings, since_ms=0, until_ms=NOW_MS, repairs_max=10, yes=False, dry_run=True, folder=tmp_path)
+    tables = hour_folders(settings.output, since_ms=0, until_ms=NOW_MS)
+    repair(settings, tables, repairs_max=10, yes=False, dry_run=True, folder=tmp_path)
 
     plan = [json.loads(line) for line in (tmp_path / "repairs.jsonl").read_text().splitlines()]
     assert [(one["action"], one["message_id"], one["key"]) for one in plan] == [
