@@ -15,6 +15,7 @@ from spark_reconcile.flow import Axis, Flow
 from spark_reconcile.kept_digests import KeptDigests
 from spark_reconcile.latencies import sampled_latencies
 from spark_reconcile.looking import Job, Pause
+from spark_reconcile.needed import write_needed
 from spark_reconcile.output import Staging, staging
 from spark_reconcile.overdue import overdue_outside
 from spark_reconcile.planning import Plan, check_sources
@@ -126,6 +127,7 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
     job.say("writing the report")
     write_aggregates(stage.folder / "aggregates", {start: window.result for start, window in shown.items()})
     publish(summary, job.settings, stage=stage)
+    write_needed(job.settings.output, store.windows.keys(), sources, slack_ms=job.slack_ms, now_ms=job.now_ms)
     return summary
 
 
