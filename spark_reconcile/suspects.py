@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from spark_reconcile.repair import LOST_RULE, UNSENT_RULE, Suspect
+from spark_reconcile.repair import CANCEL_RULE, LOST_RULE, UNSENT_RULE, Suspect
 from spark_reconcile.slots import HOUR_MS
 from spark_reconcile.window_store import WindowStore
 
 _COLUMNS: Final = ("message_id", "topic", "message_key", "rule")
-_OF_MESSAGES: Final = [("rule", "in", [UNSENT_RULE, LOST_RULE]), ("scope", "=", "message")]
+_OF_MESSAGES: Final = [("rule", "in", [UNSENT_RULE, LOST_RULE, CANCEL_RULE]), ("scope", "=", "message")]
 _OF_ROWS: Final = [("rule", "in", ["no_message", "too_few_messages"])]
 
 
