@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 _STATES: Final = (
     State.LOST, State.UNSENT, State.PENDING, State.PARKED, State.CANCELED, State.MISMATCH, State.DUPLICATE,
-    State.PHANTOM, State.UNKNOWN,
+    State.UNKNOWN,
 )  # fmt: skip
+"""What a message for which a row asks may be; no phantom: none asks for that, or nobody but the broker has it."""
 _TIMES: Final = ("created_ms", "deliver_at_ms")
 _KEYLESS: Final = "coalesce(message_key, '') = ''"
 _KEY: Final = f"if({_KEYLESS}, null, message_key) as message_key"
