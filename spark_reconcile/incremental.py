@@ -13,7 +13,7 @@ from spark_reconcile.errors import NotComparable
 from spark_reconcile.figures import inputs
 from spark_reconcile.flow import Axis, Flow
 from spark_reconcile.kept_digests import KeptDigests
-from spark_reconcile.latencies import sampled_latencies
+from spark_reconcile.latencies import keep_hours, latencies_of, sampled_hours
 from spark_reconcile.looking import Job, Pause
 from spark_reconcile.needed import write_needed
 from spark_reconcile.output import Staging, staging
@@ -101,7 +101,7 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
         watch.lap("judge")
         shown = {start: store.windows[start] for start in windows}
         flow = _flow(compared, windows, shown)
-        latencies = sampled_latencies(job.evidence, windows)
+        hours = sampled_hours(job.evidence, windows)
     finally:
         job.evidence.release()
     watch.lap("count")
@@ -109,7 +109,7 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
     gone = unjudged(windows, store.windows, begun, inputs=sources)
     summary = replace(
         summary_of(results, run_id=stage.run_id, judged_at_ms=job.now_ms),
-        latencies=latencies,
+        latencies=latencies_of(hours.values()),
         inputs=with_notes(sources, gone),
         unjudged=gone,
         folder=str(stage.final),
@@ -125,6 +125,7 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
         flow=flow,
     )
     job.say("writing the report")
+    keep_hours({start: store.folder(start) for start in windows}, hours)
     write_aggregates(stage.folder / "aggregates", {start: window.result for start, window in shown.items()})
     publish(summary, job.settings, stage=stage)
     write_needed(job.settings.output, store.windows.keys(), sources, slack_ms=job.slack_ms, now_ms=job.now_ms)

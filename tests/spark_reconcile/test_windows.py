@@ -16,6 +16,7 @@ from spark_reconcile import Condition, InboxSource, Operator, Settings, Summary,
 from spark_reconcile.parts import unsettled
 from spark_reconcile.sources.database import Reader
 from spark_reconcile.sources.segments import survey
+from spark_reconcile.stored import stored_hours
 from spark_reconcile.verdict import Scope
 from spark_reconcile.window_results import Tally, findings_of, published_topics
 from spark_reconcile.window_store import Window, WindowStore
@@ -57,6 +58,8 @@ def test_windows_give_the_verdicts_of_a_whole_run(
     assert {(one.topic, one.p50_ms) for one in summary.latencies if one.hop == "commit to broker"} == {
         (topic, 10) for topic in (PAID, REMINDER, "newsletter", "newsletter.old", "newsletter.paused", "weather")
     }
+    again = stored_hours(settings.output, since_ms=SINCE_MS, until_ms=NOW_MS)
+    assert (again.latencies, again.windows and again.windows.untimed) == (summary.latencies, 0)
     if timed:
         assert ("message", astray, None, "not_in_broker", "lost") in _rows_of_windows(settings)
     assert summary.windows is not None
