@@ -43,6 +43,7 @@ class BrokerConfig(BaseSettings):
     retention_ms: int | None = Field(default=EngineOptions().retention_ms, ge=1)
     retention_bytes: int | None = Field(default=None, ge=1)
     retention_drops_unread: bool = False
+    judged_file: Path | None = None
     filter_index_header: str = Field(default=EngineOptions().filter_index_header, min_length=1)
     filter_index_headers: dict[str, str] = Field(default_factory=dict)
     in_hand_max: int = Field(default=EngineOptions().in_hand_max, ge=1)

@@ -28,6 +28,7 @@ from messaging import journal
 from messaging.clock import Clock
 from messaging.errors import InvalidMessage, StorageFailed
 from messaging.journal_order import Filed
+from messaging.judged import JudgedGuard
 from messaging.message import GroupConfig, check_group, check_topic
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Core:
         self._reserve = Reserve(folder / "reserve", size_bytes=options.reserve_bytes)
         self._closed = False
         self._looked_at_ms = clock.monotonic_ms()
+        self._judged = None if options.judged_file is None else JudgedGuard(options.judged_file, clock=clock)
         self._messages, self._actions = (
             SegmentedLog(
                 folder / name, kind=kind, segment_bytes=segment_bytes, durability=options.durability,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from broker.filter import INDEX_HEADER
@@ -25,16 +26,17 @@ class EngineOptions:
     """Bounds and choices of one engine. `durability` OS survives kill -9 but not a power cut.
 
     Segments that are older than `retention_ms`, or beyond `retention_bytes`, are dropped once no group needs them any
-    more; with `retention_drops_unread` also before. `filter_scan_max` is how many messages a pull looks through for
-    one that its group's filter takes. Filters are indexed by the header `filter_index_header`, or by what
-    `filter_index_headers` says for their topic. `redrive_per_second` is how many dead letters a redrive makes ready
-    each second, where it does not say so itself. A pull hands out nothing new that would take its group beyond
-    `group_in_hand_max` messages that were handed out and are not settled, those that wait for another attempt among
-    them, or the consumers of all groups together beyond `in_hand_max` that they hold: each run of them is in memory.
-    `group_in_hand_min` beyond that are any group's own: no group is kept waiting by what others hold. In memory is
-    each run of dead letters, too, up to `dead_letters_bytes_max`: beyond, messages that used up their attempts wait in
-    their groups, and are handed to nobody. The newest scheduled messages are in memory, up to `schedule_memory_...`;
-    all others are on the disk.
+    more; with `retention_drops_unread` also before. What `judged_file`, which reconciliation writes, says that it has
+    not judged yet is kept for up to twice `retention_ms`, as long as `retention_bytes` allow it. `filter_scan_max` is
+    how many messages a pull looks through for one that its group's filter takes. Filters are indexed by the header
+    `filter_index_header`, or by what `filter_index_headers` says for their topic. `redrive_per_second` is how many dead
+    letters a redrive makes ready each second, where it does not say so itself. A pull hands out nothing new that would
+    take its group beyond `group_in_hand_max` messages that were handed out and are not settled, those that wait for
+    another attempt among them, or the consumers of all groups together beyond `in_hand_max` that they hold: each run of
+    them is in memory. `group_in_hand_min` beyond that are any group's own: no group is kept waiting by what others
+    hold. In memory is each run of dead letters, too, up to `dead_letters_bytes_max`: beyond, messages that used up
+    their attempts wait in their groups, and are handed to nobody. The newest scheduled messages are in memory, up to
+    `schedule_memory_...`; all others are on the disk.
     """
 
     durability: Durability = Durability.FSYNC
@@ -44,6 +46,7 @@ class EngineOptions:
     retention_bytes: int | None = None
     retention_drops_unread: bool = False
     retention_check_ms: int = 60_000
+    judged_file: Path | None = None
     reserve_bytes: int = 16 * 1024 * 1024
     topics_max: int = 40_000
     groups_per_topic_max: int = 1_000

@@ -1,4 +1,5 @@
-"""Retention: which old segments may go. Decisions are pure; dropping is whole segments, by age or size.
+"""Retention: which old segments may go. Decisions are pure; dropping is whole segments, by age or size. What was not
+judged yet may wait.
 
 What a group still has to deliver, its dead letters among it, holds a segment back, unless `retention_drops_unread` says
 otherwise: then the group is moved behind it, and that is told. What is scheduled is not in the log, and holds nothing.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -16,6 +18,7 @@ from broker.options import EngineOptions
 from broker.state import BrokerState, Topic
 from broker.timing import Timing
 from messaging import journal
+from messaging.judged import Purgeable
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +75,18 @@ class Retaining(Timing):
             self._drop_actions(now_ms)
             return dropped
 
+    def _outdated(self, segments: Sequence[Segment], now_ms: int) -> int:
+        """How many of the oldest may go; where any may, what is not judged yet is asked for, and stays for longer."""
+        options = self._options
+        count = outdated(segments, now_ms=now_ms, options=options)
+        if not count or self._judged is None or options.retention_ms is None:
+            return count
+        age_ms = self._judged.age_ms(Purgeable.BROKER, keep_ms=options.retention_ms)
+        return outdated(segments, now_ms=now_ms, options=replace(options, retention_ms=age_ms))
+
     def _drop_messages(self, now_ms: int) -> int:
         segments = self._messages.segments
-        old = segments[: outdated(segments, now_ms=now_ms, options=self._options)]
+        old = segments[: self._outdated(segments, now_ms)]
         if not old:
             return 0
         for topic in self._state.topics.values():
@@ -113,7 +125,7 @@ class Retaining(Timing):
         """Segments before the last checkpoints; reconciliation reads them too, so they stay for the retention time."""
         segments = self._actions.segments
         kept = segments[-_KEPT_CHECKPOINTS:]
-        count = min(outdated(segments, now_ms=now_ms, options=self._options), len(segments) - len(kept))
+        count = min(self._outdated(segments, now_ms), len(segments) - len(kept))
         if count > 0:
             self._actions.commit()
             self._actions.drop_before(segments[count].first_offset)

@@ -55,6 +55,10 @@ ArchiveDays = Annotated[
 InboxDays = Annotated[
     float | None, typer.Option("--inbox-days", min=0, help="Delete inbox rows older than this; never by default.")
 ]
+JudgedFile = Annotated[
+    Path | None,
+    typer.Option("--judged-file", help="What this judged.json says is not judged yet goes after twice the days."),
+]
 Port = Annotated[int | None, typer.Option("--port", help="Port of /metrics and /readyz; none by default.")]
 StopTimeout = Annotated[
     str | None, typer.Option("--stop-timeout", help="How long what is in hand may take to end (25s).")
@@ -121,6 +125,7 @@ def run(
     host: Host = None,
     archive_days: ArchiveDays = None,
     inbox_days: InboxDays = None,
+    judged_file: JudgedFile = None,
     port: Port = None,
     stop_timeout: StopTimeout = None,
     log_format: LogFormat = None,
@@ -137,7 +142,8 @@ def run(
     flags["compensator"] |= {
         "batch_rows": batch, "lease": _ms(lease_ms), "rate_limit": rate_limit, "archive": archive,
         "interval": _ms(interval_ms), "workers": workers, "leases": leases, "zone": zone, "host": host, "port": port,
-        "archive_days": archive_days, "inbox_days": inbox_days, "stop_timeout": stop_timeout,
+        "archive_days": archive_days, "inbox_days": inbox_days, "judged_file": judged_file,
+        "stop_timeout": stop_timeout,
     }  # fmt: skip
     chosen, clock = load(flags, file=config), SystemClock()
     _configure_logs(chosen, level=chosen.log_level)

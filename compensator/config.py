@@ -83,6 +83,7 @@ class CompensatorTable(_Table):
     archive_days: Days | None = None
     inbox_days: Days | None = None
     order_head_days: Days | None = 7
+    judged_file: Path | None = None
     stop_timeout: DurationMs = 25_000
     host: str = "127.0.0.1"
     port: int | None = Field(default=None, ge=0, le=65_535)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeVar
 
 from sqlalchemy import Connection, Engine
 
 from messaging.clock import Clock, SystemClock
+from messaging.judged import JudgedGuard, Purgeable
 from outbox.archive import ArchiveStore
 from outbox.database import database_errors, retry_conflicts
 from outbox.inbox import InboxStore
@@ -31,12 +33,14 @@ class RetentionOptions:
     """How long evidence is kept; None is for ever. An inbox must outlive any redelivery of its messages.
 
     A key of an ordered topic that nothing was published for in `order_head_days` loses its head; its numbers go on from
-    above when it comes back.
+    above when it comes back. What `judged_file`, which reconciliation writes, says that it has not judged yet is kept
+    for up to twice as long.
     """
 
     archive_days: float | None = None
     inbox_days: float | None = None
     order_head_days: float | None = 7.0
+    judged_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,28 +76,38 @@ class Retention:
         self._order = order
         self._options = options
         self._clock = clock or SystemClock()
+        judged_file = options.judged_file
+        self._judged = None if judged_file is None else JudgedGuard(judged_file, clock=self._clock)
         self._heads_after: str | None = ""
         self._swept_at_ms = self._clock.monotonic_ms()
 
     def run(self, *, stopping: threading.Event | None = None) -> Purged:
         """One round. `stopping` ends it after the batch in hand. Raises DatabaseUnavailable, SchemaMissing."""
-        archive_rows, archive_more = self._purge(self._archive.purge, self._options.archive_days, stopping)
-        inbox_rows, inbox_more = self._purge(self._inbox.purge, self._options.inbox_days, stopping)
+        archive_us = self._age_us(self._options.archive_days, Purgeable.ARCHIVE)
+        inbox_us = self._age_us(self._options.inbox_days, Purgeable.INBOX)
+        archive_rows, archive_more = self._purge(self._archive.purge, archive_us, stopping)
+        inbox_rows, inbox_more = self._purge(self._inbox.purge, inbox_us, stopping)
         heads, heads_more = self._sweep_heads(stopping)
         more = archive_more or inbox_more or heads_more
         return Purged(archive_rows=archive_rows, inbox_rows=inbox_rows, order_heads=heads, more=more)
 
+    def _age_us(self, days: float | None, evidence: Purgeable) -> int | None:
+        """From which age on evidence goes; None: never."""
+        if days is None or self._judged is None:
+            return None if days is None else int(days * DAY_US)
+        return self._judged.age_ms(evidence, keep_ms=int(days * DAY_US) // 1000) * 1000
+
     def _purge(
-        self, purge: Callable[..., int], days: float | None, stopping: threading.Event | None
+        self, purge: Callable[..., int], older_than_us: int | None, stopping: threading.Event | None
     ) -> tuple[int, bool]:
         """How many rows went, and whether there are more."""
-        if days is None:
+        if older_than_us is None:
             return 0, False
         total = 0
         for _ in range(BATCHES_PER_ROUND_MAX):
             if stopping is not None and stopping.is_set():
                 return total, False
-            gone = self._batch(purge, older_than_us=int(days * DAY_US), limit=BATCH_ROWS)
+            gone = self._batch(purge, older_than_us=older_than_us, limit=BATCH_ROWS)
             total += gone
             if gone < BATCH_ROWS:
                 return total, False

@@ -146,6 +146,7 @@ class _Builder:
                 archive_days=chosen.archive_days,
                 inbox_days=chosen.inbox_days,
                 order_head_days=chosen.order_head_days,
+                judged_file=chosen.judged_file,
             ),
             clock=self._clock,
         )

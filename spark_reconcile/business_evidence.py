@@ -1,7 +1,8 @@
 """One row of evidence for each rule and key: its business rows, and how the messages under that key were judged.
 
-Several rules on one topic may ask under one key: each row of each of them asks for a message of its own, so what is
-there is compared with what all of them ask. DataFrames in, DataFrame out; nothing is read or judged here.
+Rows without a key are one of the rule and hour, so that what is judged together changes no count. Several rules on one
+topic may ask under one key: each row of each of them asks for a message of its own, so what is there is compared with
+what all of them ask. DataFrames in, DataFrame out; nothing is read or judged here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.in_memory import grouped
+from spark_reconcile.slots import hour
 from spark_reconcile.sources.statements import Leg
 from spark_reconcile.verdict import State
 
@@ -17,8 +19,12 @@ if TYPE_CHECKING:
 
 _STATES: Final = (
     State.LOST, State.UNSENT, State.PENDING, State.PARKED, State.CANCELED, State.MISMATCH, State.DUPLICATE,
-    State.PHANTOM, State.UNKNOWN,
+    State.UNKNOWN,
 )  # fmt: skip
+"""What a message for which a row asks may be; no phantom: none asks for that, or nobody but the broker has it."""
+_TIMES: Final = ("created_ms", "deliver_at_ms")
+_KEYLESS: Final = "coalesce(message_key, '') = ''"
+_KEY: Final = f"if({_KEYLESS}, null, message_key) as message_key"
 _OF_ALL: Final = (
     ("sum", "rows", "asked"), ("max", "time_ms", "newest_ms"), ("min", "time_ms", "oldest_ms"),
     ("min", "least_due_ms", "least_of_all_ms"), ("max", "most_due_ms", "most_of_all_ms"),
@@ -31,8 +37,11 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
     `is_shared`: several rules may ask under one key. Where none do, what all of them ask is what one asks.
     """
     of_all = "over (partition by topic, message_key)"
+    placed = rows.where(f"leg = '{Leg.BUSINESS}'").selectExpr(
+        "note", "topic", _KEY, f"if({_KEYLESS}, {hour('created_ms')}, 0L) as hour_ms", *_TIMES
+    )
     asked = grouped(
-        rows.where(f"leg = '{Leg.BUSINESS}'"), "note", "topic", "message_key",
+        placed, "note", "topic", "message_key", "hour_ms",
         rows="count(*)", time_ms="max(created_ms)", least_due_ms="min(deliver_at_ms)",
         most_due_ms="max(deliver_at_ms)",
     ).selectExpr(
@@ -51,7 +60,7 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
         *(f"coalesce({name}, newest_message_ms, 0L) as {name}" for name in ("time_ms", "newest_ms", "oldest_ms")),
         "coalesce(newest_message_ms, 0L) as newest_message_ms",
         "coalesce(business_until_ms, 0L) as business_until_ms",
-        "coalesce(messages, 0L) as messages", "if(coalesce(message_key, '') = '', 1, 0) as keyless",
+        "coalesce(messages, 0L) as messages", f"if({_KEYLESS}, 1, 0) as keyless",
         "if(messages > 0 and least_due_ms is not null"
         " and (least_of_all_ms != least_found_ms or most_of_all_ms != most_found_ms), 1, 0) as due_differs",
         *(f"coalesce({state}, 0L) as {state}" for state in _STATES),

@@ -107,14 +107,6 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         echo=True,
     ),
     Rule(
-        name="message_phantom",
-        state=State.PHANTOM,
-        severity=Severity.FINDING,
-        when=Fact("phantom") >= 1,
-        meaning="Its message is a phantom.",
-        echo=True,
-    ),
-    Rule(
         name="message_stored_twice",
         state=State.DUPLICATE,
         severity=Severity.FINDING,

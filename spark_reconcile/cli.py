@@ -50,10 +50,11 @@ from spark_reconcile.options import (
     given_settings,
 )
 from spark_reconcile.repair_cli import app as repair_app
-from spark_reconcile.repair_cli import repair as repair_windows
+from spark_reconcile.repair_cli import repair as repair_findings
 from spark_reconcile.report_cli import report
 from spark_reconcile.settings import Settings
 from spark_reconcile.summary import Summary
+from spark_reconcile.suspects import hour_folders
 from spark_reconcile.verdict import State
 from spark_reconcile.watching import Schedule, Watch
 
@@ -88,8 +89,8 @@ def run(
     settings = given_settings(
         config, url=url, schema=schema, broker_data=broker_data, output=output, grace_seconds=grace_seconds
     )
-    if since is None and (until or full or repair):
-        raise ConfigurationError("--until, --full and --repair go with --since: name since when, e.g. --since 48h")
+    if since is None and (until or full):
+        raise ConfigurationError("--until and --full go with --since: name since when, e.g. --since 48h")
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     span = None if since is None else (moment_ms(since, now_ms=now), moment_ms(until, now_ms=now) if until else now)
     with exit_statuses():
@@ -99,11 +100,10 @@ def run(
         typer.echo(json.dumps(summary.as_dict()))
     else:
         _print(summary)
-    if repair and span is not None:
-        repair_windows(
-            settings, since_ms=span[0], until_ms=span[1], repairs_max=repairs_max, yes=yes, dry_run=dry_run,
-            folder=Path(summary.folder),
-        )  # fmt: skip
+    if repair:
+        folder = Path(summary.folder)
+        tables = hour_folders(settings.output, since_ms=span[0], until_ms=span[1]) if span else [folder]
+        repair_findings(settings, tables, repairs_max=repairs_max, yes=yes, dry_run=dry_run, folder=folder)
     raise typer.Exit(0 if summary.balanced else EXIT_FINDINGS)
 
 
@@ -222,6 +222,7 @@ def _print(summary: Summary) -> None:
         "handed out": summary.delivered,
         "handed out again": summary.redelivered,
         "deduplicated": summary.deduplicated,
+        "cleared by a second look": summary.resolved,
         **_windows(summary),
         **{state.value: summary.count(state) for state in State if state is not State.SETTLED},
     }

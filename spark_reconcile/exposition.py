@@ -57,8 +57,9 @@ def _lines(summary: Summary) -> Iterator[str]:
             for judged, count in (("never", one.hours), ("open", one.open_hours))
         },
     )
-    resolved = summary.windows.resolved if summary.windows else 0
-    yield from _gauge("recon_second_look_resolved_messages", "Suspects that the second look cleared.", {"": resolved})
+    yield from _gauge(
+        "recon_second_look_resolved_messages", "Suspects that the second look cleared.", {"": summary.resolved}
+    )
     took = sum(summary.took_seconds.values())
     yield from _gauge("recon_run_duration_seconds", "How long the run took.", {"": round(took, 3)})
 

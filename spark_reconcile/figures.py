@@ -51,9 +51,9 @@ class Totals:
     deduplicated_by_inbox: int = 0
 
 
-def verdicts(judged: Judged) -> DataFrame:
-    """The table of verdicts on messages and deliveries, as it is written."""
-    shared = ("topic", "state", "rule", "severity", "deliver_at_ms", "stored_ms")
+def verdicts(judged: Judged, *also: str) -> DataFrame:
+    """The table of verdicts on messages and deliveries, as it is written; `also`: more of their columns."""
+    shared = ("topic", "state", "rule", "severity", "deliver_at_ms", "stored_ms", *also)
     messages = judged.messages.selectExpr(
         f"'{Scope.MESSAGE}' as scope", "id as message_id", *shared, "nullif(message_key, '') as message_key",
         "cast(null as string) as consumer_group", "created_ms", "sent_ms", "0L as first_delivered_ms",
@@ -71,13 +71,13 @@ def verdicts(judged: Judged) -> DataFrame:
     return messages.unionByName(deliveries)
 
 
-def business_verdicts(judged: Judged, settings: Settings) -> DataFrame:
-    """The table of verdicts on business rows, as it is written: one row a rule and key."""
+def business_verdicts(judged: Judged, settings: Settings, *also: str) -> DataFrame:
+    """The table of verdicts on business rows, as it is written: one row a rule and key; `also`: more columns."""
     names = [f"when {number} then '{sql_text(rule.name)}'" for number, rule in enumerate(settings.rules)]
     name = f"case rule_number {' '.join(names)} end" if names else "''"
     return judged.business.selectExpr(
         f"{name} as business_rule", "topic", "message_key", "rows", "messages", "time_ms as at_ms", "state", "rule",
-        "severity",
+        "severity", *also,
     )  # fmt: skip
 
 

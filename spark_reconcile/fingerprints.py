@@ -25,7 +25,7 @@ from spark_reconcile.slots import NO_SLOT, slot, window_of_message
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-CODE_VERSION: Final = 6
+CODE_VERSION: Final = 7
 """Raised where verdicts change: every window is then judged anew."""
 _NO_WINDOW: Final = -1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,15 +13,16 @@ from spark_reconcile.errors import NotComparable
 from spark_reconcile.figures import inputs
 from spark_reconcile.flow import Axis, Flow
 from spark_reconcile.kept_digests import KeptDigests
-from spark_reconcile.latencies import sampled_latencies
+from spark_reconcile.latencies import keep_hours, latencies_of, sampled_hours
 from spark_reconcile.looking import Job, Pause
+from spark_reconcile.needed import write_needed
 from spark_reconcile.output import Staging, staging
 from spark_reconcile.overdue import overdue_outside
 from spark_reconcile.planning import Plan, check_sources
 from spark_reconcile.publishing import publish, write_aggregates
 from spark_reconcile.reaching import Reach, reach_of
 from spark_reconcile.reading import Evidence, LegCount, read_all
-from spark_reconcile.reconciliation import Say, Watch, only_run, open_session, worker_errors
+from spark_reconcile.reconciliation import Say, Watch, only_run, open_session, wait, worker_errors
 from spark_reconcile.settings import Settings
 from spark_reconcile.slots import HOUR_MS, PERIOD_MS, slot_start
 from spark_reconcile.sources.statements import Leg
@@ -35,11 +35,6 @@ from spark_reconcile.windows import closed_windows, span_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def wait(seconds: float) -> None:
-    """Let time pass before the second look."""
-    threading.Event().wait(seconds)
 
 
 def run_windows(
@@ -106,7 +101,7 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
         watch.lap("judge")
         shown = {start: store.windows[start] for start in windows}
         flow = _flow(compared, windows, shown)
-        latencies = sampled_latencies(job.evidence, windows)
+        hours = sampled_hours(job.evidence, windows)
     finally:
         job.evidence.release()
     watch.lap("count")
@@ -114,7 +109,7 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
     gone = unjudged(windows, store.windows, begun, inputs=sources)
     summary = replace(
         summary_of(results, run_id=stage.run_id, judged_at_ms=job.now_ms),
-        latencies=latencies,
+        latencies=latencies_of(hours.values()),
         inputs=with_notes(sources, gone),
         unjudged=gone,
         folder=str(stage.final),
@@ -130,8 +125,10 @@ def _run(job: Job, windows: Sequence[int], store: WindowStore, *, stage: Staging
         flow=flow,
     )
     job.say("writing the report")
+    keep_hours({start: store.folder(start) for start in windows}, hours)
     write_aggregates(stage.folder / "aggregates", {start: window.result for start, window in shown.items()})
     publish(summary, job.settings, stage=stage)
+    write_needed(job.settings.output, store.windows.keys(), sources, slack_ms=job.slack_ms, now_ms=job.now_ms)
     return summary
 
 

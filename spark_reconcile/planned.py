@@ -17,25 +17,30 @@ import msgspec
 from messaging import journal
 from messaging.errors import ConfigurationError
 from spark_reconcile.errors import NotComparable
-from spark_reconcile.repair import LOST_RULE, UNSENT_RULE, Action, Repair, Suspect, plan_repairs
+from spark_reconcile.repair import CANCEL_RULE, LOST_RULE, UNSENT_RULE, Action, Repair, Suspect, plan_repairs
 from spark_reconcile.settings import Settings
 from spark_reconcile.sources.frames import data_of, frames_behind
 from spark_reconcile.sources.segments import survey
 
 LINES_MAX: Final = 100_000
 LINE_BYTES_MAX: Final = 64 * 1024
-_RULES: Final = {Action.MAKE_DUE: UNSENT_RULE, Action.WRITE_AGAIN: LOST_RULE}
+_RULES: Final = {
+    Action.MAKE_DUE: UNSENT_RULE, Action.WRITE_AGAIN: LOST_RULE, Action.CANCEL_AGAIN: CANCEL_RULE,
+}  # fmt: skip
 _CHANGED: Final = "it is not as it was planned any more: "
 _STORED: Final = "the broker has stored it since it was planned"
 
 
 class PlannedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the file: what was to be done about one message, and in which table of which database."""
+    """A line of the file: what was to be done about one message, and in which table of which database; of a cancel,
+    `key` is what it cancels.
+    """
 
     repair_id: str
     message_id: str
     topic: str
     action: Action
+    key: str | None = None
 
 
 def read_plan(path: Path) -> list[PlannedLine]:
@@ -63,7 +68,9 @@ def still_to_do(settings: Settings, plan: Sequence[PlannedLine], *, repairs_max:
 
     Raises ConfigurationError where there are more than `repairs_max`, NotComparable where the broker's log is damaged.
     """
-    suspects = [Suspect(message_id=one.message_id, topic=one.topic, key=None, rule=_RULES[one.action]) for one in plan]
+    suspects = [
+        Suspect(message_id=one.message_id, topic=one.topic, key=one.key, rule=_RULES[one.action]) for one in plan
+    ]
     again = plan_repairs(settings, suspects, repairs_max=repairs_max)
     lost = {one.message_id for one in again if one.action is Action.WRITE_AGAIN}
     stored = _stored(settings.broker_data, lost) if lost else set()

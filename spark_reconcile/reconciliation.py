@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ConfigurationError
+from spark_reconcile.confirming import confirmed
 from spark_reconcile.errors import NotComparable, OutputBusy, OutputFailed
 from spark_reconcile.figures import (
     axis_of,
@@ -28,6 +30,7 @@ from spark_reconcile.figures import (
 )
 from spark_reconcile.flow import Flow
 from spark_reconcile.judging import Judged, bounds_of, judge
+from spark_reconcile.looking import Job, Pause
 from spark_reconcile.output import Staging, staging
 from spark_reconcile.planning import Plan, check_sources
 from spark_reconcile.publishing import publish
@@ -50,6 +53,11 @@ _DISK_FULL: Final = os.strerror(errno.ENOSPC)
 _JAVA_LINE: Final = re.compile(r"^(?:Caused by: |: )[\w.$]+: (.+)$", re.MULTILINE)
 
 
+def wait(seconds: float) -> None:
+    """Let time pass before the second look."""
+    threading.Event().wait(seconds)
+
+
 def run(
     settings: Settings,
     *,
@@ -57,8 +65,9 @@ def run(
     now_ms: int | None = None,
     session: SparkSession | None = None,
     say: Say = lambda _: None,
+    pause: Pause = wait,
 ) -> Summary:
-    """Reconcile once, and publish tables, summary and report; `say` is told each step.
+    """Reconcile once, and publish tables, summary and report; `say` is told each step, `pause` parts the two looks.
 
     A session that is passed in is used and left running. Raises ConfigurationError and SchemaMissing (mend the
     settings), OutputBusy (another run writes there), NotComparable and DatabaseUnavailable (a source cannot be judged);
@@ -73,28 +82,32 @@ def run(
         with open_session(session, master, stage, plan=plan) as spark:
             watch.lap("start")
             with worker_errors():
-                return _reconcile(spark, settings, plan, stage=stage, now_ms=judged_at_ms, watch=watch, say=say)
+                evidence = read_all(spark, settings, plan, now_ms=judged_at_ms, say=say)
+                watch.lap("read")
+                job = Job(
+                    session=spark, settings=settings, plan=plan, evidence=evidence, now_ms=judged_at_ms, full=True,
+                    say=say, pause=pause,
+                )  # fmt: skip
+                return _reconcile(job, stage=stage, watch=watch)
 
 
-def _reconcile(
-    spark: SparkSession, settings: Settings, plan: Plan, *, stage: Staging, now_ms: int, watch: Watch, say: Say
-) -> Summary:
-    evidence = read_all(spark, settings, plan, now_ms=now_ms, say=say)
-    watch.lap("read")
+def _reconcile(job: Job, *, stage: Staging, watch: Watch) -> Summary:
+    evidence, settings = job.evidence, job.settings
     try:
-        say("giving verdicts")
-        judged = judge(evidence, bounds_of(settings.grace, evidence, now_ms=now_ms))
-        table, business = verdicts(judged), business_verdicts(judged, settings)
+        job.say("giving verdicts")
+        first = judge(evidence, bounds_of(settings.grace, evidence, now_ms=job.now_ms))
+        judged, resolved = confirmed(job, first)
+        table, business = verdicts(judged, "confirmed"), business_verdicts(judged, settings, "confirmed")
         table.write.parquet(stage.table("verdicts"))
         watch.lap("judge")
-        say("counting")
-        summary = _count(judged, table, business, evidence, settings, stage=stage, now_ms=now_ms)
+        job.say("counting")
+        summary = _count(judged, table, business, evidence, settings, stage=stage, now_ms=job.now_ms)
     finally:
         evidence.release()
-    judged.release()
+    first.release()
     watch.lap("count")
-    say("writing the report")
-    summary = replace(summary, took_seconds=watch.laps, clocks=plan.clocks)
+    job.say("writing the report")
+    summary = replace(summary, resolved=resolved, took_seconds=watch.laps, clocks=job.plan.clocks)
     publish(summary, settings, stage=stage)
     return summary
 

@@ -1,8 +1,8 @@
 """What would be done about confirmed lost and unsent messages: one line each, with its precondition. Changes nothing.
 
 Unsent: the row is made due now. Lost between the outbox and the broker: the row is written again, from the archive's
-record and the business row, if the body made of it has the very hash that the archive noted. Anything else is named,
-with why nothing can be done here.
+record and the business row, if the body made of it has the very hash that the archive noted. A cancel that the broker
+forgot: likewise, as long as its message is not due. Anything else is named, with why nothing can be done here.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ REPAIRS_MAX_DEFAULT: Final = 1_000
 IDS_A_STATEMENT: Final = 500
 UNSENT_RULE: Final = "not_sent"
 LOST_RULE: Final = "not_in_broker"
+CANCEL_RULE: Final = "cancel_not_noted"
 _ARCHIVED: Final = ("id", "topic", "message_key", "body_sha256", "deliver_at_ms", "created_at_us")
 _NO_HEADERS: Final = "accepted by the broker, and not in its log; headers are not archived: it gets content-type alone"
 _ORDERED: Final = "its key is ordered, and the archive keeps no place in that order: publish it from its row"
 _UNPUBLISHED: Final = "it was never published, so nothing says what its message held: publish it from the row"
 _NO_BODY: Final = "the archive keeps no bodies, and no rule of this topic says how one is made (body = {...})"
+_FORGOTTEN: Final = "the broker took it, and has no note of it; its message is not due yet"
+_UNNAMED: Final = "the broker's log does not tell which message it cancels: cancel that again by its id"
+_DUE: Final = "its message was due, so no cancel can hold it back any more: undo by hand what it did"
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -38,6 +42,7 @@ class Action(StrEnum):
 
     MAKE_DUE = "make due"
     WRITE_AGAIN = "write again"
+    CANCEL_AGAIN = "cancel again"
     NOTHING = "nothing"
 
 
@@ -125,14 +130,38 @@ def _in_outbox(
                 message_id=message_id, topic=by_id[message_id].topic, action=action, reason=reason, outbox=outbox,
                 table=name,
             )  # fmt: skip
-    lost = {key: one for key, one in by_id.items() if one.rule == LOST_RULE and key not in waiting}
     archive = quoted(reader.place, schema, reader.place.outbox_table("archive"))
+    cancels = {key: one for key, one in by_id.items() if one.rule == CANCEL_RULE and key not in waiting}
+    yield from _cancel_again(reader, outbox, archive, cancels)
+    lost = {key: one for key, one in by_id.items() if one.rule == LOST_RULE and key not in waiting}
     rows = [dict(zip(_ARCHIVED, values, strict=True)) for values in _rows(reader, archive, _ARCHIVED, lost)]
     ordered = _ordered(reader, schema, [_order_key(row) for row in rows])
     for row in rows:
         repair = _write_again(settings, outbox, reader.place, lost[row["id"]], row)
         is_late = repair.action is Action.WRITE_AGAIN and _order_key(row) in ordered
         yield replace(repair, action=Action.NOTHING, reason=_ORDERED, row=None) if is_late else repair
+
+
+def _cancel_again(reader: Reader, outbox: OutboxSource, archive: str, cancels: dict[str, Suspect]) -> Iterator[Repair]:
+    """The archive's rows with the ids of what they cancel, where the broker's log told the very ones."""
+    if not cancels:
+        return
+    now_ms, table = reader.now_ms(), reader.place.outbox_table("message")
+    due = dict(_rows(reader, archive, ("id", "deliver_at_ms"), {one.key for one in cancels.values() if one.key}))
+    for values in _rows(reader, archive, _ARCHIVED, cancels):
+        row = dict(zip(_ARCHIVED, values, strict=True))
+        message = cancels[row["id"]].key or ""
+        repair = Repair(
+            message_id=row["id"], topic=cancels[row["id"]].topic, key=message or None, outbox=outbox,
+            action=Action.NOTHING, reason=_UNNAMED,
+        )  # fmt: skip
+        if hashlib.sha256(message.encode()).hexdigest() != row["body_sha256"]:
+            yield repair
+        elif (due.get(message) or now_ms + 1) <= now_ms:
+            yield replace(repair, reason=_DUE)
+        else:
+            row["body"] = message.encode()
+            yield replace(repair, action=Action.CANCEL_AGAIN, reason=_FORGOTTEN, table=table, row=row)
 
 
 def _ordered(reader: Reader, schema: str | None, keys: Sequence[str]) -> set[str]:

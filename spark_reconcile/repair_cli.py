@@ -27,14 +27,17 @@ app = typer.Typer(help="Do later what a --dry-run planned.", no_args_is_help=Tru
 
 
 def repair(
-    settings: Settings, *, since_ms: int, until_ms: int, repairs_max: int, yes: bool, dry_run: bool, folder: Path
+    settings: Settings, tables: Sequence[Path], *, repairs_max: int, yes: bool, dry_run: bool, folder: Path
 ) -> list[Repair]:
-    """Show what would be done, ask, do it; returns what was done. The plan is written to repairs.jsonl in `folder`."""
-    suspects = confirmed_suspects(settings.output, since_ms=since_ms, until_ms=until_ms)
+    """Show what would be done, ask, do it; returns what was done. `tables`: the folders in which the verdicts stand.
+
+    The plan is written to repairs.jsonl in `folder`.
+    """
+    suspects = confirmed_suspects(tables)
     repairs = plan_repairs(settings, suspects, repairs_max=repairs_max)
-    unpublished = unpublished_rows(settings.output, since_ms=since_ms, until_ms=until_ms, rows_max=repairs_max)
+    unpublished = unpublished_rows(tables, rows_max=repairs_max)
     repairs += name_unpublished(unpublished)
-    unconfirmed = unconfirmed_count(settings.output, since_ms=since_ms, until_ms=until_ms)
+    unconfirmed = unconfirmed_count(tables)
     lines = "".join(f"{json.dumps(one.as_dict())}\n" for one in repairs)
     (folder / "repairs.jsonl").write_text(lines, encoding="utf-8")
     if unconfirmed:

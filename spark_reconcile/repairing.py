@@ -33,7 +33,9 @@ def _apply(cursor: Any, place: Place, schema: str | None, one: Repair) -> bool:
         case Action.MAKE_DUE:
             return _make_due(cursor, place, table, one.message_id)
         case Action.WRITE_AGAIN:
-            return _write(cursor, place, table, one)
+            return _write(cursor, place, table, one, kind="publish", headers=_JSON_HEADERS)
+        case Action.CANCEL_AGAIN:
+            return _write(cursor, place, table, one, kind="cancel", headers=None)
         case Action.NOTHING:
             return False
         case _:
@@ -50,16 +52,16 @@ def _make_due(cursor: Any, place: Place, table: str, message_id: str) -> bool:
     return _changed(cursor, place, sql, (message_id,))
 
 
-def _write(cursor: Any, place: Place, table: str, one: Repair) -> bool:
-    """The message as it was, due now, with its own id; not where the id waits already."""
+def _write(cursor: Any, place: Place, table: str, one: Repair, *, kind: str, headers: str | None) -> bool:
+    """The message, or the cancel, as it was, due now, with its own id; not where the id waits already."""
     now, row = now_us(place), one.row or {}
     marks, dual = ", ".join("?" * len(_WRITTEN)), "" if place.backend is Backend.SQLITE else "FROM DUAL"
     absent = f"WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE id = ?)"  # noqa: S608 - checked
     sql = (
         f"INSERT INTO {table} ({', '.join(_WRITTEN)}, headers, kind, state, due_at_us, attempts) "
-        f"SELECT {marks}, ?, 'publish', 'pending', {now}, 0 {dual} {absent}"
+        f"SELECT {marks}, ?, ?, 'pending', {now}, 0 {dual} {absent}"
     )
-    return _changed(cursor, place, sql, (*(row[name] for name in _WRITTEN), _JSON_HEADERS, one.message_id))
+    return _changed(cursor, place, sql, (*(row[name] for name in _WRITTEN), headers, kind, one.message_id))
 
 
 def _changed(cursor: Any, place: Place, sql: str, parameters: Sequence[object]) -> bool:

@@ -15,6 +15,7 @@ import msgspec
 from messaging.errors import ConfigurationError
 from spark_reconcile.errors import OutputFailed
 from spark_reconcile.flow import Axis, Flow
+from spark_reconcile.latencies import kept_hour, latencies_of
 from spark_reconcile.output import MANIFEST, write_whole
 from spark_reconcile.publishing import NUMBERS, REPORT
 from spark_reconcile.report.page import page_of
@@ -44,9 +45,11 @@ def stored_run(output: Path, run_id: str | None = None) -> Summary:
 def stored_hours(output: Path, *, since_ms: int, until_ms: int) -> Summary:
     """The hours of an output folder that touch [since, until), as each was judged last.
 
-    How long things took, and what was read, no hour notes. Raises ConfigurationError where none was judged.
+    What was read no hour notes, and those that an older version judged not how long it took. Raises ConfigurationError
+    where none was judged.
     """
-    windows = WindowStore(output).windows
+    store = WindowStore(output)
+    windows = store.windows
     shown = {start: one for start, one in windows.items() if start + HOUR_MS > since_ms and start < until_ms}
     if not shown:
         raise ConfigurationError(
@@ -58,8 +61,13 @@ def stored_hours(output: Path, *, since_ms: int, until_ms: int) -> Summary:
     )
     before = [one.result for start, one in windows.items() if start < min(shown)]
     asked = range(since_ms // HOUR_MS, -(-until_ms // HOUR_MS))
-    counts = replace(counts_of(shown, before=before), not_closed=len(asked) - len(shown))
-    return replace(found, windows=counts, unjudged=judged_late(shown), flow=_trouble(shown))
+    timed = [one for start in sorted(shown) if (one := kept_hour(store.folder(start))) is not None]
+    counts = replace(
+        counts_of(shown, before=before), not_closed=len(asked) - len(shown), untimed=len(shown) - len(timed)
+    )
+    return replace(
+        found, windows=counts, latencies=latencies_of(timed), unjudged=judged_late(shown), flow=_trouble(shown)
+    )
 
 
 def write_anew(summary: Summary, folder: Path) -> Path:

@@ -94,7 +94,7 @@ class WindowCounts:
     still moving, so the next run judges them again. not_closed: too new, left out. looked_at: verdicts given row by row
     rather than in bulk. resolved: suspects that the second look cleared. outside: messages of other hours that still
     stand in the outbox; they are counted with the rest. earlier_findings: of hours before the span, as they were last
-    judged; they are not counted with the rest.
+    judged; they are not counted with the rest. untimed: hours of which nobody noted how long things took.
     """
 
     since_ms: int
@@ -107,6 +107,7 @@ class WindowCounts:
     resolved: int
     outside: int = 0
     earlier_findings: int = 0
+    untimed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,8 @@ class Summary:
 
     delivered: (message, group) handed out at least once. redelivered: hand-outs beyond the first. deduplicated: repeats
     that the broker or an inbox turned away. resent: messages that took more than one try to send. unexplained: rows
-    without a verdict, always 0. clocks: by how many milliseconds databases' clocks are ahead, where they are apart.
+    without a verdict, always 0. resolved: suspects that the second look cleared. clocks: by how many milliseconds
+    databases' clocks are ahead, where they are apart.
     """
 
     run_id: str
@@ -130,6 +132,7 @@ class Summary:
     resent: int
     deduplicated_by_broker: int
     deduplicated_by_inbox: int
+    resolved: int = 0
     books: Sequence[Book] = ()
     latencies: Sequence[Latency] = ()
     examples: Sequence[Example] = ()

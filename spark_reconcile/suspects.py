@@ -1,25 +1,37 @@
-"""The findings of shown windows that a repair may begin with, or that it names and leaves. Reads tables only."""
+"""The findings of a run, or of shown windows, that a repair may begin with, or that it names and leaves. Reads tables
+only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from spark_reconcile.repair import LOST_RULE, UNSENT_RULE, Suspect
+from spark_reconcile.repair import CANCEL_RULE, LOST_RULE, UNSENT_RULE, Suspect
 from spark_reconcile.slots import HOUR_MS
 from spark_reconcile.window_store import WindowStore
 
 _COLUMNS: Final = ("message_id", "topic", "message_key", "rule")
-_OF_MESSAGES: Final = [("rule", "in", [UNSENT_RULE, LOST_RULE]), ("scope", "=", "message")]
+_OF_MESSAGES: Final = [("rule", "in", [UNSENT_RULE, LOST_RULE, CANCEL_RULE]), ("scope", "=", "message")]
 _OF_ROWS: Final = [("rule", "in", ["no_message", "too_few_messages"])]
 
 
-def confirmed_suspects(output: Path, *, since_ms: int, until_ms: int) -> list[Suspect]:
-    """Messages that a second look, too, found lost or unsent, of the windows that touch [since, until)."""
+def hour_folders(output: Path, *, since_ms: int, until_ms: int) -> list[Path]:
+    """Where the tables of the windows that touch [since, until) stand; a whole run's stand in its own folder."""
+    store = WindowStore(output)
+    return [
+        store.folder(start)
+        for start in sorted(store.windows)
+        if start + HOUR_MS > since_ms and start < until_ms
+    ]  # fmt: skip
+
+
+def confirmed_suspects(folders: Sequence[Path]) -> list[Suspect]:
+    """Messages that a second look, too, found lost or unsent, of the tables in these folders."""
     found = []
-    for folder in _folders(output, "verdicts", since_ms=since_ms, until_ms=until_ms):
-        rows = _rows(folder, _COLUMNS, [*_OF_MESSAGES, ("confirmed", "=", True)])
+    for table in _tables(folders, "verdicts"):
+        rows = _rows(table, _COLUMNS, [*_OF_MESSAGES, ("confirmed", "=", True)])
         found += [
             Suspect(message_id=row["message_id"], topic=row["topic"], key=row["message_key"], rule=row["rule"])
             for row in sorted(rows, key=lambda row: str(row["message_id"]))
@@ -27,17 +39,17 @@ def confirmed_suspects(output: Path, *, since_ms: int, until_ms: int) -> list[Su
     return found
 
 
-def unconfirmed_count(output: Path, *, since_ms: int, until_ms: int) -> int:
+def unconfirmed_count(folders: Sequence[Path]) -> int:
     """How many messages were found lost or unsent, and were too many to be looked at again."""
-    folders = _folders(output, "verdicts", since_ms=since_ms, until_ms=until_ms)
-    return sum(len(_rows(folder, ("rule",), [*_OF_MESSAGES, ("confirmed", "=", False)])) for folder in folders)
+    unconfirmed = [*_OF_MESSAGES, ("confirmed", "=", False)]
+    return sum(len(_rows(table, ("rule",), unconfirmed)) for table in _tables(folders, "verdicts"))
 
 
-def unpublished_rows(output: Path, *, since_ms: int, until_ms: int, rows_max: int) -> list[Suspect]:
+def unpublished_rows(folders: Sequence[Path], *, rows_max: int) -> list[Suspect]:
     """Business rows without their message, a key each, in order of time; `rows_max` of them at most."""
     found: list[Suspect] = []
-    for folder in _folders(output, "business_verdicts", since_ms=since_ms, until_ms=until_ms):
-        rows = _rows(folder, ("topic", "message_key", "rule", "at_ms"), _OF_ROWS)
+    for table in _tables(folders, "business_verdicts"):
+        rows = _rows(table, ("topic", "message_key", "rule", "at_ms"), _OF_ROWS)
         found += [
             Suspect(message_id="", topic=row["topic"], key=row["message_key"], rule=row["rule"])
             for row in sorted(rows, key=lambda row: (row["at_ms"], str(row["message_key"])))
@@ -47,16 +59,13 @@ def unpublished_rows(output: Path, *, since_ms: int, until_ms: int, rows_max: in
     return found
 
 
-def _folders(output: Path, table: str, *, since_ms: int, until_ms: int) -> Iterator[Path]:
-    store = WindowStore(output)
-    for start in sorted(store.windows):
-        folder = store.folder(start) / table
-        if start + HOUR_MS > since_ms and start < until_ms and folder.exists():
-            yield folder
+def _tables(folders: Sequence[Path], name: str) -> list[Path]:
+    """An hour in which nothing was looked at one by one has no tables."""
+    return [folder / name for folder in folders if (folder / name).exists()]
 
 
-def _rows(folder: Path, columns: Sequence[str], filters: list[tuple[str, str, Any]]) -> list[dict[str, Any]]:
+def _rows(table: Path, columns: Sequence[str], filters: list[tuple[str, str, Any]]) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
-    found: list[dict[str, Any]] = pq.read_table(folder, columns=list(columns), filters=filters).to_pylist()
+    found: list[dict[str, Any]] = pq.read_table(table, columns=list(columns), filters=filters).to_pylist()
     return found

@@ -82,6 +82,7 @@ def summary_of(results: Iterable[Mapping[str, Any]], *, run_id: str, judged_at_m
         run_id=run_id,
         judged_at_ms=judged_at_ms,
         business_rows=sum(book.count for book in books if book.scope is Scope.BUSINESS),
+        resolved=sum(result["resolved"] for result in found),
         **asdict(totals_of(found)),
         books=books,
         examples=_first_of_each(examples_of(found)),

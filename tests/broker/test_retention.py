@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from broker.engine import Engine
 from messaging.clock import ManualClock
 from messaging.journal import segment_paths
+from messaging.judged import JudgedFile
 from messaging.message import GroupConfig, Message
 
 TOPIC, GROUP = "orders", "billing"
@@ -72,6 +74,39 @@ def test_what_is_not_old_stays(open_engine: type_of_open, folder: Path, clock: M
     assert engine.drop_outdated() == 0
 
     assert segments(folder) == before
+
+
+def test_what_was_not_judged_yet_is_kept_for_twice_as_long_and_no_longer(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    judged_file = folder.parent / "judged.json"
+    engine = open_engine(**BY_AGE, judged_file=judged_file)
+    fill(engine)
+    drained(engine)
+    before = segments(folder)
+    judged = JudgedFile(written_at_ms=clock.now_ms(), needed_since_ms={"broker": clock.now_ms()})
+    judged_file.write_bytes(msgspec.json.encode(judged))
+    dropped = []
+
+    for step_ms in (HOUR_MS, HOUR_MS - 1, 1):
+        clock.advance(step_ms)
+        dropped.append(engine.drop_outdated())
+
+    assert dropped == [0, 0, before - 1]
+    assert segments(folder, "actions") <= 3
+
+
+def test_what_was_judged_goes_by_its_age_alone(open_engine: type_of_open, folder: Path, clock: ManualClock) -> None:
+    judged_file = folder.parent / "judged.json"
+    engine = open_engine(**BY_AGE, judged_file=judged_file)
+    fill(engine)
+    drained(engine)
+    before = segments(folder)
+    clock.advance(HOUR_MS)
+    judged = JudgedFile(written_at_ms=clock.now_ms(), needed_since_ms={"broker": clock.now_ms()})
+    judged_file.write_bytes(msgspec.json.encode(judged))
+
+    assert engine.drop_outdated() == before - 1
 
 
 @pytest.mark.parametrize("how", ["unread", "in flight", "dead"])

@@ -37,6 +37,7 @@ zone = "a"
 stop_timeout = "10s"
 archive_days = 30
 inbox_days = 90.5
+judged_file = "/var/lib/outbox/reconciliation/judged.json"
 
 [[compensator.sources]]
 url = "mysql+pymysql://app@db-1/"
@@ -78,6 +79,7 @@ def test_a_file_says_everything(file: Path) -> None:
     assert (chosen.interval, chosen.idle_interval, chosen.lease, chosen.stop_timeout) == (2_000, 60_000, 90_000, 10_000)
     assert (chosen.batch_rows, chosen.rate_limit, chosen.zone) == (100, 500, "a")
     assert (chosen.archive_days, chosen.inbox_days) == (30, 90.5)
+    assert chosen.judged_file == Path("/var/lib/outbox/reconciliation/judged.json")
     assert config.log_format == "json"
     assert [(source.url, source.schemas, source.zone) for source in config.source_tables()] == [
         ("mysql+pymysql://app@db-1/", ["outbox", "outbox_2"], "a"),

@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import Engine, func, insert, select
 
 from compensator.retention import BATCH_ROWS, DAY_US, HEAD_SWEEP_EVERY_MS, Retention, RetentionOptions
 from messaging.clock import ManualClock
+from messaging.judged import JudgedFile
 from outbox.archive import ArchiveStore
 from outbox.database import background_engine, now_us, open_engine
 from outbox.inbox import InboxStore
@@ -56,7 +60,7 @@ class Evidence:
             archived, handled = (connection.scalar(select(func.count()).select_from(table)) for table in tables)
         return archived or 0, handled or 0
 
-    def retention(self, **days: float | None) -> Retention:
+    def retention(self, **options: Any) -> Retention:
         dialect = self.engine.dialect
         return Retention(
             engine=self.engine,
@@ -64,7 +68,7 @@ class Evidence:
             inbox=InboxStore(dialect=dialect, schema=self.schema),
             order=OrderStore(dialect=dialect, schema=schema_for(dialect, self.schema)),
             clock=self.clock,
-            options=RetentionOptions(**days),
+            options=RetentionOptions(**options),
         )
 
 
@@ -116,6 +120,32 @@ def test_a_service_that_stops_ends_the_round(evidence: Evidence) -> None:
 
     assert not gone
     assert evidence.counts() == (3, 3)
+
+
+def test_what_was_not_judged_yet_is_kept_for_twice_as_long_and_no_longer(evidence: Evidence, tmp_path: Path) -> None:
+    for age_days in (15, 10, 8):
+        evidence.add(3, age_days=age_days)
+    retention = evidence.retention(archive_days=7, inbox_days=4, judged_file=tmp_path / "judged.json")
+    left = []
+
+    for needed_days in (30, 9, 1):
+        since_ms = evidence.clock.now_ms() - needed_days * 24 * 60 * 60 * 1000
+        needed = {"archive": since_ms, "inbox": since_ms}
+        judged = JudgedFile(written_at_ms=evidence.clock.now_ms(), needed_since_ms=needed)
+        (tmp_path / "judged.json").write_bytes(msgspec.json.encode(judged))
+        retention.run()
+        left.append(evidence.counts())
+
+    assert left == [(6, 0), (3, 0), (0, 0)], "of 15, 10 and 8 days: inboxes go after 8 days, whatever was judged"
+
+
+def test_nothing_waits_for_a_judgement_that_nobody_asked_for(evidence: Evidence, tmp_path: Path) -> None:
+    evidence.add(3, age_days=10)
+
+    unreadable = evidence.retention(archive_days=7, inbox_days=7, judged_file=tmp_path / "judged.json").run()
+    plain = evidence.retention(archive_days=7, inbox_days=7).run()
+
+    assert (bool(unreadable), plain.archive_rows, plain.inbox_rows) == (False, 3, 3)
 
 
 def test_heads_of_keys_that_were_idle_for_days_go_and_the_others_stay(evidence: Evidence) -> None:

@@ -150,7 +150,7 @@ def business_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
         return "due_time_differs"
     for state, name in (
         ("mismatch", "message_mismatch"), ("lost", "message_lost"), ("unsent", "message_unsent"),
-        ("phantom", "message_phantom"), ("duplicate", "message_stored_twice"), ("parked", "message_parked"),
+        ("duplicate", "message_stored_twice"), ("parked", "message_parked"),
     ):  # fmt: skip
         if f[state]:
             return name

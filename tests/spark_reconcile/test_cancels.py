@@ -16,7 +16,7 @@ from spark_reconcile import Settings, Summary, run, run_windows
 from spark_reconcile.repair import Action, plan_repairs
 from spark_reconcile.repairing import apply_repairs
 from spark_reconcile.sources.segments import survey
-from spark_reconcile.suspects import confirmed_suspects
+from spark_reconcile.suspects import confirmed_suspects, hour_folders
 from spark_reconcile.window_store import WindowStore
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.timed_ids import with_timed_ids
@@ -107,7 +107,7 @@ def test_a_cancel_that_was_not_sent_is_told_whatever_its_age_and_made_due_by_a_r
     of_span, older, refused = (row["id"] for row in world.outbox)
 
     summary = _run(settings, spark)
-    suspects = confirmed_suspects(settings.output, since_ms=SINCE_MS, until_ms=NOW_MS)
+    suspects = confirmed_suspects(hour_folders(settings.output, since_ms=SINCE_MS, until_ms=NOW_MS))
     repairs = plan_repairs(settings, suspects, repairs_max=10)
     done = apply_repairs(repairs)
 

@@ -15,10 +15,13 @@ from sqlalchemy import create_engine, text
 
 from messaging.errors import ConfigurationError
 from outbox.ordering import order_key
+from outbox.row import CANCEL_TOPIC
 from spark_reconcile import Settings
+from spark_reconcile.planned import read_plan, still_to_do
 from spark_reconcile.repair import Action, Suspect, plan_repairs
 from spark_reconcile.repair_cli import repair
 from spark_reconcile.repairing import apply_repairs
+from spark_reconcile.suspects import hour_folders
 from spark_reconcile.window_store import Window, WindowStore
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World, outbox_rows
@@ -88,6 +91,38 @@ def test_what_cannot_be_made_again_is_named_and_left(
     assert outbox_rows(sqlite) == {}
 
 
+def test_a_cancel_that_the_broker_forgot_is_sent_again_as_long_as_its_message_is_not_due(
+    database: Database, tmp_path: Path
+) -> None:
+    world = World()
+    world.groups()
+    for name, due_ms in (("far", FAR_US // 1000), ("past", 1_000), ("other", None)):
+        world.sent(name, key=None, topic="newsletter", deliver_at_ms=due_ms)
+        world.sent_cancel(f"cancel of {name}", name, "canceled")
+    world.sent_cancel("of nobody knows what", "gone", "canceled")
+    settings = world.write(database, tmp_path)
+    keys = {"cancel of far": "far", "cancel of past": "past", "cancel of other": "far", "of nobody knows what": None}
+    suspects = [_suspect(name, "cancel_not_noted", key=key) for name, key in keys.items()]
+
+    repairs = plan_repairs(settings, suspects, repairs_max=10)
+    plan = tmp_path / "repairs.jsonl"
+    plan.write_text("".join(f"{json.dumps(one.as_dict())}\n" for one in repairs))
+    later = still_to_do(settings, read_plan(plan), repairs_max=10)
+    done = apply_repairs(later)
+
+    assert [(one.action, one.reason.split(":")[0]) for one in repairs] == [
+        (Action.CANCEL_AGAIN, "the broker took it, and has no note of it; its message is not due yet"),
+        (Action.NOTHING, "its message was due, so no cancel can hold it back any more"),
+        (Action.NOTHING, "the broker's log does not tell which message it cancels"),
+        (Action.NOTHING, "the broker's log does not tell which message it cancels"),
+    ]
+    assert later == done == repairs[:1]
+    ((name, row),) = outbox_rows(database).items()
+    assert (name, row["kind"], bytes(row["body"]), row["topic"]) == ("cancel of far", "cancel", b"far", CANCEL_TOPIC)
+    assert (row["state"], row["message_key"], row["headers"], row["attempts"]) == ("pending", None, None, 0)
+    assert apply_repairs(later) == [], "twice is once"
+
+
 def test_too_many_repairs_are_a_missing_source_and_refused(sqlite: Database, tmp_path: Path) -> None:
     settings, _, lost = _lost(sqlite, tmp_path, body={})
 
@@ -101,7 +136,7 @@ def test_nothing_is_changed_by_a_dry_run_or_without_yes_and_the_plan_is_written(
     settings, order, lost = _lost(sqlite, tmp_path, body={"order_id": "id", "status": "status"})
     suspects = [_suspect(lost, "not_in_broker", key=str(order))]
     monkeypatch.setattr("spark_reconcile.repair_cli.confirmed_suspects", lambda *_, **__: suspects)
-    common: dict[str, Any] = {"since_ms": 0, "until_ms": NOW_MS, "repairs_max": 10, "folder": tmp_path}
+    common: dict[str, Any] = {"tables": [], "repairs_max": 10, "folder": tmp_path}
 
     assert repair(settings, **common, yes=False, dry_run=True) == []
     with pytest.raises(ConfigurationError, match="--yes"):
@@ -149,7 +184,8 @@ def test_rows_without_a_message_are_named_and_suspects_that_nobody_confirmed_are
         ],
     )
 
-    repair(settings, since_ms=0, until_ms=NOW_MS, repairs_max=10, yes=False, dry_run=True, folder=tmp_path)
+    tables = hour_folders(settings.output, since_ms=0, until_ms=NOW_MS)
+    repair(settings, tables, repairs_max=10, yes=False, dry_run=True, folder=tmp_path)
 
     plan = [json.loads(line) for line in (tmp_path / "repairs.jsonl").read_text().splitlines()]
     assert [(one["action"], one["message_id"], one["key"]) for one in plan] == [

@@ -221,6 +221,8 @@ def test_the_command_prints_json_and_says_nothing_of_spark(sqlite: Database, tmp
         url = "{sqlite.url}"
         [broker]
         data = "broker"
+        [grace]
+        confirm_after_seconds = 0
         [[rules]]
         name = "paid"
         table = "orders"
@@ -233,7 +235,8 @@ def test_the_command_prints_json_and_says_nothing_of_spark(sqlite: Database, tmp
         """
     )
 
-    ended = _outbox("reconcile", "run", "--config", str(config), "--json", "--now-ms", str(NOW_MS), timeout=180)
+    asked = ("--config", str(config), "--json", "--now-ms", str(NOW_MS), "--repair", "--dry-run")
+    ended = _outbox("reconcile", "run", *asked, timeout=180)
 
     assert ended.returncode == 1, ended.stderr
     summary = json.loads(ended.stdout)
@@ -241,7 +244,10 @@ def test_the_command_prints_json_and_says_nothing_of_spark(sqlite: Database, tmp
     assert summary["sentence"] == "Not balanced: 1 lost."
     assert "WARN" not in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert (tmp_path / "reconciliation" / summary["run_id"] / "report.html").exists()
+    folder = tmp_path / "reconciliation" / summary["run_id"]
+    assert (folder / "report.html").exists()
+    planned = json.loads((folder / "repairs.jsonl").read_text())
+    assert (planned["action"], planned["key"]) == ("nothing", "4")
 
 
 @pytest.mark.spark
@@ -260,7 +266,7 @@ def test_the_command_judges_by_the_hour_and_repairs_what_is_unsent(sqlite: Datab
     )
     common = ["reconcile", "run", "--config", str(config), "--now-ms", str(NOW_MS)]
 
-    misused = _outbox(*common, "--repair")
+    misused = _outbox(*common, "--full")
     ended = _outbox(*common, "--since", "5h", "--repair", "--yes", "--json", timeout=280)
 
     assert misused.returncode == 2

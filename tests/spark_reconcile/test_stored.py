@@ -14,6 +14,7 @@ from messaging.errors import ConfigurationError
 from spark_reconcile import Grace, Settings, Summary
 from spark_reconcile.cli import app
 from spark_reconcile.flow import Axis, Flow
+from spark_reconcile.latencies import Hop, Hour, keep_hours
 from spark_reconcile.output import staging
 from spark_reconcile.publishing import publish
 from spark_reconcile.stored import stored_hours, stored_run
@@ -112,6 +113,8 @@ def test_the_hours_of_many_runs_are_one_report_as_each_was_judged_last(tmp_path:
     for number, lost in ((0, 0), (1, 3), (3, 1)):
         _judged(output, NOW_MS + number * HOUR_MS, lost=lost, judged_at_ms=NOW_MS + (number + 2) * HOUR_MS)
     _judged(output, NOW_MS - 5 * HOUR_MS, lost=1, judged_at_ms=NOW_MS)
+    hop = Hop(hop="commit to broker", topic="t", of="", longest_ms=9, steps={7: 3})
+    keep_hours({NOW_MS: WindowStore(output).folder(NOW_MS)}, {NOW_MS: Hour(one_in=1, hops=[hop])})
 
     found = stored_hours(output, since_ms=NOW_MS, until_ms=NOW_MS + 4 * HOUR_MS)
     made = _report("--output", str(output), "--since", "2027-01-14T00:00:00Z", "--until", "2027-01-16T00:00:00Z")
@@ -119,6 +122,7 @@ def test_the_hours_of_many_runs_are_one_report_as_each_was_judged_last(tmp_path:
     assert (found.messages, found.count(State.LOST), found.judged_at_ms) == (34, 4, NOW_MS + 5 * HOUR_MS)
     assert found.windows is not None
     assert (found.windows.windows, found.windows.not_closed, found.windows.earlier_findings) == (3, 1, 1)
+    assert (found.windows.untimed, [(one.p50_ms, one.count) for one in found.latencies]) == (2, [(7, 3)])
     assert found.flow is not None
     assert sum(found.flow.trouble[State.LOST].values()) == 4
     assert [one.id for one in found.examples] == ["m-1", "m-3"]
@@ -129,6 +133,7 @@ def test_the_hours_of_many_runs_are_one_report_as_each_was_judged_last(tmp_path:
     page = (output / "hours" / "report.html").read_text()
     assert "Hours of several runs" in page
     assert "m-3" in page
+    assert "Of 3 hours nobody noted how long it took" in page
     assert "were never judged" in made.stderr
 
 

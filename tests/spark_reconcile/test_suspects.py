@@ -12,7 +12,7 @@ import pytest
 
 from spark_reconcile import Settings, run_windows, second_look
 from spark_reconcile.second_look import Suspects, parted
-from spark_reconcile.suspects import confirmed_suspects
+from spark_reconcile.suspects import confirmed_suspects, hour_folders
 from spark_reconcile.window_store import WindowStore
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.timed_ids import with_timed_ids
@@ -50,7 +50,7 @@ def test_suspects_in_parts_get_the_verdicts_of_one_look_at_all(
         "not_sent": 5, "message_unsent": 5, "not_in_broker": 3, "message_lost": 3, "key_differs": 2,
         "message_mismatch": 1, "no_message": 2,
     }  # fmt: skip
-    suspects = confirmed_suspects(settings.output, since_ms=SINCE_MS, until_ms=NOW_MS)
+    suspects = confirmed_suspects(hour_folders(settings.output, since_ms=SINCE_MS, until_ms=NOW_MS))
     assert Counter(one.rule for one in suspects) == {"not_sent": 5, "not_in_broker": 3}
     gone = {row for row in _rows(cleared) if discarded["id"] in row or discarded["message_key"] in row}
     assert {row[-2] for row in gone} == {"no_message"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,9 @@ def test_hours_that_the_archive_was_purged_of_before_any_run_judged_them_are_tol
     again = _run(settings, spark, since_ms=NOW_MS - HOUR_MS, now_ms=later_ms + MINUTE_MS)
 
     assert {one.hours for one in first.unjudged} == {0}
+    judged = json.loads((settings.output / "judged.json").read_text())
+    needed_ms = LATEST + 10 * HOUR_MS - settings.grace.slack_seconds * 1000
+    assert (judged["written_at_ms"], judged["needed_since_ms"]["archive"]) == (later_ms + MINUTE_MS, needed_ms)
     for summary in (second, third, again):
         assert [one for one in summary.unjudged if one.hours] == [
             Unjudged(

@@ -53,7 +53,7 @@ BUSINESS_FACTS: Mapping[str, Sequence[int]] = {
     "keyless": FLAG, "asked": [1, 2], "messages": [0, 1, 2, 3], "due_differs": FLAG, "newest_ms": TIMES,
     "oldest_ms": TIMES, "newest_message_ms": TIMES, "business_until_ms": [4_000_000, NOW_MS],
     "lost": FLAG, "unsent": FLAG, "pending": FLAG, "parked": FLAG, "canceled": FLAG, "mismatch": FLAG,
-    "duplicate": FLAG, "phantom": FLAG, "unknown": FLAG,
+    "duplicate": FLAG, "unknown": FLAG,
 }  # fmt: skip
 Scope = tuple[tuple[Rule, ...], Mapping[str, Sequence[int]], Callable[[Mapping[str, int]], str]]
 SCOPES: dict[str, Scope] = {

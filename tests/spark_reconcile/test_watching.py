@@ -109,7 +109,7 @@ def _summary() -> Summary:
     return Summary(
         run_id="r", judged_at_ms=1_800_000_000_000, business_rows=0, messages=2, message_groups=0, stored=0,
         delivered=0, redelivered=0, acknowledged=0, resent=0, deduplicated_by_broker=0, deduplicated_by_inbox=0,
-        books=[lost], inputs=[
+        resolved=3, books=[lost], inputs=[
             Input(source="business", what='a "rule"', rows=1, first_ms=1, last_ms=5000, complete_since_ms=0)
         ],
         windows=WindowCounts(

@@ -12,10 +12,22 @@ import pytest
 
 from messaging import journal
 from messaging.errors import ConfigurationError
-from spark_reconcile import Condition, InboxSource, Operator, Settings, Summary, bringing, drilling, run, run_windows
+from spark_reconcile import (
+    Condition,
+    InboxSource,
+    Operator,
+    Settings,
+    Summary,
+    bringing,
+    drilling,
+    run,
+    run_windows,
+    windows,
+)
 from spark_reconcile.parts import unsettled
 from spark_reconcile.sources.database import Reader
 from spark_reconcile.sources.segments import survey
+from spark_reconcile.stored import stored_hours
 from spark_reconcile.verdict import Scope
 from spark_reconcile.window_results import Tally, findings_of, published_topics
 from spark_reconcile.window_store import Window, WindowStore
@@ -59,6 +71,8 @@ def test_windows_give_the_verdicts_of_a_whole_run(
     assert {(one.topic, one.p50_ms) for one in summary.latencies if one.hop == "commit to broker"} == {
         (topic, 10) for topic in (PAID, REMINDER, "newsletter", "newsletter.old", "newsletter.paused", "weather")
     }
+    again = stored_hours(settings.output, since_ms=SINCE_MS, until_ms=NOW_MS)
+    assert (again.latencies, again.windows and again.windows.untimed) == (summary.latencies, 0)
     if timed:
         assert ("message", astray, None, "not_in_broker", "lost") in _rows_of_windows(settings)
     assert summary.windows is not None
@@ -254,6 +268,34 @@ def test_rules_on_one_topic_and_key_ask_for_a_message_each(
     assert summary.business_rows == 12
     whole = run(settings, session=spark, now_ms=NOW_MS)
     assert whole.sentence == summary.sentence == "Not balanced: 2 lost, 2 duplicate."
+
+
+@pytest.mark.spark
+def test_rows_without_a_key_are_one_verdict_an_hour_however_hours_are_judged(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = _world(0)
+    for age_ms in (3 * HOUR_MS, 3 * HOUR_MS - MINUTE_MS, 2 * HOUR_MS, HOUR_MS):
+        world.order(age_ms=age_ms)
+    settings = world.write(sqlite, tmp_path)
+    nameless = replace(settings.rules[0], name="nameless", key_column="remind_at_us", topic="refund")
+    settings = replace(settings, rules=[nameless], inboxes=[])
+    whole = run(replace(settings, output=tmp_path / "whole"), session=spark, now_ms=NOW_MS)
+    wanted = [(NOW_MS - 3 * HOUR_MS + MINUTE_MS, 2), (NOW_MS - 2 * HOUR_MS, 1), (NOW_MS - HOUR_MS, 1)]
+
+    assert _without_key(pq.read_table(Path(whole.folder) / "business_verdicts").to_pylist()) == wanted
+    for size in (2, 168):
+        monkeypatch.setattr(windows, "WINDOWS_A_BATCH", size)
+        some = replace(settings, output=tmp_path / str(size))
+        summary = _run(some, spark, since_ms=NOW_MS - 3 * HOUR_MS)
+        assert _without_key(_tables(some, "business_verdicts")) == wanted
+        assert summary.sentence == whole.sentence == "Not balanced: 4 unknown."
+
+    world.order(age_ms=2 * HOUR_MS)
+    world.write(sqlite, tmp_path)
+    again = _run(some, spark, since_ms=NOW_MS - 3 * HOUR_MS, now_ms=NOW_MS + 1)
+    wanted[1] = (wanted[1][0], 2)
+    assert (_judged(again), _without_key(_tables(some, "business_verdicts"))) == (1, wanted)
 
 
 @pytest.mark.spark
@@ -484,9 +526,10 @@ def _no_wait(_: float) -> None:
 
 
 def _run(
-    settings: Settings, spark: SparkSession, *, now_ms: int = NOW_MS, pause: Any = _no_wait, full: bool = False
-) -> Summary:
-    return run_windows(settings, since_ms=SINCE_MS, now_ms=now_ms, session=spark, pause=pause, full=full)
+    settings: Settings, spark: SparkSession, *, now_ms: int = NOW_MS, pause: Any = _no_wait, full: bool = False,
+    since_ms: int = SINCE_MS,
+) -> Summary:  # fmt: skip
+    return run_windows(settings, since_ms=since_ms, now_ms=now_ms, session=spark, pause=pause, full=full)
 
 
 def _world(balanced: int) -> World:
@@ -513,6 +556,11 @@ def _reminded(world: World, *, age_ms: int) -> int:
     sequence = world.fire("due", age_ms=age_ms - 30 * MINUTE_MS)
     world.done("due", sequence, MAIL, age_ms=age_ms - 30 * MINUTE_MS, topic=REMINDER)
     return order
+
+
+def _without_key(rows: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """The newest time and the count of each verdict on rows without a key."""
+    return sorted((row["at_ms"], row["rows"]) for row in rows if row["rule"] == "no_key")
 
 
 def _append(settings: Settings, log: str, records: list[Any]) -> None:

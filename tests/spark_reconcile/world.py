@@ -33,6 +33,7 @@ url = "{url}"
 data = "broker"
 [grace]
 late_after_seconds = 120
+confirm_after_seconds = 0
 [[rules]]
 name = "paid orders are announced"
 table = "orders"
@@ -52,7 +53,7 @@ deliver_at_column = "remind_at_us"
 group = "tickets"
 """
 """A settings file for the world's tables, but for the database's URL."""
-GRACE = Grace(seconds=60, late_after_seconds=120, clock_skew_seconds=1)
+GRACE = Grace(seconds=60, late_after_seconds=120, clock_skew_seconds=1, confirm_after_seconds=0)
 
 _metadata = MetaData()
 ORDERS = Table(

@@ -69,8 +69,10 @@ def test_what_bounds_the_engine_is_set_by_its_own_name(tmp_path: Path, monkeypat
     path.write_text("[broker]\ndata = 'd'\n" + "\n".join(f"{name} = {value}" for name, value in ENGINE_BOUNDS.items()))
     monkeypatch.setenv("OUTBOX_BROKER__TOPICS_MAX", "99")
 
+    monkeypatch.setenv("OUTBOX_BROKER__JUDGED_FILE", "out/judged.json")
     config = load({}, file=path)
 
+    assert config.engine_options.judged_file == Path("out/judged.json")
     assert {name: getattr(config.engine_options, name) for name in ENGINE_BOUNDS} == {**ENGINE_BOUNDS, "topics_max": 99}
     assert config.http_settings.pull_bytes_max == 11
 
