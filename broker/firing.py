@@ -76,7 +76,7 @@ class Firing(Mending):
         self._ahead: Future[Batch | None] | None = None  # the next one, while it is being taken
         self._taking = ThreadPoolExecutor(1, "broker-taking")
         self._placed: deque[Placed] = deque()  # not settled
-        self._ended: Future[None] | None = None  # the end of the last one that was placed
+        self._ended: Future[None] | None = None  # the end of what was placed last, where that went beside
         self._ending = ThreadPoolExecutor(1, "broker-ending")
         self.lateness = Lateness()
 
@@ -96,8 +96,9 @@ class Firing(Mending):
                 awaited = self._rounds
                 self._turn.wait_for(lambda awaited=awaited: self._rounds != awaited, _ROUND_MS_MAX / 1000)  # type: ignore[misc]
         else:
-            if self._ended is not None:
-                wait((self._ended,), _ROUND_MS_MAX / 1000)
+            ended = self._ended
+            if ended is not None:
+                wait((ended,), _ROUND_MS_MAX / 1000)
             return self._may_be_due()
         try:
             self._fire(until_ended=until_ended)
@@ -134,11 +135,11 @@ class Firing(Mending):
                 self._refuse_if_closed()
                 self._placed.append(self._place_due(batch, copies))
             self._batches.popleft()
-        before = self._ended
-        self._end_placed()
-        awaited = self._ended if until_ended or self._ahead is None else before
-        if awaited is not None:
-            awaited.result()
+        if until_ended or self._ahead is None:
+            self._await_end()
+            self._end()
+        else:
+            self._end_beside()
 
     # -- taking ------------------------------------------------------------------------------------------------------
 
@@ -231,17 +232,23 @@ class Firing(Mending):
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
-    def _end_placed(self) -> None:
-        """Have what is placed ended, beside whatever comes next."""
-        if self._placed:
-            with suppress(RuntimeError):  # it was closed meanwhile
-                self._ended = self._ending.submit(self._end)
+    def _end_beside(self) -> None:
+        """Have what is placed ended beside the next batch; at most two wait for it."""
+        before = self._ended
+        with suppress(RuntimeError):  # it was closed meanwhile
+            self._ended = self._ending.submit(self._end)
+        if before is not None:
+            before.result()
+
+    def _await_end(self) -> None:
+        if self._ended is not None:
+            self._ended.result()
 
     def _end_again(self) -> None:
         """Try once more to end what could not be ended. Raises StorageFailed."""
-        if self._ended is not None and self._ended.done() and self._ended.exception() is not None:
-            self._end_placed()
-            self._ended.result()
+        if self._placed and (self._ended is None or self._ended.done()):
+            self._end()
+            self._ended = None
 
     def _end(self) -> None:
         """What is placed becomes durable, is told, and is settled with the schedule; from where that was left.

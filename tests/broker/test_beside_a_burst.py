@@ -142,9 +142,9 @@ def test_one_batch_is_taken_and_one_placed_while_one_is_synced_and_all_come_once
     _publish(engine, "burst", *ids, deliver_at_ms=clock.now_ms() + 1_000)
     storage.is_held = True
     taken = _Noted(engine._schedule.due, count=3)
-    placed = _Noted(engine._end_placed, count=2)
+    placed = _Noted(engine._ending.submit, count=2)
     monkeypatch.setattr(engine._schedule, "due", taken)
-    monkeypatch.setattr(engine, "_end_placed", placed)
+    monkeypatch.setattr(engine._ending, "submit", placed)
     clock.advance(1_000)
 
     assert storage.waiting.wait(30)
