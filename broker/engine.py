@@ -94,6 +94,7 @@ class Engine(Publishing, Consuming, Broadcasting, Operating, Retaining):
         for thread in self._threads:
             thread.join(timeout_ms / 1000)
         self._taking.shutdown()
+        self._ending.shutdown()
         self._beside.shutdown()
         with self._lock:
             try:

@@ -1,12 +1,14 @@
 """Firing: scheduled messages that are due get their places in their topics, once each. Not the timer, nor the schedule.
 
-    schedule: Handed, synced -> message log: the messages, with their sequences, synced -> action log: Fired
-    -> schedule: Fired
+    taken     schedule: Handed, synced
+    placed    message log: the messages, with their sequences
+    ended     message log: synced -> action log: Fired, and who waits is told -> schedule: Fired
 
-The next batch is taken from the schedule while the one before it is synced.
+Where more is due than a batch, each is taken while the one before it is placed, and placed while the one before it is
+ended. Each step goes in the order in which the schedule handed them out.
 
-Killed anywhere in between, the batch comes again from the schedule when the broker opens, and what of it stands in the
-message log already is known by its id. A cancel is too late from Handed on, and wins before.
+Killed anywhere in between, what is not settled comes again from the schedule when the broker opens, and what of it
+stands in the message log already is known by its id. A cancel is too late from Handed on, and wins before.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +37,19 @@ _ROUND_MS_MAX: Final = 60_000
 """Who waits for a round of firing gives up then: the disk is stuck."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placed:
-    """A batch that stands in the message log up to `end`: (sequence, id) by topic, of which some are to be told yet."""
+    """A batch that stands in the message log from `begin` up to `end`: (sequence, id) by topic, of which some are to be
+    told yet.
+    """
 
+    batch: Batch
     entries: dict[str, list[tuple[int, str]]]
+    begin: int
     end: int
     untold: deque[str]
+    is_told: bool = False
+    """All was, and the schedule could not settle it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ class Copies:
 
 
 class Firing(Mending):
-    """The way from the schedule into the topics, one batch at a time."""
+    """The way from the schedule into the topics, batch after batch."""
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
         """For Engine.open()."""
@@ -64,17 +72,19 @@ class Firing(Mending):
         self._turn = threading.Condition()
         self._is_firing = False
         self._rounds = 0
-        self._batches: deque[Batch] = deque()  # handed out by the schedule, not settled
-        self._ahead: Future[tuple[Batch, Copies] | None] | None = None  # the next batch, while one is being synced
-        self._taking = ThreadPoolExecutor(1, "broker-ahead")
-        self._placed: Placed | None = None
-        self._is_told = False  # what is placed was, and the schedule could not settle it yet
+        self._batches: deque[Batch] = deque()  # taken, and not placed
+        self._ahead: Future[Batch | None] | None = None  # the next one, while it is being taken
+        self._taking = ThreadPoolExecutor(1, "broker-taking")
+        self._placed: deque[Placed] = deque()  # not settled
+        self._ended: Future[None] | None = None  # the end of what was placed last, where that went beside
+        self._ending = ThreadPoolExecutor(1, "broker-ending")
         self.lateness = Lateness()
 
-    def _fire_due(self) -> bool:
+    def _fire_due(self, *, until_ended: bool = True) -> bool:
         """Fire a batch of what is due, or wait for one that another thread began to fire after this was called.
 
-        True where more may be due. Not to be called under the lock. Raises StorageFailed.
+        True where more may be due. Not to be called under the lock. Raises StorageFailed. Who need not see what was
+        fired does not wait for its end, where more is due.
         """
         for _ in range(2):
             with self._turn:
@@ -86,9 +96,12 @@ class Firing(Mending):
                 awaited = self._rounds
                 self._turn.wait_for(lambda awaited=awaited: self._rounds != awaited, _ROUND_MS_MAX / 1000)  # type: ignore[misc]
         else:
+            ended = self._ended
+            if ended is not None:
+                wait((ended,), _ROUND_MS_MAX / 1000)
             return self._may_be_due()
         try:
-            self._fire()
+            self._fire(until_ended=until_ended)
         finally:
             with self._turn:
                 self._is_firing = False
@@ -105,44 +118,39 @@ class Firing(Mending):
 
     def _has_taken(self) -> bool:
         """Whether a batch is on its way, in whatever state an earlier round left it."""
-        return bool(self._batches) or self._ahead is not None
+        return bool(self._batches or self._placed) or self._ahead is not None
 
-    def _fire(self) -> None:
-        """One batch, all the way; from where it was left, where that failed. Never early: the clock is asked here.
+    def _fire(self, *, until_ended: bool) -> None:
+        """A round: the next batch is placed, while the one before it is ended and the one behind it is taken.
 
-        While it is synced and told, the next one is taken, where more is due: so their waits for the disk are one.
+        Each from where it was left, where that failed; what could not be ended comes before anything else is placed.
+        Never early: the clock is asked where a batch is taken.
         """
-        copies = None
-        if not self._batches:
-            taken = self._take()
-            if taken is None:
-                return
-            self._batches.append(taken[0])
-            copies = taken[1]
-        batch = self._batches[0]
-        if self._placed is None:
-            if copies is None or self._is_outdated(copies):
-                copies = self._copies(batch)
+        self._end_again()
+        batch = self._next_batch()
+        if batch is not None:
+            self._take_ahead()
+            copies = self._copies(batch)
             with self._lock:
                 self._refuse_if_closed()
-                self._placed = self._place_due(batch, copies)
-        self._take_ahead()
-        # Synced before anybody sees them: a sequence that a power cut forgets may be given to another message, and a
-        # receipt of the first would settle the second.
-        self._messages.commit(self._placed.end)
-        if not self._is_told:
-            self._tell_fired(batch, self._placed)
-            self._is_told = True
-        self._schedule.fired(batch.number)
-        with self._lock:
-            self._firing_from = None
-        self._batches.popleft()
-        self._placed, self._is_told = None, False
+                self._placed.append(self._place_due(batch, copies))
+            self._batches.popleft()
+        if until_ended or self._ahead is None:
+            self._await_end()
+            self._end()
+        else:
+            self._end_beside()
 
-    def _take(self) -> tuple[Batch, Copies] | None:
-        """The batch that was taken ahead, or else one that is due now, with its copies."""
-        ahead, self._ahead = self._ahead, None
-        return self._taken() if ahead is None else ahead.result()
+    # -- taking ------------------------------------------------------------------------------------------------------
+
+    def _next_batch(self) -> Batch | None:
+        """The first that is taken and not placed: left by an earlier round, taken ahead, or due now."""
+        if not self._batches:
+            ahead, self._ahead = self._ahead, None
+            batch = self._taken() if ahead is None else ahead.result()
+            if batch is not None:
+                self._batches.append(batch)
+        return self._batches[0] if self._batches else None
 
     def _take_ahead(self) -> None:
         """Have the next batch taken beside this one, where more is due."""
@@ -150,9 +158,10 @@ class Firing(Mending):
             with suppress(RuntimeError):  # it was closed meanwhile
                 self._ahead = self._taking.submit(self._taken)
 
-    def _taken(self) -> tuple[Batch, Copies] | None:
-        batch = self._schedule.due(self._clock.now_ms())
-        return None if batch is None else (batch, self._copies(batch))
+    def _taken(self) -> Batch | None:
+        return self._schedule.due(self._clock.now_ms())
+
+    # -- placing -----------------------------------------------------------------------------------------------------
 
     def _is_outdated(self, copies: Copies) -> bool:
         """Whether a topic does not end any more where the copies begin."""
@@ -181,6 +190,10 @@ class Firing(Mending):
         """Write due messages to the message log with their sequences, each topic's together."""
         entries: dict[str, list[tuple[int, str]]] = {}
         fresh = self._not_placed_yet(batch, entries)
+        old = self._state.fired_from if entries else None
+        begin = self._messages.end if old is None else old
+        if self._firing_from is None:  # else an earlier batch begins there
+            self._firing_from = begin
         if fresh is not copies.batch or self._is_outdated(copies):
             copies = self._copies(fresh)
         counts: dict[str, int] = {}
@@ -190,15 +203,13 @@ class Firing(Mending):
             counts[topic] = len(ids)
         if counts:
             offsets = self._append_frames(copies.data, copies.sizes)
-            if self._firing_from is None:  # else some of the batch were placed before a restart
-                self._firing_from = offsets[0]
             self._place(counts, offsets, ready_at_ms=copies.at_ms)
             self._state.written_special.extend(offsets)
             self._state.recent.add_new(fresh.ids)
         if self._state.fired_before:
             for one in batch.ids:
                 self._state.fired_before.pop(one, None)
-        return Placed(entries, self._messages.end, deque(entries))
+        return Placed(batch, entries, begin, self._messages.end, deque(entries))
 
     def _not_placed_yet(self, batch: Batch, entries: dict[str, list[tuple[int, str]]]) -> Batch:
         """The batch without what stands in the message log since before a restart, or twice in it.
@@ -219,7 +230,50 @@ class Firing(Mending):
             seen.add(message_id)
         return batch.without(gone)
 
-    def _tell_fired(self, batch: Batch, placed: Placed) -> None:
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def _end_beside(self) -> None:
+        """Have what is placed ended beside the next batch; at most two wait for it."""
+        before = self._ended
+        with suppress(RuntimeError):  # it was closed meanwhile
+            self._ended = self._ending.submit(self._end)
+        if before is not None:
+            before.result()
+
+    def _await_end(self) -> None:
+        if self._ended is not None:
+            self._ended.result()
+
+    def _end_again(self) -> None:
+        """Try once more to end what could not be ended. Raises StorageFailed."""
+        if self._placed and (self._ended is None or self._ended.done()):
+            self._end()
+            self._ended = None
+
+    def _end(self) -> None:
+        """What is placed becomes durable, is told, and is settled with the schedule; from where that was left.
+
+        Synced before anybody sees it: a sequence that a power cut forgets may be given to another message, and a
+        receipt of the first would settle the second.
+        """
+        while self._placed:
+            placed = self._placed[0]
+            self._messages.commit(placed.end)
+            if not placed.is_told:
+                self._tell_fired(placed)
+                placed.is_told = True
+            self._schedule.fired(placed.batch.number)
+            with self._lock:
+                self._placed.popleft()
+                self._firing_from = self._first_unsettled()
+
+    def _first_unsettled(self) -> int | None:
+        """Where the copies begin that the schedule does not know to be placed yet."""
+        if self._state.fired_before:
+            return self._state.fired_from
+        return self._placed[0].begin if self._placed else None
+
+    def _tell_fired(self, placed: Placed) -> None:
         """What has its place is told to the action log, each topic once, then to who waits, and to the figures."""
         now_ms = self._clock.now_ms()
         with self._lock:
@@ -232,4 +286,4 @@ class Firing(Mending):
                 placed.untold.popleft()  # where the next one fails, this one is not told again
         for topic in placed.entries:
             self._wake_topic(topic)
-        self.lateness.add_due(batch.dues, now_ms=now_ms)
+        self.lateness.add_due(placed.batch.dues, now_ms=now_ms)

@@ -41,7 +41,7 @@ class Timing(Firing):
         while not self._closed:
             failed = True  # a full disk is not asked a thousand times
             try:
-                more = self._fire_due()
+                more = self._fire_due(until_ended=False)
                 if more:
                     continue
                 with self._changed:

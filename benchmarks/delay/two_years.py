@@ -4,12 +4,14 @@
 
 All of it is an embedded broker's: the last turns of a tenth alternate with plain publishes to a second one, with the
 same bodies and batches, so that both meet the same machine. CPU rates are messages a second of processor time, which a
-busy disk does not touch. The restart is of a fresh process. JSON on stdout.
+busy disk does not touch. The restart is of a fresh process. HTTP: two turns of each, to two `outbox broker serve`, one
+request in flight, by one process. JSON on stdout.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
@@ -19,9 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+from benchmarks.broker import servers
 from benchmarks.harness.report import machine
 from broker.engine import Engine
-from messaging import Message
+from broker_adapter.http import HttpBroker
+from messaging import Broker, Message
 from messaging.limits import DELAY_MAX_MS
 
 AHEAD_MS_MIN = 3_600_000
@@ -35,13 +39,15 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--batch", type=int, default=500)
     parser.add_argument("--body-bytes", type=int, default=512)
-    parser.add_argument("--phase", choices=("write", "plain", "restart"), help=argparse.SUPPRESS)
+    parser.add_argument("--phase", choices=("write", "restart", "http"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.phase == "write":
         print(json.dumps(_write(chosen)))
     elif chosen.phase == "restart":
         print(json.dumps(_restart(chosen.folder)))
+    elif chosen.phase == "http":
+        print(json.dumps(_http(chosen)))
     else:
         _all(chosen)
 
@@ -49,7 +55,7 @@ def main() -> None:
 def _all(chosen: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        results = {"write": _in_process("write", chosen, folder), "restart": _in_process("restart", chosen, folder)}
+        results = {phase: _in_process(phase, chosen, folder) for phase in ("write", "restart", "http")}
     print(json.dumps({"benchmark": "delay.two_years", "machine": machine(), **results}, indent=2))
 
 
@@ -63,36 +69,13 @@ def _in_process(phase: str, chosen: argparse.Namespace, folder: Path) -> object:
 
 def _write(chosen: argparse.Namespace) -> dict[str, object]:
     """Turns of scheduling and of plain publishing; memory is read before the first plain turn."""
-    random, body = Random(1), b"x" * chosen.body_bytes
     broker = Engine.open(chosen.folder / "scheduled")
-    broker.publish([Message(id="first", topic="trips", body=body)])
-
-    def scheduled(first: int) -> None:
-        now_ms = time.time_ns() // 1_000_000
-        broker.publish(
-            [
-                Message(
-                    id=f"0197f3e2-{first + at:027d}", topic="trips", body=body,
-                    deliver_at_ms=now_ms + AHEAD_MS_MIN + random.randrange(DELAY_MAX_MS - AHEAD_MS_MIN),
-                )
-                for at in range(chosen.batch)
-            ]
-        )  # fmt: skip
-
-    share = chosen.messages // TURNS // chosen.batch * chosen.batch
+    broker.publish([Message(id="first", topic="trips", body=b"x")])
+    scheduled, share = _scheduling(broker, chosen), _share(chosen)
     made = [_timed(scheduled, range(turn * share, (turn + 1) * share, chosen.batch)) for turn in range(TURNS - 2)]
     memory = _memory()
     plain_broker = Engine.open(chosen.folder / "plain")
-
-    def published(first: int) -> None:
-        ahead_ms = [random.randrange(DELAY_MAX_MS) for _ in range(chosen.batch)]  # as much work to make the batch
-        plain_broker.publish(
-            [
-                Message(id=f"0197f3e2-{first + at + ms * 0:027d}", topic="trips", body=body)
-                for at, ms in enumerate(ahead_ms)
-            ]
-        )
-
+    published = _publishing(plain_broker, chosen)
     plain = []
     for turn in (TURNS - 2, TURNS - 1):
         turns = range(turn * share, (turn + 1) * share, chosen.batch)
@@ -112,6 +95,67 @@ def _write(chosen: argparse.Namespace) -> dict[str, object]:
         "segments": len(list((chosen.folder / "scheduled" / "schedule").glob("l[01]*.delay"))),
         "bytes_per_message": round(size / share / TURNS), "bytes_per_message_plain": round(plain_size / share / 2),
     }  # fmt: skip
+
+
+def _http(chosen: argparse.Namespace) -> dict[str, object]:
+    """Two turns of each over HTTP, to a server each."""
+    share = _share(chosen)
+    made, plain = [], []
+    with (
+        servers.outbox_http() as first, servers.outbox_http() as second,
+        contextlib.closing(HttpBroker(first.address)) as broker,
+        contextlib.closing(HttpBroker(second.address)) as plain_broker,
+    ):  # fmt: skip
+        broker.publish([Message(id="first", topic="trips", body=b"x")])
+        scheduled, published = _scheduling(broker, chosen), _publishing(plain_broker, chosen)
+        for turn in range(2):
+            turns = range(turn * share, (turn + 1) * share, chosen.batch)
+            plain.append(_timed(published, turns))
+            made.append(_timed(scheduled, turns))
+    return {
+        "messages": 2 * share, "scheduled_per_s": _rate(made, share, 0), "plain_per_s": _rate(plain, share, 0),
+        "share": round(_rate(made, share, 0) / _rate(plain, share, 0), 2),
+    }  # fmt: skip
+
+
+def _scheduling(broker: Engine | Broker, chosen: argparse.Namespace) -> Callable[[int], None]:
+    """A batch for later, from a number on."""
+    random, body = Random(1), b"x" * chosen.body_bytes
+
+    def scheduled(first: int) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        broker.publish(
+            [
+                Message(
+                    id=f"0197f3e2-{first + at:027d}", topic="trips", body=body,
+                    deliver_at_ms=now_ms + AHEAD_MS_MIN + random.randrange(DELAY_MAX_MS - AHEAD_MS_MIN),
+                )
+                for at in range(chosen.batch)
+            ]
+        )  # fmt: skip
+
+    return scheduled
+
+
+def _publishing(broker: Engine | Broker, chosen: argparse.Namespace) -> Callable[[int], None]:
+    """A batch for now, which is as much work to make."""
+    random, body = Random(1), b"x" * chosen.body_bytes
+
+    def published(first: int) -> None:
+        ahead_ms = [random.randrange(DELAY_MAX_MS) for _ in range(chosen.batch)]
+        broker.publish(
+            [
+                Message(id=f"0197f3e2-{first + at + ms * 0:027d}", topic="trips", body=body)
+                for at, ms in enumerate(ahead_ms)
+            ]
+        )
+
+    return published
+
+
+def _share(chosen: argparse.Namespace) -> int:
+    """The messages of a turn, in whole batches."""
+    return int(chosen.messages // TURNS // chosen.batch * chosen.batch)
 
 
 def _restart(folder: Path) -> dict[str, object]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from broker.delay.levels import LEVELS, BucketId, place
 from broker.delay.records import RunsAdded
-from broker.delay.run import DUE, TOPIC, Entry, Run, cut, encode_run
+from broker.delay.run import DUE, TOPIC, Entry, Run, cut, encode_run, stored_columns
 from broker.delay.salvage import encode_spare
 from broker.delay.segment_store import SegmentStore
 from broker.delay.state import ScheduleState
@@ -139,7 +139,8 @@ class Filing:
 
         for topic, crowd in by_crowd(entries):
             for piece in cut(crowd):
-                waiting += *encode_run(piece), encode_spare(piece)
+                columns = stored_columns(piece)
+                waiting += *encode_run(piece, columns), encode_spare(piece, columns)
                 cuts.append((topic, piece))
                 if sum(map(len, waiting)) >= _APPENDED_BYTES_MAX:
                     append()

@@ -208,9 +208,9 @@ def cut(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
         start, before = stop, ends[stop - 1]
 
 
-def encode_run(entries: Sequence[Entry]) -> tuple[bytes, bytes]:
-    """The first two records of a run; `entries` are sorted."""
-    return _encode(stored_columns(entries)), _encode(Stored(list(map(ID, entries)), list(map(PAYLOAD, entries))))
+def encode_run(entries: Sequence[Entry], columns: StoredColumns) -> tuple[bytes, bytes]:
+    """The first two records of a run; `entries` are sorted, and have these columns."""
+    return _encode(columns), _encode(Stored(list(map(ID, entries)), list(map(PAYLOAD, entries))))
 
 
 def stored_columns(entries: Sequence[Entry]) -> StoredColumns:

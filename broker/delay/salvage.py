@@ -15,7 +15,7 @@ import google_crc32c
 import msgspec
 
 from broker.columns import from_bytes, to_bytes
-from broker.delay.run import ID, PAYLOAD, Columns, Entry, Stored, stored_columns
+from broker.delay.run import ID, PAYLOAD, Columns, Entry, Stored, StoredColumns
 
 _LOST: Final = b""
 _FIXED_MAX: Final = 15
@@ -39,9 +39,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Spare).decode
 
 
-def encode_spare(entries: Sequence[Entry]) -> bytes:
-    """The spare of a run; `entries` are sorted."""
-    columns = stored_columns(entries)
+def encode_spare(entries: Sequence[Entry], columns: StoredColumns) -> bytes:
+    """The spare of a run; `entries` are sorted, and have these columns."""
     ids, payloads = list(map(str.encode, map(ID, entries))), list(map(PAYLOAD, entries))
     return _encode(
         _Spare(

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,37 +133,57 @@ def test_what_is_published_while_copies_are_made_comes_before_them(
     assert {"stored": 4, "scheduled": 0}.items() <= engine.topic_figures("t").items()
 
 
-def test_the_next_batch_is_taken_while_one_is_synced_and_both_come_once_also_after_a_kill(
-    open_engine: type_of_open, clock: ManualClock, folder: Path, tmp_path: Path
+def test_one_batch_is_taken_and_one_placed_while_one_is_synced_and_all_come_once_also_after_a_kill(
+    open_engine: type_of_open, clock: ManualClock, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = HeldHandOuts("/messages/")
     engine = open_engine(storage=storage, fire_batch_max=3)
-    ids = [f"m{number}" for number in range(9)]
+    ids = [f"m{number}" for number in range(12)]
     _publish(engine, "burst", *ids, deliver_at_ms=clock.now_ms() + 1_000)
     storage.is_held = True
+    taken = _Noted(engine._schedule.due, count=3)
+    placed = _Noted(engine._ending.submit, count=2)
+    monkeypatch.setattr(engine._schedule, "due", taken)
+    monkeypatch.setattr(engine._ending, "submit", placed)
     clock.advance(1_000)
 
     assert storage.waiting.wait(30)
     try:
-        ahead = engine._ahead
-        assert ahead is not None
-        taken = ahead.result(30)
-        assert taken is not None
-        assert taken[0].ids == ids[3:6]
+        assert taken.is_done.wait(30)
+        assert placed.is_done.wait(30)
         killed = tmp_path / "killed"
         shutil.copytree(folder, killed)
+        assert [one.batch.ids for one in engine._placed] == [ids[:3], ids[3:6]]
+        assert [one.ids for one in taken.found] == [ids[:3], ids[3:6], ids[6:9]]
     finally:
         storage.is_held = False
         storage.free.set()
 
-    assert _pulled(engine, "burst", 9) == ids
+    assert _pulled(engine, "burst", 12) == ids
     engine.close()
     engine = Engine.open(killed, clock=clock)
     try:
-        assert _pulled(engine, "burst", 9) == ids
-        assert {"stored": 9, "scheduled": 0}.items() <= engine.topic_figures("burst").items()
+        assert _pulled(engine, "burst", 12) == ids
+        assert {"stored": 12, "scheduled": 0}.items() <= engine.topic_figures("burst").items()
     finally:
         engine.close()
+
+
+class _Noted:
+    """A function, what it returned, and when it did so many times."""
+
+    def __init__(self, function: Callable[..., Any], *, count: int) -> None:
+        self._function = function
+        self._count = count
+        self.found: list[Any] = []
+        self.is_done = threading.Event()
+
+    def __call__(self, *arguments: Any) -> Any:
+        found = self._function(*arguments)
+        self.found.append(found)
+        if len(self.found) == self._count:
+            self.is_done.set()
+        return found
 
 
 def _pulled(engine: Engine, topic: str, count: int) -> list[str]:

@@ -343,13 +343,13 @@ def test_a_batch_that_the_schedule_cannot_settle_yet_is_told_once_however_often_
     for _ in range(5):
         assert drained(engine) == []
 
-    assert engine._batches, "the schedule did not settle it"
+    assert engine._has_taken(), "the schedule did not settle it"
     assert engine.log_figures()["actions_bytes"] == written
     assert engine.counters()["fired", TOPIC, ""] == 3
     assert sum(count for _, count in engine.lateness.counts()) == 3
     storage.is_armed = storage.is_full = False
     assert drained(engine) == []
-    assert not engine._batches
+    assert not engine._has_taken()
 
 
 class FailingActions(DiskStorage):
@@ -378,7 +378,7 @@ def test_each_topic_of_a_batch_is_told_once_where_the_action_log_fails_between_t
     clock.advance(HOUR_MS)
     for _ in range(3):
         engine._fire_what_can_be()
-    assert engine._batches, "the batch could not be told"
+    assert engine._has_taken(), "the batch could not be told"
 
     storage.left = None
     engine._fire_what_can_be()
@@ -480,7 +480,7 @@ def test_what_was_placed_and_not_settled_is_delivered_once_over_a_checkpoint_bet
 
     assert drained(engine) == []
     assert {"stored": 6, "scheduled": 0}.items() <= engine.topic_figures(TOPIC).items()
-    assert not engine._batches
+    assert not engine._has_taken()
 
 
 def test_a_batch_placed_by_half_before_a_kill_is_delivered_once_over_a_checkpoint_and_another_kill(

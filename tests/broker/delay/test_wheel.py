@@ -19,6 +19,7 @@ from broker.delay.run import (
     decode_columns,
     decode_messages,
     encode_run,
+    stored_columns,
 )
 from broker.delay.wheel import Taken, Wheel
 
@@ -36,7 +37,7 @@ class Written:
 
     def write(self, entries: list[Entry]) -> Run:
         entries = sorted(entries)
-        columns, messages = encode_run(entries)
+        columns, messages = encode_run(entries, stored_columns(entries))
         first, last = entries[0], entries[-1]
         run = Run(
             id=next(self._ids), position=0, columns_bytes=len(columns), messages_position=0,
@@ -182,7 +183,7 @@ def test_runs_are_cut_by_count_and_by_bytes_and_miss_nothing(sizes: list[int]) -
 @given(due_times=dues)
 def test_every_entry_of_a_run_is_found_by_due_time_and_arrival_and_no_other(due_times: list[int]) -> None:
     some = sorted(entries(due_times, count(1)))
-    columns = decode_columns(encode_run(some)[0])
+    columns = decode_columns(encode_run(some, stored_columns(some))[0])
 
     assert [columns.index_of(entry.due_ms, entry.seq) for entry in some] == list(range(len(some)))
     assert columns.index_of(some[0].due_ms, 1_000) is None

@@ -1,0 +1,110 @@
+"""The steps of firing fail one by one: what was placed is ended before more is placed, and comes once all the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from broker.delay.store import DelayStore
+from broker.engine import Engine
+from broker.firing import Firing
+from messaging.clock import ManualClock
+from messaging.errors import StorageFailed
+from messaging.message import Message
+
+TOPIC, GROUP = "orders", "billing"
+BATCH = 3
+IDS = [f"m{number}" for number in range(5 * BATCH)]
+type_of_open = Callable[..., Engine]
+
+
+class Refusing:
+    """The schedule settles no more than `after` batches, and refuses the next; once so many were `placed`, if any."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, after: int, placed: int) -> None:
+        self._after = after
+        self._placed = placed
+        self._are_placed = threading.Event()
+        if not placed:
+            self._are_placed.set()
+        self._settle, self._end_beside = DelayStore.fired, Firing._end_beside
+        self.refused = threading.Event()
+        self.is_refusing = True
+        # Lambdas, since a bound method would not be given whose it is.
+        monkeypatch.setattr(DelayStore, "fired", lambda schedule, number: self.settle(schedule, number))  # noqa: PLW0108
+        monkeypatch.setattr(Firing, "_end_beside", lambda firing: self.end_beside(firing))  # noqa: PLW0108
+
+    def settle(self, schedule: DelayStore, number: int) -> None:
+        if self.is_refusing:
+            if not self._after:
+                if not self._are_placed.wait(30):
+                    raise TimeoutError("so many batches were not placed")
+                self.refused.set()
+                raise StorageFailed("the schedule is refusing")
+            self._after -= 1
+        self._settle(schedule, number)
+
+    def end_beside(self, firing: Firing) -> None:
+        self._placed -= 1
+        if self._placed == 0:
+            self._are_placed.set()
+        self._end_beside(firing)
+
+
+def test_while_what_is_placed_cannot_be_ended_nothing_more_is_placed_and_then_all_comes_in_order(
+    open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(fire_batch_max=BATCH)
+    refusing = Refusing(monkeypatch, after=0, placed=2)
+    _schedule(engine, clock)
+    clock.advance(1_000)
+    assert refusing.refused.wait(30)
+
+    for _ in range(5):
+        engine._fire_what_can_be()
+    assert [one.batch.ids for one in engine._placed] == [IDS[:BATCH], IDS[BATCH : 2 * BATCH]]
+    refusing.is_refusing = False
+
+    assert _pulled(engine) == IDS
+    assert not engine._has_taken()
+
+
+def test_batches_placed_before_a_kill_are_delivered_once_over_a_checkpoint_between_their_settlements(
+    open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(fire_batch_max=BATCH, dedup_messages_max=1)
+    with monkeypatch.context() as patched:
+        refusing = Refusing(patched, after=0, placed=2)
+        _schedule(engine, clock)
+        clock.advance(1_000)
+        assert refusing.refused.wait(30)
+        engine.close()
+
+    with monkeypatch.context() as patched:
+        refusing = Refusing(patched, after=1, placed=0)
+        engine = open_engine(fire_batch_max=BATCH, dedup_messages_max=1)
+        assert refusing.refused.wait(30)
+        with engine._lock:
+            engine._write_checkpoint()
+        engine.close()
+    engine = open_engine(fire_batch_max=BATCH, dedup_messages_max=1)
+
+    assert _pulled(engine) == IDS
+    assert {"stored": len(IDS), "scheduled": 0}.items() <= engine.topic_figures(TOPIC).items()
+
+
+def _schedule(engine: Engine, clock: ManualClock) -> None:
+    due_ms = clock.now_ms() + 1_000
+    results = engine.publish([Message(id=one, topic=TOPIC, body=b"b", deliver_at_ms=due_ms) for one in IDS])
+    assert {str(one.status) for one in results} == {"stored"}
+
+
+def _pulled(engine: Engine) -> list[str]:
+    """All that comes, settled; twice what is delivered twice."""
+    came: list[str] = []
+    while found := engine.pull(TOPIC, GROUP, max_messages=1_000):
+        engine.ack([one.receipt for one in found])
+        came += [one.id for one in found]
+    return came
