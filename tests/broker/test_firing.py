@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from broker.delay.batch import Batch
 from broker.delay.store import DelayStore
 from broker.engine import Engine
-from broker.firing import Firing
+from broker.firing import Copies, Firing, Placed
 from messaging.clock import ManualClock
 from messaging.errors import StorageFailed
 from messaging.message import Message
@@ -21,14 +22,11 @@ type_of_open = Callable[..., Engine]
 
 
 class Refusing:
-    """The schedule settles no more than `after` batches, and refuses the next; once so many were `placed`, if any."""
+    """The schedule settles nothing, and says so once so many batches were placed."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, after: int, placed: int) -> None:
-        self._after = after
-        self._placed = placed
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, placed: int) -> None:
+        self._left = placed
         self._are_placed = threading.Event()
-        if not placed:
-            self._are_placed.set()
         self._settle, self._end_beside = DelayStore.fired, Firing._end_beside
         self.refused = threading.Event()
         self.is_refusing = True
@@ -38,26 +36,41 @@ class Refusing:
 
     def settle(self, schedule: DelayStore, number: int) -> None:
         if self.is_refusing:
-            if not self._after:
-                if not self._are_placed.wait(30):
-                    raise TimeoutError("so many batches were not placed")
-                self.refused.set()
-                raise StorageFailed("the schedule is refusing")
-            self._after -= 1
+            if not self._are_placed.wait(30):
+                raise TimeoutError("so many batches were not placed")
+            self.refused.set()
+            raise StorageFailed("the schedule is refusing")
         self._settle(schedule, number)
 
     def end_beside(self, firing: Firing) -> None:
-        self._placed -= 1
-        if self._placed == 0:
+        self._left -= 1
+        if self._left == 0:
             self._are_placed.set()
         self._end_beside(firing)
+
+
+class PlacingOnce:
+    """The message log takes one batch, and no more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._place = Firing._place_due
+        self._is_left = True
+        self.refused = threading.Event()
+        monkeypatch.setattr(Firing, "_place_due", lambda *arguments: self.place(*arguments))  # noqa: PLW0108
+
+    def place(self, firing: Firing, batch: Batch, copies: Copies) -> Placed:
+        if not self._is_left:
+            self.refused.set()
+            raise StorageFailed("the message log is refusing")
+        self._is_left = False
+        return self._place(firing, batch, copies)
 
 
 def test_while_what_is_placed_cannot_be_ended_nothing_more_is_placed_and_then_all_comes_in_order(
     open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = open_engine(fire_batch_max=BATCH)
-    refusing = Refusing(monkeypatch, after=0, placed=2)
+    refusing = Refusing(monkeypatch, placed=2)
     _schedule(engine, clock)
     clock.advance(1_000)
     assert refusing.refused.wait(30)
@@ -76,16 +89,16 @@ def test_batches_placed_before_a_kill_are_delivered_once_over_a_checkpoint_betwe
 ) -> None:
     engine = open_engine(fire_batch_max=BATCH, dedup_messages_max=1)
     with monkeypatch.context() as patched:
-        refusing = Refusing(patched, after=0, placed=2)
+        refusing = Refusing(patched, placed=2)
         _schedule(engine, clock)
         clock.advance(1_000)
         assert refusing.refused.wait(30)
         engine.close()
 
     with monkeypatch.context() as patched:
-        refusing = Refusing(patched, after=1, placed=0)
+        placing = PlacingOnce(patched)
         engine = open_engine(fire_batch_max=BATCH, dedup_messages_max=1)
-        assert refusing.refused.wait(30)
+        assert placing.refused.wait(30)
         with engine._lock:
             engine._write_checkpoint()
         engine.close()
