@@ -12,7 +12,9 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile import second_look
+from spark_reconcile.bringing import brought
 from spark_reconcile.digests import union
+from spark_reconcile.in_memory import Memory, few, in_memory, to_spark
 from spark_reconcile.judging import Judged, bounds_of, judge
 from spark_reconcile.looking import Job
 from spark_reconcile.second_look import Key, Suspects
@@ -21,10 +23,12 @@ from spark_reconcile.sources.statements import Leg
 from spark_reconcile.verdict import Severity
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _FINDING: Final = f"severity = '{Severity.FINDING}'"
 _UNDER_KEY: Final = ["topic", "message_key"]
+_ID: Final = "id string"
+_KEY: Final = "topic string, message_key string"
 
 
 def confirmed(job: Job, first: Judged) -> tuple[Judged, int]:
@@ -39,11 +43,13 @@ def confirmed(job: Job, first: Judged) -> tuple[Judged, int]:
     if not suspects:
         return _each(first, lambda frame: frame.selectExpr("*", "false as confirmed")), 0
     job.pause(job.settings.grace.confirm_after_seconds)
-    near, known, looks = _near(job, suspects), sum(len(part.ids) + len(part.keys) for part in suspects), []
-    with few_rows(job.session):
+    known, looks = sum(len(part.ids) + len(part.keys) for part in suspects), []
+    near = _near(job, suspects)
+    with in_memory() as memory, few_rows(job.session):
+        near = _here(near, memory)
         for number, part in enumerate(suspects, start=1):
             job.say(f"looking again at {known:,} suspects, part {number} of {len(suspects)}")
-            looks.append(_part(near, part))
+            looks.append(_part(near, part, like=first))
         parts, ids, keys = zip(*looks, strict=True)
         looked_at = _Found(reduce(union, ids).distinct(), reduce(union, keys))
         resolved = _count_of(found, looked_at) - sum(map(_findings, parts))
@@ -91,8 +97,8 @@ def _near(job: Job, suspects: Sequence[Suspects]) -> Job:
     from pyspark.sql.functions import broadcast
 
     evidence = job.evidence
-    ids = broadcast(_ids([one for part in suspects for one in part.ids], job).distinct())
-    keys = broadcast(_keys([key for part in suspects for key in part.keys], job).distinct())
+    ids = broadcast(_ids(job.session, [one for part in suspects for one in part.ids]).distinct())
+    keys = broadcast(_keys(job.session, [key for part in suspects for key in part.keys]).distinct())
     rows, messages = (_of(frame, ids, keys) for frame in (_archived(evidence.rows), evidence.messages))
     rows, messages = rows.localCheckpoint(), messages.localCheckpoint()
     named = union(ids, union(rows.select("id"), messages.select("id"))).distinct()
@@ -100,6 +106,16 @@ def _near(job: Job, suspects: Sequence[Suspects]) -> Job:
     return replace(
         job, evidence=replace(evidence, rows=rows, messages=messages, actions=actions.localCheckpoint(), tables=())
     )
+
+
+def _here(job: Job, memory: Memory) -> Job:
+    """The job with these rows in this process, where they are few; inboxes are asked anew."""
+    evidence = job.evidence
+    found = brought(memory, (evidence.rows, evidence.messages, evidence.actions))
+    if found is None:
+        return job
+    rows, messages, actions = found
+    return replace(job, evidence=replace(evidence, rows=rows, messages=messages, actions=actions))
 
 
 def _of(frame: DataFrame, ids: DataFrame, keys: DataFrame) -> DataFrame:
@@ -115,31 +131,41 @@ def _archived(rows: DataFrame) -> DataFrame:
     return rows.where(f"leg = '{Leg.ARCHIVE}'")
 
 
-def _ids(names: Sequence[str], job: Job) -> DataFrame:
-    return job.session.createDataFrame([(one,) for one in names], "id string")
+def _ids(session: SparkSession, names: Sequence[str]) -> DataFrame:
+    return session.createDataFrame([(one,) for one in names], _ID)
 
 
-def _keys(keys: Sequence[Key], job: Job) -> DataFrame:
-    return job.session.createDataFrame(list(keys), "topic string, message_key string")
+def _keys(session: SparkSession, keys: Sequence[Key]) -> DataFrame:
+    return session.createDataFrame(list(keys), _KEY)
 
 
-def _part(job: Job, suspects: Suspects) -> tuple[Judged, DataFrame, DataFrame]:
-    """These suspects as they are by now, and the ids and keys that this speaks for."""
+def _part(job: Job, suspects: Suspects, *, like: Judged) -> tuple[Judged, DataFrame, DataFrame]:
+    """These suspects as they are by now, shaped like the first look, and the ids and keys that this speaks for."""
     evidence = job.again(job.session, job.settings, job.plan, job.evidence, suspects)
     again = judge(evidence, bounds_of(job.settings.grace, evidence, now_ms=job.now_ms))
-    keys = _keys(suspects.keys, job)
+    engine = job.evidence.rows.sparkSession
+    keys = _keys(engine, suspects.keys)
     # What was stored meanwhile under these keys, too; of what stands under another's the rest was not read.
     under = again.messages.where("broker > 0").join(keys, _UNDER_KEY, "left_semi").select("id")
-    ids = under.unionByName(_ids(suspects.ids, job)).distinct().localCheckpoint()
+    ids = under.unionByName(_ids(engine, suspects.ids)).distinct().localCheckpoint()
     of_part = Judged(
-        messages=again.messages.join(ids, "id", "left_semi"),
-        deliveries=again.deliveries.join(ids, "id", "left_semi"),
-        business=again.business.join(keys, _UNDER_KEY, "left_semi"),
+        messages=_as(like.messages, again.messages.join(ids, "id", "left_semi"), job),
+        deliveries=_as(like.deliveries, again.deliveries.join(ids, "id", "left_semi"), job),
+        business=_as(like.business, again.business.join(keys, _UNDER_KEY, "left_semi"), job),
     )
-    kept = _each(of_part, lambda frame: frame.selectExpr("*", f"({_FINDING}) as confirmed").localCheckpoint())
     again.release()
     evidence.release()
-    return kept, ids, keys
+    return of_part, _lifted(ids, _ID, job), _keys(job.session, suspects.keys)
+
+
+def _as(like: DataFrame, frame: DataFrame, job: Job) -> DataFrame:
+    """Verdicts with `confirmed`, kept by Spark."""
+    schema = ", ".join(f"{name} {kind}" for name, kind in like.dtypes)
+    return _lifted(frame, schema, job).selectExpr("*", f"({_FINDING}) as confirmed").localCheckpoint()
+
+
+def _lifted(frame: DataFrame, schema: str, job: Job) -> DataFrame:
+    return to_spark(job.session, frame, schema) if few(frame) else frame
 
 
 def _second(first: Judged, parts: Sequence[Judged], looked_at: _Found) -> Judged:
