@@ -222,7 +222,7 @@ def _print(summary: Summary) -> None:
         "handed out": summary.delivered,
         "handed out again": summary.redelivered,
         "deduplicated": summary.deduplicated,
-        "cleared by a second look": summary.resolved,
+        "cleared suspects": summary.resolved,
         **_windows(summary),
         **{state.value: summary.count(state) for state in State if state is not State.SETTLED},
     }
