@@ -32,7 +32,7 @@ def in_one_place(memory: Memory, legs: Legs, session: SparkSession) -> Legs:
     """All legs here, where their rows are few; else all of them where Spark has them."""
     frames = (legs.rows, legs.messages, legs.actions, legs.inboxes)
     rows, messages, actions, inboxes = brought(memory, frames) or (
-        to_spark(session, frame, schema) if few(frame) else frame
+        to_spark(session, frame, schema)
         for frame, schema in zip(frames, (LEG_SCHEMA, MESSAGE_SCHEMA, ACTION_SCHEMA, LEG_SCHEMA), strict=True)
     )
     return Legs(rows=rows, messages=messages, actions=actions, inboxes=inboxes)

@@ -14,21 +14,18 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile import second_look
 from spark_reconcile.bringing import brought
 from spark_reconcile.digests import union
-from spark_reconcile.in_memory import Memory, few, in_memory, to_spark
+from spark_reconcile.in_memory import Memory, in_memory, to_spark
 from spark_reconcile.judging import Judged, bounds_of, judge
-from spark_reconcile.looking import Job
-from spark_reconcile.second_look import Key, Suspects
+from spark_reconcile.looking import Job, after_a_while, part_by_part
+from spark_reconcile.second_look import KEY_SCHEMA, Suspects, ids_frame, keys_frame
 from spark_reconcile.session import few_rows
 from spark_reconcile.sources.statements import Leg
-from spark_reconcile.verdict import Severity
+from spark_reconcile.verdict import FINDING, Severity
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-_FINDING: Final = f"severity = '{Severity.FINDING}'"
 _UNDER_KEY: Final = ["topic", "message_key"]
-_ID: Final = "id string"
-_KEY: Final = "topic string, message_key string"
 
 
 def confirmed(job: Job, first: Judged) -> tuple[Judged, int]:
@@ -37,19 +34,13 @@ def confirmed(job: Job, first: Judged) -> tuple[Judged, int]:
     What the first look found, and its evidence, must be kept as long as these are used.
     """
     found = _found(first)
-    suspects = _suspects(first, found)
-    if suspects is None:
-        job.say("too many suspects to look at each of them again: none is confirmed")
+    suspects = after_a_while(job, _suspects(first, found))
     if not suspects:
         return _each(first, lambda frame: frame.selectExpr("*", "false as confirmed")), 0
-    job.pause(job.settings.grace.confirm_after_seconds)
-    known, looks = sum(len(part.ids) + len(part.keys) for part in suspects), []
     near = _near(job, suspects)
     with in_memory() as memory, few_rows(job.session):
         near = _here(near, memory)
-        for number, part in enumerate(suspects, start=1):
-            job.say(f"looking again at {known:,} suspects, part {number} of {len(suspects)}")
-            looks.append(_part(near, part, like=first))
+        looks = [_part(near, part, like=first) for part in part_by_part(job, suspects)]
         parts, ids, keys = zip(*looks, strict=True)
         looked_at = _Found(reduce(union, ids).distinct(), reduce(union, keys))
         resolved = _count_of(found, looked_at) - sum(map(_findings, parts))
@@ -66,8 +57,8 @@ class _Found:
 
 def _found(first: Judged) -> _Found:
     """Kept apart: whoever goes on from these few rows carries no plan of all evidence along."""
-    ids = reduce(union, (frame.where(_FINDING).select("id") for frame in (first.messages, first.deliveries)))
-    keys = first.business.where(f"{_FINDING} and message_key is not null").select(*_UNDER_KEY)
+    ids = reduce(union, (frame.where(FINDING).select("id") for frame in (first.messages, first.deliveries)))
+    keys = first.business.where(f"{FINDING} and message_key is not null").select(*_UNDER_KEY)
     return _Found(ids.localCheckpoint(), keys.localCheckpoint())
 
 
@@ -97,8 +88,8 @@ def _near(job: Job, suspects: Sequence[Suspects]) -> Job:
     from pyspark.sql.functions import broadcast
 
     evidence = job.evidence
-    ids = broadcast(_ids(job.session, [one for part in suspects for one in part.ids]).distinct())
-    keys = broadcast(_keys(job.session, [key for part in suspects for key in part.keys]).distinct())
+    ids = broadcast(ids_frame(job.session, (one for part in suspects for one in part.ids)).distinct())
+    keys = broadcast(keys_frame(job.session, (key for part in suspects for key in part.keys)).distinct())
     rows, messages = (_of(frame, ids, keys) for frame in (_archived(evidence.rows), evidence.messages))
     rows, messages = rows.localCheckpoint(), messages.localCheckpoint()
     named = union(ids, union(rows.select("id"), messages.select("id"))).distinct()
@@ -131,23 +122,15 @@ def _archived(rows: DataFrame) -> DataFrame:
     return rows.where(f"leg = '{Leg.ARCHIVE}'")
 
 
-def _ids(session: SparkSession, names: Sequence[str]) -> DataFrame:
-    return session.createDataFrame([(one,) for one in names], _ID)
-
-
-def _keys(session: SparkSession, keys: Sequence[Key]) -> DataFrame:
-    return session.createDataFrame(list(keys), _KEY)
-
-
 def _part(job: Job, suspects: Suspects, *, like: Judged) -> tuple[Judged, DataFrame, DataFrame]:
     """These suspects as they are by now, shaped like the first look, and the ids and keys that this speaks for."""
     evidence = job.again(job.session, job.settings, job.plan, job.evidence, suspects)
     again = judge(evidence, bounds_of(job.settings.grace, evidence, now_ms=job.now_ms))
     engine = job.evidence.rows.sparkSession
-    keys = _keys(engine, suspects.keys)
+    keys = keys_frame(engine, suspects.keys)
     # What was stored meanwhile under these keys, too; of what stands under another's the rest was not read.
     under = again.messages.where("broker > 0").join(keys, _UNDER_KEY, "left_semi").select("id")
-    ids = under.unionByName(_ids(engine, suspects.ids)).distinct().localCheckpoint()
+    ids = under.unionByName(ids_frame(engine, suspects.ids)).distinct().localCheckpoint()
     of_part = Judged(
         messages=_as(like.messages, again.messages.join(ids, "id", "left_semi"), job),
         deliveries=_as(like.deliveries, again.deliveries.join(ids, "id", "left_semi"), job),
@@ -155,17 +138,13 @@ def _part(job: Job, suspects: Suspects, *, like: Judged) -> tuple[Judged, DataFr
     )
     again.release()
     evidence.release()
-    return of_part, _lifted(ids, _ID, job), _keys(job.session, suspects.keys)
+    return of_part, to_spark(job.session, ids, "id string"), to_spark(job.session, keys, KEY_SCHEMA)
 
 
 def _as(like: DataFrame, frame: DataFrame, job: Job) -> DataFrame:
     """Verdicts with `confirmed`, kept by Spark."""
     schema = ", ".join(f"{name} {kind}" for name, kind in like.dtypes)
-    return _lifted(frame, schema, job).selectExpr("*", f"({_FINDING}) as confirmed").localCheckpoint()
-
-
-def _lifted(frame: DataFrame, schema: str, job: Job) -> DataFrame:
-    return to_spark(job.session, frame, schema) if few(frame) else frame
+    return to_spark(job.session, frame, schema).selectExpr("*", f"({FINDING}) as confirmed").localCheckpoint()
 
 
 def _second(first: Judged, parts: Sequence[Judged], looked_at: _Found) -> Judged:
@@ -201,4 +180,4 @@ def _count_of(found: _Found, looked_at: _Found) -> int:
 
 def _findings(judged: Judged) -> int:
     frames = (judged.messages, judged.deliveries, judged.business)
-    return reduce(union, (frame.where(_FINDING).select("rule") for frame in frames)).count()
+    return reduce(union, (frame.where(FINDING).select("rule") for frame in frames)).count()

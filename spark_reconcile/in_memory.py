@@ -258,9 +258,12 @@ def nothing_of(like: DataFrame, frame: DataFrame) -> DataFrame:
 
 
 def to_spark(session: SparkSession, frame: DataFrame, schema: str) -> DataFrame:
-    """Few rows as a frame of Spark's; `schema`, as Spark writes it, names their columns."""
+    """Few rows as a frame of Spark's; `schema`, as Spark writes it, names their columns. What Spark has stays there."""
+    here = few(frame)
+    if here is None:
+        return frame
     names = [one.split()[0] for one in schema.split(", ")]
-    return session.createDataFrame(cast("FewRows", frame).select(*names).rows(), schema)
+    return session.createDataFrame(here.select(*names).rows(), schema)
 
 
 def to_arrow(frame: FewRows, schema: str) -> pa.Table:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from spark_reconcile.digests import Legs, union
 from spark_reconcile.figures import business_verdicts, verdicts
@@ -13,18 +13,17 @@ from spark_reconcile.in_memory import grouped
 from spark_reconcile.judging import Judged, bounds_of, judge
 from spark_reconcile.planning import Plan
 from spark_reconcile.reading import Evidence
-from spark_reconcile.second_look import Suspects, look_again, suspects_of
+from spark_reconcile.second_look import Suspects, ids_frame, keys_frame, look_again, suspects_of
 from spark_reconcile.settings import Settings
 from spark_reconcile.slots import hour, slot, window_of_message
 from spark_reconcile.sources.statements import Span
-from spark_reconcile.verdict import Severity
+from spark_reconcile.verdict import FINDING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Pause = Callable[[float], None]
 LookAgain = Callable[["SparkSession", Settings, Plan, Evidence, Suspects], Evidence]
-_FINDING: Final = f"severity = '{Severity.FINDING}'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +75,28 @@ def look(job: Job, legs: Legs, batch: Sequence[int]) -> Looked:
     judged, table, business = _tables(job, evidence, batch)
     first = table.localCheckpoint(), business.localCheckpoint()
     judged.release()
-    suspects = suspects_of(*first)
+    suspects = after_a_while(job, suspects_of(*first))
+    if not suspects:
+        return Looked(table=_confirmed(first[0], "false"), business=_confirmed(first[1], "false"), resolved={})
+    return _second(job, evidence, suspects, batch, first=first)
+
+
+def after_a_while(job: Job, suspects: Sequence[Suspects] | None) -> Sequence[Suspects]:
+    """The suspects, when it is time to look again; where there are none or too many (None): none, and at once."""
     if suspects is None:
         job.say("too many suspects to look at each of them again: none is confirmed")
     if not suspects:
-        return Looked(table=_confirmed(first[0], "false"), business=_confirmed(first[1], "false"), resolved={})
+        return ()
     job.pause(job.settings.grace.confirm_after_seconds)
-    return _second(job, evidence, suspects, batch, first=first)
+    return suspects
+
+
+def part_by_part(job: Job, suspects: Sequence[Suspects]) -> Iterator[Suspects]:
+    """Each part, told as its turn comes."""
+    known = sum(len(part.ids) + len(part.keys) for part in suspects)
+    for number, part in enumerate(suspects, start=1):
+        job.say(f"looking again at {known:,} suspects, part {number} of {len(suspects)}")
+        yield part
 
 
 def _second(
@@ -90,10 +104,7 @@ def _second(
     first: tuple[DataFrame, DataFrame],
 ) -> Looked:  # fmt: skip
     """The first look's verdicts, with the suspects' replaced by those of the second, part by part."""
-    found, known = [], sum(len(part.ids) + len(part.keys) for part in suspects)
-    for number, part in enumerate(suspects, start=1):
-        job.say(f"looking again at {known:,} suspects, part {number} of {len(suspects)}")
-        found.append(_part(job, looked, part, batch))
+    found = [_part(job, looked, part, batch) for part in part_by_part(job, suspects)]
     tables, rows, ids, keys = (reduce(union, frames) for frames in zip(*found, strict=True))
     final = _confirmed(first[0], "false").join(ids.distinct(), "message_id", "left_anti").unionByName(tables)
     business = _confirmed(first[1], "false").join(keys, ["topic", "message_key"], "left_anti").unionByName(rows)
@@ -114,14 +125,13 @@ def _part(
     again.release()
     evidence.release()
     engine = table.sparkSession
-    ids = engine.createDataFrame([(one,) for one in suspects.ids], "message_id string")
-    keys = engine.createDataFrame(list(suspects.keys), "topic string, message_key string")
+    ids, keys = ids_frame(engine, suspects.ids, name="message_id"), keys_frame(engine, suspects.keys)
     # What was stored meanwhile under these keys, too; of what stands under another's the rest was not read.
     under = table.where("broker > 0").join(keys, ["topic", "message_key"], "left_semi").select("message_id")
     looked_at = under.unionByName(ids).distinct().localCheckpoint()
     return (
-        _confirmed(table, _FINDING).join(looked_at, "message_id", "left_semi"),
-        _confirmed(business, _FINDING).join(keys, ["topic", "message_key"], "left_semi"),
+        _confirmed(table, FINDING).join(looked_at, "message_id", "left_semi"),
+        _confirmed(business, FINDING).join(keys, ["topic", "message_key"], "left_semi"),
         looked_at,
         keys,
     )
@@ -145,5 +155,5 @@ def _confirmed(table: DataFrame, value: str) -> DataFrame:
 
 
 def _findings(table: DataFrame, business: DataFrame) -> dict[int, int]:
-    found = table.where(_FINDING).select("window_ms").unionByName(business.where(_FINDING).select("window_ms"))
+    found = table.where(FINDING).select("window_ms").unionByName(business.where(FINDING).select("window_ms"))
     return {row["window_ms"]: row["n"] for row in grouped(found, "window_ms", n="count(*)").collect()}

@@ -6,12 +6,12 @@ since: what they held before cannot change. Times are still compared with the mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.cancels import answers, are_answered
-from spark_reconcile.in_memory import beside, few, grouped, to_spark
+from spark_reconcile.in_memory import beside, grouped, to_spark
 from spark_reconcile.planning import Plan, Read
 from spark_reconcile.reading import Evidence, LegCount, read_log, sql_frame, united
 from spark_reconcile.settings import Settings
@@ -19,7 +19,7 @@ from spark_reconcile.sources.frames import ACTION_SCHEMA, MESSAGE_SCHEMA
 from spark_reconcile.sources.naming import each_of, named_each, single
 from spark_reconcile.sources.segments import begins_whole, grown, survey
 from spark_reconcile.sources.statements import LEG_SCHEMA, Leg, narrowed
-from spark_reconcile.verdict import Severity
+from spark_reconcile.verdict import FINDING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,6 +30,7 @@ APPENDED_ROWS_MAX: Final = 100_000
 """Up to so many rows that came since the first look are brought to few; more are asked where they are."""
 SUSPECTS_A_LOOK: Final = 5_000
 """So many ids, and so many keys, are asked for at once."""
+KEY_SCHEMA: Final = "topic string, message_key string"
 
 Key = tuple[str, str]
 """A topic and a business key."""
@@ -48,12 +49,11 @@ def suspects_of(table: DataFrame, business: DataFrame) -> list[Suspects] | None:
 
     In parts that can be looked at one by one, as a key is in one part with all its messages; None: there are too many.
     """
-    finding = f"severity = '{Severity.FINDING}'"
-    found = table.where(finding).select("message_id").distinct()
+    found = table.where(FINDING).select("message_id").distinct()
     keyed = table.where("message_key is not null")
     # A delivery's verdict names no key; its message does, and without its business rows it would look like a phantom.
     of_messages = keyed.join(found.hint("broadcast"), "message_id", "left_semi").select("topic", "message_key")
-    of_business = business.where(f"{finding} and message_key is not null").select("topic", "message_key")
+    of_business = business.where(f"{FINDING} and message_key is not null").select("topic", "message_key")
     keys = of_messages.unionByName(of_business).distinct().limit(SUSPECTS_MAX + 1).localCheckpoint()
     under_keys = keyed.join(keys.hint("broadcast"), ["topic", "message_key"], "left_semi")
     placed = under_keys.select("message_id", "topic", "message_key").unionByName(
@@ -88,6 +88,16 @@ def parted(under: Mapping[Key | None, Sequence[str]]) -> list[Suspects] | None:
     return [Suspects(ids=ids, keys=keys) for keys, ids in parts]
 
 
+def ids_frame(engine: SparkSession, ids: Iterable[str], *, name: str = "id") -> DataFrame:
+    """Messages by id, where `engine` has its rows, in a column of this name."""
+    return engine.createDataFrame([(one,) for one in ids], f"{name} string")
+
+
+def keys_frame(engine: SparkSession, keys: Iterable[Key]) -> DataFrame:
+    """Keys with their topics, where `engine` has its rows."""
+    return engine.createDataFrame(list(keys), KEY_SCHEMA)
+
+
 def look_again(session: SparkSession, settings: Settings, plan: Plan, first: Evidence, suspects: Suspects) -> Evidence:
     """The suspects' evidence as it stands now. Raises NotComparable where a log is damaged by now.
 
@@ -99,8 +109,7 @@ def look_again(session: SparkSession, settings: Settings, plan: Plan, first: Evi
         known = _lifted(session, first)
     messages, actions = _logs(known, appended)
     engine = messages.sparkSession
-    ids = engine.createDataFrame([(one,) for one in suspects.ids], "id string")
-    keys = engine.createDataFrame(list(suspects.keys), "topic string, message_key string")
+    ids, keys = ids_frame(engine, suspects.ids), keys_frame(engine, suspects.keys)
     stored = messages.where("damage is null")
     under = stored.join(keys, ["topic", "message_key"], "left_semi").select("id")
     named = _union(ids, under).distinct().localCheckpoint()
@@ -150,8 +159,6 @@ def _appended(session: SparkSession, settings: Settings, first: Evidence) -> _Ap
 
 def _lifted(session: SparkSession, first: Evidence) -> Evidence:
     """The rows of the first look where Spark has them."""
-    if few(first.rows) is None:
-        return first
     return replace(
         first,
         rows=to_spark(session, first.rows, LEG_SCHEMA),

@@ -51,6 +51,10 @@ class Severity(StrEnum):
     FINDING = "finding"
 
 
+FINDING: Final = f"severity = '{Severity.FINDING}'"
+"""Whether a row of a table with verdicts is a finding, in SQL."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One row of a verdict table. The first rule that holds gives the verdict.
