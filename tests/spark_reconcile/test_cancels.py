@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import create_engine, text
@@ -15,12 +14,11 @@ from messaging import journal
 from spark_reconcile import Settings, Summary, run, run_windows
 from spark_reconcile.repair import Action, plan_repairs
 from spark_reconcile.repairing import apply_repairs
-from spark_reconcile.sources.segments import survey
 from spark_reconcile.suspects import confirmed_suspects, hour_folders
 from spark_reconcile.window_store import WindowStore
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.timed_ids import with_timed_ids
-from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, REMINDER, World
+from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, REMINDER, World, append, archived, no_wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +45,7 @@ def test_an_answer_that_comes_later_opens_the_hour_of_the_message_that_was_hande
     before = _run(settings, spark)
 
     if in_files:
-        settings = _archived(settings, tmp_path / "archive", answers)
+        settings = archived(settings, tmp_path / "archive", answers)
     else:
         world.archive += answers
         world.write_tables(sqlite)
@@ -80,7 +78,7 @@ def test_a_note_that_comes_by_the_second_look_clears_its_cancel(
     settings = world.write(sqlite, tmp_path)
 
     def note(_: float) -> None:
-        _append(settings, journal.Canceled(at_ms=NOW_MS, ids=[message]))
+        append(settings, "actions", [journal.Canceled(at_ms=NOW_MS, ids=[message])])
 
     summary = _run(settings, spark, pause=note)
 
@@ -137,25 +135,7 @@ def _reminded(world: World, message: str, *, age_ms: int) -> int:
     return world.fire(message, age_ms=age_ms - HOUR_MS)
 
 
-def _archived(settings: Settings, folder: Path, rows: list[dict[str, Any]]) -> Settings:
-    """The rows as a file of an archive."""
-    folder.mkdir()
-    types = {"deliver_at_ms": pa.int64(), "message_key": pa.string()}
-    columns = {name: pa.array([row[name] for row in rows], types.get(name)) for name in rows[0]}
-    pq.write_table(pa.table(columns), folder / "part.parquet")
-    return replace(settings, archives=[folder])
-
-
-def _append(settings: Settings, action: journal.Action) -> None:
-    with Path(survey(settings.broker_data, "actions")[-1].path).open("ab") as file:
-        file.write(journal.frame(journal.encode_record(action)))
-
-
-def _no_wait(_: float) -> None:
-    return
-
-
-def _run(settings: Settings, spark: SparkSession, *, now_ms: int = NOW_MS, pause: Any = _no_wait) -> Summary:
+def _run(settings: Settings, spark: SparkSession, *, now_ms: int = NOW_MS, pause: Any = no_wait) -> Summary:
     return run_windows(settings, since_ms=SINCE_MS, now_ms=now_ms, session=spark, pause=pause)
 
 

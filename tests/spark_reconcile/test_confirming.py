@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
 
-from messaging import journal
-from spark_reconcile import Settings, Summary, run, second_look
-from spark_reconcile.sources.segments import survey
+from spark_reconcile import Summary, run, run_windows, second_look
+from spark_reconcile.in_memory import FewRows, Memory
 from tests.fixtures.databases import Database
-from tests.spark_reconcile.world import HOUR_MS, MAIL, NOW_MS, PAID, TICKETS, World
+from tests.spark_reconcile.world import HOUR_MS, MAIL, NOW_MS, PAID, TICKETS, World, append, archived, no_wait
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 _PLAIN = {"stored", "done", "announced"}
 _COUNTS = ("messages", "message_groups", "stored", "delivered", "acknowledged", "business_rows", "sentence", "books")
+_APPENDED_MAX = 20
 
 
 def test_what_arrives_between_both_looks_of_a_whole_run_is_no_finding(
@@ -40,14 +40,14 @@ def test_what_arrives_between_both_looks_of_a_whole_run_is_no_finding(
         waits.append(seconds)
         world.orders.append(late_row)
         known = len(world.stored), len(world.actions)
-        _stored(world, f"of-{slow}", slow, archived=True)
+        _stored(world, f"of-{slow}", slow, is_sent=True)
         world.write_tables(sqlite)
-        _append(settings, "messages", world.stored[known[0] :])
-        _append(settings, "actions", world.actions[known[1] :])
+        append(settings, "messages", world.stored[known[0] :])
+        append(settings, "actions", world.actions[known[1] :])
 
     waiting = replace(settings, grace=replace(settings.grace, confirm_after_seconds=7))
     summary = run(waiting, session=spark, now_ms=NOW_MS, pause=pause)
-    again = run(settings, session=spark, now_ms=NOW_MS, pause=_never)
+    again = run(settings, session=spark, now_ms=NOW_MS, pause=no_wait)
 
     assert waits == [7]
     assert (summary.resolved, summary.sentence) == (3, "Not balanced: 1 lost.")
@@ -69,10 +69,66 @@ def test_more_suspects_than_are_looked_at_again_are_findings_that_nobody_confirm
     settings = world.write(sqlite, tmp_path)
 
     monkeypatch.setattr(second_look, "SUSPECTS_MAX", 2)
-    summary = run(settings, session=spark, now_ms=NOW_MS, pause=_never)
+    summary = run(settings, session=spark, now_ms=NOW_MS, pause=no_wait)
 
     assert (summary.resolved, summary.sentence) == (0, "Not balanced: 3 lost.")
     assert {confirmed for *_, confirmed in _findings(summary)} == {False}
+
+
+@pytest.mark.parametrize("looked_at", ["whole", "by the hour"])
+def test_more_than_may_be_fetched_of_what_came_between_both_looks_is_searched_by_spark(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_at: str
+) -> None:
+    world = _world()
+    slow, lost, changed = world.order(), world.order(), world.order()
+    for order in (slow, lost, changed):
+        world.sent(f"of-{order}", key=str(order))
+    _stored(world, f"of-{changed}", changed, body="another", is_sent=True)
+    sent = [world.archive.pop() for _ in range(len(world.archive))]
+    settings = archived(world.write(sqlite, tmp_path), tmp_path / "archive", sent)
+    fetched = _rows_fetched(monkeypatch)
+
+    def pause(_: float) -> None:
+        known = len(world.stored), len(world.actions)
+        _stored(world, f"of-{slow}", slow, is_sent=True)
+        for number in range(_APPENDED_MAX):
+            _stored(world, f"another-{number}", 1_000 + number, is_sent=True)
+        world.write_tables(sqlite)
+        append(settings, "messages", world.stored[known[0] :])
+        append(settings, "actions", world.actions[known[1] :])
+
+    monkeypatch.setattr(second_look, "APPENDED_ROWS_MAX", _APPENDED_MAX)
+    if looked_at == "whole":
+        summary = run(settings, session=spark, now_ms=NOW_MS, pause=pause)
+        resolved = summary.resolved
+    else:
+        summary = run_windows(settings, since_ms=NOW_MS - 5 * HOUR_MS, now_ms=NOW_MS, session=spark, pause=pause)
+        assert summary.windows is not None
+        resolved = summary.windows.resolved
+
+    assert (resolved, summary.sentence) == (2, "Not balanced: 1 lost, 1 mismatch.")
+    assert {one.id: one.rule for one in summary.examples} == {
+        f"of-{lost}": "not_in_broker", f"of-{changed}": "body_differs"
+    }  # fmt: skip
+    assert {book.rule: book.count for book in summary.books if book.rule not in _PLAIN} == {
+        "not_in_broker": 1, "message_lost": 1, "body_differs": 1, "message_mismatch": 1
+    }  # fmt: skip
+    assert fetched, "the first look's rows are not here"
+    assert max(fetched) <= _APPENDED_MAX
+
+
+def _rows_fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows Spark hands over each time that a frame is brought to few rows, from now on."""
+    counts: list[int] = []
+    fetched = Memory.fetched
+
+    def counted(memory: Memory, frame: DataFrame) -> FewRows:
+        found = fetched(memory, frame)
+        counts.append(found.count())
+        return found
+
+    monkeypatch.setattr(Memory, "fetched", counted)
+    return counts
 
 
 def _world() -> World:
@@ -83,18 +139,13 @@ def _world() -> World:
     return world
 
 
-def _stored(world: World, message: str, order: int, *, archived: bool = False) -> None:
+def _stored(world: World, message: str, order: int, *, body: str | None = None, is_sent: bool = False) -> None:
     """The rest of the message's way."""
-    if not archived:
+    if not is_sent:
         world.sent(message, key=str(order))
-    sequence = world.store(message, key=str(order))
+    sequence = world.store(message, key=str(order), body=body)
     for group in (TICKETS, MAIL):
         world.done(message, sequence, group, age_ms=HOUR_MS, topic=PAID)
-
-
-def _append(settings: Settings, log: str, records: list[Any]) -> None:
-    with Path(survey(settings.broker_data, log)[-1].path).open("ab") as file:
-        file.write(b"".join(journal.frame(journal.encode_record(record)) for record in records))
 
 
 def _findings(summary: Summary) -> set[tuple[str, str, bool]]:
@@ -105,7 +156,3 @@ def _findings(summary: Summary) -> set[tuple[str, str, bool]]:
         for row in rows
         if row["rule"] not in _PLAIN
     }
-
-
-def _never(_: float) -> None:
-    """No time passes, and nothing comes meanwhile."""

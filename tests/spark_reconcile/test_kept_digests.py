@@ -23,9 +23,9 @@ from spark_reconcile.sources.files import Files
 from spark_reconcile.window_store import WindowStore
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import plant_all
-from tests.spark_reconcile.test_windows import SINCE_MS, Killed, _books, _judged, _kill_at, _no_wait, _rows_of_windows
+from tests.spark_reconcile.test_windows import SINCE_MS, Killed, _books, _judged, _kill_at, _rows_of_windows
 from tests.spark_reconcile.timed_ids import with_timed_ids
-from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, TICKETS, World, sha
+from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, TICKETS, World, no_wait, sha
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -179,13 +179,13 @@ def test_a_changed_file_opens_exactly_its_hour_and_only_its_hours_files_are_dril
 ) -> None:
     settings, hours = _moved(_world(groups=groups), sqlite, tmp_path, monkeypatch)
     for number in range(2):  # the log's segments are files from the second run on
-        run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS + number, session=spark, pause=_no_wait)
+        run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS + number, session=spark, pause=no_wait)
     name, rows = next((name, rows) for name, rows in hours.items() if len(rows) > 2)
     rows[0]["body_sha256"] = sha("another")
     _write(settings.archives[0] / name, rows)
     before = _versions(settings)
 
-    summary = run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS + 2, session=spark, pause=_no_wait)
+    summary = run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS + 2, session=spark, pause=no_wait)
 
     assert _judged(summary) == 1
     assert {start for start, version in _versions(settings).items() if version != before[start]} == {
@@ -211,7 +211,7 @@ def test_verdicts_are_the_same_with_and_without_kept_digests_whatever_changes_in
     random, world = Random(seed), _world(groups=groups)
     settings, hours = _moved(world, sqlite, tmp_path, monkeypatch)
     for number in range(rounds):
-        given = {"since_ms": SINCE_MS, "now_ms": NOW_MS + number, "session": spark, "pause": _no_wait}
+        given = {"since_ms": SINCE_MS, "now_ms": NOW_MS + number, "session": spark, "pause": no_wait}
         kept = run_windows(settings, **given)
         fresh = replace(settings, output=tmp_path / f"fresh-{number}")
         anew = run_windows(fresh, **given)

@@ -16,7 +16,7 @@ from spark_reconcile.suspects import confirmed_suspects, hour_folders
 from spark_reconcile.window_store import WindowStore
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.timed_ids import with_timed_ids
-from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World
+from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World, no_wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,11 +101,7 @@ def _lost(world: World) -> None:
     world.sent(f"lost-{order}", key=str(order), age_ms=3 * HOUR_MS)
 
 
-def _no_wait(_: float) -> None:
-    return
-
-
-def _run(settings: Settings, spark: SparkSession, *, pause: Any = _no_wait) -> list[str]:
+def _run(settings: Settings, spark: SparkSession, *, pause: Any = no_wait) -> list[str]:
     """Which parts were looked at again."""
     said: list[str] = []
     run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=pause, say=said.append)

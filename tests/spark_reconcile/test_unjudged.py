@@ -16,7 +16,7 @@ from spark_reconcile.summary import Input, Unjudged
 from spark_reconcile.unjudged import first_looked_at_late, reaches, unjudged, with_notes
 from spark_reconcile.window_store import Window
 from tests.fixtures.databases import Database
-from tests.spark_reconcile.world import MINUTE_MS, NOW_MS, World
+from tests.spark_reconcile.world import MINUTE_MS, NOW_MS, World, no_wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,11 +101,7 @@ def test_an_hour_that_was_judged_in_time_stays_so_when_it_is_judged_again() -> N
 
 
 def _run(settings: Settings, spark: SparkSession, *, since_ms: int, now_ms: int) -> Summary:
-    return run_windows(settings, since_ms=since_ms, now_ms=now_ms, session=spark, pause=_no_wait)
-
-
-def _no_wait(_: float) -> None:
-    return
+    return run_windows(settings, since_ms=since_ms, now_ms=now_ms, session=spark, pause=no_wait)
 
 
 def _input(source: str, reach_ms: int | None) -> Input:

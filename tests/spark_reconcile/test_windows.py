@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from messaging import journal
 from messaging.errors import ConfigurationError
 from spark_reconcile import (
     Condition,
@@ -26,7 +25,6 @@ from spark_reconcile import (
 )
 from spark_reconcile.parts import unsettled
 from spark_reconcile.sources.database import Reader
-from spark_reconcile.sources.segments import survey
 from spark_reconcile.stored import stored_hours
 from spark_reconcile.verdict import Scope
 from spark_reconcile.window_results import Tally, findings_of, published_topics
@@ -35,7 +33,18 @@ from spark_reconcile.windows import closed_windows
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import plant_all
 from tests.spark_reconcile.timed_ids import timed_id, with_timed_ids
-from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, TICKETS, World
+from tests.spark_reconcile.world import (
+    HOUR_MS,
+    MAIL,
+    MINUTE_MS,
+    NOW_MS,
+    PAID,
+    REMINDER,
+    TICKETS,
+    World,
+    append,
+    no_wait,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -235,7 +244,7 @@ def test_a_message_older_than_the_span_is_of_no_row_in_it_and_costs_nothing(
 
     monkeypatch.setattr(drilling, "unsettled", counting)
     for full in (False, True):
-        run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=_no_wait, full=full)
+        run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=no_wait, full=full)
         late = ("delivery", world.archive[-1]["id"], MAIL, "handed_out_late", "late")
         assert _rows_of_windows(settings) == {late}
         (settings.output / "windows.json").unlink()
@@ -347,11 +356,11 @@ def test_a_suspect_that_a_second_look_clears_is_no_finding(
     def pause(seconds: float) -> None:
         waits.append(seconds)
         sequence = world.store(slow, key=str(orders[0]), age_ms=2 * HOUR_MS, body=names[0])
-        _append(settings, "messages", [world.stored[-1]])
+        append(settings, "messages", [world.stored[-1]])
         known = len(world.actions)
         for group in (TICKETS, MAIL):
             world.done(slow, sequence, group, age_ms=2 * HOUR_MS)
-        _append(settings, "actions", world.actions[known:])
+        append(settings, "actions", world.actions[known:])
         world.write_tables(sqlite)
 
     summary = _run(settings, spark, pause=pause)
@@ -395,14 +404,14 @@ def test_a_run_that_is_killed_and_started_again_gives_the_same_tables(
     settings = world.write(sqlite, tmp_path)
     writes: list[str] = []
     undisturbed = replace(settings, output=tmp_path / "undisturbed")
-    run_windows(undisturbed, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=_no_wait, checkpoint=writes.append)
+    run_windows(undisturbed, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=no_wait, checkpoint=writes.append)
     wanted = _rows_of_windows(undisturbed)
 
     for number in (writes.index("write business_verdicts"), writes.index("show index")):
         killed = replace(settings, output=tmp_path / f"killed-{number}")
         with pytest.raises(Killed):
             run_windows(
-                killed, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=_no_wait, checkpoint=_kill_at(number)
+                killed, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=no_wait, checkpoint=_kill_at(number)
             )
         _run(killed, spark)
         assert _rows_of_windows(killed) == wanted, writes[number]
@@ -521,12 +530,8 @@ def _kill_at(number: int) -> Any:
     return checkpoint
 
 
-def _no_wait(_: float) -> None:
-    return
-
-
 def _run(
-    settings: Settings, spark: SparkSession, *, now_ms: int = NOW_MS, pause: Any = _no_wait, full: bool = False,
+    settings: Settings, spark: SparkSession, *, now_ms: int = NOW_MS, pause: Any = no_wait, full: bool = False,
     since_ms: int = SINCE_MS,
 ) -> Summary:  # fmt: skip
     return run_windows(settings, since_ms=since_ms, now_ms=now_ms, session=spark, pause=pause, full=full)
@@ -561,12 +566,6 @@ def _reminded(world: World, *, age_ms: int) -> int:
 def _without_key(rows: list[dict[str, Any]]) -> list[tuple[int, int]]:
     """The newest time and the count of each verdict on rows without a key."""
     return sorted((row["at_ms"], row["rows"]) for row in rows if row["rule"] == "no_key")
-
-
-def _append(settings: Settings, log: str, records: list[Any]) -> None:
-    path = Path(survey(settings.broker_data, log)[-1].path)
-    with path.open("ab") as file:
-        file.write(b"".join(journal.frame(journal.encode_record(record)) for record in records))
 
 
 def _judged(summary: Summary) -> int:

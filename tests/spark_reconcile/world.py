@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from msgspec.structs import replace
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, create_engine, insert, text
 from sqlalchemy.schema import CreateSchema
@@ -17,6 +20,7 @@ from messaging import journal
 from outbox.row import CANCEL_TOPIC
 from outbox.schema import outbox_tables
 from spark_reconcile import BusinessRule, Condition, Grace, InboxSource, Settings
+from spark_reconcile.sources.segments import survey
 from tests.fixtures.databases import Database
 
 NOW_MS = 1_800_001_800_000
@@ -300,6 +304,25 @@ def write_log(
         paths.append(path)
         offset += len(frames)
     return paths
+
+
+def append(settings: Settings, log: str, records: Sequence[object]) -> None:
+    """Records behind what a log of the broker's (`messages`, `actions`) holds already."""
+    with Path(survey(settings.broker_data, log)[-1].path).open("ab") as file:
+        file.write(b"".join(journal.frame(journal.encode_record(record)) for record in records))
+
+
+def archived(settings: Settings, folder: Path, rows: list[dict[str, Any]]) -> Settings:
+    """With an archive in files that holds these rows of the archive's table."""
+    folder.mkdir()
+    types = {"deliver_at_ms": pa.int64(), "message_key": pa.string()}
+    columns = {name: pa.array([row[name] for row in rows], types.get(name)) for name in rows[0]}
+    pq.write_table(pa.table(columns), folder / "part.parquet")
+    return dataclasses.replace(settings, archives=[folder])
+
+
+def no_wait(_: float) -> None:
+    """A pause between both looks in which no time passes, and nothing comes."""
 
 
 def as_written(action: journal.Action, places: Mapping[tuple[str, int | None], str]) -> journal.Action:
