@@ -13,13 +13,15 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.delivery_evidence import GroupFacts
+from spark_reconcile.in_memory import grouped
 from spark_reconcile.slots import NO_SLOT, SLOT_MS, hour, slot, slot_start
 from spark_reconcile.sources.statements import Leg
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_LOW: Final = 0xFFFF_FFFF
+LOW_BITS: Final = 31
+LOW: Final = (1 << LOW_BITS) - 1
 APART_MS_MAX: Final = 60_000
 """A message whose id names a time further from its row's is loose: what names it may be of another hour."""
 CANCELED: Final = "('canceled', 'answered')"
@@ -131,20 +133,16 @@ def _digest(
     apart_ms: int | None = None,
 ) -> DataFrame:  # fmt: skip
     """Sums by (topic, group, slot, leg). `apart_ms`: of rows that name the time of their making."""
-    from pyspark.sql.functions import expr
-
     named = frame.selectExpr(
         f"{leg} as leg", f"{topic} as topic", f"coalesce({group}, '') as consumer_group", f"{slot()} as slot",
         "xxhash64(id) as i", f"{time} as t", *(["created_ms"] if apart_ms is not None else []),
     )  # fmt: skip
-    grouped = named.groupBy("leg", "topic", "consumer_group", "slot").agg(
-        expr("count(*)").alias("n"),
-        *sums("i", "id_low", "id_high"),
-        expr("min(t)").alias("first_ms"),
-        expr("max(t)").alias("last_ms"),
-        *([expr("min(created_ms)").alias("c0"), expr("max(created_ms)").alias("c1")] if apart_ms is not None else []),
-    )
-    return grouped.selectExpr(
+    summed = grouped(
+        named, "leg", "topic", "consumer_group", "slot",
+        n="count(*)", **sums("i", "id_low", "id_high"), first_ms="min(t)", last_ms="max(t)",
+        **({"c0": "min(created_ms)", "c1": "max(created_ms)"} if apart_ms is not None else {}),
+    )  # fmt: skip
+    return summed.selectExpr(
         "leg", "topic", "consumer_group", "slot", "n", "id_low", "id_high",
         f"{'n' if odd == '1' else '0L'} as odd", "first_ms", "last_ms",
         f"{'0L' if apart_ms is None else _astray(apart_ms)} as astray",
@@ -172,14 +170,9 @@ def _of(leg: str, name: str) -> Column:
     return expr(f"sum(if(leg = '{leg}', {name}, 0L))").alias(plain)
 
 
-def sums(column: str, low: str, high: str) -> list[Column]:
-    """A 64-bit hash summed in halves: neither sum can overflow."""
-    from pyspark.sql.functions import expr
-
-    return [
-        expr(f"sum({column} & {_LOW}L)").alias(low),
-        expr(f"sum(shiftright({column}, 32))").alias(high),
-    ]
+def sums(value: str, low: str, high: str, *, sign: str = "") -> dict[str, str]:
+    """A 64-bit hash summed in halves, as aggregates by their names: neither sum can overflow."""
+    return {low: f"sum({sign}({value} & {LOW}L))", high: f"sum({sign}shiftright({value}, {LOW_BITS}))"}
 
 
 def union(one: DataFrame, other: DataFrame) -> DataFrame:

@@ -12,13 +12,27 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.bringing import beside_keys, brought, held, kept
+from spark_reconcile.decoding import KEYS, without
 from spark_reconcile.digests import Legs, union
 from spark_reconcile.in_memory import Memory, few, nothing_of, to_spark
-from spark_reconcile.parts import KEY_PLACE, PARTED, PLACE, among, unsettled
+from spark_reconcile.parts import (
+    KEY_PLACE,
+    MESSAGES,
+    NUMBER,
+    PARTED,
+    PLACE,
+    among,
+    clean_parts,
+    digest,
+    parts,
+    unsettled,
+)
 from spark_reconcile.slots import NO_SLOT, slot, within
-from spark_reconcile.sources.statements import Leg, Span
+from spark_reconcile.sources.statements import Leg
+from spark_reconcile.unclean import Unclean
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 BROADCAST_ROWS_MAX: Final = 1_000_000
@@ -33,46 +47,64 @@ _KEY: Final = "xxhash64(topic, message_key)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unclean:
-    """Where the sources disagree: parts (number of the topic, period, part) of the windows that are judged, and buckets
-    (topic, slot); None where nothing is known by id. `elsewhere`: parts of other windows of the span disagree, too.
-    `span`: the times of which business rows are read.
-    """
-
-    parts: DataFrame
-    buckets: DataFrame | None
-    elsewhere: bool
-    span: Span | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Drilled:
     """The rows that are looked at; and, of business and archive, those that change what clean parts say was settled:
-    `sign` 1, a row that agrees though its part does not; -1, one that is looked at though its part is clean.
+    `sign` 1, a row that agrees though its part does not; -1, one that is looked at though its part is clean. `rest`:
+    what is settled of parts of which some keys were drilled.
     """
 
     legs: Legs
     changes: DataFrame
+    rest: pa.Table | None = None
 
 
-def drilled(
-    near: Legs, legs: Legs, unclean: Unclean, *, covered: Sequence[str], memory: Memory | None, much: bool = False
-) -> Drilled:
+def drilled(near: Legs, legs: Legs, unclean: Unclean, *, covered: Sequence[str], memory: Memory | None) -> Drilled:
     """The rows of messages and keys in what is unclean. A message whose id carries no time, where something is known by
     id alone, is always among them. Where a rule covers the topic, so is everything under the same key: a business row
     is judged with all its messages. `near`: of `legs`, at least what stands in the unclean parts and buckets. `memory`:
-    where few rows are brought at once, as long as they are few. `much`: they are scanned again rather than kept.
+    where few rows are brought at once, as long as they are few.
     """
     marks = _Marks(
-        places=_places(unclean.parts, PLACE),
+        places=unclean.parts.places,
         slots=None if unclean.buckets is None else _places(unclean.buckets, _BUCKET),
     )
-    found = [frame.where("asked or by_id") for frame in _placed(near, marks)]
+    found, rest = [frame.where("asked or by_id") for frame in _placed(near, marks)], None
+    if unclean.parts.by_key is not None:
+        found = kept(*found)
+        rest = without(unclean.parts.by_key, _told(found, covered=covered))
+        if rest is None:
+            # Sums that named a key by chance, which is one in billions.
+            return drilled(near, legs, unclean.by_part(), covered=covered, memory=None)
     here = brought(memory, found) if memory else None
     if here:
         found = here
-    elif not much:
+    elif rest is None and not unclean.parts.much:
         found = kept(*found)
+    marked, keys = _marked(found, covered=covered)
+    more = _under_keys(legs, marks, keys, unclean)
+    if more is None:
+        return drilled(near, legs, unclean, covered=covered, memory=None)
+    rows, messages = kept(
+        reduce(union, (_rows(legs.rows, *pair) for pair in zip(marked[:2], more[:2], strict=True))),
+        _rows(legs.messages, marked[2], more[2]),
+    )
+    judged = Legs(rows=rows, messages=messages, actions=legs.actions, inboxes=legs.inboxes)
+    changes = reduce(union, (_changes(*pair) for pair in zip(marked[:2], more[:2], strict=True)))
+    if marks.slots is not None:
+        judged = _with_events(judged, marks.slots)
+    return Drilled(legs=judged, changes=changes, rest=rest)
+
+
+def _told(found: Sequence[DataFrame], *, covered: Sequence[str]) -> pa.Table:
+    """What was found in unclean parts, summed as these are."""
+    business, outbox, messages = (frame.where("asked") for frame in found)
+    sums = [digest(business, Leg.BUSINESS), digest(messages, MESSAGES)]
+    sums += [digest(outbox.where(f"leg = '{leg}'"), leg) for leg in (Leg.ARCHIVE, Leg.OUTBOX)]
+    return clean_parts(parts(messages.sparkSession, sums, topics=covered), covered=covered).toArrow()
+
+
+def _marked(found: Sequence[DataFrame], *, covered: Sequence[str]) -> tuple[list[DataFrame], DataFrame]:
+    """The rows with `wanted`: whether they disagree, or stand under the keys of what does; and these keys."""
     in_parts = [frame.where("asked") for frame in found]
     apart = _sent_along(unsettled(union(*in_parts[:2]), in_parts[2], covered=covered))
     chosen = [held(_looked_up(frame, KEY_PLACE, apart, "apart")) for frame in found]
@@ -85,16 +117,7 @@ def drilled(
         )
         for frame in chosen
     ]
-    more = _under_keys(legs, marks, keys, unclean)
-    if more is None:
-        return drilled(near, legs, unclean, covered=covered, memory=None, much=much)
-    rows, messages = kept(
-        reduce(union, (_rows(legs.rows, *pair) for pair in zip(marked[:2], more[:2], strict=True))),
-        _rows(legs.messages, marked[2], more[2]),
-    )
-    judged = Legs(rows=rows, messages=messages, actions=legs.actions, inboxes=legs.inboxes)
-    changes = reduce(union, (_changes(*pair) for pair in zip(marked[:2], more[:2], strict=True)))
-    return Drilled(legs=judged if marks.slots is None else _with_events(judged, marks.slots), changes=changes)
+    return marked, keys
 
 
 _LOOKED: Final = "(asked and apart or by_id)"
@@ -109,13 +132,22 @@ class _Marks:
 
 
 def _placed(legs: Legs, marks: _Marks) -> list[DataFrame]:
-    """Business, outbox, messages, with `asked`: whether a row's part is unclean, and `by_id`: whether its bucket."""
+    """Business, outbox, messages, with `asked`: whether a row's part is unclean, and its key one of those that differ;
+    and `by_id`: whether its bucket is unclean.
+    """
     found = []
     for frame, slots in ((_business(legs), None), (_outbox(legs), marks.slots), (legs.messages, marks.slots)):
-        parted = frame.selectExpr("*", *PARTED)
-        placed = _looked_up(parted, PLACE, marks.places, "asked").drop("number", "period", "part")
+        placed = _asked(frame, marks.places)
         found.append(placed.selectExpr("*", "false as by_id") if slots is None else _by_bucket(placed, slots))
     return found
+
+
+def _asked(frame: DataFrame, places: DataFrame) -> DataFrame:
+    parted = frame.selectExpr("*", *PARTED).selectExpr("*", f"{PLACE} as place", f"{NUMBER} as key")
+    marked = parted.join(places.selectExpr("*", "true as found"), "place", "left")
+    return marked.selectExpr(
+        *frame.columns, f"(found is not null and ({KEYS[0]} is null or key in ({', '.join(KEYS)}))) as asked"
+    )
 
 
 def _business(legs: Legs) -> DataFrame:
@@ -230,7 +262,7 @@ def _listed(frame: DataFrame) -> DataFrame | None:
     return frame.sparkSession.createDataFrame(found).hint("broadcast")
 
 
-def _places(kept: DataFrame, place: str) -> DataFrame:
+def _places(whole: DataFrame, place: str) -> DataFrame:
     """Of rows that Spark keeps, their places: asking twice costs less than keeping these, too."""
-    found = kept.selectExpr(f"{place} as place").distinct()
+    found = whole.selectExpr(f"{place} as place").distinct()
     return _listed(found) or _sent_along(found)

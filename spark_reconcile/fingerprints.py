@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from spark_reconcile.digests import CANCELED, Legs, windows_of_slot
+from spark_reconcile.digests import CANCELED, Legs, sums, windows_of_slot
+from spark_reconcile.in_memory import grouped
 from spark_reconcile.looking import Job
 from spark_reconcile.reading import Evidence
 from spark_reconcile.settings import Settings, Until
@@ -48,15 +49,8 @@ def fingerprints(job: Job, *, sums: Sequence[Row], buckets: DataFrame | None, le
 
 def _sums(rows: DataFrame) -> dict[int, tuple[int, ...]]:
     """By window: how many rows, sums of their hashes, and how many of them have loose ids."""
-    from pyspark.sql.functions import expr
-
-    sums = rows.groupBy("window_ms").agg(
-        expr("count(*)").alias("n"),
-        expr("sum(h & 4294967295L)").alias("low"),
-        expr("sum(shiftright(h, 32))").alias("high"),
-        expr("sum(loose)").alias("loose"),
-    )
-    return {row["window_ms"]: (row["n"], row["low"], row["high"], row["loose"]) for row in sums.collect()}
+    summed = grouped(rows, "window_ms", n="count(*)", **sums("h", "low", "high"), loose="sum(loose)")
+    return {row["window_ms"]: (row["n"], row["low"], row["high"], row["loose"]) for row in summed.collect()}
 
 
 def _of_buckets(buckets: DataFrame) -> DataFrame:

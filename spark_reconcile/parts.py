@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.digests import sums, union
+from spark_reconcile.digests import LOW, LOW_BITS, sums, union
 from spark_reconcile.in_memory import grouped
 from spark_reconcile.slots import KEYED, NO_PERIOD, PART, PERIOD_MS, hour, period
 from spark_reconcile.sources.statements import Leg
@@ -33,7 +33,20 @@ _ODD: Final = {
     MESSAGES: "deliver_at_ms is not null or sequence is null or stored_ms is null",
 }
 """What is looked at by itself: rows that are due later, or whose time or place is not known yet."""
-_SUMMED: Final = ("n", "low", "high", "key_low", "key_high", "odd", "resent", "repeated")
+_SUMMED: Final = (
+    "n", "low", "high", "product", "square", "key_low", "key_high", "key_square", "odd", "odd_key", "odd_square",
+    "resent", "repeated",
+)  # fmt: skip
+PRIME: Final = LOW
+"""Sums of products are taken modulo this prime (2 to the power of 31, less 1)."""
+NUMBER: Final = f"({KEYED} & {LOW}L)"
+"""A row's key as a number that such sums can tell."""
+TALLIED: Final = ("n", "resent", "repeated", "asked")
+"""What is told of a clean part: its messages, those that were sent or came twice, and its business rows."""
+EXACT: Final = ("stored_n", "stored_low", "stored_high", "asked_n", "asked_low", "asked_high", "odd")
+"""What is 0 of a part that is clean."""
+COMPARED: Final = (*EXACT, "stored_product", "stored_square", "asked_square", "odd_key", "odd_square")
+"""Of a part what its archive has more than the broker (`stored`), what business has more (`asked`), and what is odd."""
 PLACE: Final = "xxhash64(number, period, part)"
 """A part by number: it is looked up in a third of the time of texts. Two that share one cost a look, no verdict."""
 PARTED: Final = ("xxhash64(coalesce(topic, '')) as number", f"{period('created_ms')} as period", f"{PART} as part")
@@ -41,7 +54,7 @@ PARTED: Final = ("xxhash64(coalesce(topic, '')) as number", f"{period('created_m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """What is summed of a leg's rows, as SQL; of what is None, 0."""
+    """What is summed of a leg's rows, as SQL; of what is None, 0. `named`: what differs in `whole` names its key."""
 
     odd: str
     note: str = "-1"
@@ -49,6 +62,7 @@ class Digest:
     key: str | None = None
     resent: str | None = None
     repeated: str | None = None
+    named: bool = False
 
 
 DIGESTS: Final[Mapping[str, Digest]] = {
@@ -57,10 +71,10 @@ DIGESTS: Final[Mapping[str, Digest]] = {
     ),
     Leg.ARCHIVE: Digest(
         whole=_WHOLE, odd=f"if({_ODD[Leg.ARCHIVE]}, 1, 0)", resent="if(attempts > 1, 1, 0)",
-        repeated="if(note = 'duplicate', 1, 0)",
+        repeated="if(note = 'duplicate', 1, 0)", named=True,
     ),
     Leg.OUTBOX: Digest(whole=_STANDS, odd="1"),
-    MESSAGES: Digest(whole=_WHOLE, key=_KEY, odd=f"if({_ODD[MESSAGES]}, 1, 0)"),
+    MESSAGES: Digest(whole=_WHOLE, key=_KEY, odd=f"if({_ODD[MESSAGES]}, 1, 0)", named=True),
 }  # fmt: skip
 _PLACED: Final = ("leg", "number", "period", "part", "note")
 _TOLD: Final = "leg, topic, period, part, note, n, low, high, key_low, key_high, odd, resent, repeated"
@@ -72,25 +86,32 @@ SUMS_SCHEMA: Final = "piece bigint, leg string, number bigint, period bigint, pa
 
 def digest(frame: DataFrame, leg: str, *, piece: str = "0L") -> DataFrame:
     """Sums of one leg by piece, number of its topic, period, part and note, as SUMS_SCHEMA; nothing runs yet."""
-    from pyspark.sql.functions import expr
-
     chosen = DIGESTS[leg]
     values = {
         "h": chosen.whole, "k": chosen.key, "odd": chosen.odd, "resent": chosen.resent, "repeated": chosen.repeated,
     }  # fmt: skip
     known = [name for name, value in values.items() if value is not None]
-    grouped = frame.selectExpr(
-        f"{piece} as piece", *PARTED, f"{chosen.note} as note", *(f"{values[name]} as {name}" for name in known)
-    ).groupBy("piece", *_PLACED[1:]).agg(
-        expr("count(*)").alias("n"),
-        *(sums("h", "low", "high") if chosen.whole else []),
-        *(sums("k", "key_low", "key_high") if chosen.key else []),
-        *(expr(f"sum({name})").alias(name) for name in known if name not in {"h", "k"}),
-    )  # fmt: skip
-    return grouped.selectExpr(
+    rows = frame.selectExpr(
+        f"{piece} as piece", *PARTED, f"{chosen.note} as note", f"{NUMBER} as key",
+        *(f"{values[name]} as {name}" for name in known),
+    ).selectExpr("*", f"{_folded(f'key * (h & {LOW}L)') if chosen.named else '0L'} as product")  # fmt: skip
+    summed = {"n": "count(*)", **{name: f"sum({name})" for name in known if name not in {"h", "k"}}}
+    summed |= {"odd_key": "sum(odd * key)", "odd_square": f"sum(odd * ({_folded('key * key')}))"}
+    if chosen.whole:
+        summed |= sums("h", "low", "high")
+    if chosen.named:
+        summed |= {"product": "sum(product)", "square": f"sum({_folded('key * product')})"}
+    if chosen.key:
+        summed |= {**sums("k", "key_low", "key_high"), "key_square": f"sum({_folded('key * key')})"}
+    return grouped(rows, "piece", *_PLACED[1:], **summed).selectExpr(
         "piece", f"'{leg}' as leg", "number", "period", "cast(part as bigint) as part", "note",
-        *(name if name in grouped.columns else f"0L as {name}" for name in _SUMMED),
+        *(name if name in summed else f"0L as {name}" for name in _SUMMED),
     )  # fmt: skip
+
+
+def _folded(product: str) -> str:
+    """A product of numbers below 2 to the power of 31 and 32, less than that, and the same modulo PRIME."""
+    return f"(({product}) & {LOW}L) + shiftright({product}, {LOW_BITS})"
 
 
 def parts(session: SparkSession, found: Sequence[DataFrame], *, topics: Sequence[str]) -> DataFrame:
@@ -111,36 +132,57 @@ def clean_parts(found: DataFrame, *, covered: Sequence[str]) -> DataFrame:
     """Each (topic, number, period, part) once: its window, whether it is `clean`, and how many messages it then has.
 
     Also the number of its business rule (`note`), how many rows that has (`asked`), how many digests it has, and sums
-    of their hashes in halves (`digests`, `digest_low`, `digest_high`): these change where any of its records does.
+    of their hashes in halves (`digests`, `digest_low`, `digest_high`): these change where any of its records does. And
+    where its sources differ (COMPARED), and whether they are at all `comparable`.
     """
-    pairs = [("archive", name) for name in ("n", "low", "high", "resent", "repeated")]
-    pairs += [("messages", name) for name in ("n", "low", "high", "key_low", "key_high")]
-    pairs += [("business", name) for name in ("n", "key_low", "key_high")]
-    sides = grouped(
+    sides = _sides(found)
+    business = f"if({among('topic', covered)}, 1L, 0L)"
+    stored = {name: f"archive_{name} - messages_{name}" for name in ("n", "low", "high", "product", "square")}
+    asked = {
+        name: f"{business} * (business_{of} - messages_{of})"
+        for name, of in (("n", "n"), ("low", "key_low"), ("high", "key_high"), ("square", "key_square"))
+    }
+    told = sides.selectExpr(
+        "*", *(f"{value} as stored_{name}" for name, value in stored.items()),
+        *(f"{value} as asked_{name}" for name, value in asked.items()),
+        f"(topic is not null and period != {NO_PERIOD} and rules <= 1) as comparable",
+    )  # fmt: skip
+    agrees = " and ".join(f"{name} = 0" for name in EXACT)
+    return told.selectExpr(
+        "topic", "number", "period", "part", f"{hour(f'period * {PERIOD_MS}L')} as window_ms", "messages_n as n",
+        f"(comparable and {agrees}) as clean",
+        "archive_resent as resent", "archive_repeated as repeated", "note", "business_n as asked", *_DIGESTED,
+        "comparable", *COMPARED,
+    )  # fmt: skip
+
+
+def _sides(found: DataFrame) -> DataFrame:
+    """The sums of each part's legs side by side."""
+    pairs = [("archive", name) for name in ("n", "low", "high", "product", "square", "resent", "repeated")]
+    pairs += [("messages", name) for name in ("n", "low", "high", "product", "square")]
+    pairs += [(leg, name) for leg in ("messages", "business") for name in ("key_low", "key_high", "key_square")]
+    pairs += [("business", "n")]
+    return grouped(
         found.selectExpr("*", f"xxhash64({_TOLD}) as h"), "topic", "number", "period", "part",
         **{f"{leg}_{name}": f"sum(if(leg = '{leg}', {name}, 0L))" for leg, name in pairs},
-        odd="sum(odd)",
+        **{name: f"sum({name})" for name in ("odd", "odd_key", "odd_square")},
         # Each rule's rows are summed by themselves.
         rules=f"count_if(leg = '{Leg.BUSINESS}')", note=f"max(if(leg = '{Leg.BUSINESS}', note, -1))",
-        digests="count(*)", digest_low="sum(h & 4294967295L)", digest_high="sum(shiftright(h, 32))",
-    )  # fmt: skip
-    stored = " and ".join(f"archive_{name} = messages_{name}" for name in ("n", "low", "high"))
-    asked = " and ".join(f"business_{name} = messages_{name}" for name in ("n", "key_low", "key_high"))
-    known = f"topic is not null and period != {NO_PERIOD}"
-    return sides.selectExpr(
-        "topic", "number", "period", "part", f"{hour(f'period * {PERIOD_MS}L')} as window_ms", "messages_n as n",
-        f"({known} and odd = 0 and rules <= 1 and {stored} and (not {among('topic', covered)} or {asked})) as clean",
-        "archive_resent as resent", "archive_repeated as repeated", "note", "business_n as asked", *_DIGESTED,
+        digests="count(*)", **sums("h", "digest_low", "digest_high"),
     )  # fmt: skip
 
 
 def sums_of(clean: DataFrame) -> list[Row]:
-    """What clean_parts() gave, summed by window, topic, rule and whether it is clean: few numbers, fetched once."""
+    """What clean_parts() gave, summed by window, topic, rule and whether it is clean: few numbers, fetched once.
+
+    Also how many `parts` that are.
+    """
     summed = ("n", "resent", "repeated", "asked", *_DIGESTED)
     placed = clean.selectExpr("*", f"period = {NO_PERIOD} as timeless")
     by_window = grouped(
-        placed, "window_ms", "topic", "clean", "note", "timeless", **{name: f"sum({name})" for name in summed}
-    )
+        placed, "window_ms", "topic", "clean", "note", "timeless",
+        **{name: f"sum({name})" for name in summed}, parts="count(*)",
+    )  # fmt: skip
     return by_window.collect()
 
 
@@ -151,22 +193,20 @@ def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -
     """
     asked = f"if({among('topic', covered)}, 1, 0)"
     sided = rows.selectExpr(
-        f"{KEY_PLACE} as place", f"if(leg = '{Leg.ARCHIVE}', 1, 0) as n",
+        f"{KEY_PLACE} as place", f"if(leg = '{Leg.ARCHIVE}', 1, 0) as n", "1 as side",
         f"if(leg = '{Leg.ARCHIVE}', {_WHOLE}, 0L) as h", f"if(leg = '{Leg.BUSINESS}', {asked}, 0) as asked",
         f"if(leg = '{Leg.OUTBOX}' or if(leg = '{Leg.BUSINESS}', {_ODD[Leg.BUSINESS]}, {_ODD[Leg.ARCHIVE]}), 1, 0)"
         " as odd",
         f"if(leg = '{Leg.BUSINESS}', cast(note as int), null) as rule",
     ).unionByName(
         messages.selectExpr(
-            f"{KEY_PLACE} as place", "-1 as n", f"{_WHOLE} as h", f"-{asked} as asked",
+            f"{KEY_PLACE} as place", "-1 as n", "-1 as side", f"{_WHOLE} as h", f"-{asked} as asked",
             f"if({_ODD[MESSAGES]}, 1, 0) as odd", "cast(null as int) as rule",
         )
     )  # fmt: skip
-    halves = {"low": "(h & 4294967295L)", "high": "shiftright(h, 32)"}
     totals = grouped(
         sided, "place",
-        **{name: f"sum({name})" for name in ("n", "asked", "odd")},
-        **{name: f"sum(if(n < 0, -{half}, {half}))" for name, half in halves.items()},
+        **{name: f"sum({name})" for name in ("n", "asked", "odd")}, **sums("h", "low", "high", sign="side * "),
         # One message too many for one rule is not made up for by one too few for another.
         of_rules="coalesce(min(rule) != max(rule), false)",
     )  # fmt: skip

@@ -18,6 +18,7 @@ from spark_reconcile.verdict import Scope, Severity, State
 from spark_reconcile.window_store import Window
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, Row
 
 EXAMPLES_A_RULE: Final = 5
@@ -181,8 +182,19 @@ def bulk_of(sums: Iterable[Row]) -> Iterator[Mapping[str, Any]]:
     """
     for row in sums:
         if row["clean"]:
-            yield {**row.asDict(), "note": -1}
-            yield {**row.asDict(), "n": row["asked"]}
+            yield from _of_part(row.asDict())
+
+
+def rest_of(parts: pa.Table | None) -> Iterator[Mapping[str, Any]]:
+    """The same of parts of which some keys were drilled: what stands there but for these."""
+    for row in () if parts is None else parts.to_pylist():
+        yield from _of_part(row)
+
+
+def _of_part(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A part's messages and its business rows."""
+    yield {**row, "note": -1}
+    yield {**row, "n": row["asked"]}
 
 
 def changes_of(changes: DataFrame) -> Iterable[Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.bringing import FEW_ROWS_MAX, in_one_place
 from spark_reconcile.digests import Legs, Tolerance, buckets, clean_buckets, union
-from spark_reconcile.drilling import Drilled, Unclean, drilled
+from spark_reconcile.drilling import Drilled, drilled
 from spark_reconcile.fingerprints import fingerprints
 from spark_reconcile.in_memory import Memory, in_memory
 from spark_reconcile.kept_digests import KeptDigests, Known
@@ -27,11 +27,13 @@ from spark_reconcile.slots import HOUR_MS, NO_PERIOD, PERIOD_MS
 from spark_reconcile.sources.files import Files
 from spark_reconcile.sources.statements import Leg, Span
 from spark_reconcile.spread_keys import SpreadKeys, all_beside, reopened, spread_keys
+from spark_reconcile.unclean import LEGS, Unclean, disagreeing
 from spark_reconcile.verdict_files import write_by_window
 from spark_reconcile.window_results import (
     Tally,
     bulk_of,
     changes_of,
+    rest_of,
     tally_bulk,
     tally_business,
     tally_examples,
@@ -43,15 +45,8 @@ from spark_reconcile.windows import batches, span_of, to_judge
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-KEPT_SHARE_MAX: Final = 0.1
-"""Up to so much of the messages, those in parts that disagree are kept by Spark; more are scanned again."""
-
 NEAR_ROWS_MAX: Final = 500_000
 """Up to so many messages of files that were chosen are drilled as few rows."""
-
-
-_LEGS: Final = 3
-"""A message has a row in each of so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,13 +137,13 @@ def _chosen(job: Job, batch: Sequence[int], compared: Compared, memory: Memory) 
     # Without an archive no key agrees.
     if job.full or all(one.leg != Leg.ARCHIVE for one in job.evidence.counts):
         return None
-    unclean, rows, share = _unclean(job, compared, batch)
+    found, messages = _unclean(job, compared, batch)
     near = _near(job, compared, batch)
-    with _for(job, few=near is not None and rows <= NEAR_ROWS_MAX):
+    with _for(job, few=near is not None and messages <= NEAR_ROWS_MAX):
         whole = legs_of(job.evidence)
         return drilled(
-            near or whole, whole, unclean, covered=job.covered, much=share > KEPT_SHARE_MAX,
-            memory=memory if _LEGS * share * rows <= FEW_ROWS_MAX else None,
+            near or whole, whole, found, covered=job.covered,
+            memory=memory if LEGS * found.parts.asked <= FEW_ROWS_MAX else None,
         )  # fmt: skip
 
 
@@ -218,23 +213,27 @@ def _judge_batch(
     )
 
 
-def _unclean(job: Job, compared: Compared, batch: Sequence[int]) -> tuple[Unclean, int, float]:
-    """Parts of the batch that disagree, and buckets that may concern it; its messages, and the share in those parts.
+def _unclean(job: Job, compared: Compared, batch: Sequence[int]) -> tuple[Unclean, int]:
+    """What disagrees in the batch or may concern it, and how many messages the batch has.
 
     Of times outside of the span the broker's log is read alone: there no part could agree.
     """
     asked, windows = _within("window_ms", batch), set(batch)
     mine = [row for row in compared.sums if row["window_ms"] in windows]
-    everything, unclean = sum(row["n"] for row in mine), sum(row["n"] for row in mine if not row["clean"])
+    apart = [row for row in mine if not row["clean"]]
+    messages = sum(row["n"] for row in mine)
     elsewhere = any(
         not row["clean"] and row["window_ms"] not in windows and _touches(row, job.span) for row in compared.sums
     )
-    found, slots = compared.clean_parts.where(f"not clean and {asked}"), None
+    slots = None
     if compared.clean_buckets is not None:
         near = f"astray or {_within('first_window', batch)} or {_within('last_window', batch)}"
         slots = compared.clean_buckets.where(f"not clean and ({near})")
-    share = unclean / everything if everything else 0.0
-    return Unclean(parts=found, buckets=slots, elsewhere=elsewhere, span=job.span), everything, share
+    parts = disagreeing(
+        compared.clean_parts.where(f"not clean and {asked}"), count=sum(row["parts"] for row in apart),
+        asked=sum(row["n"] for row in apart), messages=messages,
+    )  # fmt: skip
+    return Unclean(parts=parts, buckets=slots, elsewhere=elsewhere, span=job.span), messages
 
 
 def _tallies(
@@ -243,7 +242,7 @@ def _tallies(
     """The numbers of each window. `chosen`: these rows were looked at, and the rest was settled in bulk."""
     tallies = {start: Tally() for start in batch}
     if chosen is not None:
-        for bulk in (bulk_of(compared.sums), changes_of(chosen.changes)):
+        for bulk in (bulk_of(compared.sums), rest_of(chosen.rest), changes_of(chosen.changes)):
             tally_bulk(tallies, bulk, job.evidence.groups, job.settings.rules)
     tally_rows(tallies, looked.table)
     tally_business(tallies, looked.business)

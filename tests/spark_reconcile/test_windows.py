@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,9 +19,11 @@ from spark_reconcile import (
     Settings,
     Summary,
     bringing,
+    decoding,
     drilling,
     run,
     run_windows,
+    unclean,
     windows,
 )
 from spark_reconcile.parts import unsettled
@@ -221,6 +224,50 @@ def test_a_key_that_looks_as_it_did_opens_no_other_hour(spark: SparkSession, sql
     assert _judged(changed) == 2
     whole = run(replace(settings, output=tmp_path / "whole"), session=spark, now_ms=NOW_MS + 2 * MINUTE_MS)
     assert _rows_of_windows(settings) == _rows_of_run(whole)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("told", "judged_here"), [("rightly", False), ("wrongly", True)])
+def test_keys_that_sums_tell_lead_to_the_verdicts_and_the_books_of_a_whole_run(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, told: str, judged_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = _world(60)
+    plant_all(world)
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path, records_a_segment=40)
+    whole = run(replace(settings, output=tmp_path / "whole"), session=spark, now_ms=NOW_MS)
+    named: list[int] = []
+    by_part: list[unclean.Unclean] = []
+
+    def telling(parts: Any) -> decoding.Decoded:
+        found = decoding.decoded(parts)
+        named.append(found.keys)
+        if told == "rightly":
+            return found
+        wrong = {name: [one + 1 for one in found.by_key[name].to_pylist()] for name in decoding.KEYS}
+        return replace(found, by_key=pa.table({name: wrong.get(name, some) for name, some in columns(found.by_key)}))
+
+    def columns(table: pa.Table) -> Any:
+        return zip(table.column_names, table.columns, strict=True)
+
+    def falling_back(one: unclean.Unclean) -> unclean.Unclean:
+        by_part.append(one)
+        return by_part_of(one)
+
+    by_part_of = unclean.Unclean.by_part
+    monkeypatch.setattr(unclean, "decoded", telling)
+    monkeypatch.setattr(unclean.Unclean, "by_part", falling_back)
+    monkeypatch.setattr(unclean, "FEW_ROWS_MAX", 0)
+    monkeypatch.setattr(unclean, "KEPT_SHARE_MAX", 1.0)
+    if not judged_here:
+        monkeypatch.setattr(bringing, "FEW_ROWS_MAX", 0)
+
+    summary = _run(settings, spark)
+
+    assert _rows_of_windows(settings) == _rows_of_run(whole)
+    assert _books(summary) == _books_of_tables(whole)
+    assert sum(named) > 10
+    assert bool(by_part) == (told == "wrongly")
 
 
 @pytest.mark.spark
