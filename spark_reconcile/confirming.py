@@ -126,7 +126,7 @@ def _part(job: Job, suspects: Suspects, *, like: Judged) -> tuple[Judged, DataFr
     """These suspects as they are by now, shaped like the first look, and the ids and keys that this speaks for."""
     evidence = job.again(job.session, job.settings, job.plan, job.evidence, suspects)
     again = judge(evidence, bounds_of(job.settings.grace, evidence, now_ms=job.now_ms))
-    engine = job.evidence.rows.sparkSession
+    engine = evidence.rows.sparkSession
     keys = keys_frame(engine, suspects.keys)
     # What was stored meanwhile under these keys, too; of what stands under another's the rest was not read.
     under = again.messages.where("broker > 0").join(keys, _UNDER_KEY, "left_semi").select("id")

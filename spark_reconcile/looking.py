@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spark_reconcile.digests import Legs, union
 from spark_reconcile.figures import business_verdicts, verdicts
-from spark_reconcile.in_memory import grouped
+from spark_reconcile.in_memory import beside, grouped
 from spark_reconcile.judging import Judged, bounds_of, judge
 from spark_reconcile.planning import Plan
 from spark_reconcile.reading import Evidence
@@ -129,12 +129,14 @@ def _part(
     # What was stored meanwhile under these keys, too; of what stands under another's the rest was not read.
     under = table.where("broker > 0").join(keys, ["topic", "message_key"], "left_semi").select("message_id")
     looked_at = under.unionByName(ids).distinct().localCheckpoint()
-    return (
+    found = (
         _confirmed(table, FINDING).join(looked_at, "message_id", "left_semi"),
         _confirmed(business, FINDING).join(keys, ["topic", "message_key"], "left_semi"),
         looked_at,
         keys,
     )
+    tables, rows, of_ids, of_keys = (beside(looked.rows, frame) for frame in found)
+    return tables, rows, of_ids, of_keys
 
 
 def _tables(job: Job, evidence: Evidence, batch: Sequence[int]) -> tuple[Judged, DataFrame, DataFrame]:

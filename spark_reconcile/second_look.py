@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.cancels import answers, are_answered
-from spark_reconcile.in_memory import beside, grouped, to_spark
+from spark_reconcile.in_memory import FewRows, as_spark, beside, few, grouped, to_spark
 from spark_reconcile.planning import Plan, Read
 from spark_reconcile.reading import Evidence, LegCount, read_log, sql_frame, united
 from spark_reconcile.settings import Settings
@@ -27,13 +27,19 @@ if TYPE_CHECKING:
 SUSPECTS_MAX: Final = 100_000
 """Up to so many ids, and so many keys, are looked at again; above, the sources disagree as a whole."""
 APPENDED_ROWS_MAX: Final = 100_000
-"""Up to so many rows that came since the first look are brought to few; more are asked where they are."""
+"""Up to so many rows that came since the first look, or that a table has of suspects, are brought to few; more are
+asked where they are.
+"""
 SUSPECTS_A_LOOK: Final = 5_000
 """So many ids, and so many keys, are asked for at once."""
 KEY_SCHEMA: Final = "topic string, message_key string"
 
 Key = tuple[str, str]
 """A topic and a business key."""
+
+
+class _TooManyRows(Exception):
+    """A table has more rows of the suspects than are brought to few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +107,16 @@ def keys_frame(engine: SparkSession, keys: Iterable[Key]) -> DataFrame:
 def look_again(session: SparkSession, settings: Settings, plan: Plan, first: Evidence, suspects: Suspects) -> Evidence:
     """The suspects' evidence as it stands now. Raises NotComparable where a log is damaged by now.
 
-    A message that one source has under these keys another may have under others: all that is said of it is read.
+    A message that one source has under these keys another may have under others: all that is said of it is read. It
+    stands where the first look's rows do, unless tables hold too many rows under one of the keys to bring them there.
     """
+    try:
+        return _again(session, settings, plan, first, suspects)
+    except _TooManyRows:
+        return _again(session, settings, plan, _lifted(session, first), suspects)
+
+
+def _again(session: SparkSession, settings: Settings, plan: Plan, first: Evidence, suspects: Suspects) -> Evidence:
     inboxes = _tables(session, plan.inboxes, suspects, like=first.rows)
     appended, known = _appended(session, settings, first), first
     if appended.rows > APPENDED_ROWS_MAX:
@@ -182,7 +196,10 @@ def _logs(first: Evidence, appended: _Appended) -> tuple[DataFrame, DataFrame]:
 def _tables(
     session: SparkSession, reads: Sequence[Read], suspects: Suspects, *, like: DataFrame
 ) -> list[DataFrame]:  # fmt: skip
-    """Read now, and kept where `like` is: what is asked twice of a table must not answer twice."""
+    """Read now, and kept where `like` is: what is asked twice of a table must not answer twice.
+
+    Raises _TooManyRows where that is this process, and a read has more than it takes.
+    """
     frames = []
     for one in reads:
         statements = [
@@ -191,10 +208,22 @@ def _tables(
             if (asked := narrowed(statement, ids=suspects.ids, keys=[key for _, key in suspects.keys])) is not None
         ]
         if statements:
-            frame = beside(like, sql_frame(session, Read(one.url, tuple(statements), snapshot=True))).persist()
-            frame.count()
-            frames.append(frame)
+            frame = sql_frame(session, Read(one.url, tuple(statements), snapshot=True))
+            frames.append(_fetched(here, frame) if (here := few(like)) else _counted(frame.persist()))
     return frames
+
+
+def _fetched(here: FewRows, frame: DataFrame) -> DataFrame:
+    found = frame.limit(APPENDED_ROWS_MAX + 1).toArrow()
+    if found.num_rows > APPENDED_ROWS_MAX:
+        raise _TooManyRows
+    return as_spark(here.sparkSession.of_arrow(found))
+
+
+def _counted(frame: DataFrame) -> DataFrame:
+    """The frame, when Spark has all of its rows."""
+    frame.count()
+    return frame
 
 
 def _union(one: DataFrame, other: DataFrame) -> DataFrame:

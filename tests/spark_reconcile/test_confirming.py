@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -115,6 +116,47 @@ def test_more_than_may_be_fetched_of_what_came_between_both_looks_is_searched_by
     }  # fmt: skip
     assert fetched, "the first look's rows are not here"
     assert max(fetched) <= _APPENDED_MAX
+
+
+@pytest.mark.parametrize("looked_at", ["whole", "by the hour"])
+def test_a_key_with_more_rows_than_may_be_fetched_is_looked_at_again_by_spark(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_at: str
+) -> None:
+    world = _world()
+    orders = [world.order(remind_at_ms=7) for _ in range(3)]
+    world.order()
+    world.sent("lost", key="7000")
+    settings = world.write(sqlite, tmp_path)
+    settings = replace(settings, rules=[replace(settings.rules[0], key_column="remind_at_us")])
+
+    def pause(_: float) -> None:
+        orders.extend(world.order(remind_at_ms=7) for _ in range(_APPENDED_MAX))
+        world.write_tables(sqlite)
+
+    fetched = _tables_fetched(monkeypatch)
+    monkeypatch.setattr(second_look, "APPENDED_ROWS_MAX", _APPENDED_MAX)
+    if looked_at == "whole":
+        summary = run(settings, session=spark, now_ms=NOW_MS, pause=pause)
+    else:
+        summary = run_windows(settings, since_ms=NOW_MS - 5 * HOUR_MS, now_ms=NOW_MS, session=spark, pause=pause)
+
+    found = {book.rule: book.count for book in summary.books if book.rule not in _PLAIN}
+    beside = {"no_key": 4, "no_business_row": 3}
+    assert found == {**beside, "not_in_broker": 1, "too_few_messages": len(orders)}
+    assert max(fetched) <= _APPENDED_MAX
+
+
+def _tables_fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows are brought here each time that tables are asked again, from now on."""
+    counts: list[int] = []
+    of_arrow = Memory.of_arrow
+
+    def counted(memory: Memory, table: pa.Table) -> FewRows:
+        counts.append(table.num_rows)
+        return of_arrow(memory, table)
+
+    monkeypatch.setattr(Memory, "of_arrow", counted)
+    return counts
 
 
 def _rows_fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
