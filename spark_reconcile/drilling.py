@@ -27,6 +27,7 @@ from spark_reconcile.parts import (
     parts,
     unsettled,
 )
+from spark_reconcile.second_look import KEY_SCHEMA
 from spark_reconcile.slots import NO_SLOT, slot, within
 from spark_reconcile.sources.statements import Leg
 from spark_reconcile.unclean import Unclean
@@ -42,7 +43,6 @@ KEYS_MAX: Final = 1_000
 LISTED_ROWS_MAX: Final = 5_000
 """Up to so many rows of a set are fetched, and stand in the plans that ask for them."""
 _BUCKET: Final = "xxhash64(coalesce(topic, ''), slot)"
-_KEY_SCHEMA: Final = "topic string, message_key string"
 _KEY: Final = "xxhash64(topic, message_key)"
 
 
@@ -191,7 +191,7 @@ def _under_keys(legs: Legs, marks: _Marks, keys: DataFrame, unclean: Unclean) ->
     what stands under them is not.
     """
     some = [row["message_key"] for row in keys.limit(KEYS_MAX + 1).collect()]
-    there = to_spark(legs.rows.sparkSession, keys, _KEY_SCHEMA).hint("broadcast") if few(keys) else keys
+    there = to_spark(legs.rows.sparkSession, keys, KEY_SCHEMA).hint("broadcast") if few(keys) else keys
 
     def under(frame: DataFrame, condition: str) -> DataFrame:
         # A list can choose what is opened of a file; a join cannot.
@@ -228,9 +228,7 @@ def _with_events(judged: Legs, slots: DataFrame) -> Legs:
     """With what was noted by id alone: in unclean buckets, of the messages that are looked at, and of cancels."""
     published = judged.rows.where(f"leg != '{Leg.BUSINESS}'").select("id")
     named = union(published, judged.messages.select("id")).distinct().selectExpr("id as place")
-    if few(named):
-        named = to_spark(judged.actions.sparkSession, named, "place string")
-    ids = _sent_along(named)
+    ids = _sent_along(to_spark(judged.actions.sparkSession, named, "place string"))
 
     def chosen(frame: DataFrame) -> DataFrame:
         marked = _looked_up(_by_bucket(frame, slots), "id", ids, "named")

@@ -59,34 +59,32 @@ def disagreeing(parts: DataFrame, *, count: int, asked: int, messages: int) -> P
 
     `count`: how many they are; `asked`: how many messages stand in them, of `messages` in all. Few are asked for whole.
     """
+    import pyarrow.compute as pc
+
     found = parts.selectExpr("*", f"{PLACE} as place")
-    whole = Parts(places=_whole(found), by_key=None, asked=asked, much=asked > KEPT_SHARE_MAX * messages)
+    whole = Parts(places=_whole(found).distinct(), by_key=None, asked=asked, much=asked > KEPT_SHARE_MAX * messages)
     if count > PARTS_MAX:
         return whole
     listed = found.toArrow()
-    if LEGS * asked > FEW_ROWS_MAX:
+    places = listed.group_by("place").aggregate([])
+    if LEGS * asked > FEW_ROWS_MAX and places.num_rows == listed.num_rows:
         told = decoded(listed)
-        by_part = sum(told.whole["n"].to_pylist())
+        by_part = pc.sum(told.whole["n"]).as_py() or 0
         # Where much is asked for whole, keys would save little; and what they leave is checked by rows that are kept.
         if told.by_key.num_rows and by_part <= KEPT_SHARE_MAX * messages:
-            places = _sent_along(parts.sparkSession, told.by_key, told.whole)
-            return Parts(places=places, by_key=told.by_key, asked=by_part + told.keys, much=False)
-    return replace(whole, places=_sent_along(parts.sparkSession, listed))
+            sent = _sent_along(parts.sparkSession, told.by_key, told.whole)
+            return Parts(places=sent, by_key=told.by_key, asked=by_part + told.keys, much=False)
+    return replace(whole, places=_sent_along(parts.sparkSession, places))
 
 
 def _sent_along(session: SparkSession, *parts: pa.Table) -> DataFrame:
     """The numbers of parts, and of their keys where these are known, for every worker."""
     import pyarrow as pa
 
-    named = [
-        pa.table(
-            {
-                name: some[name] if name in some.column_names else pa.nulls(some.num_rows, pa.int64())
-                for name in ("place", *KEYS)
-            }
-        )
-        for some in parts
-    ]
+    def column(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
+        return table[name] if name in table.column_names else pa.nulls(table.num_rows, pa.int64())
+
+    named = [pa.table({name: column(table, name) for name in ("place", *KEYS)}) for table in parts]
     return session.createDataFrame(pa.concat_tables(named)).hint("broadcast")
 
 

@@ -39,7 +39,7 @@ from spark_reconcile.looking import Job
 from spark_reconcile.parts import MESSAGES
 from spark_reconcile.planning import Plan
 from spark_reconcile.reading import Evidence, LegCount, archive_frame
-from spark_reconcile.second_look import Suspects
+from spark_reconcile.second_look import Suspects, ids_frame, keys_frame
 from spark_reconcile.settings import BusinessRule, Grace, Settings
 from spark_reconcile.slots import HOUR_MS
 from spark_reconcile.sources.files import AT_REST_NS, Files, some_files
@@ -147,8 +147,7 @@ def job_of(spark: SparkSession, folder: Path, output: Path, *, full: bool) -> tu
 def read_again(_spark: SparkSession, _settings: Settings, _plan: Plan, first: Evidence, suspects: Suspects) -> Evidence:
     """The second look, out of what was drilled: these files are at rest, and have no index to ask by."""
     engine = first.rows.sparkSession
-    ids = engine.createDataFrame([(one,) for one in suspects.ids], "id string")
-    keys = engine.createDataFrame(list(suspects.keys), "topic string, message_key string")
+    ids, keys = ids_frame(engine, suspects.ids), keys_frame(engine, suspects.keys)
     asked = first.rows.where(f"leg = '{Leg.BUSINESS}'").join(keys, ["topic", "message_key"], "left_semi")
     sent = first.rows.where(f"leg != '{Leg.BUSINESS}'").join(ids, "id", "left_semi")
     rows = asked.select(*first.rows.columns).unionByName(sent.select(*first.rows.columns))
