@@ -200,7 +200,7 @@ def _tables(
 
     Raises _TooManyRows where that is this process, and a read has more than it takes.
     """
-    frames = []
+    here, frames = few(like), []
     for one in reads:
         statements = [
             asked
@@ -209,7 +209,7 @@ def _tables(
         ]
         if statements:
             frame = sql_frame(session, Read(one.url, tuple(statements), snapshot=True))
-            frames.append(_fetched(here, frame) if (here := few(like)) else _counted(frame.persist()))
+            frames.append(_kept(frame) if here is None else _fetched(here, frame))
     return frames
 
 
@@ -220,10 +220,11 @@ def _fetched(here: FewRows, frame: DataFrame) -> DataFrame:
     return as_spark(here.sparkSession.of_arrow(found))
 
 
-def _counted(frame: DataFrame) -> DataFrame:
-    """The frame, when Spark has all of its rows."""
-    frame.count()
-    return frame
+def _kept(frame: DataFrame) -> DataFrame:
+    """Read, and kept by Spark."""
+    kept = frame.persist()
+    kept.count()
+    return kept
 
 
 def _union(one: DataFrame, other: DataFrame) -> DataFrame:

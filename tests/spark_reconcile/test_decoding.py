@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from spark_reconcile.decoding import KEYS, Decoded, decoded, without
@@ -155,7 +156,7 @@ def _plant(books: Books, fault: str, key: str) -> None:
 
 
 def _unclean(told: pa.Table) -> pa.Table:
-    return told.filter(pa.compute.invert(told["clean"]))
+    return told.filter(pc.invert(told["clean"]))
 
 
 def _keys(found: Decoded) -> set[int]:
