@@ -28,6 +28,12 @@ class Asking:
     token_file: Path | None = None
     answer_bytes_max: int = ANSWER_BYTES_MAX
 
+    @property
+    def shown_url(self) -> str:
+        """The URL without user, password and query, for messages."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, str]:
         """The status and the text of the answer. Raises BrokerUnavailable where there is none.
 
@@ -43,7 +49,7 @@ class Asking:
             response = connection.getresponse()
             answer = response.read(self.answer_bytes_max + 1)
         except (OSError, http.client.HTTPException) as error:
-            raise BrokerUnavailable(f"no broker answers at {self.url}: {error}") from error
+            raise BrokerUnavailable(f"no broker answers at {self.shown_url}: {error}") from error
         finally:
             connection.close()
         if len(answer) > self.answer_bytes_max:
@@ -56,7 +62,7 @@ class Asking:
         try:
             answer = json.loads(text)
         except ValueError as error:
-            raise BrokerRefused(f"{self.url} answered {status}, and no JSON: {text[:200]}") from error
+            raise BrokerRefused(f"{self.shown_url} answered {status}, and no JSON: {text[:200]}") from error
         if status != http.HTTPStatus.OK:
             raise BrokerRefused(str(answer.get("detail", text[:500])))
         return dict(answer)

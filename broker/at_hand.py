@@ -18,7 +18,7 @@ class AtHand(Pulling):
 
     def take_at_hand(
         self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
-        fires: bool = True,
+        fires: bool = True, since: int | None = None,
     ) -> list[Handed] | None:  # fmt: skip
         """take(), where that waits for nothing: no lock, no disk, no other pull. None, with nothing handed out, where
         it might: then call take(), in a thread that may wait.
@@ -27,6 +27,7 @@ class AtHand(Pulling):
             return None
         try:
             self._refuse_if_closed()
+            self._refuse_if_deleted(topic, group, since=since)
             found_topic, found = self._state.topics.get(topic), self._state.group(topic, group)
             if found_topic is None or found is None or found.accepts is not None or found.order is not None:
                 return None

@@ -74,7 +74,7 @@ class Broadcasting(Waiting):
         """
         self._refuse_if_closed()
         known = self._state.topics.get(topic)
-        end = 0 if known is None else self._durable_end(known)
+        end = self._state.end_of(topic) if known is None else self._durable_end(known)
         if known is None or offset > end:
             return offset, min(offset, end), []
         first = max(offset, known.index.start)

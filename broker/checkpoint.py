@@ -8,8 +8,9 @@ Nor is the schedule, which is durable by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -17,10 +18,11 @@ import msgspec
 from broker.consume.dead_letters import DeadRun, DeadState
 from broker.consume.group import Group
 from broker.consume.key_order import KeyOrder, OrderState
-from broker.consume.unsettled import Held
-from broker.state import BrokerState, config_of, settings_of
+from broker.consume.reasons import ReasonTexts
+from broker.consume.unsettled import Held, Unsettled
+from broker.log.scanning import Gap, Segment, scan
+from broker.state import BrokerState, Tombstone, config_of, settings_of
 from messaging import journal
-from messaging.failure_history import History
 from messaging.pace import Pace
 
 PART_BYTES: Final = 1024 * 1024
@@ -34,8 +36,8 @@ class _Held(msgspec.Struct, array_like=True, frozen=True):
     attempts_used: int
     life: int
     in_flight: bool
-    reason: str | None
-    history: History = ()
+    reason: int | str | None  # a text in checkpoints before there were numbers
+    history: tuple[tuple[int | str, int], ...] = ()
 
 
 class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -51,6 +53,7 @@ class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     order: OrderState | None = None
     redrive_pace: tuple[int, int] = (0, 0)
     dead_columns: DeadState | None = None
+    reasons: ReasonTexts = []
 
 
 class _Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -58,9 +61,12 @@ class _Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     openings: int
     topics: dict[str, int]
     groups: list[_Group]
+    deleted: dict[str, Tombstone] = {}
+    life: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
+_ARRAY_32: Final = b"\xdd"
 _decode = msgspec.msgpack.Decoder(_Checkpoint).decode
 
 
@@ -92,23 +98,53 @@ def read(records: Iterator[journal.Action | None]) -> bytes | None:
     return None
 
 
+def read_from(segment: Segment) -> tuple[bytes, int] | None:
+    """The whole checkpoint that a segment begins with, and the offset behind it; None where it begins with none."""
+    end = segment.first_offset
+
+    def records() -> Iterator[journal.Action | None]:
+        nonlocal end
+        for one in scan(segment, start=segment.first_offset):
+            end = one.end
+            yield None if isinstance(one, Gap) else journal.decode_action(one.payload)
+
+    data = read(records())
+    return None if data is None else (data, end)
+
+
+def second_newest(segments: Sequence[Segment]) -> int:
+    """Where in these segments replay begins if the newest whole checkpoint is damaged yet: at the one before it.
+
+    Found by reading; 0 where there is none. The first segment of all needs no checkpoint.
+    """
+    whole = (
+        number
+        for number in reversed(range(len(segments)))
+        if segments[number].first_offset == 0 or read_from(segments[number]) is not None
+    )
+    return next(islice(whole, 1, None), 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Restored:
     """What a checkpoint says of the message log: from where on it says something of the schedule, and the end of each
-    topic.
+    topic, and which were deleted. `is_newest`: whether replay begins with the newest segment.
     """
 
     messages_end: int = 0
     topics: dict[str, int] = field(default_factory=dict)
+    is_newest: bool = True
+    deleted: dict[str, Tombstone] = field(default_factory=dict)
 
 
-def restore(state: BrokerState, data: bytes) -> Restored:
+def restore(state: BrokerState, data: bytes, *, is_newest: bool = True) -> Restored:
     """Put a checkpoint into an empty state; what it says of the messages is to be held against the message log."""
     found = _decode(data)
     state.openings = found.openings
     for one in found.groups:
         _restore_group(state.declare(one.topic, one.name, config_of(one.settings), position=one.position), one)
-    return Restored(found.messages_end, found.topics)
+    state.life = found.life
+    return Restored(found.messages_end, found.topics, is_newest, found.deleted)
 
 
 def _capture(state: BrokerState, messages_end: int) -> _Checkpoint:
@@ -117,6 +153,8 @@ def _capture(state: BrokerState, messages_end: int) -> _Checkpoint:
         openings=state.openings,
         topics={name: topic.index.end for name, topic in state.topics.items()},
         groups=[_group(name, group) for name, topic in state.topics.items() for group in topic.groups.values()],
+        deleted=state.deleted,
+        life=state.life,
     )
 
 
@@ -124,25 +162,35 @@ def _group(topic: str, group: Group) -> _Group:
     return _Group(
         topic=topic, name=group.name, settings=settings_of(group.config), position=group.position,
         paused=group.paused, life=group.life, sought_in_life=group.sought_in_life,
-        held=[
-            _Held(one.first, one.count, one.visible_at_ms, one.delivery, one.attempts_used, one.life, one.in_flight,
-                  one.reason, one.history)
-            for one in group.unsettled
-        ],
+        held=_encode_held(group.unsettled),  # type: ignore[arg-type]  # which is written as the list is
         dead=[], dead_columns=group.dead.capture() if group.dead else None,
         redrive_pace=(group.redrive_pace.second_ms, group.redrive_pace.used),
-        order=None if group.order is None else group.order.capture(),
+        order=None if group.order is None else group.order.capture(), reasons=group.reasons.capture(),
     )  # fmt: skip
+
+
+def _encode_held(unsettled: Unsettled) -> msgspec.Raw:
+    """A list of them, each encoded by itself: there may be a hundred thousand, and no call is to hold everybody."""
+    runs = [
+        _encode(
+            _Held(one.first, one.count, one.visible_at_ms, one.delivery, one.attempts_used, one.life, one.in_flight,
+                  one.reason, one.history)
+        )
+        for one in unsettled
+    ]  # fmt: skip
+    return msgspec.Raw(_ARRAY_32 + len(runs).to_bytes(4, "big") + b"".join(runs))
 
 
 def _restore_group(group: Group, found: _Group) -> None:
     group.position, group.paused = found.position, found.paused
     group.life, group.sought_in_life = found.life, found.sought_in_life
+    group.reasons.restore(found.reasons)
     for one in found.held:
         end = one.first + journal.count_of(one.ids)
         group.unsettled.add(
             Held(one.first, end, one.visible_at_ms, one.delivery, one.attempts_used, one.life, one.in_flight,
-                 one.reason, one.history)
+                 None if not one.reason else _number_of(group, one.reason),
+                 tuple((_number_of(group, reason), attempts) for reason, attempts in one.history))
         )  # fmt: skip
     for first, ids, attempts, reason, dead_at_ms in found.dead:
         group.dead.add(DeadRun(first, first + journal.count_of(ids), attempts, reason, dead_at_ms))
@@ -152,3 +200,7 @@ def _restore_group(group: Group, found: _Group) -> None:
     if found.order is not None:
         group.order = KeyOrder()
         group.order.restore(found.order)
+
+
+def _number_of(group: Group, reason: int | str) -> int:
+    return group.reasons.number_of(reason) if isinstance(reason, str) else reason

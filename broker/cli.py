@@ -1,4 +1,5 @@
-"""`outbox broker serve | check | scheduled | token | group`: the broker as a process, and questions to one.
+"""`outbox broker serve | check | scheduled | token | group | delete-topic | delete-group`: a broker's process, and
+questions to one.
 
 Only `serve` loads the server's libraries.
 """
@@ -15,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from broker import group_cli
+from broker import delete_cli, group_cli
 from broker.asking import Asking
 from messaging.errors import BrokerUnavailable, ConfigurationError
 from messaging.for_people import moment
@@ -23,6 +24,8 @@ from messaging.logs import LogFormat
 
 app = typer.Typer(no_args_is_help=True, help="Run the broker, and probe one.")
 app.add_typer(group_cli.app, name="group")
+app.command("delete-topic")(delete_cli.delete_topic)
+app.command("delete-group")(delete_cli.delete_group)
 
 
 @app.callback()
@@ -83,9 +86,10 @@ def check(
     Example: outbox broker check --ready --url http://127.0.0.1:7788
     """
     path = "/livez" if live else "/readyz"
-    status, text = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file).ask("GET", path)
+    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file)
+    status, text = asking.ask("GET", path)
     if status != 200:
-        raise BrokerUnavailable(f"{url} is not ready: {text[:500]}")
+        raise BrokerUnavailable(f"{asking.shown_url} is not ready: {text[:500]}")
     print(text)
 
 

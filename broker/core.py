@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -18,15 +18,17 @@ from broker.consume.group import Cause, Death, Group
 from broker.consume.topic import RUN_BYTES_MAX, RUN_MESSAGES_MAX
 from broker.delay.store import DelayStore
 from broker.log.folder_lock import FolderLock
-from broker.log.reserve import Reserve, is_disk_full
+from broker.log.frame_pieces import PIECE_BYTES, Piece, pieces
+from broker.log.reserve import Reserve, cure_for, may_pass
 from broker.log.segment_index import IndexFiles, write_index
 from broker.log.segmented_log import SegmentedLog
 from broker.log.storage import Storage
 from broker.options import EngineOptions
 from broker.state import BrokerState, Topic, settings_of
+from broker.topic_quota import TopicQuota
 from messaging import journal
 from messaging.clock import Clock
-from messaging.errors import InvalidMessage, StorageFailed
+from messaging.errors import GroupDeleted, InvalidMessage, StorageFailed
 from messaging.journal_order import Filed
 from messaging.judged import JudgedGuard
 from messaging.message import GroupConfig, check_group, check_topic
@@ -35,6 +37,13 @@ logger = logging.getLogger(__name__)
 
 DEATH_PUT_OFF_MS: Final = 60_000
 """What should be a dead letter, and finds no room, is looked at again after this time."""
+DEATHS_AT_ONCE_MAX: Final = 100
+"""So many become dead letters before it is asked again whether there is room: each may have a long history."""
+
+
+def group_deleted(topic: str, group: str) -> GroupDeleted:
+    """What a pull ends with whose group was deleted meanwhile."""
+    return GroupDeleted(f"the consumer group {group} of {topic} was deleted while the pull waited")
 
 
 class Core:
@@ -52,6 +61,10 @@ class Core:
         self._waiters: defaultdict[tuple[str, str], set[Callable[[], None]]] = defaultdict(set)
         self._short: set[tuple[str, str]] = set()  # groups that got less than there is, for want of room in hand
         self._waiting_groups: defaultdict[str, set[str]] = defaultdict(set)
+        self._pulls_waiting: Counter[tuple[str, str]] = Counter()  # those with a thread each
+        self.deletions = 0
+        """How many times something was deleted: a pull that may wait notes it as it begins."""
+        self._deleted_in: dict[tuple[str, str], int] = {}  # which deletion of these was the group's last
         self._index_files = IndexFiles(folder / "messages")
         self._state = BrokerState(options, self._index_files)
         self._folder = folder
@@ -185,17 +198,20 @@ class Core:
 
     def _write_action(self, action: journal.Action) -> None:
         """Write an action down; in a new segment, behind a checkpoint, where the old one is full."""
-        try:
-            self._try_to_write_action(action)
-        except StorageFailed as error:
-            if not is_disk_full(error) or not self._reserve.let_go():
-                raise
-            self._try_to_write_action(action)
-
-    def _try_to_write_action(self, action: journal.Action) -> None:
         if self._actions.is_full:
+            self._write_checkpoint_if_possible()
+        payloads = [journal.encode_record(action)]
+        self._reserve.spend(lambda: self._actions.append(payloads))
+
+    def _write_checkpoint_if_possible(self) -> None:
+        """Begin a segment with a checkpoint; where there is no room for it, actions go on in the old one."""
+        try:
             self._write_checkpoint()
-        self._actions.append([journal.encode_record(action)])
+        except StorageFailed as error:
+            if not may_pass(error):
+                raise
+            self._actions.put_off_roll()
+            logger.warning("checkpoint_put_off", extra={"error": str(error)})
 
     def _write_checkpoint(self) -> None:
         """Begin a segment of actions with all that those before it have come to.
@@ -207,17 +223,18 @@ class Core:
         messages_end = self._messages.durable_end if self._firing_from is None else self._firing_from
         records = checkpoint.records_of(self._state, messages_end=messages_end, at_ms=self._clock.now_ms())
         try:
-            self._actions.roll()
+            self._actions.roll(records)
         except OSError as error:
-            raise StorageFailed(f"cannot begin a segment: {error.strerror}; free some disk space") from error
-        self._actions.append(records)
+            raise StorageFailed(f"cannot begin a segment: {error.strerror}; {cure_for(error)}") from error
 
     def _write_messages(
         self, counts: Mapping[str, int], records: Sequence[journal.MessageRecord], *, ready_at_ms: int
     ) -> None:
         """Append records, all with sequences, as one piece, and place them: topics in order, so many of each."""
         encode = journal.encode_record
-        self._place(counts, self._append_messages([encode(one) for one in records]), ready_at_ms=ready_at_ms)
+        is_long = sum([len(one.body) for one in records]) > PIECE_BYTES
+        framed = pieces(map(encode, records)) if is_long else [journal.frames([encode(one) for one in records])]
+        self._place(counts, self._append_messages(framed), ready_at_ms=ready_at_ms)
         if self._state.is_filtering:
             start = 0
             for topic, count in counts.items():
@@ -241,17 +258,14 @@ class Core:
                 )  # fmt: skip
                 start = stop
 
-    def _append_messages(self, payloads: Sequence[bytes]) -> list[int]:
-        """Append encoded message records as one piece, in a new segment where the old one is full."""
-        return self._append_frames(*journal.frames(payloads))
-
-    def _append_frames(self, data: bytes, sizes: Sequence[int]) -> list[int]:
+    def _append_messages(self, framed: Iterable[Piece]) -> list[int]:
+        """Append message records in frames behind each other, in a new segment where the old one is full."""
         try:
             if self._messages.is_full:
                 self._seal_message_segment()
-            return self._messages.append_frames(data, sizes)
+            return self._messages.append_pieces(framed)
         except OSError as error:
-            raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
+            raise StorageFailed(f"cannot write to the log: {error.strerror}; {cure_for(error)}") from error
 
     def _seal_message_segment(self) -> None:
         """Write the index of the segment that is full, then begin a new one."""
@@ -266,9 +280,13 @@ class Core:
 
     def _bury(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
         """Make dead letters; where there is no room for them, they wait for it, and are handed to nobody."""
-        if deaths and self._state.dead_weight.size_bytes >= self._options.dead_letters_bytes_max:
-            self._put_off(topic, group, deaths, at_ms=at_ms)
-            return
+        for start in range(0, len(deaths), DEATHS_AT_ONCE_MAX):
+            if self._state.dead_weight.size_bytes >= self._options.dead_letters_bytes_max:
+                self._put_off(topic, group, deaths[start:], at_ms=at_ms)
+                return
+            self._bury_all(topic, group, deaths[start : start + DEATHS_AT_ONCE_MAX], at_ms=at_ms)
+
+    def _bury_all(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
         alike: defaultdict[tuple[str, bool], list[tuple[int, journal.Ids, int]]] = defaultdict(list)
         for death in deaths:
             alike[death.reason, death.cause is Cause.EXPIRED].append((death.first, death.count, death.attempts))
@@ -278,17 +296,16 @@ class Core:
                     topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason, expired=expired
                 )
             )  # fmt: skip
-        if deaths:
-            self._wake_next(topic, group)
+        self._wake_next(topic, group)
         for death in deaths:
             self._state.counters[f"dead_lettered_{death.cause}", topic, group.name] += death.count
 
     def _put_off(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
+        alike: defaultdict[str, list[tuple[int, journal.Ids, int, int]]] = defaultdict(list)
         for one in deaths:
-            entries: list[tuple[int, journal.Ids, int, int]] = [
-                (one.first, one.count, at_ms + DEATH_PUT_OFF_MS, one.attempts)
-            ]
-            self._act(journal.Requeued(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=one.reason))
+            alike[one.reason].append((one.first, one.count, at_ms + DEATH_PUT_OFF_MS, one.attempts))
+        for reason, entries in alike.items():
+            self._act(journal.Requeued(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason))
         logger.warning(
             "dead_letters_full",
             extra={"topic": topic, "group": group.name, "messages": sum(one.count for one in deaths),
@@ -296,22 +313,22 @@ class Core:
         )  # fmt: skip
         self._wake_short()  # no consumer holds them any more
 
-    def _refuse_if_disk_is_full(self) -> None:
-        if not self._reserve.take():
-            raise StorageFailed(
-                "No space left on device: the room that is left is for what is stored to be consumed; free some disk "
-                "space, and publishes are taken again"
-            )
-
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise StorageFailed("the broker is closed")
 
+    def _refuse_if_deleted(self, topic: str, group: str, *, since: int | None) -> None:
+        """Raise GroupDeleted where a group was deleted after so many deletions; None: nobody has waited."""
+        if since is not None and self._deleted_in.get((topic, group), 0) > since:
+            raise group_deleted(topic, group)
+
     # -- topics and groups -------------------------------------------------------------------------------------------
 
-    def _declare(self, topic: str, name: str, config: GroupConfig) -> None:
+    def _declare(self, topic: str, name: str, config: GroupConfig, quota: TopicQuota | None = None) -> None:
         if topic not in self._state.topics:
-            self._check_topics_max()
+            refused = self._topics_refused(1, quota)
+            if refused is not None:
+                raise InvalidMessage(refused)
         known = self._state.topic(topic)
         if name not in known.groups and len(known.groups) >= self._options.groups_per_topic_max:
             raise InvalidMessage(f"topic {topic} has {len(known.groups)} groups already (groups_per_topic_max)")
@@ -325,9 +342,10 @@ class Core:
         self._settle_passed(known, name, config)
         self._act(
             journal.Declared(
-                topic=topic, group=name, at_ms=self._clock.now_ms(), position=position, settings=settings_of(config)
+                topic=topic, group=name, at_ms=self._clock.now_ms(), position=position, settings=settings_of(config),
+                is_new=name not in known.groups,
             )
-        )
+        )  # fmt: skip
 
     def _durable_end(self, topic: Topic) -> int:
         """Where a group may be moved to: behind it a power cut may give the sequences to other messages."""
@@ -346,18 +364,24 @@ class Core:
             )
         )  # fmt: skip
 
-    def _check_topics_max(self) -> None:
-        if len(self._state.topics) >= self._options.topics_max:
-            raise InvalidMessage(self._too_many_topics)
+    def _topics_refused(self, more: int, quota: TopicQuota | None) -> str | None:
+        """Why there may not be so many topics more, all of them covered by a client's quota; None where there may."""
+        limit = self._options.topics_max
+        if len(self._state.topics) + more > limit:
+            return f"there are {limit} topics already, and no more are allowed (topics_max)"
+        if quota is None:
+            return None
+        limit = quota.limit(limit)
+        if self._state.coverage.count(quota.patterns) + more > limit:
+            return (
+                f"the token's patterns cover {limit} topics already, and it may have no more (topics_max of the token)"
+            )
+        return None
 
-    @property
-    def _too_many_topics(self) -> str:
-        return f"there are {self._options.topics_max} topics already, and no more are allowed (topics_max)"
-
-    def _open_group(self, topic: str, name: str) -> tuple[Topic, Group]:
+    def _open_group(self, topic: str, name: str, quota: TopicQuota | None = None) -> tuple[Topic, Group]:
         found = self._state.group(topic, name)
         if found is None:
-            self._declare(topic, name, GroupConfig())
+            self._declare(topic, name, GroupConfig(), quota)
             found = self._known_group(topic, name)
         return self._state.topic(topic), found
 

@@ -21,11 +21,13 @@ from broker.broadcasting import Broadcasting
 from broker.consuming import Consuming
 from broker.delay.local_segments import LocalSegmentStore
 from broker.delay.store import DelayOptions, DelayStore
+from broker.deletion import Deletion
+from broker.log.folder_lock import refuse_nested
 from broker.log.storage import DiskStorage, Storage, Unsynced
 from broker.log.sync_times import TimedStorage
 from broker.operating import Operating
 from broker.options import Durability, EngineOptions
-from broker.publishing import BUCKETS_MS, Publishing
+from broker.publishing import BUCKETS_MS
 from broker.recovering import recover
 from broker.retention import Retaining
 from messaging import journal
@@ -35,7 +37,7 @@ from messaging.errors import StorageFailed
 __all__ = ["BUCKETS_MS", "Engine"]
 
 
-class Engine(Publishing, Consuming, Broadcasting, Operating, Retaining):
+class Engine(Deletion, Consuming, Broadcasting, Operating, Retaining):
     """One broker on one data folder. All methods may be called from any thread.
 
     Errors: InvalidMessage (a name or value out of bounds), NotSupported, StorageFailed (nothing was acknowledged).
@@ -58,8 +60,10 @@ class Engine(Publishing, Consuming, Broadcasting, Operating, Retaining):
     ) -> Self:
         """Open a data folder, made where it is missing: take its lock, replay its logs, start the timer.
 
-        Raises ConfigurationError when another process has the folder, StorageFailed, or SegmentDamaged.
+        Raises ConfigurationError when another process has the folder, or it is inside another data folder;
+        StorageFailed, or SegmentDamaged.
         """
+        refuse_nested(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             engine = cls(
@@ -118,6 +122,7 @@ class Engine(Publishing, Consuming, Broadcasting, Operating, Retaining):
                 "actions_bytes": self._actions.end,
                 "syncs": self._messages.syncs + self._actions.syncs,
                 "scheduled": schedule["scheduled"],
+                "publishes_refused": 0 if self._reserve.has_room_beside() else 1,
                 "schedule_buckets": schedule["buckets"],
                 "quarantined_runs": schedule["quarantined_runs"],
                 "quarantined_scheduled": schedule["quarantined_messages"],
@@ -143,13 +148,18 @@ class Engine(Publishing, Consuming, Broadcasting, Operating, Retaining):
         self._folder_lock.release()
 
     def _recover(self) -> None:
+        self._reserve.release()
         self._open_schedule()
-        out = [one for batch in self._batches for one in batch.ids]
-        recover(self._state, self._messages, self._actions, options=self._options, out=out)
+        out = [one for batch in self._batches for one in zip(batch.topics, batch.ids, strict=True)]
+        restored = recover(self._state, self._messages, self._actions, options=self._options, out=out)
         self._firing_from = self._state.fired_from  # no checkpoint may pass it before the schedule has settled
         for topic in self._schedule.topics():
-            self._state.topic(topic)
+            if topic not in self._state.deleted:
+                self._state.topic(topic)
+        if not restored.is_newest:
+            self._write_checkpoint_if_possible()
         self._act(journal.Opened(at_ms=self._clock.now_ms(), number=self._state.openings + 1))
+        self._finish_deletions()
         self._reserve.take()
         self._actions.commit()
 
@@ -163,5 +173,5 @@ class Engine(Publishing, Consuming, Broadcasting, Operating, Retaining):
             memory_bytes_max=self._options.schedule_memory_bytes_max,
             cancels_remembered_max=self._options.cancel_tombstones_max,
         )
-        self._schedule = DelayStore.open(self._segments, options=options)
+        self._schedule = DelayStore.open(self._segments, options=options, reserve=self._reserve)
         self._batches.extend(self._schedule.unsettled())

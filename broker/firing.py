@@ -8,7 +8,7 @@ Where more is due than a batch, each is taken while the one before it is placed,
 ended. Each step goes in the order in which the schedule handed them out.
 
 Killed anywhere in between, what is not settled comes again from the schedule when the broker opens, and what of it
-stands in the message log already is known by its id. A cancel is too late from Handed on, and wins before.
+stands in the message log already is known by its topic and id. A cancel is too late from Handed on, and wins before.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from broker.options import EngineOptions
 from broker.scheduled_copy import fired_copies
 from messaging import journal
 from messaging.clock import Clock
+from messaging.errors import StorageFailed
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +111,13 @@ class Firing(Mending):
                 self._turn.notify_all()
         return self._may_be_due()
 
+    def _fire_what_can_be(self) -> None:
+        """On a full disk nothing may fall due, but what is ready is handed out, and what is not can be canceled."""
+        try:
+            self._fire_due()
+        except StorageFailed as error:
+            logger.warning("firing_failed", extra={"error": str(error)})
+
     def _may_be_firing(self) -> bool:
         """Whether anything is due, or on its way into its topic: asked in this order, so that nothing slips between."""
         return self._may_be_due() or self._is_firing
@@ -168,8 +177,7 @@ class Firing(Mending):
         return any(self._end_of(topic) != first for topic, first in copies.firsts.items())
 
     def _end_of(self, topic: str) -> int:
-        known = self._state.topics.get(topic)
-        return 0 if known is None else known.index.end
+        return self._state.end_of(topic)
 
     def _copies(self, batch: Batch) -> Copies:
         """Due messages as they go into the message log, each topic's together, behind what its topic has now.
@@ -189,7 +197,7 @@ class Firing(Mending):
     def _place_due(self, batch: Batch, copies: Copies) -> Placed:
         """Write due messages to the message log with their sequences, each topic's together."""
         entries: dict[str, list[tuple[int, str]]] = {}
-        fresh = self._not_placed_yet(batch, entries)
+        fresh = self._not_void(self._not_placed_yet(batch, entries))
         old = self._state.fired_from if entries else None
         begin = self._messages.end if old is None else old
         if self._firing_from is None:  # else an earlier batch begins there
@@ -202,12 +210,13 @@ class Firing(Mending):
             entries.setdefault(topic, []).extend(zip(range(first, first + len(ids)), ids, strict=True))
             counts[topic] = len(ids)
         if counts:
-            offsets = self._append_frames(copies.data, copies.sizes)
+            data, sizes = copies.data, copies.sizes
+            offsets = self._reserve.spend(lambda: self._append_messages([(data, sizes)]), keep_half=True)
             self._place(counts, offsets, ready_at_ms=copies.at_ms)
             self._state.written_special.extend(offsets)
-            self._state.recent.add_new(fresh.ids)
+            self._state.recent.add_all(fresh.topics, fresh.ids)
         if self._state.fired_before:
-            for one in batch.ids:
+            for one in zip(batch.topics, batch.ids, strict=True):
                 self._state.fired_before.pop(one, None)
         return Placed(batch, entries, begin, self._messages.end, deque(entries))
 
@@ -220,15 +229,36 @@ class Firing(Mending):
         if len(set(ids)) == len(ids) and not self._state.recent.has_any(ids) and not self._state.fired_before:
             return batch
         gone: set[int] = set()
-        seen: set[str] = set()
-        for at, (message_id, topic) in enumerate(zip(ids, batch.topics, strict=True)):
-            place = self._state.fired_before.get(message_id)
+        seen: set[tuple[str, str]] = set()
+        for at, (topic, message_id) in enumerate(zip(batch.topics, ids, strict=True)):
+            place = self._state.fired_before.get((topic, message_id))
             if place is not None:
                 entries.setdefault(topic, []).append((place, message_id))
-            if place is not None or message_id in self._state.recent or message_id in seen:
+            if place is not None or self._state.recent.has(topic, message_id) or (topic, message_id) in seen:
                 gone.add(at)
-            seen.add(message_id)
+            seen.add((topic, message_id))
         return batch.without(gone)
+
+    def _not_void(self, batch: Batch) -> Batch:
+        """The batch without what belonged to a topic that was deleted; that is told to be canceled."""
+        if not self._state.deleted or self._state.deleted.keys().isdisjoint(batch.topics):
+            return batch
+        is_void = self._state.is_void
+        gone = {at for at, (topic, seq) in enumerate(zip(batch.topics, batch.seqs, strict=True)) if is_void(topic, seq)}
+        if not gone:
+            return batch
+        self._tell_void([(batch.topics[at], batch.ids[at]) for at in sorted(gone)])
+        return batch.without(gone)
+
+    def _tell_void(self, places: Sequence[tuple[str, str]]) -> None:
+        """Write down that scheduled messages, by (topic, id), are never delivered: their topic was deleted."""
+        once = dict.fromkeys(places)
+        self._act(
+            journal.Canceled(
+                at_ms=self._clock.now_ms(), ids=[one for _, one in once], messages_end=self._messages.end,
+                topics=[topic for topic, _ in once],
+            )
+        )  # fmt: skip
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
@@ -282,7 +312,8 @@ class Firing(Mending):
                 topic = placed.untold[0]
                 entries = placed.entries[topic]
                 self._act(journal.Fired(topic=topic, at_ms=now_ms, entries=entries))
-                self._state.counters["fired", topic, ""] += len(entries)
+                if topic in self._state.topics:
+                    self._state.counters["fired", topic, ""] += len(entries)
                 placed.untold.popleft()  # where the next one fails, this one is not told again
         for topic in placed.entries:
             self._wake_topic(topic)

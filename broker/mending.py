@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from broker.consume.topic import SegmentPart
 from broker.core import Core
-from broker.log.reserve import is_disk_full
+from broker.log.reserve import cure_for
 from broker.log.scanning import Gap, Segment, scan
 from broker.log.segment_index import Directory, IndexDamaged, index_path, write_index
 from broker.log.storage import Storage
@@ -88,12 +88,7 @@ class Mending(Core):
         with self._lock:
             if self._sealed_segment(segment.first_offset) is None:
                 return
-            try:
-                directory = self._write_anew(segment, found)
-            except StorageFailed as error:
-                if not is_disk_full(error) or not self._reserve.let_go():
-                    raise
-                directory = self._write_anew(segment, found)
+            directory = self._reserve.spend(lambda: self._write_anew(segment, found))
             self._state.put_in_place(segment.first_offset, directory)
             self._index_files.made_anew(segment.first_offset)
             self._unmended.pop(segment.first_offset, None)
@@ -106,7 +101,7 @@ class Mending(Core):
                 ids=found.recent.newest(found.recent.added), special=found.written_special.tolist(),
             )  # fmt: skip
         except OSError as error:
-            raise StorageFailed(f"{_damaged(segment)}: {error.strerror}; free some disk space") from error
+            raise StorageFailed(f"{_damaged(segment)}: {error.strerror}; {cure_for(error)}") from error
 
     def _sealed_segment(self, first_offset: int) -> Segment | None:
         """The segment; None where it was dropped."""

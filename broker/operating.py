@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from broker.consume.dead_letters import DeadRun
@@ -15,6 +16,7 @@ from broker.log.reading import read_runs
 from broker.pulling import DAMAGED, check_within
 from broker.state import Topic
 from broker.timing import Timing
+from broker.topic_quota import TopicQuota
 from messaging import journal
 from messaging.errors import InvalidMessage
 from messaging.figures import topic_figures
@@ -24,6 +26,7 @@ REDRIVE_PER_SECOND_MAX: Final = 1_000_000
 REDRIVE_BATCH_MAX: Final = 10_000
 """So many runs of dead letters are in one action at most."""
 
+_CHAR_BYTES: Final = 4
 _LOOK_MESSAGES: Final = 1_000
 """So many dead letters are read at a time, to find some by their ids."""
 
@@ -39,10 +42,10 @@ class DeadPage:
 class Operating(Timing):
     """The operator's half of the engine. An unknown topic or group is a KeyError."""
 
-    def declare_group(self, topic: str, group: str, config: GroupConfig) -> None:
+    def declare_group(self, topic: str, group: str, config: GroupConfig, *, quota: TopicQuota | None = None) -> None:
         """Make a group, or change its settings; a group that is there keeps its position.
 
-        Raises FilterError where its filter cannot be read.
+        `quota`: how many topics its client may have. Raises FilterError where its filter cannot be read.
         """
         check_topic(topic)
         check_group(group)
@@ -50,7 +53,7 @@ class Operating(Timing):
             parse(config.filter)  # refused before anything is written
         if config.start != "earliest":
             self._messages.commit()
-        end = self._looked_up(lambda: self._declared(topic, group, config))
+        end = self._looked_up(lambda: self._declared(topic, group, config, quota))
         self._actions.commit(end)
 
     def topics(self) -> list[str]:
@@ -124,16 +127,19 @@ class Operating(Timing):
         self._wake(topic, group)
 
     def dead(
-        self, topic: str, group: str, *, limit: int = 100, after: str | None = None
+        self, topic: str, group: str, *, limit: int = 100, after: str | None = None, bytes_max: int | None = None
     ) -> tuple[list[DeadLetter], str | None]:
-        """One page of dead letters by sequence, and the cursor of the next one."""
+        """One page of dead letters by sequence, and the cursor of the next one. One letter may exceed `bytes_max`."""
         if after is not None and not (after.isascii() and after.isdigit()):
             raise InvalidMessage("after must be the `next` of an earlier page")
         with self._lock:
             self._refuse_if_closed()
             known_topic, known = self._known_topic(topic), self._known_group(topic, group)
             self._bury_expired(topic, known)
-        page = self._dead_page(known_topic, known, start=0 if after is None else int(after) + 1, count_max=limit)
+        page = self._dead_page(
+            known_topic, known, start=0 if after is None else int(after) + 1, count_max=limit,
+            bytes_max=min(bytes_max or self._options.pull_bytes_max, self._options.pull_bytes_max),
+        )  # fmt: skip
         letters = [
             DeadLetter(
                 id=record.id if record else "", topic=topic, group=group, attempts=dead.attempts, reason=dead.reason,
@@ -181,10 +187,10 @@ class Operating(Timing):
         self._wake(topic, group)
         return count
 
-    def _declared(self, topic: str, group: str, config: GroupConfig) -> int:
+    def _declared(self, topic: str, group: str, config: GroupConfig, quota: TopicQuota | None) -> int:
         """Declare a group; returns the end of the action log, to be committed."""
         self._refuse_if_closed()
-        self._declare(topic, group, config)
+        self._declare(topic, group, config, quota)
         return self._actions.end
 
     def _figures(self, topic: str, group: str) -> dict[str, int]:
@@ -207,17 +213,23 @@ class Operating(Timing):
         _, deaths = group.visible_again(now_ms=now_ms, count_max=len(group.unsettled))
         self._bury(topic, group, deaths, at_ms=now_ms)
 
-    def _dead_page(self, topic: Topic, group: Group, *, start: int, count_max: int) -> DeadPage:
-        """Dead letters from the sequence `start` on, read without the lock; fewer than so many, where they are long."""
+    def _dead_page(self, topic: Topic, group: Group, *, start: int, count_max: int, bytes_max: int) -> DeadPage:
+        """Dead letters from the sequence `start` on, read without the lock; fewer than so many, where they are long:
+        the first one, and what fits behind it.
+        """
         runs, following = self._looked_up(lambda: _dead_runs(topic, group, start=start, count_max=count_max))
-        page, bytes_max = DeadPage([], following), self._options.pull_bytes_max
+        page, left = DeadPage([], following), bytes_max
         for one, places in runs:
-            if bytes_max < 0:
+            if left <= 0:
                 page.following = one.first
                 break
-            read = read_runs(self._messages, places, first=one.first, end=one.end, bytes_max=bytes_max)
-            page.found += ((sequence, one, record) for sequence, record in read)
-            bytes_max -= sum(run.size_bytes for run in places)
+            read = read_runs(self._messages, places, first=one.first, end=one.end, bytes_max=left)
+            for sequence, record in read:
+                left -= _letter_bytes(one, record)
+                if left < 0 and page.found:
+                    page.following = sequence
+                    return page
+                page.found.append((sequence, one, record))
             if one.first + len(read) < one.end:
                 page.following = one.first + len(read)
                 break
@@ -229,7 +241,9 @@ class Operating(Timing):
         missing = set(ids)  # an id may be dead twice, where it came again after its window of duplicates
         following: int | None = 0
         while following is not None and missing:
-            page = self._dead_page(topic, group, start=following, count_max=_LOOK_MESSAGES)
+            page = self._dead_page(
+                topic, group, start=following, count_max=_LOOK_MESSAGES, bytes_max=self._options.pull_bytes_max
+            )  # fmt: skip
             for sequence, _, record in page.found:
                 if record is not None and record.id in ids:
                     found.append((sequence, sequence + 1))
@@ -253,3 +267,11 @@ def _dead_runs(
         left -= end - one.first
         following = end if end < one.end else None
     return runs, following
+
+
+def _letter_bytes(dead: DeadRun, record: journal.MessageRecord | None) -> int:
+    """What a dead letter comes to, about."""
+    size = _CHAR_BYTES * (len(dead.reason) + sum(len(reason) for reason, _ in dead.history))
+    if record is None:
+        return size
+    return size + len(record.body) + len(record.key or "") + sum(map(len, chain.from_iterable(record.headers.items())))

@@ -35,7 +35,9 @@ class EngineOptions:
     another attempt among them, or the consumers of all groups together beyond `in_hand_max` that they hold: each run of
     them is in memory. `group_in_hand_min` beyond that are any group's own: no group is kept waiting by what others
     hold. In memory is each run of dead letters, too, up to `dead_letters_bytes_max`: beyond, messages that used up
-    their attempts wait in their groups, and are handed to nobody. The newest scheduled messages are in memory, up to
+    their attempts wait in their groups, and are handed to nobody. So are the different reasons of failed attempts, of
+    all groups together up to `reasons_bytes_max`, of any group up to `group_reasons_bytes_min`: beyond, a reason is in
+    the action log alone. The newest scheduled messages are in memory, up to
     `schedule_memory_...`; all others are on the disk.
     """
 
@@ -64,6 +66,8 @@ class EngineOptions:
     group_in_hand_max: int = 100_000
     group_in_hand_min: int = 100
     dead_letters_bytes_max: int = 32 * 1024 * 1024
+    reasons_bytes_max: int = 16 * 1024 * 1024
+    group_reasons_bytes_min: int = 64 * 1024
     clock_slice_ms: int = 1_000
 
     def __post_init__(self) -> None:
@@ -88,6 +92,7 @@ class EngineOptions:
             "in_hand_max",
             "group_in_hand_max",
             "dead_letters_bytes_max",
+            "reasons_bytes_max",
         ):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1")

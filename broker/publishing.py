@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from broker.delay.schedule_log import Place
-from broker.delay.store import Timed
+from broker.delay.store import Stopped, Timed
 from broker.log.storage import Storage
 from broker.options import EngineOptions
 from broker.scheduled_copy import note_of, to_be_fired
+from broker.scope import ANY_TOPIC, Scope, covers, scope_of
 from broker.timing import Timing
+from broker.topic_quota import TopicQuota
 from messaging import journal
 from messaging.clock import Clock
 from messaging.errors import InvalidMessage
@@ -68,14 +70,17 @@ class Publishing(Timing):
         super().__init__(folder, clock=clock, options=options, storage=storage)
         self._beside = ThreadPoolExecutor(_SYNCS_BESIDE, "broker-sync")
 
-    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
-        """Store a batch; one result a message, in order, once all that is stored is durable."""
+    def publish(self, batch: Sequence[Message], *, quota: TopicQuota | None = None) -> list[PublishResult]:
+        """Store a batch; one result a message, in order, once all that is stored is durable.
+
+        `quota`: how many topics its client may have.
+        """
         if any(one.deliver_at_ms is not None for one in batch):
             self._schedule.make_room(self._clock.now_ms(), fill=_FILL_MAX)
         with self._lock:
             self._refuse_if_closed()
-            self._refuse_if_disk_is_full()
-            results, topics, place = self._append(batch)
+            self._reserve.require()
+            results, topics, place = self._append(batch, quota)
             end = self._messages.end
         self._commit(place, end)
         self._wake_wanting(topics)
@@ -90,12 +95,13 @@ class Publishing(Timing):
         """Store a batch for now as publish() does, in the form in which it came off the wire, checked by its caller,
         who has its ids at hand.
 
-        False, with nothing stored, where the topic or not every id is new: publish() tells what becomes of each.
+        False, with nothing stored, where the topic is new, or not every id is, on whatever topic: publish() tells what
+        becomes of each.
         """
         with self._lock:
             self._refuse_if_closed()
-            self._refuse_if_disk_is_full()
-            if topic not in self._state.topics or not self._are_new(ids):
+            self._reserve.require()
+            if topic not in self._state.topics or not self._are_new(ids, (topic,)):
                 return False
             self._append_plain({topic: len(ids)}, batch, ids, now_ms=self._clock.now_ms())
             end = self._messages.end
@@ -103,22 +109,20 @@ class Publishing(Timing):
         self._wake_wanting((topic,))
         return True
 
-    def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
-        """Cancel scheduled messages, durably.
+    def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[CancelStatus]:
+        """Cancel the scheduled messages of these ids on the topics that a pattern of `topics` matches (None: on all),
+        durably.
 
-        An unknown id is remembered: should its publish come, it is not delivered.
+        An id that is unknown there is remembered: should its publish to one of these topics come, it is not delivered.
         """
-        self._fire_due()
+        scope = scope_of(topics)
+        self._fire_what_can_be()
         with self._lock:
             self._refuse_if_closed()
-            statuses, place = self._stop(message_ids)
-        self._schedule.commit(place)
-        gone = [
-            one for one, status in zip(message_ids, statuses, strict=True) if status is not CancelStatus.TOO_LATE
-        ]  # fmt: skip
-        if gone:
-            self._tell_canceled(gone)
-        return statuses
+            stopped = self._stop(message_ids, scope)
+        self._schedule.commit(stopped.place)
+        self._tell_canceled(_gone(message_ids, stopped), scope)
+        return stopped.statuses
 
     def due_within(self, spans_ms: Sequence[int]) -> list[int]:
         """How many scheduled messages are due within each span from now, which ascend; and last, how many there are."""
@@ -139,9 +143,13 @@ class Publishing(Timing):
             bucket_ms=BUCKETS_MS[bucket],
         )
 
-    def scheduled_message(self, message_id: str) -> Mapping[str, object] | None:
-        """Id, topic and due time of one scheduled message; None where none is scheduled under this id."""
-        found = self._schedule.find(message_id)
+    def scheduled_message(
+        self, message_id: str, *, topics: Sequence[str] | None = None
+    ) -> Mapping[str, object] | None:  # fmt: skip
+        """Id, topic and due time of the scheduled message of this id on the topics that a pattern of `topics` matches
+        (None: on any), the first to be due where there are several; None where there is none.
+        """
+        found = self._schedule.find(message_id, scope_of(topics))
         return None if found is None else {"id": found.id, "topic": found.topic, "deliver_at_ms": found.due_ms}
 
     # -- storing -----------------------------------------------------------------------------------------------------
@@ -160,23 +168,25 @@ class Publishing(Timing):
                 beside.result()
         self._messages.commit(end)
 
-    def _append(self, batch: Sequence[Message]) -> tuple[list[PublishResult], Collection[str], Place | None]:
+    def _append(
+        self, batch: Sequence[Message], quota: TopicQuota | None
+    ) -> tuple[list[PublishResult], Collection[str], Place | None]:
         """Store a batch; returns the results, the topics that have new messages, and the schedule's place, if any."""
         now_ms = self._clock.now_ms()
-        ids = [one.id for one in batch]
-        if self._is_plain(batch, ids):
+        if batch and all(one.deliver_at_ms is None for one in batch):
             plain, counts = _arranged(batch)
-            if self._has_room_for(counts):
+            ids = [one.id for one in plain]
+            if self._are_new(ids, counts) and self._has_room_for(counts, quota):
                 self._append_plain(counts, plain, ids, now_ms=now_ms)
-                return [PublishResult(one, PublishStatus.STORED) for one in ids], counts, None
+                return [PublishResult(one.id, PublishStatus.STORED) for one in batch], counts, None
         if self._is_later(batch, now_ms=now_ms):
             results, scheduled_to = self._append_later(batch, now_ms=now_ms)
             self._count_published(results, batch)
             return results, set(), scheduled_to
-        known = self._schedule.known(ids)
-        sorting = _Sorting(now_ms=now_ms, known=known, is_recent=self._state.recent.__contains__)
+        sorting = _Sorting(now_ms=now_ms, is_known=self._schedule.knows, is_recent=self._state.recent.has)
         for message in batch:
-            sorting.sort(message, problem=self._problem(message, now_ms=now_ms, topics_new=sorting.topics_new))
+            problem = self._problem(message, now_ms=now_ms, topics_new=sorting.topics_new, quota=quota)
+            sorting.sort(message, problem=problem)
             if message.topic not in self._state.topics and sorting.results[-1].status is PublishStatus.STORED:
                 sorting.topics_new.add(message.topic)
         place: Place | None = None
@@ -188,7 +198,8 @@ class Publishing(Timing):
         if plain:
             sequences = self._sequences(counts)
             records = [_record(one, now_ms=now_ms, sequence=place) for one, place in zip(plain, sequences, strict=True)]
-            self._store(counts, records, [one.id for one in plain], now_ms=now_ms)
+            self._write_messages(counts, records, ready_at_ms=now_ms)
+            self._state.recent.add_all([one.topic for one in plain], [one.id for one in plain])
         self._count_published(sorting.results, batch)
         return sorting.results, counts, place
 
@@ -203,15 +214,14 @@ class Publishing(Timing):
             stored = [one for one, status in zip(batch, statuses, strict=True) if status is PublishStatus.STORED]
         for topic in {one.topic for one in stored}:
             self._state.topic(topic)
-        dead = self._schedule.canceled_among([one.id for one in stored])
+        dead = self._schedule.canceled_among(stored)
         if stored:
-            self._append_messages(
-                [
-                    _dead_on_arrival(one, now_ms=now_ms) if one.id in dead else note_of(one, now_ms=now_ms)
-                    for one in stored
-                ]
-            )
-            self._state.recent.add_new(dead)
+            told = [note_of(one, now_ms=now_ms) for one in stored]
+            for at in dead:
+                told[at] = _dead_on_arrival(stored[at], now_ms=now_ms)
+            self._append_messages([journal.frames(told)])
+            for at in dead:
+                self._state.recent.add(stored[at].topic, stored[at].id)
         return [PublishResult(one.id, status) for one, status in zip(batch, statuses, strict=True)], place
 
     def _is_later(self, batch: Sequence[Message], *, now_ms: int) -> bool:
@@ -227,28 +237,24 @@ class Publishing(Timing):
             and not self._state.recent.has_any(ids)
         )
 
-    def _is_plain(self, batch: Sequence[Message], ids: list[str]) -> bool:
-        """Whether all of a batch is new, and for now: the usual case."""
-        return bool(batch) and all(one.deliver_at_ms is None for one in batch) and self._are_new(ids)
-
-    def _has_room_for(self, counts: Mapping[str, int]) -> bool:
+    def _has_room_for(self, counts: Mapping[str, int], quota: TopicQuota | None) -> bool:
         """Whether all of these may be topics."""
         topics_new = len([one for one in counts if one not in self._state.topics])
-        return not topics_new or len(self._state.topics) + topics_new <= self._options.topics_max
+        return not topics_new or self._topics_refused(topics_new, quota) is None
 
-    def _are_new(self, ids: list[str]) -> bool:
-        state = self._state
+    def _are_new(self, ids: Sequence[str], topics: Iterable[str]) -> bool:
+        """Whether no id is twice among these, nor was there on any topic: the usual case, decided in one go."""
         return (
             len(set(ids)) == len(ids)
-            and not state.recent.has_any(ids)
-            and (self._schedule.is_empty_handed() or not self._schedule.known(ids))
-        )
+            and not self._state.recent.has_any(ids)
+            and not self._schedule.may_know(ids, topics)
+        )  # fmt: skip
 
     def _append_plain(
-        self, counts: Mapping[str, int], batch: Sequence[Publishable], ids: list[str], *, now_ms: int
+        self, counts: Mapping[str, int], batch: Sequence[Publishable], ids: Sequence[str], *, now_ms: int
     ) -> None:
         """Store a batch of which nothing is to be decided one by one; `counts`: its topics, so many of each."""
-        topics = chain.from_iterable(repeat(topic, count) for topic, count in counts.items())
+        topics = list(chain.from_iterable(repeat(topic, count) for topic, count in counts.items()))
         records = [
             journal.MessageRecord(
                 sequence=sequence, id=one.id, topic=topic, key=one.key,
@@ -257,31 +263,23 @@ class Publishing(Timing):
             )
             for sequence, topic, one in zip(self._sequences(counts), topics, batch, strict=True)
         ]  # fmt: skip
-        self._store(counts, records, ids, now_ms=now_ms)
+        self._write_messages(counts, records, ready_at_ms=now_ms)
+        self._state.recent.add_new(topics, ids)
         for topic, count in counts.items():
             self._state.counters["published_stored", topic, ""] += count
-
-    def _store(
-        self, counts: Mapping[str, int], records: Sequence[journal.MessageRecord], ids: list[str], *, now_ms: int
-    ) -> None:
-        self._write_messages(counts, records, ready_at_ms=now_ms)
-        self._state.recent.add_new(ids)
 
     def _sequences(self, counts: Mapping[str, int]) -> Iterator[int]:
         """The next sequences of these topics, in order, so many of each."""
         for topic, count in counts.items():
-            known = self._state.topics.get(topic)
-            end = 0 if known is None else known.index.end
+            end = self._state.end_of(topic)
             yield from range(end, end + count)
 
-    def _problem(self, message: Message, *, now_ms: int, topics_new: set[str]) -> str | None:
+    def _problem(self, message: Message, *, now_ms: int, topics_new: set[str], quota: TopicQuota | None) -> str | None:
         if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:
             return _DELAY_TOO_LONG
         if message.topic in self._state.topics or message.topic in topics_new:
             return None
-        if len(self._state.topics) + len(topics_new) >= self._options.topics_max:
-            return self._too_many_topics
-        return None
+        return self._topics_refused(len(topics_new) + 1, quota)
 
     def _count_published(self, results: Sequence[PublishResult], batch: Sequence[Message]) -> None:
         if all(one.status is PublishStatus.STORED for one in results):  # mostly
@@ -298,23 +296,24 @@ class Publishing(Timing):
             # A topic that was refused is no topic: names that anybody may invent are not counted one by one.
             self._state.counters[what, name if name in self._state.topics else OTHERS, ""] += count
 
-    def _stop(self, message_ids: Sequence[str]) -> tuple[list[CancelStatus], Place | None]:
+    def _stop(self, message_ids: Sequence[str], scope: Scope) -> Stopped:
         """What becomes of cancels. What stands in the message log lately was delivered, unless it came canceled."""
-        known = self._schedule.known(message_ids)
-        late = {one for one in message_ids if one not in known and one in self._state.recent}
-        asked = [one for one in message_ids if one not in late]
-        if not asked:
-            return [CancelStatus.TOO_LATE] * len(message_ids), None
-        statuses, place = self._schedule.stop(asked, now_ms=self._clock.now_ms())
-        decided = dict(zip(asked, statuses, strict=True))
-        return [decided.get(one, CancelStatus.TOO_LATE) for one in message_ids], place
+        recent = self._state.recent
+        late = {one for one in message_ids if any(covers(scope, topic) for topic in recent.topics(one))}
+        return self._schedule.stop(message_ids, now_ms=self._clock.now_ms(), scope=scope, late=late)
 
-    def _tell_canceled(self, ids: Sequence[str]) -> None:
-        """Write cancels down for whoever reads the action log, once they hold."""
+    def _tell_canceled(self, gone: Sequence[tuple[str, str]], scope: Scope) -> None:
+        """Write cancels, (id, topic) each, down for whoever reads the action log, once they hold."""
+        if not gone:
+            return
         with self._lock:
             self._refuse_if_closed()
-            at_ms = self._clock.now_ms()
-            self._act(journal.Canceled(at_ms=at_ms, ids=list(dict.fromkeys(ids)), messages_end=self._messages.end))
+            self._act(
+                journal.Canceled(
+                    at_ms=self._clock.now_ms(), ids=[one for one, _ in gone], messages_end=self._messages.end,
+                    topics=[topic for _, topic in gone], scope=scope,
+                )
+            )  # fmt: skip
             end = self._actions.end
         self._actions.commit(end)
 
@@ -326,28 +325,38 @@ class _Sorting:
     """
 
     now_ms: int
-    known: set[str]  # to the schedule
-    is_recent: Callable[[str], bool]
+    is_known: Callable[[str, str], bool]  # to the schedule
+    is_recent: Callable[[str, str], bool]
     results: list[PublishResult] = field(default_factory=list)
     plain: list[Message] = field(default_factory=list)
     later: list[tuple[int, Message]] = field(default_factory=list)
     topics_new: set[str] = field(default_factory=set)
-    seen: set[str] = field(default_factory=set)
+    seen: set[tuple[str, str]] = field(default_factory=set)
 
     def sort(self, message: Message, *, problem: str | None) -> None:
         """The next message; of what goes into the schedule, that will say what becomes of it."""
-        status = PublishStatus.STORED
+        status, place = PublishStatus.STORED, (message.topic, message.id)
         if problem is not None:
             status = PublishStatus.REJECTED
-        elif message.id in self.seen or self.is_recent(message.id):
+        elif place in self.seen or self.is_recent(*place):
             status = PublishStatus.DUPLICATE
-        elif message.id in self.known or (message.deliver_at_ms or 0) > self.now_ms:
+        elif (message.deliver_at_ms or 0) > self.now_ms or self.is_known(*place):
             self.later.append((len(self.results), message))
         else:
             self.plain.append(message)
         if problem is None:
-            self.seen.add(message.id)
+            self.seen.add(place)
         self.results.append(PublishResult(message.id, status, problem))
+
+
+def _gone(message_ids: Sequence[str], stopped: Stopped) -> list[tuple[str, str]]:
+    """(id, topic) of all that a cancel stops: any topic where no message of the id has come yet."""
+    return [
+        (one, topic)
+        for one, status in dict(zip(message_ids, stopped.statuses, strict=True)).items()
+        if status is not CancelStatus.TOO_LATE
+        for topic in sorted(stopped.topics[one]) or (ANY_TOPIC,)
+    ]
 
 
 def _arranged(batch: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:

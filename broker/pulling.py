@@ -13,11 +13,13 @@ from broker.consume.group import Cause, Death, Group, HandOut, Requeue
 from broker.consume.key_order import KeyOrder
 from broker.consume.receipt import receipts_of
 from broker.consume.topic import Run
+from broker.core import group_deleted
 from broker.log.reading import Found, read_runs
 from broker.state import Topic
 from broker.timing import Timing
+from broker.topic_quota import TopicQuota
 from messaging import journal
-from messaging.errors import InvalidMessage, StorageFailed
+from messaging.errors import InvalidMessage
 from messaging.journal_order import Filed
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ class Pulling(Timing):
 
     def take(
         self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
-        fires: bool = True,
+        fires: bool = True, since: int | None = None, quota: TopicQuota | None = None,
     ) -> list[Handed]:  # fmt: skip
         """Hand out what is ready, as runs of records.
 
@@ -65,10 +67,14 @@ class Pulling(Timing):
 
         One pull of a group at a time: it chooses under the engine's lock, reads the disk without it, and hands out what
         is still there under the lock again. So a group that reads what is long past slows down itself alone.
+
+        `since`: how many deletions there had been when it began that this is a part of: it ends with GroupDeleted where
+        its group was deleted later, and makes it no more. `quota`: how many topics its client may have.
         """
+        self._refuse_if_deleted(topic, group, since=since)
         if fires and self._may_be_firing() and not self._is_ready(topic, group):
             self._fire_what_can_be()
-        found_topic, found = self._opened(topic, group)
+        found_topic, found = self._opened(topic, group, quota)
         with found.pulling:
             looked_at = 0
             for _ in range(_PASSES_MAX):
@@ -91,15 +97,15 @@ class Pulling(Timing):
                     return []
         return []
 
-    def _opened(self, topic: str, name: str) -> tuple[Topic, Group]:
-        """A topic and a group, which is made where it is new. None is ever taken away, so only that needs the lock."""
+    def _opened(self, topic: str, name: str, quota: TopicQuota | None) -> tuple[Topic, Group]:
+        """A topic and a group, which is made where it is new; one that is deleted meanwhile says so under the lock."""
         known = self._state.topics.get(topic)
         group = None if known is None else known.groups.get(name)
         if known is not None and group is not None:
             return known, group
         with self._lock:
             self._refuse_if_closed()
-            return self._open_group(topic, name)
+            return self._open_group(topic, name, quota)
 
     def _is_ready(self, topic: str, group: str) -> bool:
         """Whether a message that a group wants is there already, so that it does not wait for what is due."""
@@ -110,16 +116,11 @@ class Pulling(Timing):
             index, end = self._state.topic(topic).index, self._messages.durable_end
             return index.visible_end(found.position, count_max=1, durable_end=end) > found.position
 
-    def _fire_what_can_be(self) -> None:
-        """On a full disk nothing can fall due, but what is ready is handed out all the same."""
-        try:
-            self._fire_due()
-        except StorageFailed as error:
-            logger.warning("firing_failed", extra={"error": str(error)})
-
     def _choose(self, topic: Topic, group: Group, *, count_max: int, now_ms: int | None = None) -> Choice | None:
         """What to read for a hand-out; None where nothing is ready."""
         self._refuse_if_closed()
+        if group.is_deleted:
+            raise group_deleted(topic.index.name, group.name)
         if group.paused:
             return None
         self._come_past(topic, group)
@@ -161,6 +162,8 @@ class Pulling(Timing):
         consumer: str | None,
     ) -> list[Handed]:  # fmt: skip
         """Hand out what was read and is still there. Empty where all of it is to be put aside, or has moved."""
+        if group.is_deleted:
+            raise group_deleted(topic.index.name, group.name)
         if group.paused or choice.sought_in_life != group.sought_in_life:
             return []
         there = _still_there(group, choice, records)
@@ -263,7 +266,7 @@ class Pulling(Timing):
             self._bury(topic, group, [death], at_ms=at_ms)
         else:
             hold = group.decide_hold(sequence, until_ms=record.deliver_at_ms or 0)
-            self._requeue(topic, group.name, [hold], at_ms=at_ms, reason=known.reason if known else None)
+            self._requeue(topic, group.name, [hold], at_ms=at_ms, reason=group.reason_of(known) if known else None)
 
     def _requeue(
         self, topic: str, group: str, decisions: Iterable[Requeue | Death], *, at_ms: int, reason: str | None

@@ -7,13 +7,16 @@ begins, and a sealed segment of messages whose index file is sound need not be r
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from itertools import repeat
 from typing import Final
 
 from broker import checkpoint
 from broker.checkpoint import Restored
+from broker.log.completeness import content_bytes
 from broker.log.reading import record_at
-from broker.log.scanning import Gap, Segment, scan
+from broker.log.reserve import cure_for
+from broker.log.scanning import Gap, Segment
 from broker.log.segment_index import Directory, read_directory, read_ids, write_index
 from broker.log.segmented_log import SegmentedLog
 from broker.lost_actions import LostActions
@@ -21,6 +24,7 @@ from broker.options import EngineOptions
 from broker.state import BrokerState
 from messaging import journal
 from messaging.errors import StorageFailed
+from messaging.journal import SegmentDamaged
 
 logger = logging.getLogger(__name__)
 
@@ -30,17 +34,21 @@ _NIL: Final = 0xC0
 
 def recover(
     state: BrokerState, messages: SegmentedLog, actions: SegmentedLog, *, options: EngineOptions,
-    out: Collection[str] = (),
-) -> None:  # fmt: skip
-    """Open both logs and replay them into an empty state. `out`: ids that the schedule will hand out again.
+    out: Collection[tuple[str, str]] = (),
+) -> Restored:  # fmt: skip
+    """Open both logs and replay them into an empty state; returns where replay began. `out`: topics and ids of what the
+    schedule will hand out again.
 
     Raises SegmentDamaged where a segment is missing, StorageFailed where no checkpoint is whole and the beginning of
     the action log was dropped.
     """
     messages.open()
     actions.open()
+    _refuse_if_a_log_is_missing(messages, actions)
     restored, replayed = _restore_checkpoint(state, actions)
     MessageRecovery(state, messages, restored=restored, ids_max=options.dedup_messages_max).run(out)
+    for name, place in restored.deleted.items():  # whose messages the log still holds
+        state.delete_topic(name, place, is_kept=name in restored.topics)
     replay = state.replay_action
     for segment in replayed:
         for one in actions.scan(segment):
@@ -50,6 +58,7 @@ def recover(
                 replay(journal.decode_action(one.payload))
     actions.ready()
     _let_go_of_dropped(state)
+    return restored
 
 
 class MessageRecovery:
@@ -62,7 +71,7 @@ class MessageRecovery:
         self._ids_max = ids_max
         self._fired: list[int] = []  # offsets, after the checkpoint
 
-    def run(self, out: Collection[str]) -> None:
+    def run(self, out: Collection[tuple[str, str]]) -> None:
         """Go through all segments; write the index files that are missing."""
         folder = self._log.folder
         sealed = self._log.segments[:-1]
@@ -87,8 +96,8 @@ class MessageRecovery:
         )
         if ids is None or not fits:
             return False
-        for one in ids:
-            self._state.recent.add(one)
+        for topic, some in ids:
+            self._state.recent.add_all(repeat(topic, len(some)), some)
         self._state.take_over(segment.first_offset, directory)
         self._fired += [offset for offset in directory.special if offset >= self._restored.messages_end]
         return True
@@ -105,7 +114,7 @@ class MessageRecovery:
             )  # fmt: skip
         except OSError as error:
             raise StorageFailed(
-                f"cannot write the index of {segment.path.name}: {error.strerror}; free some disk space"
+                f"cannot write the index of {segment.path.name}: {error.strerror}; {cure_for(error)}"
             ) from error
         state.take_over(segment.first_offset, directory)
 
@@ -120,36 +129,50 @@ class MessageRecovery:
             if record.copy == journal.FIRED_COPY and one.offset >= self._restored.messages_end:
                 self._fired.append(one.offset)
 
-    def _note_fired(self, out: frozenset[str]) -> None:
+    def _note_fired(self, out: frozenset[tuple[str, str]]) -> None:
         """Which of the messages that will come again have their places: they are among the last that fell due."""
         for offset in self._fired[-len(out) :] if out else ():
             record = record_at(self._log, offset)
-            if record is not None and record.id in out and record.sequence is not None:
-                self._state.fired_before[record.id] = record.sequence
+            if record is not None and (record.topic, record.id) in out and record.sequence is not None:
+                self._state.fired_before[record.topic, record.id] = record.sequence
                 if self._state.fired_from is None:
                     self._state.fired_from = offset
 
     def _complete_topics(self) -> None:
         """Topics whose messages were dropped, or whose last ones are damaged, go on where they were."""
         for name, end in self._restored.topics.items():
-            index = self._state.topic(name).index
-            index.begin_at(end)
-            if index.end < end:
-                logger.error("messages_missing", extra={"topic": name, "messages": end - index.end})
-                self._state.written[name] = index
-                index.skip_to(end, ready_at_ms=0)
+            _go_on_at(self._state, name, end)
+
+
+def _refuse_if_a_log_is_missing(messages: SegmentedLog, actions: SegmentedLog) -> None:
+    """Raise SegmentDamaged where one log has segments, and the other, which is made with it, has none.
+
+    A first opening begins the log of messages first, and nothing is written to it before both are there.
+    """
+    gone, there = (actions, messages) if messages.segments else (messages, actions)
+    if (
+        there.segments
+        and not gone.segments
+        and (there is actions or any(content_bytes(one.path) for one in there.segments))
+    ):
+        raise SegmentDamaged(
+            f"all segments in {gone.folder} are missing, and there are some in {there.folder}: restore them from a "
+            f"copy; or move {there.folder} away too, to begin anew"
+        )
 
 
 def _restore_checkpoint(state: BrokerState, actions: SegmentedLog) -> tuple[Restored, list[Segment]]:
     """Restore the newest checkpoint that is whole; returns it, and the segments to replay."""
-    for number in reversed(range(len(actions.segments))):
-        data = checkpoint.read(_records(actions.segments[number]))
-        if data is not None:
-            return checkpoint.restore(state, data), actions.segments[number:]
-        if actions.segments[number].first_offset == 0:
-            break
-        logger.warning("checkpoint_unusable", extra={"segment": actions.segments[number].path.name})
-    if actions.segments and actions.segments[0].first_offset != 0:
+    newest = len(actions.segments) - 1
+    for number, segment in reversed(list(enumerate(actions.segments))):
+        found = checkpoint.read_from(segment)
+        if found is not None:
+            data, segment.grown_from = found
+            return checkpoint.restore(state, data, is_newest=number == newest), actions.segments[number:]
+        if segment.first_offset == 0:
+            return Restored(is_newest=number == newest), actions.segments
+        logger.warning("checkpoint_unusable", extra={"segment": segment.path.name})
+    if actions.segments:
         raise StorageFailed(
             f"no checkpoint in {actions.folder} is whole, and its first segments were dropped: restore the folder from "
             "a copy"
@@ -162,9 +185,14 @@ def is_note(payload: bytes) -> bool:
     return payload[1] == _NIL and payload[-1] == journal.SCHEDULED
 
 
-def _records(segment: Segment) -> Iterator[journal.Action | None]:
-    for one in scan(segment, start=segment.first_offset):
-        yield None if isinstance(one, Gap) else journal.decode_action(one.payload)
+def _go_on_at(state: BrokerState, name: str, sequence: int) -> None:
+    """Let a topic end here at least; what it lacks of that is gone."""
+    index = state.topic(name).index
+    index.begin_at(sequence)
+    if index.end < sequence:
+        logger.error("messages_missing", extra={"topic": name, "messages": sequence - index.end})
+        state.written[name] = index
+        index.skip_to(sequence, ready_at_ms=0)
 
 
 def _let_go_of_dropped(state: BrokerState) -> None:
@@ -174,7 +202,7 @@ def _let_go_of_dropped(state: BrokerState) -> None:
     """
     for name, topic in state.topics.items():
         for group in topic.groups.values():
-            topic.index.begin_at(group.position)
+            _go_on_at(state, name, group.position)
             lost = group.drop_before(topic.index.start)
             if lost:
                 logger.error("unread_messages_missing", extra={"topic": name, "group": group.name, "messages": lost})

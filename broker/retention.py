@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
+from broker import checkpoint
 from broker.log.scanning import Segment
 from broker.options import EngineOptions
 from broker.state import BrokerState, Topic
@@ -73,6 +74,11 @@ class Retaining(Timing):
             now_ms = self._clock.now_ms()
             dropped = self._drop_messages(now_ms)
             self._drop_actions(now_ms)
+            if self._state.deleted and not self._has_taken():
+                self._state.forget_deleted(
+                    messages_start=self._messages.segments[0].first_offset,
+                    actions_start=self._actions.segments[0].first_offset,
+                )
             return dropped
 
     def _outdated(self, segments: Sequence[Segment], now_ms: int) -> int:
@@ -100,7 +106,7 @@ class Retaining(Timing):
         if drops_unread:
             self._move_groups_behind(going[-1])
         # What the groups have settled, and where the topics end, is known by a power cut too, before the messages go.
-        self._write_checkpoint()
+        self._reserve.spend(self._write_checkpoint)
         self._actions.commit()
         for topic in self._state.topics.values():
             topic.index.drop(going[-1].first_offset)
@@ -122,11 +128,14 @@ class Retaining(Timing):
                 self._wake_next(name, group)
 
     def _drop_actions(self, now_ms: int) -> None:
-        """Segments before the last checkpoints; reconciliation reads them too, so they stay for the retention time."""
+        """Segments before the second newest whole checkpoint; reconciliation reads them too, so they stay for the
+        retention time.
+        """
         segments = self._actions.segments
-        kept = segments[-_KEPT_CHECKPOINTS:]
-        count = min(self._outdated(segments, now_ms), len(segments) - len(kept))
+        count = self._outdated(segments, now_ms) if len(segments) > _KEPT_CHECKPOINTS else 0
         if count > 0:
             self._actions.commit()
+            count = min(count, checkpoint.second_newest(segments))
+        if count > 0:
             self._actions.drop_before(segments[count].first_offset)
             logger.info("segments_dropped", extra={"log": "actions", "segments": count})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import fields
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from broker.consume.dead_letters import Weight
 from broker.consume.group import Cause, Death, Group, Requeue
 from broker.consume.key_order import KeyOrder
+from broker.consume.reasons import ReasonBudget
 from broker.consume.topic import BlockPlace, Blocks, TopicIndex
 from broker.consume.unsettled import Tally
 from broker.consume.wanted import Wanted
@@ -21,8 +23,10 @@ from broker.dedup import RecentIds
 from broker.filter import compile_condition, parse
 from broker.log.segment_index import Directory
 from broker.options import EngineOptions
+from broker.topic_quota import Coverage
 from messaging import journal
 from messaging.journal import count_of
+from messaging.journal_deletions import DeletedGroup, DeletedTopic
 from messaging.journal_order import Filed
 from messaging.message import GroupConfig
 
@@ -44,6 +48,15 @@ class Topic(msgspec.Struct, gc=False):
         return group.position - place
 
 
+class Tombstone(msgspec.Struct, array_like=True, frozen=True):
+    """What is remembered of a deleted topic, as long as a log holds anything of it (DeletedTopic)."""
+
+    end: int
+    scheduled_end: int
+    messages_end: int
+    actions_end: int
+
+
 class BrokerState:
     """Everything that is in memory. Changed under the engine's lock, and by replay() before the engine opens."""
 
@@ -51,19 +64,27 @@ class BrokerState:
         self._blocks = blocks
         self._options = options
         self.topics: dict[str, Topic] = {}
+        self.deleted: dict[str, Tombstone] = {}
+        """Topics that were deleted, also those of which another one was made since."""
+        self.life = 0
+        """The life in which a group begins: above that of all groups that were deleted."""
+        self.coverage = Coverage(self.topics)
         self.recent = RecentIds(options.dedup_messages_max)
         self.counters: Counter[tuple[str, str, str]] = Counter()
         self.openings = 0
         self.in_hand = Tally()
         self.dead_weight = Weight()
+        self.reason_budget = ReasonBudget(options.reasons_bytes_max, options.group_reasons_bytes_min)
         self.is_filtering = False
         """Whether any group has, or had, a filter."""
         self.written: dict[str, TopicIndex] = {}
         """The topics with messages in the segment that is being written."""
         self.written_special = array("Q")
         """Offsets in it of messages that fell due: what an index file names, so that they are found again."""
-        self.fired_before: dict[str, int] = {}
-        """Sequences, by id, of messages that fell due before a restart, and that the schedule will hand out again."""
+        self.fired_before: dict[tuple[str, str], int] = {}
+        """Sequences, by topic and id, of messages that fell due before a restart, and that the schedule will hand out
+        again.
+        """
         self.fired_from: int | None = None
         """Where the first of those stands in the message log."""
         self.recent_before_written = 0
@@ -73,8 +94,19 @@ class BrokerState:
         """The topic, made where it is new."""
         found = self.topics.get(name)
         if found is None:
-            found = self.topics[name] = Topic(TopicIndex(name, self._blocks))
+            found = Topic(TopicIndex(name, self._blocks))
+            found.index.begin_at(self.end_of(name))
+            self.topics[name] = found
+            self.coverage.made(name)
         return found
+
+    def end_of(self, name: str) -> int:
+        """The sequence that the topic's next message takes, also where the topic is new."""
+        found = self.topics.get(name)
+        if found is not None:
+            return found.index.end
+        before = self.deleted.get(name)
+        return 0 if before is None else before.end
 
     def group(self, topic: str, name: str) -> Group | None:
         """The group, or None where there is none."""
@@ -92,9 +124,9 @@ class BrokerState:
     def replay_message(self, record: journal.MessageRecord, *, offset: int, size_bytes: int) -> None:
         """A message as the message log tells it: its id and its place."""
         if record.copy != journal.SCHEDULED:  # which the schedule knows, or forgot with a power cut: it is asked
-            self.recent.add(record.id)
-        index = self.topic(record.topic).index
+            self.recent.add(record.topic, record.id)
         if record.sequence is not None:
+            index = self.topic(record.topic).index
             ready_at_ms = record.stored_at_ms
             if record.sequence != index.end:
                 index.begin_at(record.sequence)
@@ -118,7 +150,10 @@ class BrokerState:
     def put_in_place(self, segment: int, directory: Directory) -> None:
         """The segment's index file was made anew: its blocks lie elsewhere."""
         for name, entries in directory.topics.items():
-            self.topics[name].index.replace_blocks(
+            known = self.topics.get(name)
+            if known is None or known.index.part_in(segment) is None:
+                continue  # it was deleted meanwhile
+            known.index.replace_blocks(
                 [
                     (one.first, one.first_time_ms, BlockPlace(segment, one.position, one.runs, one.crc))
                     for one in entries
@@ -137,7 +172,14 @@ class BrokerState:
             case journal.Checkpoint():
                 pass  # read before, or made from what has been replayed
             case journal.Declared():
+                if action.is_new:  # one of this name was deleted: if it is still here, that action is damaged
+                    self.delete_group(action.topic, action.group)
                 self.declare(action.topic, action.group, config_of(action.settings), position=action.position)
+            case DeletedGroup():
+                self.delete_group(action.topic, action.group)
+            case DeletedTopic():
+                place = Tombstone(action.end, action.scheduled_end, action.messages_end, action.actions_end)
+                self.delete_topic(action.topic, place)
             case _:
                 group = self.group(action.topic, action.group)
                 if group is not None:
@@ -150,12 +192,66 @@ class BrokerState:
             groups[name].config = config
         else:
             groups[name] = Group(
-                name=name, config=config, position=position, tally=self.in_hand, dead_weight=self.dead_weight
-            )
+                name=name, config=config, position=position, tally=self.in_hand, dead_weight=self.dead_weight,
+                reason_budget=self.reason_budget, life=self.life,
+            )  # fmt: skip
         if config.ordered and groups[name].order is None:
             groups[name].order = KeyOrder()
         self._set_filter(topic, groups[name], config.filter)
         return groups[name]
+
+    # -- deleting ----------------------------------------------------------------------------------------------------
+
+    def delete_group(self, topic: str, name: str) -> None:
+        """Let a group go, with all that is kept of it; nothing where there is none."""
+        known = self.topics.get(topic)
+        group = None if known is None else known.groups.pop(name, None)
+        if known is None or group is None:
+            return
+        self.life = max(self.life, group.life + 1)
+        group.delete()
+        if known.wanted is not None:
+            known.wanted.declare(name, None, end=known.index.end)
+        self._forget_counters(lambda counted: counted[1:] == (topic, name))
+
+    def delete_topic(self, name: str, place: Tombstone, *, is_kept: bool = False) -> None:
+        """Let a topic's messages go that came before it was deleted, and all its groups.
+
+        What came later is another topic's, and `is_kept` says that there is such a one even without messages.
+        """
+        if place.end or place.scheduled_end:
+            self.deleted[name] = place
+        known = self.topics.get(name)
+        if known is None:
+            return
+        if not is_kept:
+            for group in list(known.groups):
+                self.delete_group(name, group)
+            known.wanted = None
+        if known.index.is_empty() or known.index.begins_before(place.messages_end):
+            known.index.drop_below(place.end)
+        if not is_kept and known.index.is_empty():
+            del self.topics[name]
+            self.written.pop(name, None)
+            self.coverage.deleted(name)
+            self._forget_counters(lambda counted: counted[1] == name)
+
+    def forget_deleted(self, *, messages_start: int, actions_start: int) -> None:
+        """Forget deleted topics of which neither log, whose beginnings are given, holds anything any more."""
+        self.deleted = {
+            name: one
+            for name, one in self.deleted.items()
+            if one.messages_end > messages_start or one.actions_end > actions_start
+        }
+
+    def is_void(self, topic: str, seq: int) -> bool:
+        """Whether a scheduled message, by its number in the schedule, came to a topic that was deleted since."""
+        before = self.deleted.get(topic)
+        return before is not None and seq < before.scheduled_end
+
+    def _forget_counters(self, is_gone: Callable[[tuple[str, str, str]], bool]) -> None:
+        for place in [one for one in self.counters if is_gone(one)]:
+            del self.counters[place]
 
     def _set_filter(self, topic: str, group: Group, text: str | None) -> None:
         known = self.topic(topic)

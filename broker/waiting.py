@@ -29,7 +29,7 @@ class Waiting(Pulling):
     ) -> list[Delivery]:
         """Hand out what is ready, waiting up to `wait_ms` for the first message.
 
-        An unknown group starts at the earliest.
+        An unknown group starts at the earliest. Raises GroupDeleted where it is deleted meanwhile.
         """
         check_topic(topic)
         check_group(group)
@@ -39,7 +39,7 @@ class Waiting(Pulling):
         deadline_ms = self._clock.monotonic_ms() + wait_ms
         take = partial(
             self.take, topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer,
-            fires=not wait_ms,
+            fires=not wait_ms, since=self.deletions,
         )  # fmt: skip
         handed = take() or self._awaited(topic, group, take, deadline_ms=deadline_ms)
         return [delivery for one in handed or () for delivery in deliveries_of(topic, group, one)]
@@ -58,6 +58,8 @@ class Waiting(Pulling):
                 arrived.notify_all()
 
         unsubscribe = self.subscribe(topic, group, wake)
+        with self._lock:
+            self._pulls_waiting[topic, group] += 1
         try:
             while True:
                 woken = False
@@ -70,6 +72,10 @@ class Waiting(Pulling):
                         self._clock.wait(arrived, left_ms)
         finally:
             unsubscribe()
+            with self._lock:
+                self._pulls_waiting[topic, group] -= 1
+                if not self._pulls_waiting[topic, group]:
+                    del self._pulls_waiting[topic, group]
 
 
 def deliveries_of(topic: str, group: str, handed: Handed) -> list[Delivery]:

@@ -89,7 +89,7 @@ class EmbeddedBroker:
         return self._open().extend(receipts, invisible_ms=invisible_ms)
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
-        """Cancel scheduled messages."""
+        """Cancel scheduled messages, on all topics."""
         return self._open().cancel(message_ids)
 
     @property
@@ -134,6 +134,16 @@ class EmbeddedAdmin:
             if group is None:
                 return self._engine.topic_figures(topic)
             return self._engine.group_figures(topic, group)
+
+    def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:
+        """Delete a group. Raises InUse, unless forced."""
+        with _unknown_is_refused():
+            self._engine.delete_group(topic, group, force=force)
+
+    def delete_topic(self, topic: str, *, force: bool = False) -> None:
+        """Delete a topic. Raises InUse, unless forced."""
+        with _unknown_is_refused():
+            self._engine.delete_topic(topic, force=force)
 
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
         """Move a group."""

@@ -5,11 +5,12 @@ A batch is filled from as many tables as it takes, so that a thousand tables wit
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
+from typing import Final
 
 from sqlalchemy import Connection, Engine
 
@@ -20,11 +21,19 @@ from messaging.broker import Broker
 from messaging.errors import BrokerError
 from messaging.ids import new_token
 from outbox.database import database_errors, retry_conflicts
+from outbox.ordering import Barrier
 from outbox.placement import MessageTable
 from outbox.relay import Relay, RelayPolicy
 from outbox.row import OutboxRow
+from outbox.schema import RowState
 from outbox.store import Backlog, DueRows, MessageStore
 from outbox.telemetry.hooks import NO_TELEMETRY, SendPath, Telemetry
+from outbox.waves import PARKED_DELAY_MS, runs
+
+HELD_ROWS_MAX: Final = 1_000
+"""A claim ends once it has put so many rows behind others, though it may have found none to send."""
+BEHIND_STEP_US: Final = 100_000
+"""What waits for an older message that is put off comes so much later than that at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +54,15 @@ class Walk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """Rows that are ours by this token; the table that was claimed from last, and where there may be more."""
+    """Rows that are ours by this token; the table that was claimed from last, and where there may be more. `held` rows
+    were due and not claimed: they wait for an older message of their key.
+    """
 
     rows: Sequence[OutboxRow]
     token: str
     last_table: str
     walks_left: Sequence[Walk]
+    held: int = 0
 
     @property
     def topics(self) -> Counter[str]:
@@ -82,6 +94,8 @@ class Batches:
         self._store = store
         self._lease_us = options.lease_ms * 1_000
         self._bytes = BatchBytes()
+        self._in_hand: dict[str, Mapping[str, Collection[str]]] = {}
+        """By token and order key, what is claimed and not settled: what is claimed after it is sent after it, too."""
         random = Random()
         relay = Relay(
             engine=engine,
@@ -100,34 +114,45 @@ class Batches:
         Raises DatabaseUnavailable, SchemaMissing. What was claimed by then comes back when its lease ends.
         """
         token = new_token()
-        left, table = deque(walks), ""
+        left, table, held = deque(walks), "", 0
         rows: list[OutboxRow] = []
         # One connection, back in its pool before anything is sent: none is held across the network.
         with database_errors(self._engine.url), self._engine.connect() as connection:
-            while left and (asked := self._bytes.rows(rows, rows_max=rows_max)):
+            while left and held < HELD_ROWS_MAX and (asked := self._bytes.rows(rows, rows_max=rows_max)):
                 walk = left.popleft()
                 table = walk.table
-                found, claimed = self._claim(connection, walk, token=token, limit=asked)
-                rows += claimed
+                found, free = self._free(connection, walk, limit=asked, claimed=rows)
+                rows += self._claim(connection, walk, free, token=token)
+                held += len(found.rows) - len(free)
                 if len(found.rows) == asked:  # else it has no more
                     left.appendleft(replace(walk, from_us=found.last_due_us))
         if left and left[0].table == table:
             left.rotate(-1)  # it may have more; the other tables come first
         self._bytes.learn(rows)
-        return Claimed(rows=rows, token=token, last_table=table, walks_left=tuple(left))
+        if ids := _ids_by_key(rows):
+            self._in_hand[token] = ids
+        return Claimed(rows=rows, token=token, last_table=table, walks_left=tuple(left), held=held)
 
     def send(self, claimed: Claimed, *, accepted: Mapping[str, Collection[str]]) -> Sent:
         """Send claimed rows; `accepted` as in Relay.send. Nothing is written down yet but for rows that failed in an
         unforeseen way. Raises DatabaseUnavailable.
         """
-        return self._relay.send(claimed.rows, token=claimed.token, accepted=accepted)
+        try:
+            return self._relay.send(claimed.rows, token=claimed.token, accepted=accepted)
+        except BaseException:
+            self._in_hand.pop(claimed.token, None)
+            raise
 
     def settle(self, sent: Sent) -> PassReport:
         """Write down what became of rows. Raises DatabaseUnavailable: then they are sent again when the lease ends."""
-        return self._relay.settle(sent)
+        try:
+            return self._relay.settle(sent)
+        finally:
+            self._in_hand.pop(sent.token, None)
 
     def release(self, claimed: Claimed, *, error: BrokerError | None) -> None:
         """Give rows back that are not going to be sent now; no attempt of theirs. Raises DatabaseUnavailable."""
+        self._in_hand.pop(claimed.token, None)
         if claimed.rows:
             self._relay.release(claimed.rows, error, token=claimed.token)
 
@@ -136,19 +161,70 @@ class Batches:
         with database_errors(self._engine.url), self._engine.connect() as connection:
             return self._store.backlog(connection)
 
-    def _claim(
-        self, connection: Connection, walk: Walk, *, token: str, limit: int
+    def _free(
+        self, connection: Connection, walk: Walk, *, limit: int, claimed: Sequence[OutboxRow]
     ) -> tuple[DueRows, Sequence[OutboxRow]]:
-        """The rows that were due on a walk, and those of them that are ours now.
-
-        They are read whole before they are ours: where all could be claimed, as mostly, that saves reading them again.
-        """
-        store = self._store.at(MessageTable(self._store.table.schema, walk.table))
+        """The rows that are due on a walk, and those of them that may be claimed."""
+        store = self._store_of(walk)
         with connection.begin():
             due = store.due_rows(connection, limit=limit, from_us=walk.from_us)
-        if not due.rows:
-            return due, []
-        return due, retry_conflicts(partial(self._take, connection, store, due.rows, token=token))
+        return due, self._without_held(connection, store, due.rows, claimed=claimed)
+
+    def _claim(
+        self, connection: Connection, walk: Walk, free: Sequence[OutboxRow], *, token: str
+    ) -> Sequence[OutboxRow]:
+        """Those of the rows that are ours now.
+
+        They were read whole before they are ours: where all could be claimed, as mostly, that saves reading them again.
+        """
+        if not free:
+            return []
+        return retry_conflicts(partial(self._take, connection, self._store_of(walk), free, token=token))
+
+    def _store_of(self, walk: Walk) -> MessageStore:
+        return self._store.at(MessageTable(self._store.table.schema, walk.table))
+
+    def _without_held(
+        self,
+        connection: Connection,
+        store: MessageStore,
+        due: Sequence[OutboxRow],
+        *,
+        claimed: Sequence[OutboxRow],
+    ) -> Sequence[OutboxRow]:
+        """The due rows without those of ordered keys that an older message holds up for certain. They go behind it, by
+        one statement for many, and are not claimed: after an outage due times say little of a key's order.
+
+        An older one that somebody has leased may be sent by the time that ours are: those are claimed.
+        """
+        ordered = runs((row for row in (*claimed, *due) if row.order_key is not None), accepted=self._claimed_before())
+        if not ordered:
+            return due
+        with connection.begin():
+            barriers = store.barriers(connection, ordered)
+        behind_us = _behind_us(barriers)
+        behind: defaultdict[int, list[OutboxRow]] = defaultdict(list)
+        for row in due:
+            if row.order_key in barriers and _holds(barriers[row.order_key], row):
+                behind[behind_us[row.order_key]].append(row)
+        for due_at_us, rows in behind.items():
+            retry_conflicts(partial(self._put_behind, connection, store, rows, due_at_us=due_at_us))
+        held = {row.id for rows in behind.values() for row in rows}
+        return [row for row in due if row.id not in held]
+
+    def _claimed_before(self) -> Mapping[str, Collection[str]]:
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for batch in list(self._in_hand.values()):
+            for key, ids in batch.items():
+                found[key].update(ids)
+        return found
+
+    def _put_behind(
+        self, connection: Connection, store: MessageStore, rows: Sequence[OutboxRow], *, due_at_us: int
+    ) -> int:
+        first_seq = min(row.order_seq or 0 for row in rows)
+        with connection.begin():
+            return store.put_behind(connection, [row.id for row in rows], due_at_us=due_at_us, first_seq=first_seq)
 
     def _take(
         self, connection: Connection, store: MessageStore, due: Sequence[OutboxRow], *, token: str
@@ -159,3 +235,34 @@ class Batches:
             if taken < len(ids):
                 return store.claimed(connection, ids, token=token) if taken else []
         return sorted(due, key=lambda row: (row.created_at_us, row.id))
+
+
+def _holds(barrier: Barrier, row: OutboxRow) -> bool:
+    is_at_work = barrier.leased and barrier.state is RowState.PENDING
+    return not is_at_work and (row.order_seq or 0) > barrier.order_seq
+
+
+def _behind_us(barriers: Mapping[str, Barrier]) -> dict[str, int]:
+    """By key, the due time that what waits for its older message gets: right behind that. Few different ones, so that
+    few statements say them.
+    """
+    last_due_us = max((one.due_at_us for one in barriers.values() if one.due_in_us <= 0), default=0)
+    return {key: _one_behind_us(one, last_due_us=last_due_us) for key, one in barriers.items()}
+
+
+def _one_behind_us(barrier: Barrier, *, last_due_us: int) -> int:
+    if barrier.state is RowState.PARKED:
+        return _up(barrier.due_at_us - barrier.due_in_us + PARKED_DELAY_MS * 1_000)
+    return last_due_us + 1 if barrier.due_in_us <= 0 else _up(barrier.due_at_us + 1)
+
+
+def _up(due_at_us: int) -> int:
+    return -(-due_at_us // BEHIND_STEP_US) * BEHIND_STEP_US
+
+
+def _ids_by_key(rows: Sequence[OutboxRow]) -> Mapping[str, Collection[str]]:
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        if row.order_key is not None:
+            found[row.order_key].add(row.id)
+    return found

@@ -21,7 +21,7 @@ from messaging.errors import BrokerError, OutboxError
 from outbox.database import database_errors
 from outbox.decision import Accepted, Decision, Hold, Park, Retry, Settlement
 from outbox.placement import MessageTable
-from outbox.relay import Relay, RelayPolicy
+from outbox.relay import ORDERED_OUTAGE_DELAY_MS, Relay, RelayPolicy
 from outbox.row import OutboxRow
 from outbox.store import MessageStore
 
@@ -98,12 +98,14 @@ class CarefulRelay:
 
     def release(self, rows: Sequence[OutboxRow], error: BrokerError | None, *, token: str) -> None:
         """Give rows back that were not sent: after an outage for a while, else at once. No attempt of theirs."""
-        tables: defaultdict[MessageTable | None, list[str]] = defaultdict(list)
+        tables: defaultdict[tuple[MessageTable | None, bool], list[str]] = defaultdict(list)
         for row in rows:
-            tables[row.table].append(row.id)
-        delay_us = 0 if error is None else self._spread_us(self._policy.outage_delay_ms)
+            tables[(row.table, row.order_key is not None)].append(row.id)
+        outage_ms = self._policy.outage_delay_ms
         said = None if error is None else str(error)
-        for table, ids in tables.items():
+        for (table, is_ordered), ids in tables.items():
+            delay_us = min(outage_ms, ORDERED_OUTAGE_DELAY_MS) * 1_000 if is_ordered else self._spread_us(outage_ms)
+            delay_us = 0 if error is None else delay_us
             with database_errors(self._engine.url), self._engine.begin() as connection:
                 self._store.at(table).release(connection, ids, token=token, delay_us=delay_us, error=said)
 

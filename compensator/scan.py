@@ -41,7 +41,7 @@ class Scan:
         """
         one = _Pass(self._batches, self._table, batch_rows=self._batch_rows, stopping=stopping or threading.Event())
         work_off(one)
-        return one.total
+        return one.report
 
     def backlog(self) -> Backlog:
         """How the table stands. Raises DatabaseUnavailable, SchemaMissing."""
@@ -58,12 +58,19 @@ class _Pass:
         self._batch_rows = batch_rows
         self._stopping = stopping
         self._begun = 0
+        self._held = 0
+
+    @property
+    def report(self) -> PassReport:
+        """What the pass came to."""
+        return add(self.total, PassReport(held=self._held))
 
     def claim(self) -> Claimed | None:
         while self._walks and not self.stopped() and self._begun < BATCHES_PER_PASS_MAX:
             self._begun += 1
             claimed = self._batches.claim(self._walks, rows_max=self._batch_rows)
             self._walks = claimed.walks_left
+            self._held += claimed.held
             if claimed.rows:
                 return claimed  # else others were quicker with all of them: there may be more
         return None

@@ -67,7 +67,7 @@ class Turns:
             self._last_table = work.last_table or self._last_table
         return TurnReport(
             outcome=work.outcome(next_due_ms=_next_due_ms(found)),
-            report=work.total,
+            report=add(work.total, PassReport(held=work.held)),
             topics=work.topics,
             oldest_due_us=max(0, -found[0].due_in_us) if found else 0,
             pending=bool(found) or not look.whole,
@@ -89,6 +89,7 @@ class _TurnWork:
         self.total = PassReport()
         self.topics: Counter[str] = Counter()
         self.last_table = ""
+        self.held = 0
         self._source = source
         self._walks = walks
         self._options = options
@@ -155,6 +156,7 @@ class _TurnWork:
             self._source.gate.settle(permit, None)
             raise
         self._walks, self.last_table = claimed.walks_left, claimed.last_table
+        self.held += claimed.held
         if claimed.rows:
             self._permits[claimed.token] = permit
         else:

@@ -1,5 +1,7 @@
 """A consumer whose effect happens once, however often its message is delivered.
 
+Its handler fails once on purpose: the log shows the traceback, and the message is delivered again.
+
 python examples/inbox_consumer.py
 """
 

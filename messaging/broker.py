@@ -29,8 +29,8 @@ class Broker(Protocol):
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch, of one topic or many; one result a message, in the same order, once they are durable.
 
-        Idempotent by message id inside the broker's window: a repeat answers `duplicate`. Order within a topic is
-        the batch's order. After BrokerUnavailable any part of the batch may be stored: publish it again.
+        Idempotent by topic and message id inside the broker's window: a repeat answers `duplicate`. Order within a
+        topic is the batch's order. After BrokerUnavailable any part of the batch may be stored: publish it again.
         """
 
     def pull(
@@ -57,7 +57,9 @@ class Broker(Protocol):
         """Keep deliveries invisible for `invisible_ms` from now on."""
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
-        """Cancel scheduled messages; `canceled` means never delivered. NotSupported where the broker cannot."""
+        """Cancel the scheduled messages of these ids, on all topics that the caller may cancel on; `canceled` means
+        never delivered. NotSupported where the broker cannot.
+        """
 
     @property
     def admin(self) -> BrokerAdmin:
@@ -65,6 +67,23 @@ class Broker(Protocol):
 
     def close(self) -> None:
         """Let go of connections; idempotent. What was accepted stays accepted."""
+
+
+@runtime_checkable
+class TopicAdmin(Protocol):
+    """What operators ask besides of the admin of a broker of ours: HTTP, or embedded."""
+
+    def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:
+        """Delete the group: it holds nothing back any more, and receipts of its deliveries settle nothing.
+
+        Raises InUse while pulls wait for it or consumers hold messages, unless forced: then they end with GroupDeleted.
+        """
+
+    def delete_topic(self, topic: str, *, force: bool = False) -> None:
+        """Delete the topic: its messages are delivered to nobody, and what it has scheduled is canceled.
+
+        Raises InUse while it has groups or scheduled messages, unless forced.
+        """
 
 
 @runtime_checkable

@@ -15,6 +15,8 @@ OutboxError
     ├── BrokerUnavailable            no answer, or "not now": it may have arrived; trying again can help
     │   └── BrokerThrottled          "later": carries retry_after_ms; nothing was stored
     ├── BrokerRefused                the broker will never take this request as it is; trying again cannot help
+    │   ├── InUse                    a topic or consumer group is in use, and is not deleted: stop its clients, or force
+    │   ├── GroupDeleted             the consumer group was deleted while the pull waited; a new pull makes a new group
     │   ├── NotAuthorized            the token lacks the role for this topic
     │   │   └── NotAuthenticated     token missing or wrong: it is good for no topic
     │   └── NotSupported             the broker behind this adapter cannot do that at all
@@ -97,6 +99,17 @@ class BrokerThrottled(BrokerUnavailable):
 
 class BrokerRefused(BrokerError):
     """The broker will never take this request as it is; nothing of it was stored."""
+
+
+class InUse(BrokerRefused):
+    """A topic or a consumer group is in use, and was not deleted; the message names the cure."""
+
+
+class GroupDeleted(BrokerRefused):
+    """The consumer group was deleted while this pull waited.
+
+    A new pull makes a new group of that name, as for any name that is new.
+    """
 
 
 class NotAuthorized(BrokerRefused):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 HISTORY_MAX: Final = 8
 """So many entries are kept, the newest ones."""
@@ -11,10 +11,11 @@ EXPIRED: Final = "invisible time ran out"
 
 History = tuple[tuple[str, int], ...]
 """(reason, attempts that failed with it one after the other), oldest first."""
+Reason = TypeVar("Reason")
 
 
-def failed(history: History, reason: str) -> History:
-    """The history after one more failed attempt."""
+def failed(history: tuple[tuple[Reason, int], ...], reason: Reason) -> tuple[tuple[Reason, int], ...]:
+    """The history after one more failed attempt; reasons may stand under numbers."""
     if history and history[-1][0] == reason:
         return (*history[:-1], (reason, history[-1][1] + 1))
     return (*history, (reason, 1))[-HISTORY_MAX:]

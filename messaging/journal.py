@@ -1,8 +1,6 @@
 """What the broker writes on its disk: segments, frames and the two families of records.
 
-Not where or when they are written.
-
-The broker writes these records, reconciliation reads them in place, so their shapes stand here, where both may look.
+The broker writes them, reconciliation reads them in place, so their shapes stand here, where both may look.
 
 A segment is a file `<first offset, 20 digits>.log`: a 32-byte header, then frames. An offset is a byte position in
 the log as if headers did not exist and all segments were one file.
@@ -29,6 +27,7 @@ import google_crc32c
 import msgspec
 
 from messaging.errors import OutboxError
+from messaging.journal_deletions import DeletedGroup, DeletedTopic
 from messaging.journal_order import Filed
 
 MAGIC: Final = b"OUTBOXMQ"
@@ -86,15 +85,17 @@ class Fired(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="fir
 
 
 class Canceled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="canceled"):
-    """Scheduled messages will never be delivered.
+    """Scheduled messages will never be delivered: `topics` has the topic of each, none of them in logs of before.
 
-    An id may be unknown yet: then its publish, when it comes, is dead on arrival.
+    Empty where an id is unknown yet: its publish to a topic of `scope` (patterns; None: all) is dead on arrival.
     """
 
     at_ms: int
     ids: list[str]
     messages_end: int | None = None
     """The message log's end at that moment: what was published behind it under the same id is another message."""
+    topics: list[str] = []
+    scope: tuple[str, ...] | None = None
 
 
 class Declared(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="declared"):
@@ -105,6 +106,7 @@ class Declared(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     at_ms: int
     position: int
     settings: dict[str, str | int | float | bool | None]
+    is_new: bool = False  # it was made, so nothing is left of one of this name; False in logs of before
 
 
 class Delivered(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="delivered"):
@@ -255,7 +257,7 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag
 
 Action = (
     Fired | Canceled | Declared | Delivered | Acked | Requeued | Extended | Died | Redriven | Sought | Paused
-    | Opened | Dropped | Checkpoint | Filed | Handed | Settled
+    | Opened | Dropped | Checkpoint | Filed | Handed | Settled | DeletedGroup | DeletedTopic
 )  # fmt: skip
 
 encode_record = msgspec.msgpack.Encoder().encode

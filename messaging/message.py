@@ -19,6 +19,7 @@ import msgspec
 from messaging import limits
 from messaging.errors import InvalidMessage
 from messaging.failure_history import History
+from messaging.non_finite import non_finite_path
 
 CONTENT_TYPE: Final = "content-type"
 JSON_CONTENT_TYPE: Final = "application/json"
@@ -175,7 +176,8 @@ class DeadLetter:
 def encode_body(body: object) -> tuple[bytes, str | None]:
     """Turn what a user publishes into bytes and the content type that says what they are (None for bytes and str).
 
-    bytes pass through, str becomes UTF-8, anything else JSON. Raises InvalidMessage where JSON cannot say it.
+    bytes pass through, str becomes UTF-8, anything else JSON. Raises InvalidMessage where JSON cannot say it: NaN and
+    infinities are no numbers there.
     """
     match body:
         case bytes():
@@ -189,11 +191,15 @@ def encode_body(body: object) -> tuple[bytes, str | None]:
                 raise InvalidMessage("the body cannot be written as UTF-8; pass bytes") from error
         case _:
             try:
-                return _encode_json(body), JSON_CONTENT_TYPE
+                encoded = _encode_json(body)
+                path = non_finite_path(body) if b"null" in encoded else None
             except (TypeError, ValueError, msgspec.EncodeError, RecursionError) as error:
                 raise InvalidMessage(
                     f"the body cannot be written as JSON ({error}); pass bytes, str or JSON-able data"
                 ) from error
+            if path is not None:
+                raise InvalidMessage(f"the body has a number that JSON does not know at {path}; use None or a string")
+            return encoded, JSON_CONTENT_TYPE
 
 
 def check_topic(topic: str) -> str:
@@ -231,6 +237,7 @@ def check_key(key: str) -> str:
 
 def check_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Return the headers, or raise InvalidMessage: at most 64, HTTP token names, str values, 32 KiB in all."""
+    check_mapping(headers)
     if len(headers) > limits.HEADERS_MAX:
         raise InvalidMessage(f"{len(headers)} headers are more than the {limits.HEADERS_MAX} allowed")
     total = 0
@@ -250,14 +257,22 @@ def check_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
     return headers
 
 
+def check_mapping(headers: object) -> None:
+    """Raise InvalidMessage where headers are no mapping: dict() would make some of text and pairs."""
+    if not isinstance(headers, Mapping):
+        raise InvalidMessage(f"the headers must be a mapping of names to values, not {type(headers).__name__}")
+
+
 def check_deliver_at(deliver_at_ms: int, *, now_ms: int) -> int:
-    """Return the due time, or raise InvalidMessage when it is more than 731 days ahead; the past means now."""
+    """Return the due time, or raise InvalidMessage when it is more than 731 days ahead; the past means now, however
+    long past: what lies before 1970 becomes 1970.
+    """
     if deliver_at_ms - now_ms > limits.DELAY_MAX_MS:
         raise InvalidMessage(
             f"a delay may be at most {limits.DELAY_MAX.days} days; "
             f"this one is {(deliver_at_ms - now_ms) // 86_400_000:,} days"
         )
-    return deliver_at_ms
+    return max(0, deliver_at_ms)
 
 
 def _check_name(name: str, *, what: str) -> str:

@@ -303,6 +303,12 @@ class NoAnswer(_Answer, frozen=True, kw_only=True):
     """Done; there is nothing more to say."""
 
 
+class DeleteQuery(Request, frozen=True, kw_only=True):
+    """`force`: also where it is in use."""
+
+    force: bool = False
+
+
 class PageQuery(Request, frozen=True, kw_only=True):
     """A page of a list: `after` is the cursor that the page before gave as `next`."""
 

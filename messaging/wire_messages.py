@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
-from typing import Any
+from typing import Any, Final
 
 from messaging.errors import InvalidMessage
 from messaging.message import Delivery, Message
 from messaging.wire import Encoding, PackedMessage, PackedPulledMessage, PublishedMessage, PulledMessage
 from messaging.wire_addressed import AddressedMessage, PackedAddressedMessage
+
+_LONG_BYTES: Final = 4 * 1024
+_ESCAPED_PART: Final = 10
+"""One byte in so many may be escaped: so text grows by no more than half for it."""
+_CONTROLS: Final = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
 
 
 def body_bytes(body: object, encoding: Encoding | None) -> bytes:
@@ -28,11 +33,15 @@ def body_bytes(body: object, encoding: Encoding | None) -> bytes:
 
 
 def text_body(body: bytes) -> tuple[str, Encoding]:
-    """A body for JSON: as text where it is UTF-8, as base64 where it is not."""
+    """A body for JSON: as text where it is UTF-8, as base64 where it is not, or is long and JSON would escape much of
+    it, six bytes for one.
+    """
+    if len(body) >= _LONG_BYTES and _ESCAPED_PART * _escaped(body) > len(body):
+        return _base64_text(body)
     try:
         return body.decode(), Encoding.UTF8
     except UnicodeDecodeError:
-        return b64encode(body).decode("ascii"), Encoding.BASE64
+        return _base64_text(body)
 
 
 def packed_message(message: Message) -> PackedMessage:
@@ -88,6 +97,15 @@ def delivery_of(pulled: PulledMessage) -> Delivery:
         created_at_ms=pulled.created_at_ms,
         deliver_at_ms=pulled.deliver_at_ms,
     )
+
+
+def _base64_text(body: bytes) -> tuple[str, Encoding]:
+    return b64encode(body).decode("ascii"), Encoding.BASE64
+
+
+def _escaped(body: bytes) -> int:
+    """How many of its bytes JSON writes as six."""
+    return len(body) - len(body.translate(None, _CONTROLS))
 
 
 def _message_fields(message: Message) -> dict[str, Any]:

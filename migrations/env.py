@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
+from outbox.alembic import VERSION_TABLE
 from outbox.schema import outbox_tables
 
 connection = context.config.attributes["connection"]
@@ -12,7 +13,7 @@ schema: str | None = context.config.attributes["schema"]
 context.configure(
     connection=connection,
     target_metadata=outbox_tables(schema).metadata,
-    version_table="alembic_version" if schema else "outbox_alembic_version",
+    version_table=VERSION_TABLE,
     version_table_schema=schema,
     include_schemas=True,
     include_name=lambda name, kind, _: kind != "schema" or name == schema,

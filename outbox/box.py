@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from messaging.broker import Broker
@@ -21,8 +21,9 @@ from messaging.connecting import connect
 from messaging.errors import ConfigurationError, InvalidMessage, NoTransaction
 from messaging.message import Message, check_message_id, check_topic
 from outbox import engine_hooks, session_hooks
+from outbox.async_background import AsyncBackground
 from outbox.cloudevents import CloudEvents
-from outbox.composing import Composer
+from outbox.composing import Composer, delay_ms
 from outbox.database import (
     background_engine,
     open_engine,
@@ -38,7 +39,7 @@ from outbox.transactional import P, Propagation, R, Transactional, transactional
 from outbox.unit_of_work import UnitOfWork
 from outbox.unit_writer import UnitWriter
 
-AnySession = Session | AsyncSession | scoped_session[Any] | Connection
+AnySession = Session | AsyncSession | scoped_session[Any] | async_scoped_session[Any] | Connection
 S = TypeVar("S", Session, AsyncSession)
 BODY_BYTES_DEFAULT: Final = 4 * 1024 * 1024
 
@@ -95,7 +96,8 @@ class Outbox:
         self._session_factory = session_factory or self._default_factory()
         self._current: ContextVar[Session | AsyncSession | None] = ContextVar("outbox_current_session", default=None)
         self._sessions_by_connection: WeakKeyDictionary[Connection, Session] = WeakKeyDictionary()
-        self._background = background_engine(self.engine)
+        second = background_engine(self.engine)
+        self._background = AsyncBackground(second) if second.dialect.is_async else second
         self._telemetry = telemetry or default_telemetry()
         self._composer = Composer(
             body_bytes_max=body_bytes_max, clock=clock, telemetry=self._telemetry, cloudevents=cloudevents
@@ -110,7 +112,7 @@ class Outbox:
     def _listen(self) -> None:
         session_hooks.listen_to_sessions()
         engine_hooks.listen_to_engines()
-        engine_hooks.watch_savepoints(self.engine.dialect)
+        engine_hooks.watch_dialect(self.engine.dialect)
 
     # -- in a transaction --------------------------------------------------------------------------------------------
 
@@ -129,14 +131,16 @@ class Outbox:
         """Publish with the transaction: sent if and only if it commits. Does no I/O.
 
         bytes and str go as they are, anything else as JSON. `deliver_at` (with a time zone) or `delay` hold the
-        message back for up to 731 days. A `message_id` of your own makes a second publish fail (DuplicateMessageId at
-        commit) while the first is in the table; afterwards the broker drops the repeat. Without one, an id is made.
-        Raises InvalidMessage or NoTransaction; then nothing was published.
+        message back for up to 731 days; a delay counts from the commit, by the database's clock, and the message that
+        is returned has this host's guess of its end. A `message_id` of your own makes a second publish fail
+        (DuplicateMessageId at commit) while the first is in the table; afterwards the broker drops the repeat. Without
+        one, an id is made. A `session` that has not begun begins, as with its own methods. Raises InvalidMessage or
+        NoTransaction; then nothing was published.
         """
         message = self._composer.compose(
             topic, body, key=key, headers=headers, message_id=message_id, deliver_at=deliver_at, delay=delay
         )
-        row = self._publish_row(message)
+        row = self._publish_row(message, delay=delay)
         self._writer.refuse_early(row)
         self._add(row, session)
         return message
@@ -209,13 +213,14 @@ class Outbox:
         session = self._session_factory()
         if isinstance(session, AsyncSession):
             raise ConfigurationError("this Outbox is on an async engine: decorate `async def` functions")
-        return session
+        return self._owned(session)
 
     def new_async_session(self) -> AsyncSession:
         """A fresh AsyncSession of the business's factory."""
         session = self._session_factory()
         if not isinstance(session, AsyncSession):
             raise ConfigurationError("an `async def` function needs an Outbox on an async engine (create_async_engine)")
+        self._owned(session.sync_session)
         return session
 
     def current_session(self) -> Session | AsyncSession | None:
@@ -236,13 +241,17 @@ class Outbox:
             with suppress(ValueError):
                 self._current.reset(token)
 
-    def bind_arguments(self, session: Session) -> dict[str, Engine]:
+    def bind_arguments(self, session: Session) -> dict[str, Engine | Connection]:
         """Which of a session's databases the outbox is in; only a session without a bind of its own needs telling."""
         return {"bind": self.engine} if session.bind is None else {}
 
     def shares_database(self, connection: Connection) -> bool:
         """Whether a transaction of this connection can hold the outbox's rows."""
         return self._writer.shares_database(connection)
+
+    def is_own(self, connection: Connection) -> bool:
+        """Whether this connection is one of the outbox's own engine, whatever its options."""
+        return connection.engine.pool is self.engine.pool
 
     def write(self, connection: Connection, unit: UnitOfWork) -> None:
         """Write a unit's rows, just before its commit. What is raised here makes the commit fail, and roll back."""
@@ -258,29 +267,51 @@ class Outbox:
             return async_sessionmaker(self._async_engine)
         return sessionmaker(self.engine)
 
+    def _owned(self, session: Session) -> Session:
+        session_hooks.own(session)
+        self._write_first(session)
+        return session
+
+    def _write_first(self, session: Session) -> None:
+        if self.engine.dialect.name == "sqlite":
+            session_hooks.write_first(session)
+
     # -- helpers of publish and cancel -------------------------------------------------------------------------------
 
-    def _publish_row(self, message: Message) -> OutboxRow:
+    def _publish_row(self, message: Message, *, delay: timedelta | None) -> OutboxRow:
         table = self.placement.place(message.id if message.key is None else message.key)
+        held_ms = None if delay is None else delay_ms(delay)
         if message.topic not in self._ordered:
-            return publish_row(message, table=table)
+            return publish_row(message, table=table, delay_ms=held_ms)
         if message.key is None:
             raise InvalidMessage(f"the topic {message.topic} is ordered, key by key: publish with key=")
-        return publish_row(message, table=table, order_key=order_key(message.topic, message.key))
+        return publish_row(message, table=table, order_key=order_key(message.topic, message.key), delay_ms=held_ms)
 
     def _add(self, row: OutboxRow, given: AnySession | None) -> None:
         session = self._session(given)
+        self._write_first(session)
         session_hooks.unit_of(session, self).add(row, session_hooks.open_savepoints(session))
 
     def _session(self, given: AnySession | None) -> Session:
-        if given is None:
-            given = self._current.get()
+        session = self._session_of(self._current.get() if given is None else given)
+        if given is not None and session is not None and session.autobegin and not session.in_transaction():
+            session.begin()
+        if session is None or not session.in_transaction():
+            raise NoTransaction(
+                "publish and cancel belong to a transaction: call them in a function decorated with "
+                "@box.transactional, or pass session= with an open transaction (with session.begin(): ...)"
+            )
+        return session
+
+    def _session_of(self, given: AnySession | None) -> Session | None:
         session: Session | None
         match given:
             case None:
                 session = None
             case AsyncSession():
                 session = given.sync_session
+            case async_scoped_session():
+                session = given().sync_session
             case scoped_session():
                 session = given()
             case Connection():
@@ -293,9 +324,4 @@ class Outbox:
                 session = given
             case _:
                 raise NoTransaction(f"session must be a SQLAlchemy session, not {type(given).__name__}")
-        if session is None or not session.in_transaction():
-            raise NoTransaction(
-                "publish and cancel belong to a transaction: call them in a function decorated with "
-                "@box.transactional, or pass session= with an open transaction (with session.begin(): ...)"
-            )
         return session

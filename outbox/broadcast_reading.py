@@ -18,7 +18,7 @@ from messaging.backoff import Backoff
 from messaging.broadcast import Broadcaster, Start, TopicRead
 from messaging.limits import ATTEMPTS_MAX_DEFAULT
 from messaging.message import Delivery
-from outbox.handling import Consumer, Outcome, RetryLater, reason_for
+from outbox.handling import Consumer, Outcome, RetryLater
 from outbox.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -38,14 +38,17 @@ class BroadcastReading:
         start: Start,
         broker: Broadcaster,
         call: Callable[[Consumer, Delivery], Outcome],
+        failed: Callable[[Consumer, Delivery, BaseException], None],
         count: Callable[[str], None],
         pause: Callable[[float], bool],
         telemetry: Telemetry,
         random: Random,
     ) -> None:
-        """`call` has a delivery handled, `count` counts an outcome, `pause` waits seconds: True, and it stops."""
+        """`call` has a delivery handled, `failed` logs what it raised, `count` counts an outcome, `pause` waits
+        seconds: True, and it stops.
+        """
         self._consumer, self._topic, self._start = consumer, topic, start
-        self._broker, self._call, self._count, self._pause = broker, call, count, pause
+        self._broker, self._call, self._failed, self._count, self._pause = broker, call, failed, count, pause
         self._telemetry, self._random = telemetry, random
         self._offset: int | None = None
 
@@ -97,7 +100,7 @@ class BroadcastReading:
         with self._telemetry.handling(delivery, group=group) as handling:
             try:
                 outcome = self._call(self._consumer, delivery)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the user's code: "not handled"
+            except BaseException as error:  # noqa: BLE001 - the boundary to the user's code: "not handled"
                 handling.outcome = "retry_later" if isinstance(error, RetryLater) else "failed"
                 handling.error = None if isinstance(error, RetryLater) else error
                 failure = error
@@ -106,11 +109,7 @@ class BroadcastReading:
                 self._count(outcome)
                 return None
         self._count("failed")
-        logger.warning(
-            "handler_failed",
-            extra={"message_id": delivery.id, "group": group, "attempt": delivery.attempt,
-                   "error": reason_for(failure)},
-        )  # fmt: skip
+        self._failed(self._consumer, delivery, failure)
         return failure
 
     def _tell_of_gaps(self, found: TopicRead) -> None:

@@ -12,7 +12,7 @@ from messaging import limits
 from messaging.clock import Clock, SystemClock
 from messaging.errors import InvalidMessage
 from messaging.ids import new_message_id
-from messaging.message import CONTENT_TYPE, NO_HEADERS, Message, check_deliver_at, encode_body
+from messaging.message import CONTENT_TYPE, NO_HEADERS, Message, check_deliver_at, check_mapping, encode_body
 from outbox.cloudevents import CloudEvents
 from outbox.telemetry import Telemetry
 
@@ -41,13 +41,17 @@ class Composer:
         deliver_at: datetime | None,
         delay: timedelta | None,
     ) -> Message:
-        """The message. Raises InvalidMessage, which says what is wrong."""
+        """The message; what is due after `delay` by this host's clock. Raises InvalidMessage, which says what is
+        wrong.
+        """
         encoded, content_type = encode_body(body)
         if len(encoded) > self._body_bytes_max:
             raise InvalidMessage(
                 f"the body has {len(encoded):,} bytes, more than the {self._body_bytes_max:,} that body_bytes_max "
                 "allows; store it elsewhere and publish a reference"
             )
+        if headers is not None:
+            check_mapping(headers)
         named = dict(headers) if headers else {}
         if content_type is not None and not any(name.lower() == CONTENT_TYPE for name in named):
             named[CONTENT_TYPE] = content_type
@@ -79,7 +83,7 @@ class Composer:
             case None, None:
                 return None
             case None, timedelta():
-                due_ms = now_ms + delay // timedelta(milliseconds=1)
+                due_ms = now_ms + delay_ms(delay)
             case datetime(), None:
                 if deliver_at.utcoffset() is None:
                     raise InvalidMessage(
@@ -95,3 +99,9 @@ class Composer:
             case _:
                 raise InvalidMessage("give deliver_at or delay, not both")
         return check_deliver_at(due_ms, now_ms=now_ms)
+
+
+def delay_ms(delay: timedelta) -> int:
+    """A delay in milliseconds, rounded up: a message may be late by a millisecond, never early."""
+    whole_ms, rest = divmod(delay, timedelta(milliseconds=1))
+    return whole_ms + bool(rest)

@@ -15,17 +15,19 @@ from messaging.connecting import connect
 from messaging.errors import ConfigurationError
 from messaging.limits import INVISIBLE_MS_DEFAULT, INVISIBLE_MS_MAX, PULL_MESSAGES_MAX
 from messaging.message import Delivery, check_group, check_topic
-from outbox.consumer_runner import ConsumerFigures, ConsumerRunner
+from outbox.consumer_runner import ConsumerFigures, ConsumerHealth, ConsumerRunner
 from outbox.database import open_engine
 from outbox.engine_hooks import listen_to_engines
-from outbox.handling import Consumer, NotTried, Outcome, RetryLater, check_handler, is_async
+from outbox.handling import CommittedByHandler, Consumer, NotTried, Outcome, RetryLater, check_handler, is_async
 from outbox.held import still_held
 from outbox.inbox import InboxStore
 from outbox.telemetry import Telemetry
 
 __all__ = [
+    "CommittedByHandler",
     "Consumer",
     "ConsumerFigures",
+    "ConsumerHealth",
     "ConsumerRunner",
     "Delivery",
     "NotTried",
@@ -100,8 +102,8 @@ def run_consumers(
     End it with stop(), or leave it to run_until_signal(). A broker that was given as a URL is closed with it.
     """
     opened = connect(broker) if isinstance(broker, str) else broker
-    closes = opened if isinstance(broker, str) else None
-    runner = ConsumerRunner(consumers, broker=opened, telemetry=telemetry, closes_broker=closes)
+    closes, url = (opened, broker) if isinstance(broker, str) else (None, None)
+    runner = ConsumerRunner(consumers, broker=opened, telemetry=telemetry, closes_broker=closes, broker_url=url)
     runner.start()
     return runner
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import signal
 import threading
@@ -18,10 +19,12 @@ from messaging.broadcast import Broadcaster
 from messaging.broker import Broker
 from messaging.clock import Clock, SystemClock
 from messaging.errors import BrokerThrottled, ConfigurationError, NotSupported, OutboxError
+from messaging.logs import mask_secrets
 from messaging.message import Delivery
 from outbox.acking import AcksBeside
 from outbox.broadcast_reading import BroadcastReading
 from outbox.event_loop import EventLoopThread
+from outbox.failure_log import FailureLog, root_cause
 from outbox.handling import Consumer, NotTried, Outcome, RetryLater, reason_for
 from outbox.held import Held, HeldDeliveries
 from outbox.settling import Settling
@@ -52,6 +55,21 @@ class ConsumerFigures:
     given_up: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerHealth:
+    """How a runner is: `reasons` say what is wrong with it, and are empty where nothing is."""
+
+    workers: int
+    workers_alive: int
+    stopping: bool
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether all of its threads work, or it stops as it was told to."""
+        return not self.reasons
+
+
 class ConsumerRunner:
     """Runs consumers in threads until told to stop. start() and stop() are idempotent; it starts once."""
 
@@ -65,8 +83,11 @@ class ConsumerRunner:
         random: Random | None = None,
         pauses: Backoff = PAUSES,
         closes_broker: Broker | None = None,
+        broker_url: str | None = None,
     ) -> None:
-        """`closes_broker` is let go of at the end: the broker, where the runner is its only user."""
+        """`closes_broker` is let go of at the end: the broker, where the runner is its only user. `broker_url` names
+        the broker in logs.
+        """
         threads = sum(one.workers * len(one.topics) for one in consumers)
         if threads > THREADS_MAX:
             raise ConfigurationError(f"{threads} worker threads are more than {THREADS_MAX}; run several processes")
@@ -81,6 +102,9 @@ class ConsumerRunner:
         self._pauses = pauses
         self._held = HeldDeliveries(broker=broker, clock=self._clock, telemetry=self._telemetry)
         self._settling = Settling(broker=broker, telemetry=self._telemetry, random=self._random)
+        self._failures = FailureLog(logger, clock=self._clock)
+        self._broker_name = mask_secrets(broker_url) if broker_url is not None else type(broker).__name__
+        self._exit: BaseException | None = None
         self._loop: EventLoopThread | None = None
         self._stopping = threading.Event()
         self._told: SimpleQueue[int] = SimpleQueue()
@@ -91,21 +115,19 @@ class ConsumerRunner:
 
     def start(self) -> None:
         """Start `workers` threads a consumer and topic, and one that extends what is held."""
-        with self._lock:
+        with self._lock:  # a first worker's handler may stop all of them before the last one is started
             if self._threads:
                 return
-            self._threads = [
-                threading.Thread(target=self._work, args=(one, topic), name=f"consumer-{one.group}-{n}", daemon=True)
-                for one in self._consumers
-                for topic in one.topics
-                for n in range(one.workers)
-            ]
-        if any(one.is_async for one in self._consumers):
-            self._loop = EventLoopThread()
-            self._loop.start()
-        self._held.start()
-        for thread in self._threads:
-            thread.start()
+            if any(one.is_async for one in self._consumers):
+                self._loop = EventLoopThread(exits=self._stop_after)
+                self._loop.start()
+            self._held.start()
+            for one in self._consumers:
+                for topic, n in itertools.product(one.topics, range(one.workers)):
+                    name = f"consumer-{one.group}-{n}"
+                    thread = threading.Thread(target=self._work, args=(one, topic), name=name, daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
 
     def stop(self, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
         """Finish the message in hand, give the others back untried, and stop; True when all did in time.
@@ -116,10 +138,12 @@ class ConsumerRunner:
         self._stopping.set()
         self._told.put(0)
         deadline = time.monotonic() + timeout_seconds
-        for thread in self._threads:
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
             if thread is not threading.current_thread():  # a handler may call it too; then it returns False
                 thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in self._threads):
+        if any(thread.is_alive() for thread in threads):
             logger.warning("consumers_still_at_work")
             return False
         with self._lock:
@@ -135,7 +159,8 @@ class ConsumerRunner:
     def run_until_signal(self, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
         """Work until SIGTERM or SIGINT, or until stop() is called, then stop(); what stop() returned. Main thread only.
 
-        A second signal does what it did before: it ends the process, and what is in hand comes back.
+        A second signal does what it did before: it ends the process, and what is in hand comes back. Raises
+        SystemExit(1), once all is stopped, where a handler raised SystemExit or KeyboardInterrupt.
         """
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError("signals reach the main thread alone: call run_until_signal() there")
@@ -152,7 +177,26 @@ class ConsumerRunner:
                 signal.signal(known, handler)
         self._stopping.set()
         logger.info("consumers_stop", extra={"signal": number})
-        return self.stop(timeout_seconds=timeout_seconds)
+        stopped = self.stop(timeout_seconds=timeout_seconds)
+        if self._exit is not None:
+            raise SystemExit(1) from self._exit
+        return stopped
+
+    def health(self) -> ConsumerHealth:
+        """How it is; it asks neither the broker nor a database."""
+        alive = sum(thread.is_alive() for thread in self._threads)
+        stopping = self._stopping.is_set()
+        reasons = [f"a handler raised {type(self._exit).__name__}: all consumers stop"] if self._exit else []
+        if self._threads and not stopping:
+            if alive < len(self._threads):
+                reasons.append(f"{len(self._threads) - alive} of {len(self._threads)} workers are gone")
+            if not self._held.is_alive():
+                reasons.append("the thread that keeps messages invisible is gone")
+            if self._loop is not None and not self._loop.is_alive():
+                reasons.append("the event loop of the async handlers is gone")
+        return ConsumerHealth(
+            workers=len(self._threads), workers_alive=alive, stopping=stopping, reasons=tuple(reasons)
+        )
 
     def __enter__(self) -> Self:
         self.start()
@@ -164,13 +208,17 @@ class ConsumerRunner:
     # -- a worker's thread -------------------------------------------------------------------------------------------
 
     def _work(self, consumer: Consumer, topic: str) -> None:
+        try:
+            self._work_until_stopped(consumer, topic)
+        except BaseException:  # the thread boundary: health() tells that the worker is gone
+            logger.critical("consumer_worker_gone", extra={"topic": topic, "group": consumer.group}, exc_info=True)
+
+    def _work_until_stopped(self, consumer: Consumer, topic: str) -> None:
         failures = 0
-        acks = AcksBeside(
-            self._ack, name=f"{threading.current_thread().name}-ack", ahead_max=consumer.prefetch
-        )  # fmt: skip
+        acks = AcksBeside(self._ack, name=f"{threading.current_thread().name}-ack", ahead_max=consumer.prefetch)
         reading = self._reading(consumer, topic)
 
-        def act() -> Exception | None:
+        def act() -> BaseException | None:
             if reading is None:
                 return self._round(consumer, topic, acks)
             reading.round(wait_ms=PULL_WAIT_MS)
@@ -188,31 +236,47 @@ class ConsumerRunner:
         if consumer.broadcast is None or not isinstance(self._broker, Broadcaster):
             return None
         return BroadcastReading(
-            consumer, topic, start=consumer.broadcast, broker=self._broker, call=self._call, count=self._count,
-            pause=self._stopping.wait, telemetry=self._telemetry, random=self._random,
+            consumer, topic, start=consumer.broadcast, broker=self._broker, call=self._call, failed=self._log_failed,
+            count=self._count, pause=self._stopping.wait, telemetry=self._telemetry, random=self._random,
         )  # fmt: skip
 
-    def _tried(self, act: Callable[[], Exception | None], consumer: Consumer, topic: str) -> Exception | None:
-        """What went wrong in a worker's round; the thread boundary."""
+    def _tried(self, act: Callable[[], BaseException | None], consumer: Consumer, topic: str) -> BaseException | None:
+        """What went wrong in a worker's round; whatever it is, the worker goes on, or stops in order."""
         try:
             return act()
         except OutboxError as error:
             return error
-        except Exception as error:
-            logger.exception("consumer_failed", extra={"topic": topic, "group": consumer.group})
+        except (SystemExit, KeyboardInterrupt) as error:
+            self._stop_after(error)
+            return error
+        except BaseException as error:  # noqa: BLE001 - a worker that ended here would be missed by nobody
+            fields = {"topic": topic, "group": consumer.group, "error": reason_for(error)}
+            self._failures.write("consumer_failed", error, fields=fields, kind=(topic, consumer.group))
             return error
 
-    def _pause(self, error: Exception, consumer: Consumer, topic: str, *, failures: int) -> None:
+    def _stop_after(self, error: BaseException) -> None:
+        """Stop all consumers in order: a handler asked for the end of the process. The first one is remembered."""
+        with self._lock:
+            if self._exit is not None:
+                return
+            self._exit = error
+        logger.critical("consumers_exit", extra={"error": reason_for(error)}, exc_info=error)
+        self._stopping.set()
+        # Not by this thread, which is one of those that stop() waits for.
+        threading.Thread(target=self.stop, name="consumer-stop", daemon=True).start()
+
+    def _pause(self, error: BaseException, consumer: Consumer, topic: str, *, failures: int) -> None:
         """Wait, longer each time, so that consumers neither hammer what is out nor come back all at once."""
         pause_ms = self._pauses.delay_ms(failures, self._random)
         if isinstance(error, BrokerThrottled):
             pause_ms = max(pause_ms, error.retry_after_ms)
         event = "inbox_unavailable" if isinstance(error, NotTried) else "pull_failed"
         self._telemetry.counted(event, topic, consumer.group)
-        logger.warning(
-            event,
-            extra={"topic": topic, "group": consumer.group, "error": reason_for(error), "pause_ms": pause_ms},
-        )
+        fields = {
+            "topic": topic, "group": consumer.group, "url": self._broker_name, "error": reason_for(error),
+            "cause": reason_for(root_cause(error)), "pause_ms": pause_ms,
+        }  # fmt: skip
+        self._failures.write_outage(event, error, fields=fields, kind=(topic, consumer.group))
         self._stopping.wait(pause_ms / 1000)
 
     def _round(self, consumer: Consumer, topic: str, acks: AcksBeside) -> NotTried | None:
@@ -279,26 +343,39 @@ class ConsumerRunner:
             except RetryLater as retry:
                 handling.outcome = "retry_later"
                 failed: tuple[str, int | None] = (reason_for(retry), retry.delay_ms)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the user's code: "not handled"
+                self._log_failed(consumer, delivery, retry)
+            except BaseException as error:  # noqa: BLE001 - the boundary to the user's code: "not handled"
                 handling.outcome, handling.error = "failed", error
                 failed = (reason_for(error), None)
+                self._log_failed(consumer, delivery, error)
             else:
                 handling.outcome = str(outcome)
                 self._count(outcome)
                 return True
         self._count("failed")
         reason, delay_ms = failed
-        logger.warning(
-            "handler_failed",
-            extra={"message_id": delivery.id, "group": consumer.group, "attempt": delivery.attempt, "error": reason},
-        )
         self._settling.nack([held], delay_ms=delay_ms, reason=reason, counts=True)
         return False
 
     def _call(self, consumer: Consumer, delivery: Delivery) -> Outcome:
-        if self._loop is not None and consumer.is_async:
-            return self._loop.run(consumer.handle_async(delivery))
-        return consumer.handle(delivery)
+        try:
+            if self._loop is not None and consumer.is_async:
+                return self._loop.run(consumer.handle_async(delivery))
+            return consumer.handle(delivery)
+        except (SystemExit, KeyboardInterrupt) as error:
+            self._stop_after(error)
+            raise
+
+    def _log_failed(self, consumer: Consumer, delivery: Delivery, error: BaseException) -> None:
+        """Inside the span of the handling, so that a log of the user's has the trace's id beside it."""
+        fields = {
+            "topic": delivery.topic, "group": consumer.group, "message_id": delivery.id, "attempt": delivery.attempt,
+            "error": reason_for(error),
+        }  # fmt: skip
+        if isinstance(error, RetryLater):  # as the handler asked: no failure to look into
+            logger.info("handler_retries_later", extra=fields)
+        else:
+            self._failures.write("handler_failed", error, fields=fields, kind=(delivery.topic, consumer.group))
 
     def _hand_back(self, held: Sequence[Held], *, delay_ms: int, reason: str) -> None:
         """Give back untried, in one call, what is still ours."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -42,6 +42,13 @@ Write = TypeVar("Write", Update, Delete)
 
 SQLITE_BUSY_TIMEOUT_MS: Final = 30_000
 CONNECT_TIMEOUT_SECONDS: Final = 10
+
+WRITE_LOCK_FIRST: Final = "outbox_write_lock_first"
+"""The execution option of Connections whose transactions take SQLite's write lock when they begin (BEGIN IMMEDIATE).
+
+A transaction that reads first cannot become a writer once another one has written: it fails at once, with "database is
+locked". One that begins as a writer waits for its turn.
+"""
 
 MYSQL_DIALECTS: Final = frozenset({"mysql", "mariadb"})
 CONFLICT_RETRIES_MAX: Final = 3
@@ -122,32 +129,39 @@ def background_engine(engine: Engine) -> Engine:
 
     On MySQL its connections are READ COMMITTED, whatever those of the business are: a DELETE or UPDATE of ours must
     never lock a gap that a producer's INSERT needs. They speak utf8mb4, or keys would be read back as question marks,
-    and wait BACKGROUND_LOCK_WAIT_SECONDS for a lock at most.
+    and wait BACKGROUND_LOCK_WAIT_SECONDS for a lock at most. They are made as those of the business are, by its driver,
+    connect_args and creator; an async driver's are for an AsyncBackground.
     """
-    if engine.dialect.is_async:
-        return open_engine(_synchronous(engine.url))
     pool = engine.pool.recreate()
     if engine.dialect.name in MYSQL_DIALECTS:
         event.listen(pool, "connect", partial(_prepare_background, engine.dialect))
     second = Engine(pool, engine.dialect, engine.url)
     if engine.dialect.name == "sqlite":
-        event.listen(second, "begin", _begin_immediate)
+        event.listen(second, "begin", _begin)
+        second.update_execution_options(**{WRITE_LOCK_FIRST: True})
     return second
 
 
+def writing_engine(engine: Engine) -> Engine:
+    """The engine, for transactions that write: on SQLite they take the write lock when they begin."""
+    return engine.execution_options(**{WRITE_LOCK_FIRST: True})
+
+
 def prepare_sqlite(engine: Engine) -> None:
-    """Give SQLite real transactions: BEGIN IMMEDIATE, savepoints inside it, WAL, a busy timeout.
+    """Give SQLite real transactions: BEGIN, savepoints inside it, WAL, a busy timeout.
 
     The driver's legacy mode begins a transaction late and commits it when the first savepoint is released, which would
-    commit half a business transaction. Idempotent. Raises ConfigurationError for a database in memory.
+    commit half a business transaction. The write lock is taken first where WRITE_LOCK_FIRST is set; other transactions
+    begin as SQLite's do, so that those that only read wait for nobody. Idempotent. Raises ConfigurationError for a
+    database in memory.
     """
     if isinstance(engine.pool, StaticPool | SingletonThreadPool):
         raise ConfigurationError(
             "an SQLite database in memory cannot be shared with the sender's thread; use a file: sqlite:///file.db"
         )
-    if not event.contains(engine, "begin", _begin_immediate):
+    if not event.contains(engine, "begin", _begin):
         event.listen(engine, "connect", _set_sqlite_pragmas)
-        event.listen(engine, "begin", _begin_immediate)
+        event.listen(engine, "begin", _begin)
 
 
 @contextmanager
@@ -284,20 +298,29 @@ def _create(database: URL | str) -> Engine:
         ) from error
 
 
-def _synchronous(url: URL) -> URL:
-    driver = "sqlite" if url.get_backend_name() == "sqlite" else "mysql+pymysql"
-    return url.set(drivername=driver)
-
-
 def _prepare_background(dialect: Dialect, connection: Any, _record: object) -> None:
     # By the dialect, so that an engine in AUTOCOMMIT has transactions here: an archive row and its removal are one.
     dialect.set_isolation_level(connection, "READ COMMITTED")
     if hasattr(connection, "set_character_set"):  # both the server's end and the driver's; URLs may say charset=latin1
         connection.set_character_set("utf8mb4")
+    elif dialect.is_async:
+        connection.run_async(_speak_utf8mb4)
     with closing(connection.cursor()) as cursor:
-        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}")
-        cursor.execute(f"SET SESSION lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}")
+        cursor.execute(
+            f"SET SESSION innodb_lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}, "
+            f"SESSION lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}, "
+            # Without the mode of MariaDB's under which '' is NULL; the one in its place is about DDL. All others are
+            # kept: the dialect quotes names as ANSI_QUOTES says.
+            "SESSION sql_mode = REPLACE(@@SESSION.sql_mode, 'EMPTY_STRING_IS_NULL', 'NO_ENGINE_SUBSTITUTION')"
+        )
     connection.commit()
+
+
+async def _speak_utf8mb4(driver_connection: Any) -> None:
+    # asyncmy 0.2.18 asks its character set for an attribute that it lacks: there the URL's character set stays. What
+    # the sender reads and writes is ASCII, but for reasons of the broker's.
+    with suppress(AttributeError):
+        await driver_connection.set_charset("utf8mb4")
 
 
 def _set_sqlite_pragmas(connection: Any, _record: object) -> None:
@@ -311,9 +334,9 @@ def _set_sqlite_pragmas(connection: Any, _record: object) -> None:
         cursor.close()
 
 
-def _begin_immediate(connection: Any) -> None:
-    # IMMEDIATE: a deferred transaction that reads first cannot become a writer once another one has written.
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+def _begin(connection: Connection) -> None:
+    first = connection.get_execution_options().get(WRITE_LOCK_FIRST, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if first else "BEGIN")
 
 
 def same_database(one: Engine, other: Engine) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from outbox import migrating
+from outbox.alembic import protects_tables
 from outbox.database import database_errors, open_engine
 from outbox.schema import TABLES_MAX
 
@@ -36,6 +37,8 @@ def upgrade(url: Url, schema: Schemas = None, tables: Tables = 1) -> None:
     """
     reached = migrating.upgrade(url, schema=schema or None, tables=tables)
     typer.echo(f"the outbox tables are at revision {reached}")
+    if not protects_tables():
+        typer.echo("in your own alembic env.py: context.configure(..., include_object=outbox.alembic.include_object)")
 
 
 @app.command()

@@ -91,6 +91,10 @@ class Batch:
             delay_ms = decision.delay_ms if isinstance(decision, Retry | Hold) else IN_FLIGHT_DELAY_MS
             self._stops[row.order_key] = _Stop(row.order_seq, delay_ms)
 
+    def is_ordered(self, row_id: str) -> bool:
+        """Whether the row is of an ordered key."""
+        return self._rows[row_id].order_key is not None
+
     def free(self, rows: Iterable[OutboxRow]) -> list[OutboxRow]:
         """Those of the rows that may go now; the others are decided: held behind an older message of their key."""
         going: list[OutboxRow] = []

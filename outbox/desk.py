@@ -75,7 +75,7 @@ class MessageDesk:
             message.c.order_key,
             message.c.order_seq,
             func.length(message.c.body).label("body_bytes"),
-            func.substr(message.c.body, 1, body_bytes_max).label("body"),
+            func.substr(message.c.body, 1, body_bytes_max).label(message.c.body.name),
         ).where(message.c.id == message_id)
         row = connection.execute(statement).mappings().one_or_none()
         return None if row is None else {**row, "body": bytes(row["body"] or b"")}

@@ -1,22 +1,26 @@
 """What happens to a transaction below its Session, as Engine and dialect tell it. Not what follows from it.
 
-The server ends it by itself, or a savepoint of the Connection's own is rolled back: session_hooks and the consumer ask.
+The server ends it by itself; a statement's text ends it or rolls back to a savepoint; its Connection commits it.
+session_hooks and the consumer ask.
 """
 
 from __future__ import annotations
 
 import threading
-import weakref
-from typing import Any, Final
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, Protocol, assert_never
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.engine import Dialect, ExceptionContext
+from sqlalchemy.engine import Dialect, ExceptionContext, ExecutionContext
 from sqlalchemy.engine.base import RootTransaction
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import PoolProxiedConnection
 
-from messaging.errors import TransactionDoomed
-from outbox.database import DEADLOCK, LOCK_WAIT_TIMEOUT, RECORD_CHANGED, error_code
+from messaging.errors import NoTransaction, TransactionDoomed
+from outbox.database import DEADLOCK, LOCK_WAIT_TIMEOUT, MYSQL_DIALECTS, RECORD_CHANGED, error_code
+from outbox.statement_effect import READS, WRITES, Effect, StatementEffect, first_words, statement_effect
 from outbox.unit_of_work import next_moment
 
 _ENDS_TRANSACTION: Final = frozenset(
@@ -30,11 +34,12 @@ _ENDS_TRANSACTION: Final = frozenset(
     }
 )
 _doomed: WeakKeyDictionary[RootTransaction, BaseException] = WeakKeyDictionary()
-_savepoints: WeakKeyDictionary[Connection, _Savepoints] = WeakKeyDictionary()
 _watched: WeakSet[Dialect] = WeakSet()
 _listening = threading.Lock()
 _BEFORE_ALL: Final = -1
 """When a savepoint began that is older than our watch: before anything that was published in it."""
+_TRANSACTION_KEY: Final = "outbox.driver_transaction"
+"""Where the info of a driver's connection has its DriverTransaction, from the first question to COMMIT or ROLLBACK."""
 
 
 def listen_to_engines() -> None:
@@ -48,101 +53,260 @@ def listen_to_engines() -> None:
             event.listen(Engine, "handle_error", _handle_error)
 
 
-def watch_savepoints(dialect: Dialect) -> None:
-    """Notice the savepoints of every Connection that speaks by this dialect object, from now on.
+def watch_dialect(dialect: Dialect) -> None:
+    """Notice what the statements of every Connection that speaks by this dialect object do to its transaction, and
+    when that is committed or rolled back, from now on.
 
-    Its methods are wrapped, since SQLAlchemy's savepoint events would make every statement of every Engine in the
-    process run through the event machinery (`Engine._has_events`): 7.5 us each, measured with SQLAlchemy 2.0.
+    The dialect's own `do_execute` event costs a statement half a microsecond. SQLAlchemy's events of Connections are
+    not used: they would make every statement of the Engine run through the event machinery (`Engine._has_events`),
+    7.5 us each, and its `commit` event comes before the COMMIT, so the methods that commit and roll back are wrapped.
     """
     if dialect in _watched:
         return
     with _listening:
         if dialect not in _watched:
-            _wrap_savepoints(dialect)
+            event.listen(dialect, "do_execute", _execute)
+            event.listen(dialect, "do_execute_no_params", _execute_without_parameters)
+            _wrap_commit(dialect)
+            _wrap_two_phase_commit(dialect)
             _watched.add(dialect)
 
 
-def _wrap_savepoints(dialect: Dialect) -> None:
-    begin, roll_back, release = dialect.do_savepoint, dialect.do_rollback_to_savepoint, dialect.do_release_savepoint
+class Participant(Protocol):
+    """Whoever publishes in a transaction, and commits it in a way of his own."""
 
-    def do_savepoint(connection: Connection, name: str) -> None:
-        _began(connection, name)
-        begin(connection, name)
+    def refuse_commit(self) -> None:
+        """Called before a COMMIT: raise UsageError where it would leave messages behind."""
 
-    def do_rollback_to_savepoint(connection: Connection, name: str) -> None:
-        _rolled_back_to(connection, name)
-        roll_back(connection, name)
+    def refuse_end(self, words: str) -> None:
+        """Called before a statement that ends the transaction: raise UsageError where there are messages in it."""
 
-    def do_release_savepoint(connection: Connection, name: str) -> None:
-        _released(connection, name)
-        release(connection, name)
 
-    dialect.do_savepoint = do_savepoint  # type: ignore[method-assign]
-    dialect.do_rollback_to_savepoint = do_rollback_to_savepoint  # type: ignore[method-assign]
-    dialect.do_release_savepoint = do_release_savepoint  # type: ignore[method-assign]
+class DriverTransaction:
+    """What is known of the transaction that a driver's connection is in, whoever works on it: Sessions come and go.
+
+    Used by the one thread or task that uses the connection.
+    """
+
+    __slots__ = ("_held", "_participants", "_savepoints", "_undo", "ended_by", "undone", "writes")
+
+    def __init__(self) -> None:
+        self._participants: WeakSet[Participant] = WeakSet()
+        self.writes = False
+        """Whether a statement in it wrote, as far as statements tell by their first word."""
+        self.ended_by: str | None = None
+        """The first words of a statement that ended it; what came after it is another transaction."""
+        self.undone: list[tuple[int, int]] = []
+        """The spans of moments that were rolled back to savepoints."""
+        self._savepoints: list[tuple[str, int]] = []
+        self._held: list[tuple[int, Callable[[], None]]] = []
+        self._undo: tuple[list[tuple[int, int]], list[tuple[int, Callable[[], None]]]] = ([], [])
+
+    def join(self, participant: Participant) -> None:
+        """Ask this participant before the transaction ends, for as long as somebody else keeps it: a Session that is
+        forgotten gives its connection back.
+        """
+        self._participants.add(participant)
+
+    def leave(self, participant: Participant) -> None:
+        """Ask it no more."""
+        self._participants.discard(participant)
+
+    def when_committed(self, act: Callable[[], None]) -> None:
+        """Call this, which must not raise, once the COMMIT is done; never where it is not, or is rolled back to a
+        savepoint that is older.
+        """
+        self._held.append((next_moment(), act))
+
+    def refuse_commit(self) -> None:
+        """Raise UsageError where a participant has not written its messages yet."""
+        for participant in list(self._participants):
+            participant.refuse_commit()
+
+    def committed(self) -> None:
+        """The COMMIT is done."""
+        for _, act in self._held:
+            act()
+
+    def end_by_statement(self, words: str) -> None:
+        """Raises UsageError where there are messages in the transaction: then the statement is not run. Where nothing
+        was written before, nothing ends.
+        """
+        for participant in list(self._participants):
+            participant.refuse_end(words)
+        if self._held:
+            raise unsent_error(words)
+        if self.writes:
+            self.ended_by = words
+
+    def begin_savepoint(self, name: str) -> None:
+        """A statement begins a savepoint."""
+        self._savepoints.append((name, next_moment()))
+
+    def roll_back_to_savepoint(self, name: str) -> None:
+        """A statement rolls back to a savepoint, which stays."""
+        self._undo = (self.undone, self._held)
+        place = self._place(name)
+        began = _BEFORE_ALL if place is None else self._savepoints[place][1]
+        self._savepoints = [] if place is None else self._savepoints[: place + 1]
+        # A longer span swallows those inside it, so the list does not outgrow the savepoints that lie side by side.
+        self.undone = [span for span in self.undone if span[0] < began] + [(began, next_moment())]
+        self._held = [held for held in self._held if held[0] < began]
+
+    def restore(self) -> None:
+        """The statement that was to roll back to a savepoint failed: nothing was rolled back."""
+        self.undone, self._held = self._undo
+
+    def release_savepoint(self, name: str) -> None:
+        """A statement releases a savepoint, and those inside it."""
+        place = self._place(name)
+        if place is not None:
+            del self._savepoints[place:]
+
+    def _place(self, name: str) -> int | None:
+        places = range(len(self._savepoints) - 1, -1, -1)
+        return next((place for place in places if self._savepoints[place][0] == name), None)
+
+
+def driver_transaction(connection: Connection) -> DriverTransaction:
+    """That of the transaction which this connection is in, or begins next."""
+    return _transaction_in(connection.info)
+
+
+def unsent_error(words: str) -> NoTransaction:
+    """What a statement gets that would end a transaction with messages in it."""
+    return NoTransaction(
+        f"{words} would end this transaction, but not its messages with it: commit and roll back by the Session "
+        "(session.commit(), session.rollback()) or its block, and run what commits implicitly in a transaction of its "
+        "own"
+    )
 
 
 def refuse_if_doomed(connection: Connection) -> None:
     """Raise TransactionDoomed where the server has ended this connection's transaction and somebody swallowed
-    the error.
+    the error, NoTransaction where a statement has ended it.
     """
     transaction = connection.get_transaction()
-    cause = _doomed.get(transaction) if isinstance(transaction, RootTransaction) else None
+    if not isinstance(transaction, RootTransaction):
+        return
+    cause = _doomed.get(transaction)
     if cause is not None:
         raise TransactionDoomed(
             "the database rolled this transaction back earlier and the error was swallowed "
             f"({str(cause).splitlines()[0]}); run the whole transaction again"
         ) from cause
+    known = _known(connection)
+    if known is not None and known.ended_by is not None:
+        raise NoTransaction(
+            f"{known.ended_by} ended this transaction before: what it had done is committed or rolled back without its "
+            "messages; commit and roll back by the Session, and run what commits implicitly in a transaction of its own"
+        )
 
 
 def undone_spans(connection: Connection) -> list[tuple[int, int]]:
     """The spans of moments that this connection's transaction has rolled back to savepoints."""
-    return _savepoints_of(connection).undone if connection in _savepoints else []
+    known = _known(connection)
+    return [] if known is None else known.undone
 
 
-class _Savepoints:
-    """The savepoints of one Connection's transaction: when the open ones began, and which spans were rolled back."""
-
-    __slots__ = ("began", "transaction", "undone")
-
-    def __init__(self) -> None:
-        self.transaction: weakref.ref[RootTransaction] | None = None
-        self.began: dict[str, int] = {}
-        self.undone: list[tuple[int, int]] = []
+def _known(connection: Connection) -> DriverTransaction | None:
+    return None if connection.invalidated else connection.info.get(_TRANSACTION_KEY)
 
 
-def _savepoints_of(connection: Connection) -> _Savepoints:
-    """Those of the transaction that is open now; what an earlier one on this Connection left is forgotten."""
-    found = _savepoints.setdefault(connection, _Savepoints())
-    transaction = connection.get_transaction()
-    known = found.transaction() if found.transaction is not None else None
-    if isinstance(transaction, RootTransaction) and known is not transaction:
-        found.transaction, found.began, found.undone = weakref.ref(transaction), {}, []
-    return found
+def _transaction_in(info: dict[Any, Any]) -> DriverTransaction:
+    known: DriverTransaction | None = info.get(_TRANSACTION_KEY)
+    if known is None:
+        known = info[_TRANSACTION_KEY] = DriverTransaction()
+    return known
 
 
-def _began(connection: Connection, name: str) -> None:
-    _savepoints_of(connection).began[name] = next_moment()
+def _execute(_cursor: object, statement: str, _parameters: object, context: ExecutionContext) -> None:
+    """Before each statement of a watched dialect."""
+    found = statement_effect(statement, mysql=context.dialect.name in MYSQL_DIALECTS)
+    if found is READS:
+        return
+    transaction = driver_transaction(context.root_connection)
+    if found is WRITES:
+        transaction.writes = True
+    elif context.root_connection.in_transaction():  # else it is the BEGIN itself
+        _note(transaction, found, statement)
 
 
-def _rolled_back_to(connection: Connection, name: str) -> None:
-    found = _savepoints_of(connection)
-    began = found.began.pop(name, _BEFORE_ALL)
-    # A longer span swallows those inside it, so the list does not outgrow the savepoints that lie side by side.
-    found.undone = [span for span in found.undone if span[0] < began] + [(began, next_moment())]
+def _note(transaction: DriverTransaction, found: StatementEffect, statement: str) -> None:
+    match found.effect:
+        case Effect.READS | Effect.WRITES:
+            return
+        case Effect.ENDS:
+            transaction.end_by_statement(first_words(statement))
+        case Effect.BEGINS_SAVEPOINT:
+            transaction.begin_savepoint(found.savepoint)
+        case Effect.ROLLS_BACK_TO_SAVEPOINT:
+            transaction.roll_back_to_savepoint(found.savepoint)
+        case Effect.RELEASES_SAVEPOINT:
+            transaction.release_savepoint(found.savepoint)
+        case _:
+            assert_never(found.effect)
 
 
-def _released(connection: Connection, name: str) -> None:
-    _savepoints_of(connection).began.pop(name, None)
+def _execute_without_parameters(cursor: object, statement: str, context: ExecutionContext) -> None:
+    _execute(cursor, statement, (), context)
+
+
+def _wrap_commit(dialect: Dialect) -> None:
+    commit, roll_back = dialect.do_commit, dialect.do_rollback
+
+    def do_commit(dbapi_connection: PoolProxiedConnection) -> None:
+        known: DriverTransaction | None = dbapi_connection.info.get(_TRANSACTION_KEY)
+        if known is None:
+            commit(dbapi_connection)
+            return
+        known.refuse_commit()
+        commit(dbapi_connection)
+        dbapi_connection.info.pop(_TRANSACTION_KEY, None)
+        known.committed()
+
+    def do_rollback(dbapi_connection: PoolProxiedConnection) -> None:
+        with suppress(NotImplementedError):  # an engine's very first connection, while the dialect looks at it
+            dbapi_connection.info.pop(_TRANSACTION_KEY, None)
+        roll_back(dbapi_connection)
+
+    dialect.do_commit = do_commit  # type: ignore[method-assign]
+    dialect.do_rollback = do_rollback  # type: ignore[method-assign]
+
+
+def _wrap_two_phase_commit(dialect: Dialect) -> None:
+    commit, roll_back = dialect.do_commit_twophase, dialect.do_rollback_twophase
+
+    def do_commit_twophase(connection: Connection, *given: Any, **named: Any) -> None:
+        known = driver_transaction(connection)
+        known.refuse_commit()
+        commit(connection, *given, **named)
+        connection.info.pop(_TRANSACTION_KEY, None)
+        known.committed()
+
+    def do_rollback_twophase(connection: Connection, *given: Any, **named: Any) -> None:
+        connection.info.pop(_TRANSACTION_KEY, None)
+        roll_back(connection, *given, **named)
+
+    dialect.do_commit_twophase = do_commit_twophase  # type: ignore[method-assign]
+    dialect.do_rollback_twophase = do_rollback_twophase  # type: ignore[method-assign]
 
 
 def _handle_error(context: ExceptionContext) -> None:
     error, connection = context.sqlalchemy_exception, context.connection
     if connection is None or not isinstance(error, DBAPIError):
         return
+    if context.statement and not context.is_disconnect:
+        _restore_savepoints(connection, context.statement)
     transaction = connection.get_transaction()
     if isinstance(transaction, RootTransaction) and (context.is_disconnect or _rolled_back(connection, error)):
         _doomed[transaction] = error
+
+
+def _restore_savepoints(connection: Connection, statement: str) -> None:
+    effect = statement_effect(statement, mysql=connection.dialect.name in MYSQL_DIALECTS).effect
+    if effect is Effect.ROLLS_BACK_TO_SAVEPOINT and connection.dialect in _watched:
+        driver_transaction(connection).restore()
 
 
 def _rolled_back(connection: Connection, error: DBAPIError) -> bool:

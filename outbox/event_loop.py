@@ -1,29 +1,44 @@
-"""One event loop in a thread of its own, for handlers that are `async def`. Not a scheduler."""
+"""One event loop in a thread of its own, for what is `async def` where nobody awaits. Not a scheduler."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 class EventLoopThread:
-    """Runs coroutines that other threads wait for. One loop a runner: an AsyncEngine's connections belong to one."""
+    """Runs coroutines that other threads wait for. One loop a runner: an AsyncEngine's connections belong to one.
 
-    def __init__(self) -> None:
+    asyncio ends a loop when a task raises SystemExit or KeyboardInterrupt, and a thread that waits for a coroutine in
+    it would wait for ever: this loop goes on.
+    """
+
+    def __init__(self, *, exits: Callable[[BaseException], None], name: str = "consumer-event-loop") -> None:
+        """`exits` is called in the loop's thread with a SystemExit or KeyboardInterrupt that a handler's own task
+        raised. `name` is the thread's.
+        """
+        self._exits = exits
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="consumer-event-loop", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the loop's thread."""
         self._thread.start()
 
+    def is_alive(self) -> bool:
+        """Whether coroutines can be run."""
+        return self._thread.is_alive()
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it in the loop, in the caller's context, and wait; what it raises is raised here."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        returned, error = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._loop).result()
+        if error is not None:
+            raise error
+        return returned[0]
 
     def stop(self, *, timeout_seconds: float) -> bool:
         """End the loop, which nobody uses any more; True when it did in time."""
@@ -33,3 +48,21 @@ class EventLoopThread:
             return False
         self._loop.close()
         return True
+
+    def _run(self) -> None:
+        """Until stop(), which lets run_forever() return."""
+        while True:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                self._exits(error)
+            else:
+                return
+
+
+async def _outcome(coroutine: Coroutine[Any, Any, T]) -> tuple[list[T], BaseException | None]:
+    """What it returned, or what it raised: a task must not raise what would end its loop, nor be taken for canceled."""
+    try:
+        return [await coroutine], None
+    except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+        return [], error

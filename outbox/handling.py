@@ -48,6 +48,14 @@ class NotTried(OutboxError):
         self.conflict = conflict
 
 
+class CommittedByHandler(OutboxError):
+    """The handler committed its session and then failed: its mark is committed too, so the message counts as handled
+    from now on, whatever the handler left undone. The cause is what it failed with.
+    """
+
+    retryable = False
+
+
 class Outcome(StrEnum):
     """What handling one delivery came to."""
 
@@ -86,20 +94,26 @@ class Consumer:
         """Handle one delivery; what the handler raises is raised on.
 
         With an inbox the handler's effect and the mark commit together: whatever was handled before is not handled
-        again, whoever delivers it how often. Raises NotTried where the inbox cannot be asked.
+        again, whoever delivers it how often. Raises NotTried where the inbox cannot be asked, CommittedByHandler where
+        the handler has committed its session, and the mark with it, before it failed.
         """
         if self.is_async:
             raise ConfigurationError(f"{self.handler} is async: await handle_async(delivery)")
         if self.engine is None or self.store is None:
             _refuse_awaitable(self.handler(delivery))
             return Outcome.HANDLED
-        with Session(self.engine) as session, session.begin():
+        with Session(self.engine) as session, session.begin() as transaction:
             with not_tried(self.engine):
                 connection = session.connection()
                 is_new = self._mark(connection, delivery)
             if not is_new:
                 return Outcome.DEDUPLICATED
-            _refuse_awaitable(self.handler(session, delivery))
+            try:
+                _refuse_awaitable(self.handler(session, delivery))
+            except BaseException as error:
+                if not transaction.is_active and self._is_marked(self.engine, delivery):
+                    raise _committed_by_handler(error) from error
+                raise
             # A deadlock that the handler swallowed has undone the mark and half of the effect: never acknowledge that.
             refuse_if_doomed(connection)
             return Outcome.HANDLED
@@ -109,13 +123,18 @@ class Consumer:
         if self.async_engine is None:
             await self._awaited(delivery)
             return Outcome.HANDLED
-        async with AsyncSession(self.async_engine) as session, session.begin():
+        async with AsyncSession(self.async_engine) as session, session.begin() as transaction:
             with not_tried(self.async_engine.sync_engine):
                 connection = await session.connection()
                 is_new = await connection.run_sync(self._mark, delivery)
             if not is_new:
                 return Outcome.DEDUPLICATED
-            await self._awaited(session, delivery)
+            try:
+                await self._awaited(session, delivery)
+            except BaseException as error:
+                if not transaction.is_active and await self._is_marked_async(self.async_engine, delivery):
+                    raise _committed_by_handler(error) from error
+                raise
             await connection.run_sync(refuse_if_doomed)
             return Outcome.HANDLED
 
@@ -132,10 +151,37 @@ class Consumer:
             )
         return self.store.mark(connection, group=self.group, message_id=delivery.id, topic=delivery.topic)
 
+    def _is_marked(self, engine: Engine, delivery: Delivery) -> bool:
+        """Whether the mark is committed; False where the inbox cannot be asked."""
+        try:
+            with engine.connect() as connection:
+                return self._has_mark(connection, delivery)
+        except (DBAPIError, PoolTimeoutError):
+            return False
+
+    async def _is_marked_async(self, engine: AsyncEngine, delivery: Delivery) -> bool:
+        try:
+            async with engine.connect() as connection:
+                return await connection.run_sync(self._has_mark, delivery)
+        except (DBAPIError, PoolTimeoutError):
+            return False
+
+    def _has_mark(self, connection: Connection, delivery: Delivery) -> bool:
+        return self.store is not None and self.store.handled(
+            connection, group=self.group, message_id=delivery.id, topic=delivery.topic
+        )
+
     async def _awaited(self, *arguments: object) -> None:
         result = self.handler(*arguments)
         if isawaitable(result):
             await result
+
+
+def _committed_by_handler(error: BaseException) -> CommittedByHandler:
+    return CommittedByHandler(
+        f"the handler committed its session and then failed ({reason_for(error)}): the message counts as handled from "
+        "now on, so see to what is missing; leave the commit to the consumer: flush(), or begin_nested()"
+    )
 
 
 @contextmanager

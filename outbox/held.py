@@ -98,6 +98,10 @@ class HeldDeliveries:
         self._thread = threading.Thread(target=self._run, name="consumer-extender", daemon=True)
         self._thread.start()
 
+    def is_alive(self) -> bool:
+        """Whether the thread that extends runs."""
+        return self._thread is not None and self._thread.is_alive()
+
     def stop(self, *, timeout_seconds: float) -> None:
         """End it; what is still held comes back by itself."""
         with self._changed:
@@ -163,7 +167,7 @@ class HeldDeliveries:
             pause_ms = 0
             try:
                 self.extend_due()
-            except Exception:  # the thread boundary: without this thread every slow message would be handed out twice
+            except BaseException:  # the thread boundary: without this thread slow messages would be handed out twice
                 logger.exception("extend_failed")
                 pause_ms = EXTEND_RETRY_MS
             with self._changed:

@@ -1,6 +1,6 @@
 """The inbox: which messages a consumer group has handled, written in the handler's own transaction.
 
-Not the handling.
+A message is known by its topic and id: others may publish to other topics under the same id. Not the handling.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ class InboxStore:
         back and now ours to handle. The mark comes first in the transaction, so that it also keeps the order.
         """
         try:
-            with connection.begin_nested():
-                connection.execute(self._insert, {"group": group, "id": message_id, "on_topic": topic})
+            # In no savepoint: a duplicate undoes this statement alone, and after a deadlock there is no savepoint to
+            # return to, so that its error would hide the deadlock's.
+            connection.execute(self._insert, {"group": group, "id": message_id, "on_topic": topic})
         except IntegrityError:
             return False
         return True
 
-    def handled(self, connection: Connection, *, group: str, message_id: str) -> bool:
+    def handled(self, connection: Connection, *, group: str, message_id: str, topic: str) -> bool:
         """Whether the group has handled this message."""
         inbox = self._inbox
-        statement = select(inbox.c.message_id).where(inbox.c.consumer_group == group, inbox.c.message_id == message_id)
+        statement = select(inbox.c.message_id).where(
+            inbox.c.consumer_group == group, inbox.c.topic == topic, inbox.c.message_id == message_id
+        )
         return connection.scalar(statement) is not None
 
     def purge(self, connection: Connection, *, older_than_us: int, limit: int) -> int:
@@ -53,17 +56,24 @@ class InboxStore:
         """
         inbox = self._inbox
         old = (
-            select(inbox.c.consumer_group.label("of_group"), inbox.c.message_id.label("of_id"))
+            select(
+                inbox.c.consumer_group.label("of_group"),
+                inbox.c.topic.label("of_topic"),
+                inbox.c.message_id.label("of_id"),
+            )
             .where(inbox.c.handled_at_us < self._now_us - older_than_us)
             .order_by(inbox.c.handled_at_us)
             .limit(limit)
         )
-        found = sorted((row.of_group, row.of_id) for row in connection.execute(old))
+        found = sorted(tuple(row) for row in connection.execute(old))
         if not found:
             return 0
         # One by one by the whole primary key: for a list of ids the optimizer may read all of a group, and would wait
         # for each mark that is not committed yet.
         statement = delete(inbox).where(
-            inbox.c.consumer_group == bindparam("of_group"), inbox.c.message_id == bindparam("of_id")
+            inbox.c.consumer_group == bindparam("of_group"),
+            inbox.c.topic == bindparam("of_topic"),
+            inbox.c.message_id == bindparam("of_id"),
         )
-        return connection.execute(statement, [{"of_group": group, "of_id": one} for group, one in found]).rowcount
+        marks = [{"of_group": group, "of_topic": topic, "of_id": one} for group, topic, one in found]
+        return connection.execute(statement, marks).rowcount

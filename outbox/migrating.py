@@ -23,7 +23,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
 from messaging.errors import DatabaseUnavailable
-from outbox.database import LOCK_WAIT_TIMEOUT, MYSQL_DIALECTS, database_errors, error_code, open_engine
+from outbox.alembic import VERSION_TABLE
+from outbox.database import LOCK_WAIT_TIMEOUT, MYSQL_DIALECTS, database_errors, error_code, open_engine, writing_engine
 from outbox.placement import placement_for
 from outbox.schema import message_table, schema_for
 
@@ -62,7 +63,7 @@ def upgrade(
 def current(connection: Connection, *, schema: str | None = None) -> str | None:
     """The revision that the tables are at, or None where there are none."""
     actual = schema_for(connection.dialect, schema)
-    options = {"version_table": _version_table(actual), "version_table_schema": actual}
+    options = {"version_table": VERSION_TABLE, "version_table_schema": actual}
     return MigrationContext.configure(connection, opts=options).get_current_revision()
 
 
@@ -80,7 +81,7 @@ def _patiently(engine: Engine, upgrade_once: Callable[[Connection], str | None])
     resting = threading.Event()
     for _ in range(LOCK_TRIES_MAX):
         try:
-            with engine.begin() as connection, _short_lock_waits(connection):
+            with writing_engine(engine).begin() as connection, _short_lock_waits(connection):
                 return upgrade_once(connection)
         except DBAPIError as error:
             if error_code(error) != LOCK_WAIT_TIMEOUT:
@@ -166,7 +167,3 @@ def _location() -> Path:
     """The revisions: inside this package in a wheel, beside it in a checkout."""
     inside = Path(__file__).with_name("migrations")
     return inside if inside.is_dir() else Path(__file__).parent.parent / "migrations"
-
-
-def _version_table(schema: str | None) -> str:
-    return "alembic_version" if schema else "outbox_alembic_version"

@@ -32,6 +32,48 @@ def add_column(table: str, column: sa.Column[Any], *, schema: str | None) -> Non
         op.add_column(table, column, schema=schema)
 
 
+def replace_primary_key(table: str, columns: Sequence[str], *, schema: str | None) -> None:
+    """Give a table another primary key, of columns that it has, unless it has that one already.
+
+    MySQL and MariaDB rebuild the table beside what writes to it; SQLite, which cannot change a key, copies it.
+    """
+    inspector = _inspector()
+    if inspector.get_pk_constraint(table, schema=schema)["constrained_columns"] == list(columns):
+        return
+    if op.get_bind().dialect.name == "sqlite":
+        _copy_with_primary_key(table, columns)
+        return
+    quote = op.get_bind().dialect.identifier_preparer.quote
+    name = ".".join(quote(part) for part in (schema, table) if part)
+    key = ", ".join(quote(column) for column in columns)
+    op.execute(f"ALTER TABLE {name} DROP PRIMARY KEY, ADD PRIMARY KEY ({key}), ALGORITHM=INPLACE, LOCK=NONE")
+
+
+def _copy_with_primary_key(table: str, columns: Sequence[str]) -> None:
+    """A copy of a table on SQLite under another primary key, in its place; with its indexes.
+
+    Of what is done the copying, the dropping and the renaming are in one transaction, whoever opened it.
+    """
+    inspector, copy = _inspector(), f"{table}_copy"
+    indexes = inspector.get_indexes(table)
+    found = [
+        sa.Column(one["name"], one["type"], nullable=one["nullable"], primary_key=one["name"] in columns)
+        for one in sorted(inspector.get_columns(table), key=lambda one: _place(one["name"], columns))
+    ]
+    names = [column.name for column in found]
+    drop_table(copy, schema=None)  # of an upgrade that was cut
+    made = op.create_table(copy, *found)
+    op.execute(made.insert().from_select(names, sa.select(*map(sa.column, names)).select_from(sa.table(table))))
+    op.drop_table(table)
+    op.rename_table(copy, table)
+    for index in indexes:
+        op.create_index(index["name"], table, [str(one) for one in index["column_names"]])
+
+
+def _place(name: str, columns: Sequence[str]) -> int:
+    return columns.index(name) if name in columns else len(columns)
+
+
 def drop_table(name: str, *, schema: str | None) -> None:
     """Drop a table, unless it is gone."""
     if _inspector().has_table(name, schema=schema):

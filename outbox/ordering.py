@@ -10,13 +10,16 @@ other. Numbers are at least the database's clock: a head that was idle may be de
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     Connection,
     Dialect,
     Table,
@@ -32,10 +35,13 @@ from sqlalchemy import (
     union_all,
 )
 from sqlalchemy.dialects import mysql, sqlite
+from sqlalchemy.sql import ClauseElement
 
 from outbox.database import MYSQL_DIALECTS, by_primary_key, now_us
+from outbox.placement import MessageTable
+from outbox.prepared import Build, PreparedByIds
 from outbox.row import OutboxRow
-from outbox.schema import RowState, outbox_tables
+from outbox.schema import RowState, message_table, message_table_names, outbox_tables, plain_message_table_name
 
 _KEYS_A_STATEMENT_MAX: Final = 50
 _ROWS_A_STATEMENT_MAX: Final = 200
@@ -43,20 +49,58 @@ _ROWS_A_STATEMENT_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What somebody wants to send of one key: below which number others must be gone, and the ids in our hands."""
+    """What somebody wants to send of one key: below which number others must be gone, and the ids in our hands.
+
+    `table` is the message table of its rows: None, the plain one. Older rows of the key may stand in another one.
+    """
 
     last: int
     own: Collection[str]
+    table: MessageTable | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Barrier:
-    """The oldest message of a key that is not sent and not in our hands: what is younger must wait for it."""
+    """The oldest message of a key that is not sent and not in our hands: what is younger must wait for it.
+
+    `leased`: somebody has it, and the lease is not over.
+    """
 
     order_seq: int
     state: RowState
     leased: bool
     due_in_us: int
+    due_at_us: int
+
+
+class _Head(NamedTuple):
+    """A row of OrderStore._heads_of; the last four are None where the message is not in the table."""
+
+    order_key: str
+    order_seq: int
+    message_id: str
+    state: str | None
+    token: str | None
+    due_at_us: int
+    due: int
+
+
+class _Builds(dict[str, Build]):
+    """What makes the statement for a table's name: the same object each time, by which it is found compiled."""
+
+    def __init__(self, build: Callable[[str, list[BindParameter[str]]], ClauseElement]) -> None:
+        self._build = build
+
+    def __missing__(self, name: str) -> Build:
+        made = self[name] = partial(self._build, name)
+        return made
+
+
+def _barrier(row: Any) -> Barrier:
+    return Barrier(
+        order_seq=row.order_seq, state=RowState(row.state), leased=row.token is not None and row.due > 0,
+        due_in_us=row.due, due_at_us=row.due_at_us,
+    )  # fmt: skip
 
 
 def order_key(topic: str, key: str) -> str:
@@ -70,11 +114,14 @@ class OrderStore:
     def __init__(self, *, dialect: Dialect, schema: str | None) -> None:
         """`schema`: as it applies on the dialect, None on SQLite."""
         tables = outbox_tables(schema)
+        self._schema = schema
         self._head = tables.order_head
         self._queue = tables.order_queue
         self._dialect = dialect
         self._mysql = dialect.name in MYSQL_DIALECTS
         self._now_us = now_us(dialect)
+        self._by_keys = PreparedByIds(dialect)
+        self._head_builds = _Builds(self._heads_of)
 
     # -- the business transaction ------------------------------------------------------------------------------------
 
@@ -123,23 +170,79 @@ class OrderStore:
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
-    def barriers(self, connection: Connection, message: Table, runs: Mapping[str, Run]) -> dict[str, Barrier]:
-        """For each key that somebody wants to send a run of: what that must wait for, if anything.
+    def barriers(self, connection: Connection, runs: Mapping[str, Run]) -> dict[str, Barrier]:
+        """For each key that somebody wants to send a run of: what that must wait for, if anything, in whatever message
+        table of the schema it stands.
 
         A number is taken under its key's lock: once it can be read, all smaller ones can, or are gone. A plain read:
         it locks nothing.
         """
         found: dict[str, Barrier] = {}
-        keys = sorted(runs)
-        for start in range(0, len(keys), _KEYS_A_STATEMENT_MAX):
-            firsts = [
-                select(self._first(message, key, runs[key])) for key in keys[start : start + _KEYS_A_STATEMENT_MAX]
-            ]
-            for row in connection.execute(union_all(*firsts) if len(firsts) > 1 else firsts[0]):
-                found[row.order_key] = Barrier(
-                    order_seq=row.order_seq, state=RowState(row.state), leased=row.token is not None, due_in_us=row.due
-                )
+        unsure: list[str] = []
+        for key, head in self._heads(connection, runs).items():
+            run = runs[key]
+            if head.order_seq >= run.last:
+                continue  # ours is the oldest, and the only one: mostly
+            if head.message_id in run.own or not head.state:
+                unsure.append(key)
+            else:
+                found[key] = _barrier(head)
+        for start in range(0, len(unsure), _KEYS_A_STATEMENT_MAX):
+            firsts = [select(self._first(key, runs[key])) for key in unsure[start : start + _KEYS_A_STATEMENT_MAX]]
+            for row in connection.execute(union_all(*firsts) if len(firsts) > 1 else firsts[0]).all():
+                key = row.order_key
+                barrier = _barrier(row) if row.state else self._elsewhere(connection, key, runs[key])
+                if barrier is not None:
+                    found[key] = barrier
         return found
+
+    def _heads(self, connection: Connection, runs: Mapping[str, Run]) -> dict[str, _Head]:
+        """The oldest number of each key, ours or not, with its row where that is in the run's table."""
+        by_table: defaultdict[str, list[str]] = defaultdict(list)
+        for key, run in runs.items():
+            by_table[self._table_of(run)].append(key)
+        return {
+            row[0]: _Head(*row)
+            for name, keys in by_table.items()
+            for row in self._by_keys.rows(connection, self._head_builds[name], keys)
+        }
+
+    def _heads_of(self, name: str, keys: list[BindParameter[str]]) -> ClauseElement:
+        message, queue = message_table(self._schema, name), self._queue
+        oldest = (
+            select(queue.c.order_key, func.min(queue.c.order_seq).label("first_seq"))
+            .where(queue.c.order_key.in_(keys))
+            .group_by(queue.c.order_key)
+            .subquery()
+        )
+        of_oldest = (queue.c.order_key == oldest.c.order_key) & (queue.c.order_seq == oldest.c.first_seq)
+        return (
+            select(queue.c.order_key, queue.c.order_seq, queue.c.message_id, *self._row_columns(message))
+            .select_from(oldest)
+            .join(queue, of_oldest)
+            .outerjoin(message, message.c.id == queue.c.message_id)
+        )
+
+    def _row_columns(self, message: Table) -> list[Any]:
+        due = (message.c.due_at_us - self._now_us).label("due")
+        return [message.c.state, message.c.token, message.c.due_at_us, due]
+
+    def _table_of(self, run: Run) -> str:
+        return run.table.name if run.table is not None else plain_message_table_name(self._schema)
+
+    def _elsewhere(self, connection: Connection, key: str, run: Run) -> Barrier | None:
+        """The same for a key whose oldest number has no row in the run's table: that was written before the number of
+        tables was changed, or its row is gone, by hand for instance, and holds up nobody.
+        """
+        names = message_table_names(connection, self._schema)
+        rows = [
+            row
+            for name in names
+            for row in connection.execute(
+                select(self._first(key, run, message=message_table(self._schema, name), is_there=True))
+            )
+        ]
+        return _barrier(min(rows, key=lambda row: row.order_seq)) if rows else None
 
     def forget(self, connection: Connection, numbers: Sequence[tuple[str, int]]) -> None:
         """Their messages are sent, or discarded: what is younger need not wait for them any more."""
@@ -149,20 +252,16 @@ class OrderStore:
             pairs = [and_(queue.c.order_key == key, queue.c.order_seq == seq) for key, seq in chunk]
             connection.execute(by_primary_key(delete(queue).where(or_(*pairs)), self._dialect))
 
-    def _first(self, message: Table, key: str, run: Run) -> Any:
-        """The oldest of a key's unsent messages below a number that is not ours. A number whose row is gone, by hand
-        for instance, holds up nobody.
+    def _first(self, key: str, run: Run, *, message: Table | None = None, is_there: bool = False) -> Any:
+        """The oldest of a key's numbers below the run's last that is not ours, with its row where that is in the run's
+        table; with `is_there` the oldest that has a row in this one.
         """
         queue = self._queue
+        if message is None:
+            message = message_table(self._schema, self._table_of(run))
         statement = (
-            select(
-                queue.c.order_key,
-                queue.c.order_seq,
-                message.c.state,
-                message.c.token,
-                (message.c.due_at_us - self._now_us).label("due"),
-            )
-            .join(message, message.c.id == queue.c.message_id)
+            select(queue.c.order_key, queue.c.order_seq, *self._row_columns(message))
+            .join(message, message.c.id == queue.c.message_id, isouter=not is_there)
             .where(queue.c.order_key == key, queue.c.order_seq < run.last, queue.c.message_id.not_in(sorted(run.own)))
             .order_by(queue.c.order_key, queue.c.order_seq)
             .limit(1)

@@ -12,7 +12,7 @@ from functools import partial
 from random import Random
 from typing import Final, assert_never
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from messaging.backoff import Backoff
 from messaging.broker import Broker
@@ -25,9 +25,10 @@ from messaging.errors import (
     NotAuthorized,
 )
 from messaging.message import CancelStatus, Message, PublishResult, PublishStatus, check_message_id
+from outbox.async_background import AsyncBackground, transact
 from outbox.database import CONFLICT_RETRIES_MAX, database_errors, retry_conflicts
 from outbox.decision import Accepted, Batch, Decision, Hold, Park, Retry, Settlement
-from outbox.ordering import Barrier
+from outbox.ordering import Barrier, Run
 from outbox.placement import MessageTable
 from outbox.row import OutboxRow
 from outbox.schema import RowKind
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _Letter = tuple[OutboxRow, Message]
 
+ORDERED_OUTAGE_DELAY_MS: Final = 1_000
 SETTLE_ROWS_MAX: Final = 200
 """Rows in one settling statement; the knee of the curve between round trips and lock counts."""
 
@@ -79,7 +81,7 @@ class Relay:
     def __init__(
         self,
         *,
-        engine: Engine,
+        engine: Engine | AsyncBackground,
         store: MessageStore,
         broker: Broker,
         policy: RelayPolicy,
@@ -95,6 +97,11 @@ class Relay:
         self._random = random
         self._telemetry = telemetry
         self._path = path
+
+    @property
+    def broker(self) -> Broker:
+        """Where it delivers to."""
+        return self._broker
 
     def deliver(self, rows: Sequence[OutboxRow], *, token: str) -> DeliveryReport:
         """Send rows that `token` owns and write down what became of each. Raises DatabaseUnavailable where that failed:
@@ -138,15 +145,21 @@ class Relay:
 
     def _barriers(self, rows: Sequence[OutboxRow], accepted: Mapping[str, Collection[str]]) -> Mapping[str, Barrier]:
         """What the ordered rows must wait for: older ones of their keys that are in other hands."""
-        by_table: defaultdict[MessageTable | None, list[OutboxRow]] = defaultdict(list)
+        by_schema: defaultdict[str | None, list[OutboxRow]] = defaultdict(list)
         for row in rows:
             if row.order_key is not None:
-                by_table[row.table].append(row)
+                by_schema[row.table.schema if row.table is not None else self._store.table.schema].append(row)
         found: dict[str, Barrier] = {}
-        for table, ordered in by_table.items():
-            with database_errors(self._engine.url), self._engine.begin() as connection:
-                found.update(self._store.at(table).barriers(connection, runs(ordered, accepted=accepted)))
+        for ordered in by_schema.values():
+            look = partial(self._barriers_in, self._store.at(ordered[0].table), runs(ordered, accepted=accepted))
+            with database_errors(self._engine.url):
+                found.update(transact(self._engine, look))
         return found
+
+    def _barriers_in(
+        self, store: MessageStore, wanted: Mapping[str, Run], connection: Connection
+    ) -> dict[str, Barrier]:
+        return store.barriers(connection, wanted)
 
     def _read(self, rows: Sequence[OutboxRow], batch: Batch) -> tuple[dict[str, _Letter], list[OutboxRow]]:
         """What to publish and what to cancel; a row that says neither is set aside, so that it holds up no other."""
@@ -154,6 +167,7 @@ class Relay:
         cancels: list[OutboxRow] = []
         for row in rows:
             try:
+                row.check_body()
                 match row.kind:
                     case RowKind.PUBLISH:
                         publishes[row.id] = (row, row.message())
@@ -241,8 +255,12 @@ class Relay:
         """The broker as a whole did not take them: not their fault, and not an attempt of theirs."""
         delay_ms = error.retry_after_ms if isinstance(error, BrokerThrottled) else self._policy.outage_delay_ms
         retry = Retry(int(delay_ms * (1 + self._policy.outage_jitter * batch.luck)), str(error), tried=False)
+        # Younger messages wait for these, so they come again soon: behind all else that is due by then. The breaker,
+        # not their delay, keeps a broker that is out from being asked.
+        soon_ms = delay_ms if isinstance(error, BrokerThrottled) else min(delay_ms, ORDERED_OUTAGE_DELAY_MS)
+        soon = Retry(soon_ms, str(error), tried=False)
         for row_id in ids:
-            batch.decide(row_id, retry)
+            batch.decide(row_id, soon if batch.is_ordered(row_id) else retry)
 
     def _later(self, row: OutboxRow, error: str, batch: Batch) -> None:
         """This row cannot go until people do something: by its own backoff."""
@@ -274,7 +292,8 @@ class Relay:
         self, store: MessageStore, decision: Decision, settlements: Sequence[Settlement], *, token: str
     ) -> int:
         ids = [settlement.row_id for settlement in settlements]
-        with self._engine.begin() as connection:
+
+        def settle(connection: Connection) -> int:
             match decision:
                 case Accepted(outcome):
                     archived = None
@@ -296,6 +315,8 @@ class Relay:
                     return store.park(connection, ids, token=token, error=error)
                 case _:
                     assert_never(decision)
+
+        return transact(self._engine, settle)
 
 
 class _TakenOverError(Exception):

@@ -28,6 +28,10 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     headers_json: str | None = None
     deliver_at_ms: int | None = None
+    delay_ms: int | None = None
+    """Where the due time counts from the INSERT, by the database's clock; `deliver_at_ms` is then set when it is
+    written.
+    """
     created_at_us: int = 0
     attempts: int = 0
     order_key: str | None = None
@@ -51,13 +55,24 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
             deliver_at_ms=self.deliver_at_ms,
         )
 
+    def check_body(self) -> None:
+        """Raise InvalidMessage where the body is not the one that was published: a driver or a hand has altered it."""
+        if hashlib.sha256(self.body).hexdigest() != self.body_sha256:
+            raise InvalidMessage(f"the body of row {self.id} does not have the SHA-256 that body_sha256 says")
+
     @property
     def cancels(self) -> str:
         """The id of the message that this row cancels."""
         return self.body.decode("ascii", "replace")
 
 
-def publish_row(message: Message, *, table: MessageTable | None = None, order_key: str | None = None) -> OutboxRow:
+def publish_row(
+    message: Message,
+    *,
+    table: MessageTable | None = None,
+    order_key: str | None = None,
+    delay_ms: int | None = None,
+) -> OutboxRow:
     """The row that carries a message."""
     return OutboxRow(
         id=message.id,
@@ -68,6 +83,7 @@ def publish_row(message: Message, *, table: MessageTable | None = None, order_ke
         key=message.key,
         headers_json=_encode_headers(dict(message.headers)).decode() if message.headers else None,
         deliver_at_ms=message.deliver_at_ms,
+        delay_ms=delay_ms,
         created_at_us=message.created_at_ms * 1000,
         order_key=order_key,
         table=table,

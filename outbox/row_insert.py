@@ -1,4 +1,8 @@
-"""RowInsert: the INSERT of rows into one message table, in statements that the server takes. It commits nothing."""
+"""RowInsert: the INSERT of rows into one message table, in statements that the server takes. It commits nothing.
+
+On MySQL and MariaDB keys, headers and bodies are bound as hexadecimal digits. Drivers differ in how they escape bytes:
+asyncmy writes backslashes, which under NO_BACKSLASH_ESCAPES escape nothing, so that a quote in a key would be SQL.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +36,6 @@ class RowInsert:
         self._dialect = dialect
         self._message = message_table(table.schema, table.name)
         self._mysql = dialect.name in MYSQL_DIALECTS
-        # aiomysql cannot bind bytes with PyMySQL 1.2 or later: it calls what that has taken away.
-        self._hex = dialect.driver == "aiomysql"
         self._prepared: dict[int, Prepared] = {}
 
     def __call__(
@@ -54,16 +56,14 @@ class RowInsert:
             for row, place_us in zip(chunk, places_us, strict=False):
                 parameters += (
                     row.id, row.kind.value, lease_us + place_us, token, row.topic, self._text(row.key),
-                    self._text(row.headers_json), row.body.hex() if self._hex else row.body, row.body_sha256,
+                    self._text(row.headers_json), row.body.hex() if self._mysql else row.body, row.body_sha256,
                     row.deliver_at_ms, place_us, row.order_key, row.order_seq,
                 )  # fmt: skip
             connection.exec_driver_sql(self._statement(len(chunk)).sql, tuple(parameters))
 
-    def _text(self, text: str | None) -> str | bytes | None:
-        """As bytes, where the statement says that they are UTF-8, whatever character set the connection speaks."""
-        if text is None or not self._mysql:
-            return text
-        return text.encode().hex() if self._hex else text.encode()
+    def _text(self, text: str | None) -> str | None:
+        """As the hexadecimal digits of its UTF-8, whatever character set the connection speaks."""
+        return text.encode().hex() if text is not None and self._mysql else text
 
     def _statement(self, rows: int) -> Prepared:
         """The multi-row INSERT for so many rows, compiled once: SQLAlchemy would compile multi-row VALUES each time."""
@@ -92,7 +92,7 @@ class RowInsert:
             "topic": bound["topic"],
             "message_key": self._utf8(bound["message_key"]),
             "headers": self._utf8(bound["headers"]),
-            "body": func.unhex(bound["body"]) if self._hex else bound["body"],
+            "body": self._bytes(bound["body"]),
             "body_sha256": bound["body_sha256"],
             "deliver_at_ms": bound["deliver_at_ms"],
             "created_at_us": now + bound["place"],
@@ -100,11 +100,14 @@ class RowInsert:
             "order_seq": bound["order_seq"],
         }
 
+    def _bytes(self, value: Any) -> Any:
+        """What the hexadecimal digits of a body say. Under EMPTY_STRING_IS_NULL (MariaDB) those of an empty one are
+        NULL.
+        """
+        return func.coalesce(func.unhex(value), literal_column("x''")) if self._mysql else value
+
     def _utf8(self, value: Any) -> Any:
-        if not self._mysql:
-            return value
-        encoded = func.unhex(value) if self._hex else value
-        return func.convert(encoded.op("USING")(literal_column("utf8mb4")))
+        return func.convert(func.unhex(value).op("USING")(literal_column("utf8mb4"))) if self._mysql else value
 
 
 def _chunks(rows: Sequence[OutboxRow], packet_bytes: int | None) -> list[Sequence[OutboxRow]]:

@@ -187,7 +187,7 @@ def _message_table(metadata: MetaData, name: str) -> Table:
         Column("topic", _NAME, nullable=False),
         Column("message_key", _KEY, nullable=True),
         Column("headers", _TEXT, nullable=True),
-        Column("body", _BODY, nullable=False),
+        Column("body", _BODY, nullable=False, quote=True),  # reserved under sql_mode ORACLE
         Column("body_sha256", _HASH, nullable=False),
         Column("deliver_at_ms", BigInteger, nullable=True),
         Column("created_at_us", BigInteger, nullable=False),
@@ -226,8 +226,8 @@ def _inbox_table(metadata: MetaData, prefix: str) -> Table:
         f"{prefix}inbox",
         metadata,
         Column("consumer_group", _NAME, primary_key=True),
+        Column("topic", _NAME, primary_key=True),
         Column("message_id", _ID, primary_key=True),
-        Column("topic", _NAME, nullable=False),
         Column("handled_at_us", BigInteger, nullable=False),
         Index(f"ix_{prefix}inbox_handled", "handled_at_us"),
         **_MYSQL_OPTIONS,

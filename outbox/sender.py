@@ -15,12 +15,14 @@ import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 from weakref import WeakSet, ref
 
+from messaging.broker import Broker
 from messaging.errors import ConfigurationError, OutboxError
 from messaging.ids import new_token
 from outbox.decision import Accepted, Hold, Settlement
@@ -35,6 +37,7 @@ _senders: WeakSet[Sender] = WeakSet()
 _watching = threading.Lock()
 _hooks_set: list[bool] = []
 _finalized_pids: set[int] = set()
+_bounds_to_sending: Final[list[Callable[[Broker], bool]]] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,19 @@ class _Commit:
     body_bytes: int
 
 
+@contextmanager
+def sending_only_to(allowed: Callable[[Broker], bool]) -> Iterator[None]:
+    """Until the block ends, senders of this process send to brokers that are allowed alone.
+
+    For tests: what is committed for another broker stays in its table, as if the queue were full.
+    """
+    _bounds_to_sending.append(allowed)
+    try:
+        yield
+    finally:
+        _bounds_to_sending.remove(allowed)
+
+
 class Sender:
     """A bounded queue and one daemon thread, started by the first commit of each process (so forks are harmless)."""
 
@@ -112,11 +128,14 @@ class Sender:
         return self._token
 
     def offer(self, rows: Sequence[OutboxRow], *, written_at_ms: int) -> bool:
-        """Queue the rows of a commit. Never blocks and never raises; False when the queue is full: the rows stay put.
+        """Queue the rows of a commit. Never blocks and never raises; False when the queue is full or the broker
+        not allowed (sending_only_to): the rows stay put.
 
         `written_at_ms` is the monotonic time just before their INSERT: the lease cannot end sooner than counted from
         it.
         """
+        if not all(allowed(self._relay.broker) for allowed in _bounds_to_sending):
+            return False
         deadline_ms = written_at_ms + self._limits.lease_ms - self._limits.lease_margin_ms
         commit = _Commit(rows, deadline_ms, sum(len(row.body) for row in rows))
         with self._wake:

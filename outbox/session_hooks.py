@@ -10,13 +10,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine.base import RootTransaction
 from sqlalchemy.orm import Session, SessionTransaction
 
 from messaging.errors import ConfigurationError, NoTransaction
-from outbox.engine_hooks import undone_spans, watch_savepoints
+from outbox.database import WRITE_LOCK_FIRST
+from outbox.engine_hooks import DriverTransaction, driver_transaction, undone_spans, unsent_error, watch_dialect
 from outbox.row import OutboxRow
 from outbox.unit_of_work import TOO_LATE, UnitOfWork
 
@@ -26,7 +30,10 @@ if TYPE_CHECKING:
 _UNITS_KEY: Final = "outbox.units_of_work"
 """Where Session.info has its units of work, by Outbox."""
 _SEALED_KEY: Final = "outbox.sealed"
-_CONNECTIONS_KEY: Final = "outbox.connections"
+_JOINED_KEY: Final = "outbox.joined"
+_OWNED_KEY: Final = "outbox.owned"
+_OPTIONS_KEY: Final = "outbox.execution_options"
+"""Where Session.info has the options that the Session had before write_first()."""
 _FLUSHES_MAX: Final = 100
 _listening = threading.Lock()
 _hearers: Final[list[Callable[[Sequence[OutboxRow]], None]]] = []
@@ -66,10 +73,26 @@ def unit_of(session: Session, box: Outbox) -> UnitOfWork:
     """
     if session.info.get(_SEALED_KEY):
         raise NoTransaction(TOO_LATE)
+    _refuse_if_over(session)
     units: dict[Outbox, UnitOfWork] = session.info.setdefault(_UNITS_KEY, {})
     if box not in units:
         units[box] = UnitOfWork()
     return units[box]
+
+
+def own(session: Session) -> None:
+    """Note that this Session begins and ends its transactions itself: nobody commits them by its Connection."""
+    session.info[_OWNED_KEY] = True
+
+
+def write_first(session: Session) -> None:
+    """Have this Session's transaction take SQLite's write lock first, if it has asked the database for nothing yet."""
+    if session.info.get(_JOINED_KEY) or _OPTIONS_KEY in session.info or WRITE_LOCK_FIRST in session.execution_options:
+        return
+    if any(isinstance(bind, Connection) for bind in (session.bind, *session.binds.values())):
+        return  # its options would stay on somebody's Connection
+    session.info[_OPTIONS_KEY] = session.execution_options
+    session.execution_options = session.execution_options.union({WRITE_LOCK_FIRST: True})
 
 
 def open_savepoints(session: Session) -> tuple[SessionTransaction, ...]:
@@ -84,6 +107,50 @@ def open_savepoints(session: Session) -> tuple[SessionTransaction, ...]:
             found.append(transaction)
         transaction = transaction.parent
     return tuple(reversed(found))
+
+
+def _refuse_if_over(session: Session) -> None:
+    """Raise NoTransaction where the Session's transaction was ended below it, by its Connection."""
+    joined: Sequence[_Joined] = session.info.get(_JOINED_KEY, ())
+    for one in joined:
+        if one.root is not None and not one.root.is_active:
+            raise NoTransaction(
+                "this transaction was committed or rolled back by its Connection, which the Session does not know: "
+                "end it by the Session or its block"
+            )
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _Joined:
+    """A Connection that a Session has begun to work on; the driver's transaction asks it before it ends."""
+
+    session: Session
+    connection: Connection
+    root: RootTransaction | None
+    transaction: DriverTransaction
+
+    def refuse_commit(self) -> None:
+        """Raise NoTransaction where this commit is not the Session's own, and is no business of others or would leave
+        messages behind.
+        """
+        info = self.session.info
+        if info.get(_OWNED_KEY) and not info.get(_SEALED_KEY):
+            raise NoTransaction("the outbox began this transaction and commits it: leave the block or the function")
+        if self._has_messages(written=False):
+            raise NoTransaction(
+                "this commit would leave messages behind: they are written when the Session commits "
+                "(session.commit(), or leaving its block)"
+            )
+
+    def refuse_end(self, words: str) -> None:
+        """Raise NoTransaction where the Session has published."""
+        if self._has_messages(written=True):
+            raise unsent_error(words)
+
+    def _has_messages(self, *, written: bool) -> bool:
+        units: dict[Outbox, UnitOfWork] = self.session.info.get(_UNITS_KEY, {})
+        undone = self.transaction.undone
+        return any(unit.is_unwritten(undone) or (written and unit.written) for unit in units.values())
 
 
 def _before_commit(session: Session) -> None:
@@ -102,31 +169,72 @@ def _before_commit(session: Session) -> None:
 
 
 def _connection_for(session: Session, box: Outbox) -> Connection:
-    """The connection that the business writes on: a Session whose classes are bound to an engine of their own may hold
-    one to the outbox's database already, and a second one would be a second transaction.
+    """The connection that the business wrote on: a Session may be bound to several, and may route to others.
 
-    Raises ConfigurationError where there are several such transactions and none is on the outbox's own engine.
+    Raises ConfigurationError where it wrote on several: each is a transaction of its own, and may fail by itself
+    (unless they are committed in two phases).
     """
-    opened: list[Connection] = session.info.get(_CONNECTIONS_KEY, []) if session.bind is None else []
-    sharing = [connection for connection in opened if box.shares_database(connection)]
+    joined: list[_Joined] = session.info.get(_JOINED_KEY, [])
+    if not joined:
+        return session.connection(bind_arguments=_message_bind(session, box))
+    sharing = [one for one in joined if box.shares_database(one.connection)]
+    writing = [one for one in joined if one.transaction.writes]
+    if not session.twophase:
+        _refuse_several(writing, sharing)
     # A follower behind the leader's address is the same database by its URL, but not the transaction that is written.
-    own = [connection for connection in sharing if connection.engine.pool is box.engine.pool]
-    if own or len(sharing) == 1:
-        return (own or sharing)[0]
+    own = [one for one in sharing if box.is_own(one.connection)]
+    for chosen in ([one for one in writing if one in sharing], own, sharing):
+        if len(chosen) == 1:
+            return chosen[0].connection
     if sharing:
         raise ConfigurationError(
             f"this session has {len(sharing)} transactions open on the outbox's server, and a message can be in one: "
             "make the Outbox with the engine that the business writes with"
         )
-    return session.connection(bind_arguments=box.bind_arguments(session))
+    return session.connection(bind_arguments=_message_bind(session, box))
+
+
+def _refuse_several(writing: Sequence[_Joined], sharing: Sequence[_Joined]) -> None:
+    """Raise ConfigurationError where not all that the Session wrote is in one transaction on the outbox's server."""
+    if any(one not in sharing for one in writing):
+        raise ConfigurationError(
+            f"this session has written to another database than the outbox's ({_shown(writing)}): business tables and "
+            "message table must share one server, or no transaction can hold both"
+        )
+    if len(writing) > 1:
+        raise ConfigurationError(
+            f"this session has written in {len(writing)} transactions ({_shown(writing)}), and a message can be in one "
+            "of them: write all that belongs together with one engine"
+        )
+
+
+def _message_bind(session: Session, box: Outbox) -> dict[str, Engine | Connection]:
+    """Where a Session that has no connection yet gets the outbox's: the open Connection that classes are bound to, or
+    the outbox's own engine where it has no bind of its own.
+
+    Raises ConfigurationError where classes are bound to several such Connections.
+    """
+    bound = {id(one): one for one in session.binds.values() if isinstance(one, Connection) and box.shares_database(one)}
+    if len(bound) > 1:
+        raise ConfigurationError(
+            f"this session is bound to {len(bound)} Connections to the outbox's server, and a message can be in one"
+        )
+    return {"bind": next(iter(bound.values()))} if bound else box.bind_arguments(session)
+
+
+def _shown(joined: Sequence[_Joined]) -> str:
+    urls = [one.connection.engine.url.set(query={}) for one in joined]
+    return ", ".join(url.render_as_string(hide_password=True) for url in urls)
 
 
 def _after_begin(session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
     """Remember the connections of this root transaction, each once."""
-    watch_savepoints(connection.dialect)
-    found: list[Connection] = session.info.setdefault(_CONNECTIONS_KEY, [])
-    if not any(one is connection for one in found):
-        found.append(connection)
+    watch_dialect(connection.dialect)
+    joined: list[_Joined] = session.info.setdefault(_JOINED_KEY, [])
+    if not any(one.connection is connection for one in joined):
+        one = _Joined(session, connection, connection.get_transaction(), driver_transaction(connection))
+        joined.append(one)
+        one.transaction.join(one)
 
 
 def _flush_all(session: Session) -> None:
@@ -141,15 +249,24 @@ def _after_commit(session: Session) -> None:
     units = session.info.get(_UNITS_KEY)
     if not units or session.in_nested_transaction():
         return
-    bind = session.get_bind() if session.bind is not None else None
-    # A Session on somebody's open Connection has committed nothing yet: its rows are left to the compensator.
-    still_open = isinstance(bind, Connection) and bind.in_transaction()
     for box, unit in session.info.pop(_UNITS_KEY).items():
         for hearer in tuple(_hearers):
             hearer(unit.written_rows)
-        if unit.written and not still_open:
-            box.committed(unit)
+        if unit.written:
+            _send_when_committed(session, box, unit)
         unit.closed = True
+
+
+def _send_when_committed(session: Session, box: Outbox, unit: UnitOfWork) -> None:
+    """Now, or with the COMMIT of the Connection whose transaction the Session has joined: nothing is committed yet."""
+    act = partial(box.committed, unit)
+    if unit.transaction is None or not unit.transaction.is_active:
+        act()
+        return
+    joined: list[_Joined] = session.info.get(_JOINED_KEY, [])
+    for one in joined:
+        if one.root is unit.transaction:
+            one.transaction.when_committed(act)
 
 
 def _after_rollback(session: Session) -> None:
@@ -169,6 +286,9 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
     """Rolled back, or closed without a commit: nothing of it was ever published."""
     if transaction.parent is None:
         session.info.pop(_SEALED_KEY, None)
-        session.info.pop(_CONNECTIONS_KEY, None)
+        if _OPTIONS_KEY in session.info:
+            session.execution_options = session.info.pop(_OPTIONS_KEY)
+        for joined in session.info.pop(_JOINED_KEY, ()):
+            joined.transaction.leave(joined)
         for unit in session.info.pop(_UNITS_KEY, {}).values():
             unit.closed = True

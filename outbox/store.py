@@ -50,6 +50,7 @@ from outbox.schema import (
 )
 
 ERROR_CHARS_MAX: Final = 1024
+BEHIND_SPREAD_US: Final = 1_000_000
 _PENDING: Final = literal_column(f"'{RowState.PENDING.value}'", String())
 _PARKED: Final = literal_column(f"'{RowState.PARKED.value}'", String())
 _ARCHIVED_COLUMNS: Final = (
@@ -153,7 +154,17 @@ class MessageStore:
 
     def barriers(self, connection: Connection, runs: Mapping[str, Run]) -> dict[str, Barrier]:
         """What the runs of ordered keys that somebody wants to send must wait for; see OrderStore.barriers."""
-        return self._order.barriers(connection, self._message, runs)
+        return self._order.barriers(connection, runs)
+
+    def put_behind(self, connection: Connection, ids: Sequence[str], *, due_at_us: int, first_seq: int) -> int:
+        """Put off rows that are due and that nobody has claimed until this time, and no less than a moment; returns how
+        many. For those of ordered keys that an older message holds up.
+
+        They get due times in the order of their numbers, of which `first_seq` is the least, over a second at most:
+        equal ones would be claimed in the order of ids, and the younger ones wait again.
+        """
+        values = {"later_us": due_at_us, "first_seq": first_seq}
+        return self._by_ids.count(connection, self._put_behind_statement, ids, **values)
 
     # -- settling, each guarded by the token -------------------------------------------------------------------------
 
@@ -228,6 +239,21 @@ class MessageStore:
                 token=bindparam("token"),
                 due_at_us=self._now_us + bindparam("lease_us", type_=BigInteger()),
                 attempts=message.c.attempts + literal_column("1", BigInteger()),
+            )
+        )
+
+    def _put_behind_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        message, later_us = self._message, bindparam("later_us", type_=BigInteger())
+        one, spread_us = literal_column("1", BigInteger()), literal_column(str(BEHIND_SPREAD_US), BigInteger())
+        place_us = message.c.order_seq - bindparam("first_seq", type_=BigInteger())
+        spread = case((place_us < spread_us, place_us), else_=spread_us)
+        return self._by_key(
+            update(message)
+            .where(message.c.id.in_(ids), message.c.state == _PENDING, message.c.due_at_us <= self._now_us)
+            .values(
+                token=null(),
+                # Only ever on: a low-water mark of a compensator's may be right behind the time that it had.
+                due_at_us=case((message.c.due_at_us < later_us, later_us + spread), else_=message.c.due_at_us + one),
             )
         )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import itemgetter
 
-from sqlalchemy import Connection, Engine
+import msgspec
+from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from messaging.errors import ConfigurationError, DuplicateMessageId
-from outbox.database import is_autocommit, is_mendable, same_database, translate
+from outbox.database import is_autocommit, is_mendable, now_us, same_database, translate
 from outbox.engine_hooks import refuse_if_doomed
 from outbox.placement import MessageTable
 from outbox.row import OutboxRow
@@ -43,7 +44,8 @@ class UnitWriter:
         packet_bytes = self._bounds.check(connection, unit.rows)
         unit.start_lease()
         try:
-            written = self._insert(connection, unit.rows, token=token, packet_bytes=packet_bytes)
+            rows = self._dated(connection, unit.rows)
+            written = self._insert(connection, rows, token=token, packet_bytes=packet_bytes)
         except IntegrityError as error:
             ids = ", ".join(row.id for row in unit.rows[:3])
             raise DuplicateMessageId(f"a message id was published before (one of {ids}...)") from error
@@ -51,7 +53,19 @@ class UnitWriter:
             if is_mendable(error):
                 raise translate(error, self._engine.url) from error
             raise
-        unit.mark_written(written)
+        unit.mark_written(written, transaction=connection.get_transaction())
+
+    def _dated(self, connection: Connection, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
+        """The rows, those with a delay due after it by the database's clock: the table and the send at once say the
+        same.
+        """
+        if all(row.delay_ms is None for row in rows):
+            return rows
+        now_ms = -(-int(connection.scalar(select(now_us(connection.dialect))) or 0) // 1000)
+        return [
+            row if row.delay_ms is None else msgspec.structs.replace(row, deliver_at_ms=max(0, now_ms + row.delay_ms))
+            for row in rows
+        ]
 
     def _insert(
         self, connection: Connection, rows: Sequence[OutboxRow], *, token: str, packet_bytes: int | None

@@ -15,8 +15,11 @@ from outbox.ordering import Barrier, Run
 from outbox.row import OutboxRow
 from outbox.schema import RowState
 
-HOLD_DELAYS_MS: Final = (10, 100, 500, 2_000, 5_000, 30_000)
-"""Until somebody looks again at a message that waits: few different ones, so that many are put off by one statement."""
+HOLD_DELAY_MS_MIN: Final = 10
+PARKED_DELAY_MS: Final = 30_000
+"""For one that waits for a message that people must look at."""
+_HOLD_STEPS: Final = 8
+"""A delay is rounded up by an eighth at most: few different ones, so that many are put off by one statement."""
 IN_FLIGHT_DELAY_MS: Final = 500
 """For one that waits for a message that another process is sending."""
 
@@ -30,7 +33,11 @@ def runs(rows: Iterable[OutboxRow], *, accepted: Mapping[str, Collection[str]]) 
         if row.order_key is not None:
             by_key[row.order_key].append(row)
     return {
-        key: Run(max(row.order_seq or 0 for row in of_key), {*(row.id for row in of_key), *accepted.get(key, ())})
+        key: Run(
+            max(row.order_seq or 0 for row in of_key),
+            {*(row.id for row in of_key), *accepted.get(key, ())},
+            of_key[-1].table,
+        )
         for key, of_key in by_key.items()
     }
 
@@ -53,7 +60,9 @@ def waves(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
 def hold_delay_ms(barrier: Barrier) -> int:
     """How long what waits for this one is put off until somebody looks again."""
     if barrier.state is RowState.PARKED:
-        return HOLD_DELAYS_MS[-1]
+        return PARKED_DELAY_MS
     if barrier.leased:
         return IN_FLIGHT_DELAY_MS
-    return next((delay_ms for delay_ms in HOLD_DELAYS_MS if delay_ms * 1000 > barrier.due_in_us), HOLD_DELAYS_MS[-1])
+    due_in_ms = max(HOLD_DELAY_MS_MIN, barrier.due_in_us // 1000 + 1)
+    step_ms = max(1, (1 << (due_in_ms.bit_length() - 1)) // _HOLD_STEPS)
+    return -(-due_in_ms // step_ms) * step_ms

@@ -27,13 +27,15 @@ _KINDS: Final = {
 }
 _EXPECTED: Final = (
     "stored", "deliver_at_ms", "message_ready_ms", "stored_ms", "sequence", "canceled", "floor", "since_ms", "seeks",
-    "last_seek_ms", "last_seek_position", "paused", "filtered", "has_inbox", "inbox_reach_ms", "inbox_until_ms",
+    "last_seek_ms", "last_seek_position", "deleted", "deleted_position", "paused", "filtered", "has_inbox",
+    "inbox_reach_ms", "inbox_until_ms",
     "published_ms",
 )  # fmt: skip
 _COUNTED: Final = ("deliveries", "acks", "nacks", "redrives", "effects")
 _GROUP_SCHEMA: Final = (
     "topic string, consumer_group string, floor bigint, since_ms bigint, seeks bigint, last_seek_ms bigint, "
-    "last_seek_position bigint, paused bigint, filtered bigint, has_inbox bigint, inbox_reach_ms bigint, "
+    "last_seek_position bigint, deleted bigint, deleted_position bigint, paused bigint, filtered bigint, "
+    "has_inbox bigint, inbox_reach_ms bigint, "
     "inbox_until_ms bigint"
 )
 _UNDECLARED: Final = {"filtered": 1}
@@ -45,7 +47,8 @@ class GroupFacts:
     """What the action log says of a group as a whole, and what its inbox covers.
 
     `floor`: the first sequence that is its own, by its start or its last seek; `since_ms`: when it began;
-    `last_seek_position`: where in the log that seek stands (-1: none); `filtered`: it has, had or may have a filter, by
+    `last_seek_position`: where in the log that seek stands (-1: none); `deleted`: it was, and was not made again;
+    `deleted_position`: where in the log that stands (-1: never); `filtered`: it has, had or may have a filter, by
     whose word a message may never be handed out.
     """
 
@@ -56,6 +59,8 @@ class GroupFacts:
     seeks: int = 0
     last_seek_ms: int = 0
     last_seek_position: int = -1
+    deleted: int = 0
+    deleted_position: int = -1
     paused: int = 0
     filtered: int = 0
     has_inbox: int = 0
@@ -78,6 +83,11 @@ def group_facts(
         begun = {"floor": sequence or 0, "since_ms": at_ms} if at_ms <= acting.get((topic, group), at_ms) else {}
         facts = found.setdefault((topic, group), begun if kind == "declared" else dict(_UNDECLARED))
         match kind:
+            case "deleted":  # as by a seek, what was handed out may be again: to the group that is made of this name
+                lives = facts.get("seeks", 0) + 1
+                found[topic, group] = {"seeks": lives, "deleted": 1, "deleted_position": position}
+            case "declared" if facts.get("deleted"):
+                facts.update(deleted=0, floor=sequence or 0, since_ms=at_ms, filtered=int(bool(filter_)))
             case "sought":
                 facts.update(
                     floor=sequence or 0, seeks=facts.get("seeks", 0) + 1, last_seek_ms=at_ms,
@@ -164,14 +174,16 @@ def _aggregates() -> dict[str, str]:
 
 
 def _after_seeks(by_group: DataFrame) -> DataFrame:
-    """A seek gives back what lies ahead of it: what was held, given back or dead before is simply ready again."""
-    reset = (
-        f"(acks = 0 and last_position < last_seek_position and (sequence >= floor or last_kind != {LastKind.DIED:d}))"
-    )
+    """A seek gives back what lies ahead of it: what was held, given back or dead before is simply ready again.
+
+    A deletion gives back all.
+    """
+    sought = f"last_position < last_seek_position and (sequence >= floor or last_kind != {LastKind.DIED:d})"
+    reset = f"(acks = 0 and (last_position < deleted_position or ({sought})))"
     return by_group.selectExpr(
         "id", "topic", "consumer_group", *_COUNTED, "stored", "deliver_at_ms", "stored_ms", "sequence", "canceled",
-        "floor", "seeks", "paused", "filtered", "has_inbox", "inbox_reach_ms", "inbox_until_ms", "first_delivered_ms",
-        "last_delivered_ms", "first_ack_ms", "effect_ms", "last_ms", "published_ms",
+        "floor", "seeks", "deleted", "paused", "filtered", "has_inbox", "inbox_reach_ms", "inbox_until_ms",
+        "first_delivered_ms", "last_delivered_ms", "first_ack_ms", "effect_ms", "last_ms", "published_ms",
         f"if({reset}, {LastKind.NOTHING:d}L, last_kind) as last_kind",
         f"if({reset}, 0L, visible_ms) as visible_ms",
         f"greatest(message_ready_ms, since_ms, if({reset}, last_seek_ms, 0L)) as ready_ms",
@@ -191,6 +203,6 @@ def _inbox_of(
 def _values(one: GroupFacts) -> tuple[Any, ...]:
     return (
         one.topic, one.consumer_group, one.floor, one.since_ms, one.seeks, one.last_seek_ms, one.last_seek_position,
-        one.paused, one.filtered, one.has_inbox, one.inbox_reach_ms,
+        one.deleted, one.deleted_position, one.paused, one.filtered, one.has_inbox, one.inbox_reach_ms,
         one.inbox_until_ms,
     )  # fmt: skip

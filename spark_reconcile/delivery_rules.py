@@ -2,8 +2,8 @@
 
 Facts of the pair (message, group): counts (`stored`, `deliveries`, `acks`, `nacks`, `redrives`, `effects`: inbox rows),
 times in milliseconds (0: none), `sequence` (-1: no place in the topic yet), what the group did last with it
-(`last_kind`), and of the group (`floor`: the first sequence that is its own, `seeks`, `paused`,
-`filtered`, `has_inbox`). It reads nothing.
+(`last_kind`), and of the group (`floor`: the first sequence that is its own, `seeks`, `deleted`,
+`paused`, `filtered`, `has_inbox`). It reads nothing.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         state=State.DUPLICATE,
         severity=Severity.FINDING,
         when=_acks > Fact("redrives") + Fact("seeks") + 1,
-        meaning="Acknowledged more often than it had lives (one, and one for each redrive or seek).",
+        meaning="Acknowledged more often than it had lives (one; one more by redrive, seek, deletion of the group).",
         cause="A fault of the broker: an acknowledged message was handed out again.",
         cure="Without an inbox the effect has happened twice: correct it by hand.",
     ),
@@ -118,6 +118,13 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         meaning="Its effect is older than its due time, by more than the clocks may be apart.",
         cause="Handed out early, or clocks further apart than clock_skew_seconds.",
         cure="Compare the database's clock with the broker's.",
+    ),
+    Rule(
+        name="group_deleted",
+        state=State.SETTLED,
+        severity=Severity.INFO,
+        when=Fact("deleted").is_(1) & _acks.is_(0) & (_canceled < 1) & (_sequence >= 0),
+        meaning="The group was deleted before it acknowledged this message: from then on nothing is owed to it.",
     ),
     Rule(
         name="dead",

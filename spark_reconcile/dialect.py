@@ -30,7 +30,7 @@ _CALLS: Final = {
     "substring": ("substr(", ")"),
     **{
         name: (f"{name}(", ")")
-        for name in ("conv", "greatest", "least", "length", "max_by", "pmod", "sha2", "shiftright", "xxhash64")
+        for name in ("conv", "greatest", "least", "length", "max_by", "pmod", "rlike", "sha2", "shiftright", "xxhash64")
     },
 }
 """A function as what stands before and after its arguments; those that are made below keep their names."""
@@ -68,7 +68,8 @@ def add_functions(connection: sqlite3.Connection) -> None:
     """Make the functions known that SQLite lacks, or has with another meaning."""
     for name, arguments, function in (
         ("conv", 3, _conv), ("greatest", -1, _greatest), ("least", -1, _least), ("length", 1, _length),
-        ("pmod", 2, _pmod), ("sha2", 2, _sha2), ("shiftright", 2, _shiftright), ("xxhash64", -1, _hash),
+        ("pmod", 2, _pmod), ("rlike", 2, _rlike), ("sha2", 2, _sha2), ("shiftright", 2, _shiftright),
+        ("xxhash64", -1, _hash),
     ):  # fmt: skip
         connection.create_function(name, arguments, function, deterministic=True)
     connection.create_aggregate("max_by", 2, cast("Any", _MaxBy))
@@ -117,6 +118,10 @@ def _length(text: str | None) -> int | None:
 
 def _pmod(value: int | None, by: int) -> int | None:
     return None if value is None else value % by
+
+
+def _rlike(text: str | None, expression: str | None) -> bool | None:
+    return None if text is None or expression is None else re.search(expression, text) is not None
 
 
 def _sha2(text: str | None, bits: int) -> str | None:

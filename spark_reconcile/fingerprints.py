@@ -26,7 +26,7 @@ from spark_reconcile.slots import NO_SLOT, slot, window_of_message
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-CODE_VERSION: Final = 7
+CODE_VERSION: Final = 8
 """Raised where verdicts change: every window is then judged anew."""
 _NO_WINDOW: Final = -1
 
@@ -128,6 +128,7 @@ def _of_settings(settings: Settings, evidence: Evidence) -> str:
         settings.inbox_days,
     ]  # fmt: skip
     groups = [
-        (one.topic, one.consumer_group, one.floor, one.seeks, one.paused, one.filtered) for one in evidence.groups
+        (one.topic, one.consumer_group, one.floor, one.seeks, one.deleted, one.paused, one.filtered)
+        for one in evidence.groups
     ]
     return hashlib.sha256(msgspec.json.encode([CODE_VERSION, asked, groups])).hexdigest()[:16]

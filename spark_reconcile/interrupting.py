@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from queue import SimpleQueue
+from types import FrameType
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -35,24 +37,35 @@ class Stop:
 def interruptible(job: Callable[[Stop], Result]) -> Result:
     """The job's result. An interrupt cancels what Spark does, lets the job clean up after itself, and is raised then.
 
-    A second one ends the process at once.
+    A second one ends the process at once. Main thread only, which alone gets signals.
     """
-    stop = Stop()
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="reconcile-run") as pool:
-        running = pool.submit(job, stop)
-        try:
+    stop, told = Stop(), SimpleQueue[str]()
+
+    def interrupted(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        told.put("interrupt")  # of all queues and events the one that a signal handler may use
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="reconcile-run") as pool:
+            running = pool.submit(job, stop)
+            running.add_done_callback(lambda _: told.put("end"))
+            if told.get() == "interrupt":
+                stop.ask()
+                _cancel_jobs()
+                raise KeyboardInterrupt
             return running.result()
-        except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            stop.ask()
-            _cancel_jobs()
-            raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _cancel_jobs() -> None:
-    """Of the session of this process, if it has one. Where Spark is elsewhere (Connect), the step ends by itself."""
-    from pyspark.errors import PySparkException
+    """Of the session of this process, if it has one. Where Spark is elsewhere (Connect), the step ends by itself.
+
+    The job, which has been asked to end, may be starting or stopping that session just now, and PySpark tells that in
+    many ways. What could not be canceled ends at the job's next step.
+    """
     from pyspark.sql import SparkSession
 
-    with suppress(PySparkException):  # none is there, or not here
+    with suppress(Exception):
         SparkSession.active().sparkContext.cancelAllJobs()

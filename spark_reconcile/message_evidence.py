@@ -9,17 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.cancels import ANSWERED, NOTED, TAKEN, UNNOTED
+from spark_reconcile.cancels import ANSWERED, APPLIES, EXTREMES, NOTED, TAKEN, UNNOTED
 from spark_reconcile.in_memory import grouped
 from spark_reconcile.sources.statements import CANCELS, Leg
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_TEXTS: Final = ("topic", "message_key")
+_TEXTS: Final = ("topic", "message_key", "within")
 _COUNTS: Final = (
-    "outbox", "parked", "archive", "resent", "repeated", "canceled", "took_effect", "plain", "noted",
-    "due",
+    "outbox", "parked", "archive", "resent", "repeated", "canceled", "canceled_within", "took_effect", "plain",
+    "noted", "due",
 )  # fmt: skip
 _TIMES: Final = (
     "body_hash", "due_ms", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "placed_ms", "fell_due_ms",
@@ -52,8 +52,10 @@ def message_evidence(
     by_id = grouped(united, "id", **_aggregates()).where("cancel_noted < 0 or archive > 0")
     joined = by_id.join(business, ["topic", "message_key"], "left")
     return joined.selectExpr(
-        "id", "topic", "message_key", *_FACTS, "body_differs", "topic_differs", "key_differs", "due_differs",
-        "cancel_noted", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "due_ms as deliver_at_ms",
+        "id", "topic", "message_key", *(name for name in _FACTS if name != "canceled"),
+        f"if({APPLIES}, canceled, greatest(canceled - canceled_within, 0L)) as canceled",
+        "body_differs", "topic_differs", "key_differs", "due_differs", "cancel_noted", "created_ms", "sent_ms",
+        "stored_ms", "fired_ms", "sequence", "due_ms as deliver_at_ms",
         "greatest(stored_ms, due_ms) as ready_ms",
         "if(stored_ms > 0, stored_ms, created_ms) as accepted_ms",
         f"if({_among('topic', reaches)}, 1, 0) as covered",
@@ -90,7 +92,10 @@ def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[Data
             fell_due_ms="if(stored_ms is null, deliver_at_ms, null)",
         ),
         _leg(actions.where("kind = 'fired'"), fired_ms="at_ms", sequence="sequence", placed_ms="at_ms"),
-        _leg(actions.where("kind = 'canceled'"), canceled="1L", created_ms="at_ms", canceled_ms="at_ms"),
+        _leg(
+            actions.where("kind = 'canceled'"), canceled="1L", created_ms="at_ms", canceled_ms="at_ms",
+            within="reason", canceled_within="if(reason is null, 0L, 1L)",
+        ),
         # The broker's word, whenever it was noted: nothing that has a place already is canceled so.
         _leg(actions.where(f"kind = '{ANSWERED}'"), canceled="1L", canceled_ms="0L"),
         _leg(
@@ -111,8 +116,9 @@ def _leg(frame: DataFrame, **columns: str) -> DataFrame:
 def _aggregates() -> dict[str, str]:
     differs = {"body": "body_hash", "topic": "topic", "key": "message_key", "due": "due_ms"}
     return {
-        "topic": "min(topic)",
         "message_key": "min(message_key)",
+        "canceled_within": "sum(canceled_within)",
+        **EXTREMES,
         **_FACTS,
         **{
             f"{name}_differs": f"if(coalesce(min({column}) != max({column}), false), 1, 0)"

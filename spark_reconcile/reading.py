@@ -323,7 +323,7 @@ def _groups(
 ) -> list[GroupFacts]:
     events: list[tuple[Any, ...]] = [
         tuple(row)
-        for row in actions.where("kind in ('declared', 'sought', 'paused', 'resumed')")
+        for row in actions.where("kind in ('declared', 'deleted', 'sought', 'paused', 'resumed')")
         .select("kind", "topic", "consumer_group", "sequence", "position", "at_ms", "reason")
         .collect()
     ]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
 from messaging.clock import ManualClock
 from tests.fixtures.local_server import servers_folder
+from tests.fixtures.scheduling import FileScheduling, order_for_workers
 
 pytest_plugins = ["tests.fixtures.servers"]
 
@@ -22,10 +26,35 @@ settings.load_profile(os.environ.get("OUTBOX_TEST_HYPOTHESIS") or ("ci" if os.en
 
 
 def pytest_configure() -> None:
-    """Let Spark find the Java that scripts/test fetched, where the machine has none."""
+    """Set what programs and libraries read of the environment, for this process and those that tests start."""
+    # PyMySQL reads the whole file of certificate authorities at every connection, for up to 40 ms, and checks nothing
+    # by them; who does check still finds them in the machine's folder of certificates.
+    os.environ["SSL_CERT_FILE"] = os.devnull
+    # Let Spark find the Java that scripts/test fetched, where the machine has none.
     fetched = servers_folder() / "java"
     if "JAVA_HOME" not in os.environ and shutil.which("java") is None and fetched.exists():
         os.environ["JAVA_HOME"] = str(fetched)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduling | None:
+    """With `--dist loadfile`, spread the tests in our way."""
+    return FileScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin what takes longest first; pytest-randomly has shuffled before."""
+    order_for_workers(items)
+
+
+@pytest.fixture(autouse=True)
+def logging_left_as_found() -> Iterator[None]:
+    """An entry point that runs in this process sets up the root logger, which the tests after it would find so."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fixtures.databases import Server, ServerByUrl
-from tests.fixtures.local_server import LocalServer, find_program
+from tests.fixtures.local_server import Durability, LocalServer, find_program
 
 READY_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
@@ -76,7 +76,7 @@ def _server(*, kind: str, url: str | None, memory_mb: int) -> Iterator[Server]:
     if program is None:
         sys.exit(f"no {kind} server on this machine: run ./scripts/servers, or name one with --url")
     with tempfile.TemporaryDirectory(prefix=f"outbox-bench-{kind}-", ignore_cleanup_errors=True) as folder:
-        server = LocalServer(program, Path(folder))
+        server = LocalServer(program, Path(folder), options=Durability.FULL.value)
         try:
             server.start()
             _grow(server, memory_mb=memory_mb)

@@ -18,6 +18,7 @@ from typing import Final
 
 from broker.consume.dead_letters import DeadLetters, DeadRun, Weight
 from broker.consume.key_order import KeyOrder
+from broker.consume.reasons import ReasonBudget, Reasons
 from broker.consume.unsettled import Held, Tally, Unsettled
 from broker.filter import Predicate
 from messaging.backoff import Backoff
@@ -80,17 +81,21 @@ class Group:
 
     def __init__(
         self, *, name: str, config: GroupConfig, position: int, tally: Tally | None = None,
-        dead_weight: Weight | None = None,
+        dead_weight: Weight | None = None, reason_budget: ReasonBudget | None = None, life: int = 0,
     ) -> None:  # fmt: skip
+        """`life`: above that of any receipt which may be about from a deleted group of the same name."""
         self.name = name
         self.config = config
         self.position = position
         self.accepts: Predicate | None = None
         """What the group's filter takes, by the headers; None: everything. Asked of fresh messages only."""
         self.paused = False
-        self.life = 0
-        self.sought_in_life = 0
-        self.unsettled = Unsettled(tally)
+        self.is_deleted = False
+        """Whoever holds it without the lock looks at this under the lock."""
+        self.life = life
+        self.sought_in_life = life
+        self.reasons = Reasons(reason_budget)  # of what is unsettled: dead letters have their own
+        self.unsettled = Unsettled(tally, self.reasons)
         self.dead = DeadLetters(dead_weight)
         self.redrive_pace = Pace()
         self.order: KeyOrder | None = None
@@ -115,7 +120,7 @@ class Group:
                 if used < self.config.max_attempts:
                     ready.append((run.first, run.first + count))
                 else:
-                    reason = run.reason or with_count(EXPIRED, used)
+                    reason = self.reason_of(run) or with_count(EXPIRED, used)
                     cause = Cause.EXPIRED if run.in_flight else Cause.DELIVERY_LIMIT
                     deaths.append(Death(run.first, count, used, reason, cause))
                 if left <= 0:
@@ -181,7 +186,7 @@ class Group:
             self.unsettled.add(
                 replace(
                     held, delivery=delivery, attempts_used=attempt - 1, in_flight=True, visible_at_ms=visible_at_ms,
-                    history=failed(held.history, EXPIRED) if held.in_flight else held.history,
+                    history=failed(held.history, self.reasons.number_of(EXPIRED)) if held.in_flight else held.history,
                 )
             )  # fmt: skip
 
@@ -195,6 +200,10 @@ class Group:
     def skip(self, sequence: int) -> None:
         """Pass over a fresh sequence that has nothing to deliver, or nothing that the filter takes."""
         self.position = max(self.position, sequence + 1)
+
+    def reason_of(self, held: Held) -> str | None:
+        """What the consumer said of the last attempt at these messages."""
+        return None if held.reason is None else self.reasons.text(held.reason)
 
     def next_visible_ms(self) -> int | None:
         """When the next waiting or in-flight message becomes visible; None when there is none."""
@@ -231,7 +240,7 @@ class Group:
 
     def ack(self, first: int, count: int = 1) -> None:
         """Settle: these messages are done for this group, also those that it never got (filtered out)."""
-        self.unsettled.take(first, first + count)
+        self.unsettled.settle(first, first + count)
         self.position = max(self.position, first + count)
         if self.order is not None:
             self.order.end(first, first + count)
@@ -269,16 +278,18 @@ class Group:
         """Carry out a Requeue; one of fresh messages holds them back before their first hand-out."""
         if self.order is not None:
             self.order.hand_out(decision.first, decision.first + decision.count)
+        number = self.reasons.number_of(reason) if reason else None
+        last = self.reasons.number_of(without_count(reason or REFUSED, decision.attempts_used))
         for held in self._begun(decision.first, decision.first + decision.count):
             counts = decision.attempts_used > held.attempts_used
-            last = without_count(reason or REFUSED, decision.attempts_used)
             self.unsettled.add(
                 replace(
-                    held, in_flight=False, attempts_used=decision.attempts_used, reason=reason,
+                    held, in_flight=False, attempts_used=decision.attempts_used, reason=number,
                     visible_at_ms=decision.visible_at_ms,
                     history=failed(held.history, last) if counts else held.history,
                 )
             )  # fmt: skip
+        self.reasons.forget_unused()
 
     def die(self, death: Death, *, at_ms: int) -> None:
         """Carry out a Death."""
@@ -287,8 +298,10 @@ class Group:
         for held in self._begun(first, end):
             # The last attempt may have been told as the death was put off.
             counts = death.attempts > 0 and (held.in_flight or not held.history)
-            history = failed(held.history, last) if counts else held.history
+            history = self.reasons.history_of(held.history)
+            history = failed(history, last) if counts else history
             self.dead.add(DeadRun(held.first, held.end, death.attempts, death.reason, at_ms, history))
+        self.reasons.forget_unused()
         if self.order is not None:
             self.order.end(first, end)
 
@@ -339,7 +352,7 @@ class Group:
     def drop_before(self, position: int) -> int:
         """Let go of everything below a sequence, which retention dropped; returns how many were not settled."""
         lost = self.unread_before(position)
-        self.unsettled.take(0, position)
+        self.unsettled.settle(0, position)
         if self.order is not None:
             self.order.drop_before(position)
         self.dead.take_before(position)
@@ -349,6 +362,18 @@ class Group:
     def in_flight(self) -> int:
         """How many messages consumers hold."""
         return self.unsettled.in_flight
+
+    def held_at(self, now_ms: int) -> int:
+        """How many messages consumers hold whose invisible time has not run out."""
+        return sum(run.count for run in self.unsettled if run.in_flight and run.visible_at_ms > now_ms)
+
+    def delete(self) -> None:
+        """Let go of everything, for good."""
+        self.is_deleted = True
+        self.unsettled.clear()
+        self.dead.take_from(0)
+        if self.order is not None:
+            self.order.clear()
 
     def _begun(self, first: int, end: int) -> list[Held]:
         """What is held of these, taken out, with whatever is not held yet as runs of its own, between them."""

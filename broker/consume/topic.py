@@ -244,6 +244,28 @@ class TopicIndex(msgspec.Struct, gc=False):
             self.start = self._first_behind(count)
             del self._block_firsts[:count], self._block_times[:count], self._places[:count]
 
+    def is_empty(self) -> bool:
+        """Whether it has the place of no message."""
+        return not self._places and not len(self.tail)
+
+    def begins_before(self, log_offset: int) -> bool:
+        """Whether the oldest of its messages may stand before an offset of the message log."""
+        if self._places:
+            return self._places[0].segment < log_offset
+        return any(self.tail.row(number)[1] < log_offset for number in range(len(self.tail)))
+
+    def drop_below(self, sequence: int) -> None:
+        """Forget the messages below a sequence, and begin there; a run that reaches beyond is kept whole."""
+        count = sum(self._first_behind(number + 1) <= sequence for number in range(len(self._places)))
+        if count:
+            del self._block_firsts[:count], self._block_times[:count], self._places[:count]
+        if not self._places:
+            kept = max(self.tail.number_of(sequence), 0) if self.end > sequence else len(self.tail)
+            self.tail = self.tail.slice(kept, len(self.tail))
+        self.start, self.end = max(self.start, sequence), max(self.end, sequence)
+        if not self._places:
+            self._tail_first = self.tail.first(0) if len(self.tail) else self.end
+
     # -- looking up --------------------------------------------------------------------------------------------------
 
     def runs(self, start: int, end: int) -> Iterator[Run]:
@@ -299,10 +321,11 @@ class TopicIndex(msgspec.Struct, gc=False):
         """The first sequence that became ready at or after a time (times never go back far: clocks step)."""
         number = bisect_left(self._block_times, time_ms) - 1
         if len(self.tail) and self.tail.row(0)[-1] < time_ms:
-            return _sequence_at(self.tail, time_ms, self.end)
+            return max(_sequence_at(self.tail, time_ms, self.end), self.start)
         if number < 0:
             return self.start
-        return _sequence_at(self.blocks.load(self._places[number]), time_ms, self._first_behind(number + 1))
+        found = _sequence_at(self.blocks.load(self._places[number]), time_ms, self._first_behind(number + 1))
+        return max(found, self.start)
 
     def _columns_at(self, sequence: int) -> tuple[Runs, int]:
         if sequence >= self._tail_first:

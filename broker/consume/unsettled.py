@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from messaging.failure_history import History
+from broker.consume.reasons import NumberedHistory, Reasons
 
 _STALE_MAX: Final = 1_024
 """Places that runs have left may be so many, beyond twice the runs, before the order is made anew."""
@@ -32,8 +32,9 @@ class Held:
     attempts_used: int
     life: int
     in_flight: bool
-    reason: str | None = None
-    history: History = ()
+    reason: int | None = None
+    """The number of what its consumer said of the last attempt."""
+    history: NumberedHistory = ()
     """How the attempts of this life went that failed."""
 
     @property
@@ -57,8 +58,9 @@ class Tally:
 class Unsettled:
     """The runs of one group, by sequence and by time."""
 
-    def __init__(self, tally: Tally | None = None) -> None:
+    def __init__(self, tally: Tally | None = None, reasons: Reasons | None = None) -> None:
         self._tally = Tally() if tally is None else tally
+        self._reasons = Reasons() if reasons is None else reasons
         self._firsts: list[int] = []
         self._runs: dict[int, Held] = {}
         self._order: list[tuple[int, int]] = []
@@ -121,7 +123,7 @@ class Unsettled:
         else:
             self._firsts.insert(bisect_left(self._firsts, run.first), run.first)
         self._runs[run.first] = run
-        self._note(run, run.count)
+        self._note(run, run.count, runs=1)
         heapq.heappush(self._order, (run.visible_at_ms, run.first))
         if len(self._order) > _STALE_MAX + 2 * len(self._runs):
             self._order = [(one.visible_at_ms, first) for first, one in self._runs.items()]
@@ -146,11 +148,17 @@ class Unsettled:
             taken.append(run if run.count == high - low else replace(run, first=low, end=high))
         return taken
 
+    def settle(self, first: int, end: int) -> None:
+        """Let go of whatever is held of these sequences, for good."""
+        self.take(first, end)
+        self._reasons.forget_unused()
+
     def clear(self) -> None:
         """Let go of everything."""
         self._firsts.clear()
         self._runs.clear()
         self._order.clear()
+        self._reasons.clear()
         self._tally.count -= self._in_flight
         self._count = self._in_flight = self._redriven = 0
 
@@ -186,10 +194,12 @@ class Unsettled:
     def _remove(self, number: int, run: Held) -> None:
         del self._firsts[number]
         del self._runs[run.first]
-        self._note(run, -run.count)
+        self._note(run, -run.count, runs=-1)
 
-    def _note(self, run: Held, more: int) -> None:
+    def _note(self, run: Held, more: int, *, runs: int) -> None:
         self._count += more
+        if run.history or run.reason is not None:
+            self._reasons.use(run.reason, run.history, more=runs)
         if run.in_flight:
             self._in_flight += more
             self._tally.count += more

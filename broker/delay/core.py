@@ -10,18 +10,20 @@ import threading
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from broker.delay.filing import Filing
 from broker.delay.id_index import IdIndex
 from broker.delay.levels import BucketId, BucketState, is_to_fire
-from broker.delay.records import BucketChanged, LogRecord, Quarantined, RunsAdded
-from broker.delay.run import DUE, Entry, Run, id_hashes
+from broker.delay.records import BucketChanged, LogRecord, Quarantined, RunsAdded, Scheduled
+from broker.delay.run import DUE, UNKNOWN_TOPIC, Entry, Run, id_hashes, topic_hash
 from broker.delay.run_reader import RunDamaged, RunReader
 from broker.delay.schedule_log import PREFIX, Place, ScheduleLog
 from broker.delay.segment_store import SegmentStore
 from broker.delay.state import Bucket, ScheduleState
 from broker.delay.wheel import Wheel
+from broker.identities import Identities
+from broker.log.reserve import Reserve
 from messaging.errors import StorageFailed
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,18 @@ logger = logging.getLogger(__name__)
 IDS_PREFIX: Final = "ids-"
 NEAR_MS: Final = 120_000
 """Messages in memory that are due later wait in a plain list, and are not in the wheel's heap yet."""
+
+
+class Identified(Protocol):
+    """What tells which message it is."""
+
+    @property
+    def topic(self) -> str:
+        """The topic."""
+
+    @property
+    def id(self) -> str:
+        """The message id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +64,10 @@ class DelayOptions:
 class DelayCore:
     """The shared half of a DelayStore. Methods with an underscore are called under the lock."""
 
-    def __init__(self, store: SegmentStore, options: DelayOptions) -> None:
+    def __init__(self, store: SegmentStore, options: DelayOptions, reserve: Reserve | None) -> None:
         """For DelayStore.open()."""
         self._store = store
+        self._reserve = reserve
         self._options = options
         self._keeping = threading.RLock()  # held before the lock; buckets change only under it
         self._lock = threading.RLock()
@@ -72,8 +87,8 @@ class DelayCore:
         self._garbage_at_checkpoint: list[str] = []
         self._ids_made = 0
         self._again: deque[int] = deque()
-        self._recent: tuple[frozenset[str], ...] = ()
-        self._recovered: frozenset[int] = frozenset()  # hashes of ids that came lately, before this was opened
+        self._recent: tuple[Identities[str], ...] = ()  # topics and ids of the last flushes
+        self._recovered: dict[int, set[int]] = {}  # hashes of topics and ids that came lately, before this was opened
         self._closed = False
 
     # -- opening -----------------------------------------------------------------------------------------------------
@@ -109,9 +124,15 @@ class DelayCore:
 
     def _act(self, record: LogRecord) -> Place:
         """Write a change down, then do it; durable with the place that is returned."""
-        place = self._log.append(record)
+        place = self._write(record)
         self._state.apply(record)
         return place
+
+    def _write(self, record: LogRecord) -> Place:
+        """Write a change down; where the disk is full, in the room that is kept for all but new messages."""
+        if self._reserve is None or isinstance(record, Scheduled):
+            return self._log.append(record)
+        return self._reserve.spend(lambda: self._log.append(record))
 
     def _quarantine(self, damage: RunDamaged) -> None:
         """What cannot be read of a run is never served; all else goes on."""
@@ -214,33 +235,51 @@ class DelayCore:
             self._next_begin_ms = min(self._next_begin_ms, bucket_id.start_ms)
         self._look_ahead()
 
-    def known(self, ids: Sequence[str]) -> set[str]:
-        """Those that wait, fired lately, or were canceled: of any other, nothing is known. Waits for nobody.
+    def may_know(self, ids: Sequence[str], topics: Iterable[str]) -> bool:
+        """Whether anything may be known of messages of these ids on these topics. Waits for nobody.
 
         Every id is looked for in the places that it passes, in the order in which it passes them.
         """
         state = self._state
-        canceled, pending, passed = state.canceled, state.pending, state.passed
-        found = {one for one in ids if one in pending or one in passed or one in canceled}
-        for some in self._recent:
-            found.update(some.intersection(ids))
-        recovered = self._recovered
-        if recovered:
-            found.update(one for one, hash_ in zip(ids, id_hashes(ids), strict=True) if hash_ in recovered)
-        return found
+        return (
+            state.known.has_any(ids)
+            or state.canceled.has_any(ids)
+            or any(some.has_any(ids) for some in self._recent)
+            or self._may_be_recovered(ids, topics)
+        )
 
-    def canceled_among(self, ids: Sequence[str]) -> list[str]:
-        """Those that were canceled, before or after their messages came, as far as remembered. Waits for nobody."""
+    def knows(self, topic: str, message_id: str) -> bool:
+        """Whether this message waits, fired lately, or was canceled, before or after it came. Waits for nobody."""
+        return (
+            self._state.known.get(topic, message_id) is not None
+            or self._state.canceled.knows(topic, message_id)
+            or self._is_recent(topic, message_id)
+        )
+
+    def canceled_among(self, messages: Sequence[Identified]) -> list[int]:
+        """Which of these messages were canceled, before or after they came, as far as remembered. Waits for nobody."""
         canceled = self._state.canceled
-        return [one for one in ids if one in canceled] if len(canceled) else []
+        if not len(canceled):
+            return []
+        return [at for at, one in enumerate(messages) if canceled.knows(one.topic, one.id)]
 
-    def is_empty_handed(self) -> bool:
-        """Whether known() finds nothing, whatever it is asked."""
-        state = self._state
-        return not (state.pending or state.passed or len(state.canceled) or any(self._recent) or self._recovered)
+    def _is_recent(self, topic: str, message_id: str) -> bool:
+        """Whether this message came with one of the last flushes."""
+        some_have = any(some.get(topic, message_id) is not None for some in self._recent)
+        return some_have or self._may_be_recovered([message_id], [topic])
 
-    def _are_recent(self, ids: Sequence[str]) -> bool:
-        """Whether one of these came with one of the last flushes."""
-        if any(not some.isdisjoint(ids) for some in self._recent):
-            return True
-        return bool(self._recovered) and not self._recovered.isdisjoint(id_hashes(ids))
+    def _may_be_recovered(self, ids: Sequence[str], topics: Iterable[str]) -> bool:
+        """Whether one of these ids came lately, before this was opened, on one of these topics."""
+        recovered = self._recovered
+        if not recovered:
+            return False
+        known = recovered.keys() & {UNKNOWN_TOPIC, *map(topic_hash, topics)}
+        hashes = id_hashes(ids) if known else []
+        return any(not recovered[topic].isdisjoint(hashes) for topic in known)
+
+    def _note_recovered(self, hashes: Iterable[tuple[int, int]]) -> None:
+        """Hashes of topics and ids that came before this was opened."""
+        recovered = {topic: set(some) for topic, some in self._recovered.items()}  # others look meanwhile
+        for topic, hash_ in hashes:
+            recovered.setdefault(topic, set()).add(hash_)
+        self._recovered = recovered

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,17 +33,16 @@ class Filed:
     entries: list[tuple[int, Sequence[Entry]]] = field(default_factory=list)
 
     def gone(
-        self, alive: Mapping[str, Entry], passed: Mapping[str, tuple[int, int]]
+        self, alive: Container[int], passed: Container[int]
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """(run id, index) of those that are not among the living any more; and of those among them that fired."""
-        find = alive.get
+        """(run id, index) of those whose arrivals are not among the living any more; and of those that fired."""
         gone = [
-            (run_id, index, entry)
+            (run_id, index, entry.seq)
             for run_id, entries in self.entries
             for index, entry in enumerate(entries)
-            if find(entry.id) is not entry
+            if entry.seq not in alive
         ]
-        fired = [(run_id, index) for run_id, index, entry in gone if passed.get(entry.id) == entry.key]
+        fired = [(run_id, index) for run_id, index, seq in gone if seq in passed]
         return [one[:2] for one in gone], fired
 
     def marks(self, seqs: Collection[int]) -> list[tuple[int, int]]:

@@ -15,8 +15,11 @@ from broker.delay.passing_on import pass_on, timed
 from broker.delay.refusing import Refusing
 from broker.delay.service import DelayService
 from broker.delay.store import DelayStore, Timed
+from broker.log.reserve import Reserve
 from broker.log.sync_times import TimedStorage
 from broker.publishing import BUCKETS_MS, Publishable
+from broker.scope import scope_of
+from broker.topic_quota import TopicQuota
 from messaging.broker import Broker
 from messaging.clock import Clock
 from messaging.errors import InvalidMessage
@@ -30,12 +33,17 @@ _TOO_FAR: Final = "a delay may be at most 731 days"
 class DelayFront(Refusing):
     """What an HTTP server serves, over a schedule and its service. All methods may be called from any thread."""
 
-    def __init__(self, schedule: DelayStore, target: Broker, *, clock: Clock, syncs: TimedStorage) -> None:
-        """`syncs`: what the schedule's segments are stored by, which knows how long the disk takes."""
+    def __init__(
+        self, schedule: DelayStore, target: Broker, *, clock: Clock, syncs: TimedStorage, reserve: Reserve | None = None
+    ) -> None:
+        """`syncs`: what the schedule's segments are stored by, which knows how long the disk takes. `reserve`: the room
+        that the schedule keeps for dispatch and cancels, where it is on a disk.
+        """
         self._schedule = schedule
         self._target = target
         self._clock = clock
         self.syncs = syncs
+        self._reserve = reserve
         self._counters: Counter[tuple[str, str, str]] = Counter()
         self.service = DelayService(schedule, deliver=self._deliver, clock=clock)
 
@@ -50,8 +58,11 @@ class DelayFront(Refusing):
 
     # -- what producers ask ------------------------------------------------------------------------------------------
 
-    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
-        """Store a batch durably; one result a message, in order."""
+    def publish(self, batch: Sequence[Message], *, quota: TopicQuota | None = None) -> list[PublishResult]:
+        """Store a batch durably; one result a message, in order. It has no topics, of which there could be too many."""
+        del quota
+        if self._reserve is not None:
+            self._reserve.require()
         now_ms = self._clock.now_ms()
         statuses = self._schedule.schedule([timed(message, now_ms) for message in batch], now_ms=now_ms)
         self.service.wake()
@@ -66,9 +77,9 @@ class DelayFront(Refusing):
         """False: everything goes through the schedule, by publish()."""
         return False
 
-    def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
-        """Cancel scheduled messages, durably."""
-        return self._schedule.cancel(message_ids, now_ms=self._clock.now_ms())
+    def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[CancelStatus]:
+        """Cancel scheduled messages on the topics that a pattern of `topics` matches (None: on all), durably."""
+        return self._schedule.cancel(message_ids, now_ms=self._clock.now_ms(), scope=scope_of(topics))
 
     def scheduled(
         self, topic: str | None = None, *, from_ms: int | None = None, to_ms: int | None = None, bucket: str = "minute"
@@ -85,9 +96,13 @@ class DelayFront(Refusing):
         """How many are due within each span from now, which ascend; and last, how many there are."""
         return self._schedule.due_within(spans_ms, now_ms=self._clock.now_ms())
 
-    def scheduled_message(self, message_id: str) -> Mapping[str, object] | None:
-        """Id, topic and due time of one scheduled message."""
-        found = self._schedule.find(message_id)
+    def scheduled_message(
+        self, message_id: str, *, topics: Sequence[str] | None = None
+    ) -> Mapping[str, object] | None:  # fmt: skip
+        """Id, topic and due time of the scheduled message of this id on the topics that a pattern of `topics` matches
+        (None: on any).
+        """
+        found = self._schedule.find(message_id, scope_of(topics))
         return None if found is None else {"id": found.id, "topic": found.topic, "deliver_at_ms": found.due_ms}
 
     @property
@@ -98,8 +113,12 @@ class DelayFront(Refusing):
     # -- what operators ask ------------------------------------------------------------------------------------------
 
     def check_ready(self) -> None:
-        """Raise StorageFailed where nothing can be taken. A target that is out does not matter here."""
+        """Raise StorageFailed where nothing can be taken, be it for want of room: what is there is dispatched then, and
+        can be canceled. A target that is out does not matter here.
+        """
         self._schedule.check_ready()
+        if self._reserve is not None:
+            self._reserve.check_room()
 
     def counters(self) -> Mapping[tuple[str, str, str], int]:
         """Totals since the start, by (what, topic, status)."""

@@ -1,9 +1,10 @@
-"""The id index: from a message id's hash to its due time and arrival, on disk, in sorted pieces. Hints, no proof.
+"""The id index: from a message id's hash to its due times, arrivals and topics, on disk, in sorted pieces. Hints, no
+proof.
 
 It says where to look and not what is there: a due time names the buckets that may hold a message on whatever level it
 stands by now, so nothing here changes when a message is re-filed. In memory is one fence for every 128 ids, so ten
 million ids cost 1.3 MB. A piece is written with each flush; when there are many, the smallest are merged, and what has
-fired long ago is left out. A look-up reads one block of three kilobytes a piece.
+fired long ago is left out. A look-up reads one block of four kilobytes a piece.
 """
 
 from __future__ import annotations
@@ -15,26 +16,27 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from broker.delay.records import StoredIndex
+from broker.delay.run import topic_hash
 from broker.delay.segment_store import SegmentStore
 from messaging.errors import StorageFailed
 from messaging.journal import SegmentDamaged
 
 logger = logging.getLogger(__name__)
 
-ENTRY_BYTES: Final = 24
+ENTRY_BYTES: Final = 32
+"""Hash of the id, due time, arrival, hash of the topic. Pieces of before have entries without the last."""
+_NO_TOPIC: Final = bytes(8)
 BLOCK_IDS: Final = 128
-BLOCK_BYTES: Final = BLOCK_IDS * ENTRY_BYTES
 PIECES_MAX: Final = 64
 MERGED_PIECES: Final = 48
 _SLICE_IDS: Final = 32_768
 _KEYS: Final = 1 << 64
-_iter_entries: Final = struct.Struct(f"{ENTRY_BYTES}s").iter_unpack
-_ENTRY: Final = struct.Struct(">QQQ")
+_ENTRY: Final = struct.Struct(">QQQQ")
 _pack: Final = _ENTRY.pack
 
 
@@ -49,15 +51,27 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Fences).decode
 
 
-def index_entries(hashes: Iterable[int], dues: Iterable[int], seqs: Iterable[int]) -> list[bytes]:
+class Found(NamedTuple):
+    """Where a message may stand; `topic` is its topic's hash, 0 where it is not known."""
+
+    due_ms: int
+    seq: int
+    topic: int
+
+
+def index_entries(
+    hashes: Iterable[int], dues: Iterable[int], seqs: Iterable[int], topics: Iterable[str]
+) -> list[bytes]:  # fmt: skip
     """Entries, in order of their hashes."""
-    return sorted(map(_pack, hashes, dues, seqs))
+    names = list(topics)
+    topic_hashes = {name: topic_hash(name) for name in set(names)}
+    return sorted(map(_pack, hashes, dues, seqs, map(topic_hashes.__getitem__, names)))
 
 
-def unpacked(entry: bytes) -> tuple[int, int, int]:
-    """The hash, due time and arrival of an entry."""
-    hash_, due_ms, seq = _ENTRY.unpack(entry)
-    return hash_, due_ms, seq
+def unpacked(entry: bytes) -> tuple[int, Found]:
+    """The hash of an entry, and what it says."""
+    hash_, *found = _ENTRY.unpack(entry)
+    return hash_, Found(*found)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +85,7 @@ class IndexPiece:
     def block_bytes(self, block: int) -> int:
         """The size of a block; the last one is shorter."""
         last = len(self.hashes) - 1
-        return BLOCK_BYTES if block < last else (self.stored.count - last * BLOCK_IDS) * ENTRY_BYTES
+        return (BLOCK_IDS if block < last else self.stored.count - last * BLOCK_IDS) * self.stored.entry_bytes
 
 
 class IdIndex:
@@ -110,19 +124,23 @@ class IdIndex:
         self._damaged -= gone
         return [one.stored for one in self._pieces]
 
-    def find(self, hash_: int) -> list[tuple[int, int]]:
-        """(due, seq) of every message whose id has this hash, newest piece first, each once.
+    def find(self, hash_: int) -> list[Found]:
+        """Every message whose id has this hash, newest piece first, each once.
 
         Raises StorageFailed while a piece is damaged: what it is silent about may be in there.
         """
         try:
             found = chain.from_iterable(self._look_up(piece, hash_) for piece in reversed(self._pieces))
-            return list(dict.fromkeys(found))
+            once: dict[tuple[int, int], Found] = {}
+            for one in found:  # the same may stand in two pieces, in one of them without its topic
+                once[one[:2]] = max(one, once.get(one[:2], one))
+            return list(once.values())
         except SegmentDamaged as damage:
             raise StorageFailed(f"{damage}; the id index is being made anew, try again in a minute") from damage
 
-    def newest_hashes(self, count_min: int, *, count_max: int) -> Iterator[int]:
-        """Hashes of the newest ids: `count_min` of them and up to a piece more, where there are so many.
+    def newest_hashes(self, count_min: int, *, count_max: int) -> Iterator[tuple[int, int]]:
+        """Hashes of the topics and ids of the newest: `count_min` of them and up to a piece more, where there are so
+        many.
 
         Raises SegmentDamaged; that piece is among the damaged() then.
         """
@@ -133,8 +151,8 @@ class IdIndex:
                 continue
             count_min -= piece.stored.count
             for block in range(len(piece.hashes)):
-                data = self._read(piece, block)
-                yield from (int.from_bytes(one[:8], "big") for (one,) in _iter_entries(data))
+                for hash_, found in map(unpacked, self._entries(piece, block)):
+                    yield found.topic, hash_
 
     def write(self, segment: str, entries: Sequence[bytes]) -> StoredIndex:
         """A new piece of sorted entries; the caller syncs it, and adds it where it counts."""
@@ -179,17 +197,23 @@ class IdIndex:
         first = max(0, bisect_left(piece.hashes, low) - 1)
         entries: list[bytes] = []
         for block in range(first, bisect_left(piece.hashes, high)):
-            entries += [one for (one,) in _iter_entries(self._read(piece, block))]
+            entries += self._entries(piece, block)
         start = bisect_left(entries, low.to_bytes(8, "big"))
         stop = len(entries) if high == _KEYS else bisect_left(entries, high.to_bytes(8, "big"))
         return entries[start:stop]
 
-    def _look_up(self, piece: IndexPiece, hash_: int) -> Iterator[tuple[int, int]]:
+    def _look_up(self, piece: IndexPiece, hash_: int) -> Iterator[Found]:
         if piece.stored.segment in self._damaged:
             raise SegmentDamaged(f"{piece.stored.segment} is damaged")
         first = max(0, bisect_left(piece.hashes, hash_) - 1)
         for block in range(first, bisect_right(piece.hashes, hash_)):
-            yield from _found_in(self._read(piece, block), hash_.to_bytes(8, "big"))
+            yield from _found_in(self._read(piece, block), hash_.to_bytes(8, "big"), size=piece.stored.entry_bytes)
+
+    def _entries(self, piece: IndexPiece, block: int) -> list[bytes]:
+        """The entries of a block, as they are written today."""
+        data, size = self._read(piece, block), piece.stored.entry_bytes
+        entries = [data[at : at + size] for at in range(0, len(data), size)]
+        return entries if size == ENTRY_BYTES else [one + _NO_TOPIC for one in entries]
 
     def _read(self, piece: IndexPiece, block: int) -> bytes:
         segment = piece.stored.segment
@@ -232,7 +256,7 @@ class _Writer:
         self._append(self._rest)
         fences = _encode(_Fences(self._hashes, self._positions))
         position, _ = self._store.append(self._segment, [fences], position=self._end)
-        return StoredIndex(self._segment, self._count, position, len(fences))
+        return StoredIndex(self._segment, self._count, position, len(fences), ENTRY_BYTES)
 
     def _append(self, entries: list[bytes]) -> None:
         blocks = [b"".join(entries[at : at + BLOCK_IDS]) for at in range(0, len(entries), BLOCK_IDS)]
@@ -243,9 +267,9 @@ class _Writer:
             self._hashes += [int.from_bytes(block[:8], "big") for block in some]
 
 
-def _found_in(data: bytes, key: bytes) -> Iterator[tuple[int, int]]:
+def _found_in(data: bytes, key: bytes, *, size: int) -> Iterator[Found]:
     at = data.find(key)
     while at >= 0:
-        if at % ENTRY_BYTES == 0:
-            yield int.from_bytes(data[at + 8 : at + 16], "big"), int.from_bytes(data[at + 16 : at + 24], "big")
+        if at % size == 0:
+            yield unpacked(data[at : at + size].ljust(ENTRY_BYTES, b"\0"))[1]
         at = data.find(key, at + 1)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import compress
 from typing import Final
 
 from broker.delay.batch import Batch
@@ -15,10 +17,12 @@ from broker.delay.core import IDS_PREFIX, DelayCore
 from broker.delay.filing import Filed
 from broker.delay.id_index import IndexPiece, index_entries, unpacked
 from broker.delay.levels import BucketState, is_to_expand
-from broker.delay.records import BucketChanged, Flushed, Moved, StoredIndex
-from broker.delay.run import DUE, ID, SEQ, Entry, Run, id_hashes, is_marked
+from broker.delay.records import BucketChanged, Flushed, Moved, Passed, StoredIndex
+from broker.delay.run import DUE, ID, SEQ, TOPIC, Entry, Run, id_hashes, is_marked
 from broker.delay.run_reader import RunDamaged
+from broker.delay.schedule_log import PREFIX
 from broker.delay.state import Bucket
+from broker.identities import Identities
 from messaging.errors import StorageFailed
 from messaging.journal import SegmentDamaged
 
@@ -28,6 +32,8 @@ _STEP_BYTES_MAX: Final = 8 * 1024 * 1024
 _CHEAP_PART: Final = 8
 """A checkpoint is cheap with so small a part of what memory may hold."""
 _FREED_AT_ONCE: Final = 2_048
+_SMALL_PART: Final = 8
+"""Of the reserve, that a flush may take where there is no other room."""
 _RECOVERED_FACTOR: Final = 4
 """A piece of the id index that has so many times the ids that are to be remembered is not read for them."""
 
@@ -43,21 +49,16 @@ class Keeping(DelayCore):
         Raises StorageFailed with nothing lost; the step is then done again.
         """
         with self._keeping:
-            if self.is_full():
+            self._delete_finished(now_ms)  # first of all: it makes room
+            has_room = self._reserve is None or self._reserve.is_whole()
+            if self.is_full() and (has_room or self._is_flush_small()):
                 self._flush(now_ms)
                 return True
-            with self._lock:
-                self._refuse_if_closed()
-                self._advance(now_ms)
-                self._drop_finished()
-                self._look_ahead()
-                place = self._log.place
-                garbage = list(self._garbage)  # done with by what the log says up to this place
-            self._log.commit(place)
-            self._store.delete(garbage)
-            del self._garbage[: len(garbage)]
+            if not has_room:
+                return False
             if self._index.damaged():
-                self._mend_index()
+                with self._undone_if_refused():
+                    self._mend_index()
                 return True
             return self._expand_step(now_ms) or self._merge_step(now_ms)
 
@@ -83,6 +84,38 @@ class Keeping(DelayCore):
             or self._log.grown_bytes >= fill * options.log_bytes_max
         )
 
+    def _is_flush_small(self) -> bool:
+        """Whether a flush takes a small part of the room that is kept for others: it lets go of the log in return."""
+        return self._reserve is not None and _SMALL_PART * self._state.flushed_bytes_max <= self._reserve.size_bytes
+
+    def _delete_finished(self, now_ms: int) -> None:
+        """Delete segments that have nothing to say any more."""
+        with self._lock:
+            self._refuse_if_closed()
+            self._advance(now_ms)
+            self._drop_finished()
+            self._look_ahead()
+            place = self._log.place
+            garbage = list(self._garbage)  # done with by what the log says up to this place
+        self._log.commit(place)
+        self._store.delete(garbage)
+        del self._garbage[: len(garbage)]
+
+    @contextmanager
+    def _undone_if_refused(self) -> Iterator[None]:
+        """Delete the segments that were made for what could not be written to its end: they take room, and nothing will
+        ever name them.
+        """
+        try:
+            yield
+        except StorageFailed:
+            self._merging = None
+            with self._lock, suppress(StorageFailed):
+                named = {*self._state.segments(), *self._garbage, *self._garbage_at_checkpoint}
+                unnamed = {one for one in self._store.list() if not one.startswith(PREFIX)} - named
+                self._store.delete(sorted(unnamed))
+            raise
+
     # -- memory into buckets -----------------------------------------------------------------------------------------
 
     def _flush(self, now_ms: int) -> None:
@@ -94,14 +127,13 @@ class Keeping(DelayCore):
         with self._lock:
             self._refuse_if_closed()
             seen = _Seen(self._state.next_seq, self._state.removed)
-            entries, passed = list(self._state.pending.values()), dict(self._state.passed)
-        filed = self._filing.file(entries, now_ms=now_ms)
-        piece = self._write_index(
-            [*map(ID, entries), *passed],
-            [*map(DUE, entries), *(due_ms for due_ms, _ in passed.values())],
-            [*map(SEQ, entries), *(seq for _, seq in passed.values())],
-        )
-        recent = frozenset(map(ID, entries)).union(passed)
+            entries = list(self._state.pending.values())
+            came: list[Entry | Passed] = [*entries, *self._state.passed.values()]
+        with self._undone_if_refused():
+            filed = self._filing.file(entries, now_ms=now_ms)
+            piece = self._write_index(came)
+        recent = Identities(str, list(map(ID, came)), map(TOPIC, came))
+        came.clear()
         with self._lock:
             self._refuse_if_closed()
             self._take_over(filed, piece, recent, seen)
@@ -116,7 +148,7 @@ class Keeping(DelayCore):
         while entries:
             del entries[-_FREED_AT_ONCE:]  # all at once would hold every thread up
 
-    def _take_over(self, filed: Filed, piece: IndexPiece | None, recent: frozenset[str], seen: _Seen) -> None:
+    def _take_over(self, filed: Filed, piece: IndexPiece | None, recent: Identities[str], seen: _Seen) -> None:
         """What was written counts from now on."""
         state = self._state
         self._remember_recent(recent)
@@ -134,12 +166,13 @@ class Keeping(DelayCore):
         is_little = self._state.pending_bytes <= self._options.memory_bytes_max // _CHEAP_PART
         return is_little or self._log.grown_bytes >= self._options.log_bytes_max
 
-    def _write_index(self, ids: list[str], dues: list[int], seqs: list[int]) -> IndexPiece | None:
+    def _write_index(self, came: Sequence[Entry | Passed]) -> IndexPiece | None:
         """A piece of the id index for all that came since the last flush, fired or not."""
-        if not ids:
+        if not came:
             return None
         segment = self._next_ids_segment()
-        stored = self._index.write(segment, index_entries(id_hashes(ids), dues, seqs))
+        entries = index_entries(id_hashes(map(ID, came)), map(DUE, came), map(SEQ, came), map(TOPIC, came))
+        stored = self._index.write(segment, entries)
         self._store.sync([segment])
         self._store.seal(segment)
         return self._index.load(stored)
@@ -149,14 +182,14 @@ class Keeping(DelayCore):
         self._ids_made += 1
         return f"{IDS_PREFIX}{self._ids_made:012d}"
 
-    def _remember_recent(self, newest: frozenset[str]) -> None:
+    def _remember_recent(self, newest: Identities[str]) -> None:
         """Remember the ids of the last flushes, so that a repeated publish is known; at least `dedup_messages`."""
         kept = [*self._recent, newest]
         while kept and sum(map(len, kept[1:])) >= self._options.dedup_messages:
             del kept[0]
         self._recent = tuple(kept)
         if sum(map(len, kept)) >= self._options.dedup_messages:
-            self._recovered = frozenset()
+            self._recovered = {}
 
     # -- buckets into finer ones -------------------------------------------------------------------------------------
 
@@ -177,7 +210,8 @@ class Keeping(DelayCore):
         except RunDamaged as damage:
             self._set_aside(damage)
             return True
-        filed = self._filing.file(entries, now_ms=now_ms, below=bucket.id.level)
+        with self._undone_if_refused():
+            filed = self._filing.file(entries, now_ms=now_ms, below=bucket.id.level)
         with self._lock:
             self._refuse_if_closed()
             if bucket.id not in self._opened and all(one.run.taken == one.start for one in leaving):
@@ -254,10 +288,11 @@ class Keeping(DelayCore):
             self._merging = (merged, self._index.merge(merged, self._next_ids_segment(), due_min_ms=due_min_ms))
         merged, steps = self._merging
         try:
-            stored = next(steps)
-            if stored is not None:
-                self._merging = None
-                self._replace_index(merged, [stored])
+            with self._undone_if_refused():
+                stored = next(steps)
+                if stored is not None:
+                    self._merging = None
+                    self._replace_index(merged, [stored])
         except StorageFailed:
             self._merging = None
             raise
@@ -284,10 +319,9 @@ class Keeping(DelayCore):
             if self._index.damaged():
                 self._mend_index()
             try:
-                newest = frozenset(self._index.newest_hashes(count, count_max=_RECOVERED_FACTOR * count))
+                self._note_recovered(list(self._index.newest_hashes(count, count_max=_RECOVERED_FACTOR * count)))
             except SegmentDamaged:
                 continue
-            self._recovered |= newest
             return
 
     def _mend_index(self) -> None:
@@ -298,12 +332,12 @@ class Keeping(DelayCore):
         damaged = self._index.damaged()
         newest_seq = self._state.next_seq - self._options.dedup_messages
         made: list[StoredIndex] = []
-        recent: set[int] = set()
+        recent: list[tuple[int, int]] = []
         for some in self._standing_entries():
             made.append(self._index.write(self._next_ids_segment(), sorted(some)))
-            recent.update(hash_ for hash_, _, seq in map(unpacked, some) if seq >= newest_seq)
+            recent += ((one.topic, hash_) for hash_, one in map(unpacked, some) if one.seq >= newest_seq)
         self._merging = None  # of what was there before
-        self._recovered |= recent
+        self._note_recovered(recent)
         self._replace_index(damaged, made)
         logger.warning(
             "id_index_made_anew",
@@ -331,9 +365,9 @@ class Keeping(DelayCore):
             except RunDamaged as damage:
                 self._set_aside(damage)
             else:
-                hashes = id_hashes(stored.ids)
-                left = [at for at in range(run.count) if not run.is_lost(at)]
-                return index_entries(*([column[at] for at in left] for column in (hashes, columns.due, columns.seq)))
+                left = [not run.is_lost(at) for at in range(run.count)]
+                hashes, dues, seqs = (compress(one, left) for one in (id_hashes(stored.ids), columns.due, columns.seq))
+                return index_entries(hashes, dues, seqs, compress(map(columns.topics.__getitem__, columns.topic), left))
         return []
 
     def _drop_finished(self) -> None:

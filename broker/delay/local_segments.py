@@ -1,6 +1,6 @@
 """Segments as files of one folder on a local disk: the segment store's first implementation.
 
-A file is a header, then frames (messaging.journal.frame: length, CRC-32C, payload). Positions count behind the header.
+A file is a header, then frames (broker.delay.frames). Positions count behind the header.
 
     header   magic 8s "OUTBOXDL" | version u32 | epoch of the writer that made it u64 | crc32c u32
 
@@ -18,40 +18,48 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import google_crc32c
 
+from broker.delay.epoch import epoch_file, read_epoch, write_epoch
+from broker.delay.frames import FRAME_BYTES, frame_at, frames, mark, was_synced_beyond
 from broker.delay.segment_store import Record, RecordDamaged, WriterFenced
 from broker.log.folder_lock import FolderLock
+from broker.log.reserve import Reserve, cure_for
 from broker.log.storage import DiskStorage, Storage
 from messaging.errors import StorageFailed
-from messaging.journal import FRAME_BYTES, SegmentDamaged, frame, read_frames
+from messaging.journal import SegmentDamaged
 
 logger = logging.getLogger(__name__)
 
 MAGIC: Final = b"OUTBOXDL"
-VERSION: Final = 2
-_VERSIONS_READ: Final = frozenset({1, VERSION})
+VERSION: Final = 3
 _HEAD: Final = struct.Struct("<8sIQ")
 HEADER_BYTES: Final = _HEAD.size + 4
 SUFFIX: Final = ".delay"
 OPEN_FILES_MAX: Final = 128
 _SYNCS_AT_ONCE: Final = 8
 _NAME: Final = re.compile(r"[a-z0-9-]{1,64}")
-_EPOCH_BYTES: Final = 24
 
 
 @dataclass(slots=True, eq=False)
 class _File:
-    """An open file. `written` counts appends, `synced` those that are durable; `turn` guards both."""
+    """An open file. `written` counts appends, `synced` those that are durable; `turn` guards both.
+
+    `written_end` is the position behind the last append of this process, which may have found a torn tail; `synced_end`
+    is the one up to which all is durable.
+    """
 
     descriptor: int
     size: int
     written: int = 0
     synced: int = 0
+    written_end: int = 0
+    synced_end: int = 0
     users: int = 0
     deleted: bool = False
     turn: threading.Lock = field(default_factory=threading.Lock)
@@ -76,15 +84,22 @@ class LocalSegmentStore:
         self.syncs = 0
 
     @classmethod
-    def open(cls, folder: Path, *, storage: Storage | None = None) -> LocalSegmentStore:
-        """Become the folder's writer; it is made where it is missing. Raises ConfigurationError naming the holder."""
+    def open(
+        cls, folder: Path, *, storage: Storage | None = None, reserve: Reserve | None = None
+    ) -> LocalSegmentStore:  # fmt: skip
+        """Become the folder's writer; it is made where it is missing. Raises ConfigurationError naming the holder.
+
+        What an earlier writer held in reserve is let go of: so a full disk takes what opening writes.
+        """
         storage = storage or DiskStorage()
         lock = FolderLock(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()
-            epoch = _read_epoch(folder) + 1
-            _write_epoch(folder, epoch, storage)
+            if reserve is not None:
+                reserve.release()
+            epoch = read_epoch(folder) + 1
+            write_epoch(folder, epoch, storage)
         except BaseException as error:
             lock.release()
             if isinstance(error, OSError):
@@ -94,17 +109,14 @@ class LocalSegmentStore:
 
     def append(self, name: str, records: Sequence[bytes], *, position: int) -> list[int]:
         """Write records at a position; see the port."""
-        frames = [frame(record) for record in records]
-        ends = [position]
-        for one in frames:
-            ends.append(ends[-1] + len(one))
         self._refuse_if_unable()
         try:
             with self._opened(name, make=True) as file:
-                self._write(file, b"".join(frames), position=HEADER_BYTES + position)
+                data, ends = frames(records, position=position, synced_end=min(file.synced_end, position))
+                self._write(file, data, position=position)
         except OSError as error:
-            raise StorageFailed(f"cannot write {name}: {error.strerror}; free some disk space") from error
-        self.bytes_written += ends[-1] - position
+            raise StorageFailed(f"cannot write {name}: {error.strerror}; {cure_for(error)}") from error
+        self.bytes_written += len(data)
         return ends
 
     def sync(self, names: Iterable[str]) -> None:
@@ -131,13 +143,12 @@ class LocalSegmentStore:
                 data = os.pread(file.descriptor, FRAME_BYTES + size_bytes, HEADER_BYTES + position)
         except OSError as error:
             raise StorageFailed(f"cannot read {name}: {error.strerror}") from error
-        payload = data[FRAME_BYTES:]
-        length, crc = int.from_bytes(data[:4], "little"), int.from_bytes(data[4:FRAME_BYTES], "little")
-        if length != size_bytes or len(payload) != size_bytes or google_crc32c.value(payload) != crc:
+        one = frame_at(memoryview(data), 0)
+        if one is None or len(one.payload) != size_bytes or not one.payload:
             raise RecordDamaged(
-                f"{name}: damaged record at {position}; restore {name}{SUFFIX} from a copy", found=payload
+                f"{name}: damaged record at {position}; restore {name}{SUFFIX} from a copy", found=data[FRAME_BYTES:]
             )
-        return payload
+        return one.payload
 
     def scan(self, name: str) -> Iterator[Record]:
         """Every whole record; see the port."""
@@ -149,22 +160,23 @@ class LocalSegmentStore:
             if len(data) < HEADER_BYTES or not any(data[:HEADER_BYTES]):  # its writer died while making it
                 return
             raise SegmentDamaged(f"{name}: its header does not match its checksum; restore it from a copy")
-        end = 0
-        try:
-            for one in read_frames(memoryview(data)[HEADER_BYTES:], first_offset=0):
-                end = one.end
-                yield Record(one.offset, one.payload, one.end)
-        except SegmentDamaged as damage:
-            raise SegmentDamaged(f"{name}: {damage}; restore {name}{SUFFIX} from a copy") from damage
-        torn_bytes = len(data) - HEADER_BYTES - end
-        if torn_bytes:  # by a kill or a power cut, or else what was said to be durable is damaged: that looks alike
-            logger.warning("torn_tail_passed", extra={"segment": name, "bytes": torn_bytes, "position": end})
+        view, end = memoryview(data)[HEADER_BYTES:], 0
+        while (one := frame_at(view, end)) is not None:
+            if one.payload:
+                yield Record(end, one.payload, one.end)
+            end = one.end
+        if was_synced_beyond(view, end):
+            raise SegmentDamaged(f"{name}: damaged record at {end}; restore {name}{SUFFIX} from a copy")
+        if len(view) > end:  # never synced, as far as anything says
+            logger.warning("torn_tail_passed", extra={"segment": name, "bytes": len(view) - end, "position": end})
 
     def seal(self, name: str) -> None:
-        """Let go of the file; see the port."""
+        """Let go of the file; see the port. Behind its records it then says that they are durable."""
         with self._guard:
             file = self._files.get(name)
             if file is not None and not file.users and file.written == file.synced:
+                if file.synced_end:
+                    self._mark(file)
                 os.close(self._files.pop(name).descriptor)
 
     def list(self) -> Sequence[str]:
@@ -240,11 +252,18 @@ class LocalSegmentStore:
                 os.close(file.descriptor)
 
     def _write(self, file: _File, data: bytes, *, position: int) -> None:
-        if file.size > position:  # the tail of an append that nobody was told of
-            self._storage.truncate(file.descriptor, position)
-        file.size = position + len(data)
-        self._storage.write(file.descriptor, data, position=position)
+        if file.size > HEADER_BYTES + position:  # the tail of an append that nobody was told of
+            self._storage.truncate(file.descriptor, HEADER_BYTES + position)
+            file.synced_end = min(file.synced_end, position)
+        file.size = HEADER_BYTES + position + len(data)
+        self._storage.write(file.descriptor, data, position=HEADER_BYTES + position)
+        file.written_end = position + len(data)
         file.written += 1  # behind it: a sync that is under way covers no more than what it saw written
+
+    def _mark(self, file: _File) -> None:
+        """Say behind the last record that all of it is durable; what finds no room is not said."""
+        with suppress(OSError):
+            self._storage.write(file.descriptor, mark(file.synced_end), position=HEADER_BYTES + file.synced_end)
 
     def _sync_files(self, names: tuple[str, ...]) -> None:
         """Several at a time: the disk does in one go what is asked of it together."""
@@ -270,13 +289,13 @@ class LocalSegmentStore:
                     self._sync_written(file)
 
     def _sync_written(self, file: _File) -> None:
-        covered = file.written
+        covered, covered_end = file.written, file.written_end
         try:
             self._storage.sync(file.descriptor)
         except OSError as error:
             raise self._failed(error) from error
         self.syncs += 1
-        file.synced = covered
+        file.synced, file.synced_end = covered, covered_end
 
     def _failed(self, error: OSError) -> StorageFailed:
         """A failed sync is final: the kernel may have dropped the pages it could not write."""
@@ -293,7 +312,7 @@ class LocalSegmentStore:
     def _refuse_if_unable(self) -> None:
         self._refuse_if_failed()
         self._refuse_if_closed()
-        found = _epoch_file(self._folder)
+        found = epoch_file(self._folder)
         if found is None or found != self._seen_epoch:
             self._refuse_if_fenced()
             self._seen_epoch = found
@@ -303,7 +322,7 @@ class LocalSegmentStore:
             raise StorageFailed("the segment store is closed")
 
     def _refuse_if_fenced(self) -> None:
-        if _read_epoch(self._folder) != self.epoch:
+        if read_epoch(self._folder) != self.epoch:
             raise WriterFenced(f"another process writes to {self._folder} now; this one must end")
 
     def _path(self, name: str) -> Path:
@@ -341,45 +360,9 @@ def _is_header(data: bytes) -> bool:
     crc = int.from_bytes(data[_HEAD.size : HEADER_BYTES], "little")
     if magic != MAGIC or google_crc32c.value(data[: _HEAD.size]) != crc:
         return False
-    if version not in _VERSIONS_READ:
+    if version != VERSION:
         raise SegmentDamaged(
-            f"the schedule has version {version}; this code reads version {VERSION} and before: drain it with the "
-            "version that wrote it, and begin with a new data folder"
+            f"the schedule has version {version}; this code reads version {VERSION}: drain it with the version that "
+            "wrote it, and begin with a new data folder"
         )
     return True
-
-
-def _epoch_file(folder: Path) -> tuple[int, int] | None:
-    """Which file the epoch is in, and when it was written: asked with each write, by one system call."""
-    try:
-        status = (folder / "epoch").stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns
-
-
-def _read_epoch(folder: Path) -> int:
-    """By three system calls, where a file object makes eight."""
-    try:
-        descriptor = os.open(folder / "epoch", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return 0
-    try:
-        text = os.read(descriptor, _EPOCH_BYTES).strip()
-    finally:
-        os.close(descriptor)
-    return int(text) if text.isdigit() else 0
-
-
-def _write_epoch(folder: Path, epoch: int, storage: Storage) -> None:
-    """Write the epoch aside and rename it, so that a cut leaves the old one or the new one."""
-    aside = folder / "epoch.new"
-    descriptor = storage.create(aside)
-    try:
-        storage.truncate(descriptor, 0)
-        storage.write(descriptor, f"{epoch}\n".encode(), position=0)
-        storage.sync(descriptor)
-    finally:
-        os.close(descriptor)
-    aside.replace(folder / "epoch")
-    storage.sync_folder(folder)

@@ -13,6 +13,8 @@ from broker.delay.front import DelayFront
 from broker.delay.local_segments import LocalSegmentStore
 from broker.delay.store import DelayStore
 from broker.http.server import HttpServer, bind
+from broker.log.folder_lock import refuse_nested
+from broker.log.reserve import FULL, Reserve
 from broker.log.storage import DiskStorage
 from broker.log.sync_times import TimedStorage
 from messaging import connect, logs
@@ -34,7 +36,7 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
     The target is found by its URL's scheme, as everywhere: this room imports no adapter.
     """
     chosen = config.log_format or logs.fitting_format(sys.stderr)
-    logs.configure(format=chosen, level=config.log_level, quiet={"uvicorn": "warning"})
+    logs.configure(format=chosen, level=config.log_level)
     access, tls = config.access(), config.tls
     target = connect(target_url, **({} if target_token is None else {"token": target_token}))
     bound = bind(config.host, config.port)
@@ -58,10 +60,13 @@ class _Running:
     def __enter__(self) -> DelayFront:
         self._forget()
         syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
-        self._store = LocalSegmentStore.open(self._config.data, storage=syncs)
+        refuse_nested(self._config.data)
+        reserve = Reserve(self._config.data / "reserve", size_bytes=self._config.engine_options.reserve_bytes)
+        self._store = LocalSegmentStore.open(self._config.data, storage=syncs, reserve=reserve)
         try:
-            clock = SystemClock()
-            self._front = DelayFront(DelayStore.open(self._store), self._target, clock=clock, syncs=syncs)
+            schedule = DelayStore.open(self._store, reserve=reserve)
+            reserve.take()
+            self._front = DelayFront(schedule, self._target, clock=SystemClock(), syncs=syncs, reserve=reserve)
             self._front.start()
         except BaseException:
             self._store.close()
@@ -88,5 +93,7 @@ def _announce(url: str, ready_file: Path | None) -> None:
             unfinished.write_text(url + "\n", encoding="utf-8")
             unfinished.replace(ready_file)
         except OSError as error:
-            raise ConfigurationError(f"cannot write the ready file {ready_file}: {error.strerror}") from error
+            if error.errno not in FULL:
+                raise ConfigurationError(f"cannot write the ready file {ready_file}: {error.strerror}") from error
+            logger.warning("ready_file_not_written", extra={"file": str(ready_file), "error": error.strerror})
     print(f"delay service ready at {url}", file=sys.stderr, flush=True)  # noqa: T201

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-from msgspec.structs import force_setattr
 
+from broker.delay.remembered import Cancel
 from broker.delay.run import Entry, Run
+from broker.scope import Scope
 
 Part = tuple[int, int, int]
 """A piece of a hand-out: (run id, from, up to), or (0, seq, 0) for a message that was in memory."""
@@ -23,22 +24,29 @@ class Scheduled(msgspec.Struct, array_like=True, frozen=True, tag="scheduled"):
 
     entries: list[Entry]
     dead: list[str]
+    dead_topics: list[str] = []  # of each of those; none of them by an earlier version: any
 
 
 class Canceled(msgspec.Struct, array_like=True, frozen=True, tag="canceled"):
-    """Ids were canceled: `stopped` were scheduled (in memory, or at `marks`: run id, index), `early` are to come."""
+    """Ids were canceled: `stopped` were scheduled (in memory, or at `marks`: run id, index), `early` are to come.
+
+    `stopped_topics`: the topic of each of the stopped (none by an earlier version: any); `scope`: patterns of the
+    topics that the cancel is good for (None: all).
+    """
 
     at_ms: int
     stopped: list[str]
     early: list[str]
     marks: list[tuple[int, int]]
     topics: dict[str, int]
+    stopped_topics: list[str] = []
+    scope: Scope = None
 
 
 class Handed(msgspec.Struct, array_like=True, frozen=True, tag="handed"):
     """A batch is about to be handed out: from here on it will be delivered, and a cancel is too late.
 
-    `ids` are of those that were in memory.
+    `ids` were those of what was in memory, which `parts` say as well; they are not written any more.
     """
 
     batch: int
@@ -109,23 +117,15 @@ class StoredBucket(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StoredIndex(msgspec.Struct, array_like=True, frozen=True):
-    """A sorted piece of the id index: its segment, and where its fences are.
-
-    Version 1 wrote a due time before these last two, so that they came one field later.
+    """A sorted piece of the id index: its segment, where its fences are, and the size of an entry: in those of 24 bytes
+    the topic is missing.
     """
 
     segment: str
     count: int
     fences_position: int
     fences_bytes: int
-    shifted: int | None = None
-
-    def __post_init__(self) -> None:
-        """Take what version 1 wrote for what it means."""
-        if self.shifted is not None:
-            force_setattr(self, "fences_position", self.fences_bytes)
-            force_setattr(self, "fences_bytes", self.shifted)
-            force_setattr(self, "shifted", None)
+    entry_bytes: int = 24
 
 
 class Flushed(msgspec.Struct, array_like=True, frozen=True, tag="flushed"):
@@ -150,8 +150,17 @@ class StoredHandOut(msgspec.Struct, array_like=True, frozen=True):
     entries: list[Entry]
 
 
+class Passed(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A message that fired before it was in a bucket."""
+
+    due_ms: int
+    seq: int
+    id: str
+    topic: str
+
+
 class Checkpoint(msgspec.Struct, array_like=True, frozen=True, tag="checkpoint", kw_only=True):
-    """The state when a log segment begins."""
+    """The state when a log segment begins. `canceled` and `passed` are of earlier versions, which noted no topics."""
 
     next_seq: int
     next_run: int
@@ -163,6 +172,8 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True, tag="checkpoint",
     topics: dict[str, int]
     pending: list[Entry]
     passed: dict[str, tuple[int, int]]
+    cancels: list[Cancel] = []
+    fired: list[Passed] = []
 
 
 LogRecord = Checkpoint | Scheduled | Canceled | Handed | Fired | Flushed | BucketChanged | Moved | Quarantined

@@ -25,7 +25,10 @@ class Refusing:
     extend = _refused("extend")
     place_to_read = _refused("read")
     read_on = _refused("read")
+    deletions = 0
     declare_group = _refused("declare a group")
+    delete_group = _refused("delete a group")
+    delete_topic = _refused("delete a topic")
     seek = _refused("seek")
     pause = _refused("pause or resume")
     dead = _refused("dead letters")

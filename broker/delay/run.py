@@ -11,6 +11,8 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from hashlib import sha256
 from itertools import accumulate
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -60,6 +62,18 @@ def id_hashes(ids: Iterable[str]) -> list[int]:
     """64 bits of each id: two checksums side by side. Made for speed, so whoever finds one verifies the id itself."""
     data = list(map(str.encode, ids))
     return [high << 32 | low for high, low in zip(map(zlib.crc32, data), map(google_crc32c.value, data), strict=True)]
+
+
+UNKNOWN_TOPIC: Final = 0
+"""In place of the hash of a topic that an earlier version did not note: it may be any."""
+
+
+@lru_cache(maxsize=65_536)
+def topic_hash(topic: str) -> int:
+    """64 bits of a topic's name, never 0. Unlike an id's, nobody can make a name that has those of another: so no id
+    can be made for one topic that is taken for a message of another.
+    """
+    return int.from_bytes(sha256(topic.encode()).digest()[:8]) or 1
 
 
 class Run(msgspec.Struct, array_like=True, eq=False):
@@ -146,8 +160,6 @@ class Columns(NamedTuple):
     seq: array[int]
     topic: array[int]
     topics: list[str]
-    tells_fired: bool = True
-    """Whether the run has a bit for what fired before it stood there; version 1 had none."""
 
     def index_of(self, due_ms: int, seq: int) -> int | None:
         """Where an entry stands; None where it is not in this run."""
@@ -172,16 +184,6 @@ class StoredColumns(msgspec.Struct, array_like=True, frozen=True):
     topics: list[str]
 
 
-class _Columns1(msgspec.Struct, array_like=True, frozen=True):
-    """As version 1 wrote them. Nothing reads `hash`."""
-
-    due: bytes
-    seq: bytes
-    hash: bytes
-    topic: bytes
-    topics: list[str]
-
-
 class Stored(msgspec.Struct, array_like=True, frozen=True):
     """The messages of a run, as they are stored: parallel lists."""
 
@@ -191,10 +193,7 @@ class Stored(msgspec.Struct, array_like=True, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_columns = msgspec.msgpack.Decoder(StoredColumns).decode
-_decode_columns_1 = msgspec.msgpack.Decoder(_Columns1).decode
-_decode_messages = msgspec.msgpack.Decoder(Stored).decode
-_decode_messages_1 = msgspec.msgpack.Decoder(list[tuple[str, str, bytes]]).decode  # (id, topic, payload)
-_FIVE_COLUMNS: Final = b"\x95"
+decode_messages = msgspec.msgpack.Decoder(Stored).decode
 
 
 def cut(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
@@ -226,19 +225,8 @@ def stored_columns(entries: Sequence[Entry]) -> StoredColumns:
 
 
 def decode_columns(data: bytes) -> Columns:
-    """The columns of a run from their record, also from one of version 1."""
-    is_1 = data.startswith(_FIVE_COLUMNS)
-    stored = _decode_columns_1(data) if is_1 else _decode_columns(data)
+    """The columns of a run from their record."""
+    stored = _decode_columns(data)
     return Columns(
-        from_bytes("Q", stored.due), from_bytes("Q", stored.seq), from_bytes("I", stored.topic), stored.topics,
-        tells_fired=not is_1,
-    )  # fmt: skip
-
-
-def decode_messages(data: bytes) -> Stored:
-    """The messages of a run from their record, also from one of version 1, which cannot be taken for the other."""
-    try:
-        return _decode_messages(data)
-    except msgspec.ValidationError:
-        ids, _, payloads = zip(*_decode_messages_1(data), strict=True)
-        return Stored(list(ids), list(payloads))
+        from_bytes("Q", stored.due), from_bytes("Q", stored.seq), from_bytes("I", stored.topic), stored.topics
+    )

@@ -96,6 +96,10 @@ class ScheduleLog:
             if name == self.name:
                 self._durable[name] = max(self._durable.get(name, 0), written)
 
+    def seal(self) -> None:
+        """Take no record any more; what is durable is said to be."""
+        self._store.seal(self.name)
+
     def check_ready(self) -> None:
         """Raise StorageFailed where the store takes nothing until it is opened again."""
         self._store.sync(())

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain
 from typing import Final
 
 from broker.delay.core import DelayCore
 from broker.delay.levels import candidates
-from broker.delay.run import Columns, Run, id_hashes
+from broker.delay.run import UNKNOWN_TOPIC, Columns, Run, id_hashes, topic_hash
 from broker.delay.run_reader import RunDamaged
+from broker.scope import Scope, covers
 from messaging.errors import StorageFailed
+
+_PAGE: Final = 1_000
+"""So many ids at a time are told of what is in memory; of what is in buckets, those of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,34 +33,64 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a message stands in a bucket."""
+    """Where a message stands in a bucket, or stood."""
 
     run: Run
     index: int
     topic: str
     due_ms: int
-    tells_fired: bool = True
 
-    def has_fired(self, now_ms: int) -> bool:
-        """Whether it fired before it stood here. Of what version 1 wrote, only the clock can say."""
-        if self.tells_fired:
-            return self.run.has_fired(self.index)
-        return self.run.is_gone(self.index) and self.due_ms <= now_ms
+    @property
+    def has_fired(self) -> bool:
+        """Whether it fired before it stood here."""
+        return self.run.has_fired(self.index)
+
+
+class Covered:
+    """What a scope has of the topics of a schedule, as they are now."""
+
+    def __init__(self, scope: Scope, topics: Mapping[str, int]) -> None:
+        self.scope = scope
+        self._topics = topics
+
+    def may_wait(self, but: Container[str]) -> bool:
+        """Whether anything waits on topics of the scope, but for these."""
+        return any(topic not in but for topic in self._waiting)
+
+    def has_any(self, hashes: AbstractSet[int]) -> bool:
+        """Whether one of these hashes is of a topic of the scope, as far as its name is known; that of a topic which
+        nobody knows counts for the scope of all topics alone.
+        """
+        return bool(hashes) and (self.scope is None or not self._hashes.isdisjoint(hashes))
+
+    @cached_property
+    def _waiting(self) -> list[str]:
+        return [topic for topic, count in self._topics.items() if count > 0 and covers(self.scope, topic)]
+
+    @cached_property
+    def _hashes(self) -> set[int]:
+        return {topic_hash(topic) for topic in (*(self.scope or ()), *self._topics) if covers(self.scope, topic)}
 
 
 class Searching(DelayCore):
     """Questions, which may be asked at any time."""
 
-    def find(self, message_id: str) -> Listed | None:
-        """One scheduled message; None where none is scheduled under this id, or it has fired or was canceled."""
+    def find(self, message_id: str, scope: Scope = None) -> Listed | None:
+        """The scheduled message of this id on the topics of a scope, the first to be due where there are several; None
+        where there is none, or it has fired or was canceled.
+        """
         with self._lock:
-            entry = self._state.pending.get(message_id)
-            if entry is not None:
-                return Listed(entry.id, entry.topic, entry.due_ms)
-            for one in self._standing(message_id)[0]:
-                if not one.run.is_gone(one.index):
-                    return Listed(message_id, one.topic, one.due_ms)
-        return None
+            state, covered = self._state, Covered(scope, self._state.topics)
+            near = [one for one in state.known.of_id(message_id) if one.seq in state.pending]
+            found = [(one.due_ms, one.topic) for one in near if covers(scope, one.topic)]
+            if not found or covered.may_wait([one.topic for one in near]):
+                found += (
+                    (one.due_ms, one.topic)
+                    for one in self._standing(message_id)[0]
+                    if covers(scope, one.topic) and not one.run.is_gone(one.index)
+                )
+        due_ms, topic = min(found, default=(0, ""))
+        return Listed(message_id, topic, due_ms) if found else None
 
     def count(self, topic: str | None = None) -> int:
         """How many are scheduled, of a topic or in all."""
@@ -65,6 +101,52 @@ class Searching(DelayCore):
         """How many are scheduled, by topic."""
         with self._lock:
             return {topic: count for topic, count in sorted(self._state.topics.items()) if count}
+
+    def next_seq(self) -> int:
+        """The number that the next message gets which comes."""
+        with self._lock:
+            return self._state.next_seq
+
+    def ids_of(self, topic: str, *, before_seq: int) -> Iterator[list[str]]:
+        """The ids of a topic's scheduled messages whose numbers are lower, some at a time.
+
+        Whoever takes some may cancel them before asking for more. What moves to another bucket meanwhile may be passed
+        over.
+        """
+        with self._lock:
+            entries = [one.id for one in self._state.pending.values() if one.topic == topic and one.seq < before_seq]
+            runs = [
+                run.id
+                for bucket in self._state.buckets.values()
+                for run in bucket.runs.values()
+                if run.taken < run.count and run.topic in {None, topic}
+            ]
+        pages = [entries[start : start + _PAGE] for start in range(0, len(entries), _PAGE)]
+        for page in chain(pages, (self._ids_in(run_id, topic, before_seq=before_seq) for run_id in runs)):
+            if page:
+                yield page
+
+    def _ids_in(self, run_id: int, topic: str, *, before_seq: int) -> list[str]:
+        """The ids of a topic's messages that wait in a run; none of one that is gone."""
+        with self._lock:
+            if run_id not in self._state.bucket_of:
+                return []
+            run = self._state.run(run_id)[1]
+            try:
+                columns = self._columns_of(run)
+                number = None if columns is None else _number(columns, topic)
+                if columns is None or number is None:
+                    return []
+                found = [
+                    index
+                    for index in range(run.taken, run.count)
+                    if columns.topic[index] == number and columns.seq[index] < before_seq and not run.is_gone(index)
+                ]
+                ids = self._reader.messages(run).ids if found else []
+            except RunDamaged as damage:
+                self._set_aside(damage)
+                return self._ids_in(run_id, topic, before_seq=before_seq)
+            return [ids[index] for index in found]
 
     def histogram(self, *, topic: str | None, from_ms: int, to_ms: int, bucket_ms: int) -> list[tuple[int, int]]:
         """(start, how many are due in it) for each `bucket_ms` of [from_ms, to_ms) in which any are.
@@ -150,25 +232,50 @@ class Searching(DelayCore):
             if (number is None or columns.topic[index] == number) and not run.is_gone(index):
                 yield columns.due[index]
 
-    def _standing(self, message_id: str) -> tuple[list[Standing], bool]:
-        """Where messages of this id stand in buckets; and whether any was there that has fired.
+    def _places(
+        self, message_id: str, covered: Covered, *, canceled: set[str]
+    ) -> tuple[dict[str, list[Standing | None]], set[int]]:
+        """Where messages of this id are on topics of a scope, or were, by topic (None: in memory); and the hashes of
+        the topics of those that have fired, perhaps on others. `canceled`: topics on which it is known to be.
+        """
+        state, scope = self._state, covered.scope
+        places: dict[str, list[Standing | None]] = {}
+        fired: set[int] = set()
+        for near in state.known.of_id(message_id):
+            if not covers(scope, near.topic):
+                continue
+            if near.seq in state.pending:
+                places[near.topic] = [None]
+            elif near.seq in state.passed:
+                fired.add(topic_hash(near.topic) if near.topic else UNKNOWN_TOPIC)
+        known = canceled.union(places)
+        if state.canceled.awaits(message_id, scope) or ((known or fired) and not covered.may_wait(known)):
+            return places, fired
+        standing, fired_long_ago = self._standing(message_id)
+        for one in standing:
+            if covers(scope, one.topic):
+                places.setdefault(one.topic, []).append(one)
+        return places, fired | fired_long_ago
+
+    def _standing(self, message_id: str) -> tuple[list[Standing], set[int]]:
+        """Where messages of this id stand in buckets; and the hashes of the topics of those that have fired.
 
         The index tells a hash's due times; the message itself proves that it is the one. One that is damaged is
         neither: nobody can tell what it was.
         """
         found: list[Standing] = []
-        has_fired = False
-        for due_ms, seq in self._index.find(id_hashes([message_id])[0]):
+        fired: set[int] = set()
+        for due_ms, seq, topic in self._index.find(id_hashes([message_id])[0]):
             try:
                 standing = self._look_up(message_id, (due_ms, seq))
             except RunDamaged as damage:
                 self._set_aside(damage)
                 return self._standing(message_id)
             if standing is None:
-                has_fired = True
+                fired.add(topic)
             elif standing.run.id:
                 found.append(standing)
-        return found, has_fired
+        return found, fired
 
     def _look_up(self, message_id: str, key: tuple[int, int]) -> Standing | None:
         """The message of this (due, seq), where it waits; None where it has fired. Coarsest bucket first."""
@@ -184,7 +291,7 @@ class Searching(DelayCore):
                 if columns is not None and index is not None and index >= run.taken and not run.is_lost(index):
                     topic = columns.topics[columns.topic[index]]
                     is_it = self._reader.messages(run).ids[index] == message_id
-                    return Standing(run, index, topic, key[0], columns.tells_fired) if is_it else _NOT_IT
+                    return Standing(run, index, topic, key[0]) if is_it else _NOT_IT
         return _NOT_IT if is_lost else None
 
     def _columns_of(self, run: Run) -> Columns | None:

@@ -145,5 +145,6 @@ def _dues(batch: Batch, *, but: Sequence[Timed]) -> list[int]:
     """When the messages of a batch were due, but for those."""
     if not but:
         return batch.dues
-    others = {one.id for one in but}
-    return [due_ms for due_ms, one in zip(batch.dues, batch.ids, strict=True) if one not in others]
+    others = {(one.topic, one.id) for one in but}
+    places = zip(batch.dues, batch.topics, batch.ids, strict=True)
+    return [due_ms for due_ms, *place in places if tuple(place) not in others]

@@ -13,9 +13,11 @@ from typing import assert_never
 
 from broker.delay import records
 from broker.delay.levels import BucketId, BucketState
-from broker.delay.records import FROM_MEMORY
-from broker.delay.remembered import RememberedCancels
-from broker.delay.run import ID, PAYLOAD, TOPIC, Entry, Run
+from broker.delay.records import FROM_MEMORY, Passed
+from broker.delay.remembered import Cancel, RememberedCancels
+from broker.delay.run import ID, PAYLOAD, SEQ, TOPIC, Entry, Run
+from broker.identities import Identities
+from broker.scope import ANY_TOPIC
 
 
 @dataclass(slots=True, eq=False)
@@ -55,10 +57,11 @@ class ScheduleState:
         self.next_seq = 1
         self.next_run = 1
         self.next_batch = 1
-        self.pending: dict[str, Entry] = {}  # in the log, not in a bucket yet; in order of arrival
+        self.pending: dict[int, Entry] = {}  # in the log, not in a bucket yet; by arrival, in that order
         self.removed = 0  # how many left it, but by a flush
         self.pending_bytes = 0
-        self.passed: dict[str, tuple[int, int]] = {}  # (due, seq) of what fired before it was in a bucket
+        self.passed: dict[int, Passed] = {}  # what fired before it was in a bucket; by arrival
+        self.known: Identities[Entry | Passed] = Identities(TOPIC)  # both of these
         self.buckets: dict[BucketId, Bucket] = {}
         self.bucket_of: dict[int, Bucket] = {}  # by run id
         self.index: list[records.StoredIndex] = []
@@ -71,7 +74,7 @@ class ScheduleState:
         match record:
             case records.Scheduled():
                 self._schedule(record.entries)
-                self.canceled.stop(record.dead)
+                self.canceled.stop(record.dead_topics or [ANY_TOPIC] * len(record.dead), record.dead)
             case records.Canceled():
                 self._cancel(record)
             case records.Handed():
@@ -79,7 +82,9 @@ class ScheduleState:
             case records.Fired():
                 self._settle(record.batch)
                 for entry in record.again:
-                    self.passed.pop(entry.id, None)
+                    known = self.known.get(entry.topic, entry.id)
+                    if known is not None:
+                        self.passed.pop(known.seq, None)
                 self._schedule(record.again)
             case records.Flushed():
                 self._flush(record)
@@ -106,7 +111,7 @@ class ScheduleState:
 
     def is_alive(self, entry: Entry) -> bool:
         """Whether a message in memory is still to be delivered."""
-        return self.pending.get(entry.id) is entry
+        return entry.seq in self.pending
 
     def segments(self) -> Iterator[str]:
         """The names of all segments that are in use, without the log's."""
@@ -114,6 +119,11 @@ class ScheduleState:
             yield bucket.segment
         for one in self.index:
             yield one.segment
+
+    @property
+    def flushed_bytes_max(self) -> int:
+        """How much a flush of what is in memory takes on the disk, at most: messages, columns and spares; ids."""
+        return 2 * self.pending_bytes + 64 * (len(self.pending) + len(self.passed))
 
     def checkpoint(self) -> records.Checkpoint:
         """All of it, as a record. What is in memory is in it whole, so it is written when little is."""
@@ -133,10 +143,12 @@ class ScheduleState:
                 records.StoredHandOut(one.batch, one.parts, list(one.entries.values()))
                 for one in self.hand_outs.values()
             ],
-            canceled=self.canceled.stored(),
+            canceled=[],
             topics={topic: count for topic, count in self.topics.items() if count},
             pending=list(self.pending.values()),
-            passed=self.passed,
+            passed={},
+            cancels=self.canceled.stored(),
+            fired=list(self.passed.values()),
         )  # fmt: skip
 
     def add_runs(self, added: Iterable[records.RunsAdded]) -> None:
@@ -155,31 +167,37 @@ class ScheduleState:
     # -- what records do ---------------------------------------------------------------------------------------------
 
     def _schedule(self, entries: Sequence[Entry]) -> None:
-        self.pending.update(zip(map(ID, entries), entries, strict=True))
+        self.pending.update(zip(map(SEQ, entries), entries, strict=True))
+        self.known.put_all(list(map(ID, entries)), entries)
         self.topics.update(map(TOPIC, entries))
         self.pending_bytes += sum(map(len, map(PAYLOAD, entries)))
         if entries:
             self.next_seq = entries[-1].seq + 1
 
     def _cancel(self, record: records.Canceled) -> None:
-        for message_id in record.stopped:
-            entry = self.pending.pop(message_id, None)
-            if entry is not None:
-                self.pending_bytes -= len(entry.payload)
-                self.removed += 1
+        at_ms, scope = record.at_ms, record.scope
+        stopped = list(zip(record.stopped, record.stopped_topics or [ANY_TOPIC] * len(record.stopped), strict=True))
+        cancels = [Cancel(message_id, at_ms, topic, scope) for message_id, topic in stopped]
+        self.canceled.add([*cancels, *(Cancel(one, at_ms, None, scope) for one in record.early)], at_ms=at_ms)
+        for message_id, topic in stopped:  # afterwards, so that who looks without the lock finds it in one of them
+            for one in self.known.of_id(message_id):
+                if topic in {one.topic, ANY_TOPIC} and one.seq in self.pending:
+                    self._forget(self.pending.pop(one.seq))
         for run_id, index in record.marks:
             self.run(run_id)[1].mark_gone(index)
         self.topics.subtract(record.topics)
-        self.canceled.add(record.stopped, at_ms=record.at_ms, stopped=True)
-        self.canceled.add(record.early, at_ms=record.at_ms, stopped=False)
+
+    def _forget(self, entry: Entry) -> None:
+        self.known.pop(entry.topic, entry.id)
+        self.pending_bytes -= len(entry.payload)
+        self.removed += 1
 
     def _hand_out(self, record: records.Handed) -> None:
         entries: dict[int, Entry] = {}
-        for message_id in record.ids:
-            entry = self.pending[message_id]
-            entries[entry.seq] = entry
-            self.passed[message_id] = (entry.due_ms, entry.seq)
-            del self.pending[message_id]  # afterwards, so that who looks without the lock finds it in one of them
+        for seq in [start for run_id, start, _ in record.parts if run_id == FROM_MEMORY]:
+            entry = entries[seq] = self.pending.pop(seq)
+            passed = self.passed[seq] = Passed(entry.due_ms, seq, entry.id, entry.topic)
+            self.known.put(entry.id, passed)
             self.pending_bytes -= len(entry.payload)
         self.removed += len(entries)
         self.topics.subtract(record.topics)
@@ -208,9 +226,15 @@ class ScheduleState:
             self.run(run_id)[1].mark_fired(index)
         before = record.before_seq
         newer = list(takewhile(lambda entry: entry.seq >= before, reversed(self.pending.values())))
-        self.pending = {entry.id: entry for entry in reversed(newer)}
-        self.passed = {one: place for one, place in self.passed.items() if place[1] >= before}
-        self.pending_bytes = sum(map(len, map(PAYLOAD, self.pending.values())))
+        self._restore_memory(newer[::-1], [one for one in self.passed.values() if one.seq >= before])
+
+    def _restore_memory(self, pending: Sequence[Entry], passed: Sequence[Passed]) -> None:
+        """Have these in memory, and nothing else."""
+        self.pending = dict(zip(map(SEQ, pending), pending, strict=True))
+        self.passed = {one.seq: one for one in passed}
+        self.pending_bytes = sum(map(len, map(PAYLOAD, pending)))
+        came: list[Entry | Passed] = [*pending, *passed]
+        self.known = Identities(TOPIC, list(map(ID, came)), came)
 
     def _quarantine(self, record: records.Quarantined) -> None:
         bucket, run = self.run(record.run)
@@ -257,8 +281,8 @@ class ScheduleState:
                     self.bucket_of[run_id].handed += 1
         self.next_seq, self.next_run, self.next_batch = record.next_seq, record.next_run, record.next_batch
         self.index = list(record.index)
-        self.canceled.restore(record.canceled)
+        before = [Cancel(one, at_ms, ANY_TOPIC if stopped else None) for one, at_ms, stopped in record.canceled]
+        self.canceled.restore([*before, *record.cancels])
         self.topics = Counter(record.topics)
-        self.pending = {entry.id: entry for entry in record.pending}
-        self.pending_bytes = sum(map(len, map(PAYLOAD, record.pending)))
-        self.passed = dict(record.passed)
+        passed = [Passed(due_ms, seq, one, ANY_TOPIC) for one, (due_ms, seq) in record.passed.items()]
+        self._restore_memory(record.pending, [*passed, *record.fired])

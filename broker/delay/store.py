@@ -13,7 +13,8 @@ Guarantees, each kept across a kill or a power cut at any point:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from broker.delay.batch import Batch
@@ -21,17 +22,28 @@ from broker.delay.core import DelayOptions
 from broker.delay.keeping import Keeping
 from broker.delay.merging import Piece
 from broker.delay.records import FROM_MEMORY, Canceled, Fired, Handed, Part, Scheduled
-from broker.delay.run import DUE, Entry, Timed
+from broker.delay.run import DUE, ID, TOPIC, UNKNOWN_TOPIC, Entry, Timed, topic_hash
 from broker.delay.run_reader import RunDamaged
 from broker.delay.schedule_log import Place
-from broker.delay.searching import Searching
+from broker.delay.searching import Covered, Searching
 from broker.delay.segment_store import SegmentStore
 from broker.delay.wheel import Taken
+from broker.log.reserve import Reserve
+from broker.scope import Scope
 from messaging.errors import StorageFailed
 from messaging.limits import DELAY_MAX_MS
 from messaging.message import CancelStatus, PublishStatus
 
 __all__ = ["Batch", "DelayOptions", "DelayStore", "Timed"]
+
+
+@dataclass(slots=True)
+class Stopped:
+    """What became of cancels: the status of each, the topics on which each id is canceled, and the log's place."""
+
+    statuses: list[CancelStatus]
+    topics: dict[str, set[str]]
+    place: Place
 
 
 class DelayStore(Keeping, Searching):
@@ -41,12 +53,15 @@ class DelayStore(Keeping, Searching):
     """
 
     @classmethod
-    def open(cls, store: SegmentStore, *, options: DelayOptions | None = None) -> Self:
+    def open(
+        cls, store: SegmentStore, *, options: DelayOptions | None = None, reserve: Reserve | None = None
+    ) -> Self:  # fmt: skip
         """Recover the schedule that is in the store. The store stays its caller's to close.
 
-        Raises StorageFailed, or SegmentDamaged where the log itself is.
+        `reserve`: room that is kept, where the store is on a disk, for all but new messages. Raises StorageFailed, or
+        SegmentDamaged where the log itself is.
         """
-        schedule = cls(store, options or DelayOptions())
+        schedule = cls(store, options or DelayOptions(), reserve)
         schedule._recover()
         schedule._open_index()
         return schedule
@@ -62,11 +77,13 @@ class DelayStore(Keeping, Searching):
         self.commit(place)
         return statuses
 
-    def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[CancelStatus]:
-        """Cancel, durably; an unknown id is remembered, and its message, should it come yet, is not delivered."""
-        statuses, place = self.stop(ids, now_ms=now_ms)
-        self.commit(place)
-        return statuses
+    def cancel(self, ids: Sequence[str], *, now_ms: int, scope: Scope = None) -> list[CancelStatus]:
+        """Cancel what has these ids on the topics of a scope, durably. Where there is none, the cancel is remembered,
+        and what comes yet under the id within the scope is not delivered.
+        """
+        stopped = self.stop(ids, now_ms=now_ms, scope=scope)
+        self.commit(stopped.place)
+        return stopped.statuses
 
     def put(self, batch: Sequence[Timed], *, now_ms: int) -> tuple[list[PublishStatus], Place]:
         """schedule() without waiting for the disk: durable, and to be answered, once commit() of the place returns.
@@ -82,13 +99,25 @@ class DelayStore(Keeping, Searching):
                 self._remember(record.entries)
             return statuses, place
 
-    def stop(self, ids: Sequence[str], *, now_ms: int) -> tuple[list[CancelStatus], Place]:
-        """cancel() without waiting for the disk, as put() is to schedule()."""
+    def stop(
+        self, ids: Sequence[str], *, now_ms: int, scope: Scope = None, late: Container[str] = ()
+    ) -> Stopped:  # fmt: skip
+        """cancel() without waiting for the disk, as put() is to schedule(). Of those that are `late`, the caller knows
+        a message within the scope that was delivered.
+        """
         with self._lock:
             self._refuse_if_closed()
-            statuses, record = self._decide_cancels(ids, now_ms=now_ms)
-            place = self._act(record) if record.stopped or record.early else self._log.place
-            return statuses, place
+            record, covered = Canceled(now_ms, [], [], [], {}, [], scope), Covered(scope, self._state.topics)
+            stopped = Stopped([], {}, self._log.place)
+            decided: dict[str, CancelStatus] = {}
+            for one in dict.fromkeys(ids):
+                decided[one], stopped.topics[one] = self._decide_cancel(
+                    one, record, covered=covered, is_late=one in late
+                )
+            stopped.statuses.extend(decided[one] for one in ids)
+            if record.stopped or record.early:
+                stopped.place = self._act(record)
+            return stopped
 
     def commit(self, place: Place | None = None) -> None:
         """Return once everything up to a place (all, by default) is durable."""
@@ -153,87 +182,69 @@ class DelayStore(Keeping, Searching):
                 return
             self._closed = True
         self._log.commit()
+        self._log.seal()
 
     # -- taking in ---------------------------------------------------------------------------------------------------
 
     def _decide(self, batch: Sequence[Timed], *, now_ms: int) -> tuple[list[PublishStatus], Scheduled]:
         state = self._state
         entries: list[Entry] = []
-        dead: list[str] = []
+        dead: list[Timed] = []
         statuses: list[PublishStatus] = []
-        pending, passed, canceled, seq = state.pending, state.passed, state.canceled, state.next_seq
-        seen: set[str] = set()
+        canceled, seq = state.canceled, state.next_seq
+        seen: set[tuple[str, str]] = set()
         latest_ms = now_ms + DELAY_MAX_MS
         ids = [one.id for one in batch]
-        if batch and max(map(DUE, batch)) <= latest_ms and self._are_new(ids):
-            return [PublishStatus.STORED] * len(batch), Scheduled(_entries(batch, first_seq=seq), dead)
+        is_plain = batch and max(map(DUE, batch)) <= latest_ms and len(set(ids)) == len(ids)
+        if is_plain and not self.may_know(ids, map(TOPIC, batch)):
+            return [PublishStatus.STORED] * len(batch), Scheduled(_entries(batch, first_seq=seq), [], [])
         for one in batch:
-            message_id = one.id
+            topic, message_id = place = one.topic, one.id
+            is_repeat = place in seen or canceled.has_stopped(topic, message_id)
             if one.due_ms > latest_ms:
                 statuses.append(PublishStatus.REJECTED)
-            elif message_id in canceled:
-                is_repeat = message_id in seen or canceled.has_stopped(message_id)
-                statuses.append(PublishStatus.DUPLICATE if is_repeat else PublishStatus.STORED)
-                if not is_repeat:
-                    seen.add(message_id)
-                    dead.append(message_id)
-            elif message_id in pending or message_id in passed or message_id in seen or self._are_recent([message_id]):
+            elif not is_repeat and canceled.will_stop(topic, message_id):
+                statuses.append(PublishStatus.STORED)
+                seen.add(place)
+                dead.append(one)
+            elif is_repeat or state.known.get(topic, message_id) is not None or self._is_recent(topic, message_id):
                 statuses.append(PublishStatus.DUPLICATE)
             else:
-                seen.add(message_id)
+                seen.add(place)
                 entries += _entries([one], first_seq=seq)
                 seq += 1
                 statuses.append(PublishStatus.STORED)
-        return statuses, Scheduled(entries, dead)
+        return statuses, Scheduled(entries, list(map(ID, dead)), list(map(TOPIC, dead)))
 
-    def _are_new(self, ids: list[str]) -> bool:
-        """Whether nothing is known of any of them, nor is any twice among them: the usual case, decided in one go."""
-        state = self._state
-        return (
-            len(set(ids)) == len(ids)
-            and state.pending.keys().isdisjoint(ids)
-            and state.passed.keys().isdisjoint(ids)
-            and not state.canceled.has_any(ids)
-            and not self._are_recent(ids)
-        )
-
-    def _decide_cancels(self, ids: Sequence[str], *, now_ms: int) -> tuple[list[CancelStatus], Canceled]:
-        state = self._state
-        record = Canceled(now_ms, [], [], [], {})
-        decided: dict[str, CancelStatus] = {}
-        topics: Counter[str] = Counter()
-        for message_id in dict.fromkeys(ids):
-            if message_id in state.canceled:
-                known = state.canceled.has_stopped(message_id)
-                decided[message_id] = CancelStatus.CANCELED if known else CancelStatus.UNKNOWN
-            elif message_id in state.pending:
-                decided[message_id] = CancelStatus.CANCELED
-                topics[state.pending[message_id].topic] += 1
+    def _decide_cancel(
+        self, message_id: str, record: Canceled, *, covered: Covered, is_late: bool
+    ) -> tuple[CancelStatus, set[str]]:
+        """What becomes of a cancel: of what waits under this id, was canceled, was delivered, or never came. And the
+        topics on which it is canceled.
+        """
+        remembered = self._state.canceled
+        canceled = remembered.topics(message_id, covered.scope)
+        places, fired = self._places(message_id, covered, canceled=canceled)
+        for topic, some in places.items():
+            alive = [one for one in some if one is None or not one.run.is_gone(one.index)]
+            # Gone and not fired: canceled so long ago that it is forgotten. What the clock says proves nothing.
+            if not alive and (fired & {topic_hash(topic), UNKNOWN_TOPIC} or any(one and one.has_fired for one in some)):
+                is_late = True
+                continue
+            record.marks.extend((one.run.id, one.index) for one in alive if one is not None)
+            if alive:
+                record.topics[topic] = record.topics.get(topic, 0) + len(alive)
+            if topic not in canceled:
+                canceled.add(topic)
                 record.stopped.append(message_id)
-            elif message_id in state.passed:
-                decided[message_id] = CancelStatus.TOO_LATE
-            else:
-                decided[message_id] = self._decide_standing(message_id, record, topics)
-        record.topics.update(topics)
-        return [decided[message_id] for message_id in ids], record
-
-    def _decide_standing(self, message_id: str, record: Canceled, topics: Counter[str]) -> CancelStatus:
-        """What becomes of the cancel of a message that is in a bucket, was in one, or never came."""
-        standing, has_fired = self._standing(message_id)
-        for one in standing:
-            if not one.run.is_gone(one.index):
-                topics[one.topic] += 1
-                record.marks.append((one.run.id, one.index))
-        is_gone = all(one.run.is_gone(one.index) for one in standing)
-        # Gone and not fired: canceled so long ago that it is forgotten. What the clock says proves nothing.
-        has_fired = has_fired or any(one.has_fired(record.at_ms) for one in standing)
-        if standing and not (is_gone and has_fired):
-            record.stopped.append(message_id)
-            return CancelStatus.CANCELED
-        if has_fired:
-            return CancelStatus.TOO_LATE
-        record.early.append(message_id)
-        return CancelStatus.UNKNOWN
+                record.stopped_topics.append(topic)
+        if canceled:
+            return CancelStatus.CANCELED, canceled
+        if is_late or covered.has_any(fired):
+            return CancelStatus.TOO_LATE, canceled
+        if not remembered.awaits(message_id, covered.scope):
+            record.early.append(message_id)
+        return CancelStatus.UNKNOWN, canceled
 
     # -- handing out -------------------------------------------------------------------------------------------------
 
@@ -263,9 +274,8 @@ class DelayStore(Keeping, Searching):
             self._act(Fired(batch.number))  # all of them were canceled
 
     def _hand_out(self, taken: Taken, batch: Batch) -> None:
-        parts, ids = [_part(part) for part in taken.parts], [entry.id for entry in taken.entries]
         try:
-            self._act(Handed(batch.number, parts, ids, Counter(batch.topics)))
+            self._act(Handed(batch.number, [_part(part) for part in taken.parts], [], Counter(batch.topics)))
         except StorageFailed:
             self._rebuild_wheel()  # nothing was handed out
             raise

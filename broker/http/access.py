@@ -7,12 +7,12 @@ A token file is TOML. It holds no secret: only the SHA-256 of each token.
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     roles = ["publish", "consume"]
     topics = ["payment.*"]
+    topics_max = 100
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import ipaddress
 import re
 import tomllib
@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from broker.http.problems import Problem
+from broker.topic_quota import TopicQuota
 from messaging.errors import ConfigurationError
 from messaging.problem import ProblemKind
 
@@ -52,6 +53,17 @@ class Principal:
     name: str
     roles: frozenset[Role]
     topics: tuple[str, ...]
+    topics_max: int | None = None
+
+    @property
+    def quota(self) -> TopicQuota | None:
+        """How many topics there may be that it covers; None: as many as the server takes.
+
+        A token that is limited to some topics has a share of them, where it says nothing else.
+        """
+        if self.topics_max is None and self.covers_all:
+            return None
+        return TopicQuota(self.topics, self.topics_max)
 
     def allows(self, role: Role, topic: str | None) -> bool:
         """Whether this role is held for this topic, or, without a topic, for any."""
@@ -78,6 +90,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$")]
     roles: Annotated[list[Role], msgspec.Meta(min_length=1)]
     topics: Annotated[list[str], msgspec.Meta(min_length=1)]
+    topics_max: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class _TokenFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,7 +101,8 @@ class _TokenFile(msgspec.Struct, forbid_unknown_fields=True):
 class Access:
     """The gatekeeper of one server. Without tokens everybody may do everything, which is for loopback only."""
 
-    tokens: tuple[tuple[bytes, Principal], ...] | None = None
+    tokens: Mapping[bytes, Principal] | None = None
+    """By the SHA-256 of each token: how long a lookup takes says nothing, since nobody can choose a hash."""
     loopback_hosts_only: bool = False
 
     def principal(self, headers: Mapping[str, str]) -> Principal:
@@ -98,11 +112,7 @@ class Access:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not 0 < len(token) <= TOKEN_CHARS_MAX:
             raise _unauthenticated("send `Authorization: Bearer <token>`")
-        digest = hashlib.sha256(token.strip().encode("latin-1", "replace")).digest()
-        found: Principal | None = None
-        for known, principal in self.tokens:  # all of them, always: how long it takes says nothing
-            if hmac.compare_digest(known, digest):
-                found = principal
+        found = self.tokens.get(hashlib.sha256(token.strip().encode("latin-1", "replace")).digest())
         if found is None:
             raise _unauthenticated("the token is not known")
         return found
@@ -130,8 +140,8 @@ def authorize(principal: Principal, role: Role, topic: str | None) -> None:
         raise Problem(ProblemKind.FORBIDDEN, f"the token {principal.name!r} lacks the role {role.value!r}{on}")
 
 
-def load_tokens(path: Path) -> tuple[tuple[bytes, Principal], ...]:
-    """The tokens of a file. Raises ConfigurationError that says what is wrong with it, and quotes nothing of it."""
+def load_tokens(path: Path) -> dict[bytes, Principal]:
+    """The tokens of a file, by their SHA-256. Raises ConfigurationError that says what is wrong, and quotes nothing."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         entries = msgspec.convert(data, _TokenFile).tokens
@@ -143,15 +153,15 @@ def load_tokens(path: Path) -> tuple[tuple[bytes, Principal], ...]:
         where = re.search(r"`(\$[^`]*)`", str(error))
         raise ConfigurationError(
             f"the token file {path} has something wrong at {where[1] if where else '$'}: each [[tokens]] needs "
-            f"name, sha256 (64 hex digits), roles (of {', '.join(Role)}) and topics (patterns, at least one)"
+            f"name, sha256 (64 hex digits), roles (of {', '.join(Role)}) and topics (patterns, at least one), "
+            "and may have topics_max (at least 1)"
         ) from error
-    return tuple(
-        (
-            bytes.fromhex(entry.sha256),
-            Principal(name=entry.name, roles=frozenset(entry.roles), topics=tuple(entry.topics)),
+    return {
+        bytes.fromhex(entry.sha256): Principal(
+            name=entry.name, roles=frozenset(entry.roles), topics=tuple(entry.topics), topics_max=entry.topics_max
         )
         for entry in entries
-    )
+    }
 
 
 @lru_cache(maxsize=64)

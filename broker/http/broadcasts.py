@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker.http import codec
 from broker.http.call import Call
+from broker.http.deliveries import ANSWER_COPIES
 from broker.http.long_poll import Taken
 from messaging.broadcast import TopicRead
 from messaging.wire_broadcast import ReadAnswer, ReadRequest, read_message
@@ -21,15 +22,23 @@ def take(call: Call, request: ReadRequest, place: int) -> Taken | None:
     found = call.engine.read_on(
         call.topic, place, max_messages=request.max_messages, bytes_max=call.services.settings.pull_bytes_max
     )
-    return None if found.next_offset == place else Taken(_answer(call, found), [])
+    if found.next_offset == place:
+        return None
+    call.lease.resize(ANSWER_COPIES * sum(len(one.body) for one in found.deliveries))
+    return Taken(_answer(call, found), [])
 
 
-def nothing(call: Call, place: int) -> bytes:
+def nothing(call: Call, place: int) -> bytes | bytearray:
     """The answer where nothing came."""
     return _answer(call, TopicRead(deliveries=[], offset=place, next_offset=place))
 
 
-def _answer(call: Call, found: TopicRead) -> bytes:
-    messages = [read_message(one, packed=call.is_packed) for one in found.deliveries]
-    answer = ReadAnswer(messages=messages, offset=found.offset, next_offset=found.next_offset)
+def _answer(call: Call, found: TopicRead) -> bytes | bytearray:
+    messages = (read_message(one, packed=call.is_packed) for one in found.deliveries)
+    if sum([len(one.body) for one in found.deliveries]) > codec.LONG_BYTES:
+        return codec.encode_list(
+            "messages", messages, call.answer_codec, count=len(found.deliveries), offset=found.offset,
+            next_offset=found.next_offset,
+        )  # fmt: skip
+    answer = ReadAnswer(messages=list(messages), offset=found.offset, next_offset=found.next_offset)
     return codec.encode(answer, call.answer_codec)

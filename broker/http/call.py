@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
+from broker.http import batch_decoding
 from broker.http import codec as codecs
 from broker.http.access import Access, Principal, Role, authorize
+from broker.http.batch_decoding import TooManyMessages, packed_messages, text_messages
+from broker.http.byte_budget import ByteBudget, Lease
 from broker.http.codec import Codec
 from broker.http.gate import Gate
 from broker.http.long_poll import LongPolls
@@ -18,11 +20,14 @@ from broker.http.metrics import Metrics
 from broker.http.problems import Problem, of_query
 from broker.http.served import Served
 from broker.http.settings import HttpSettings
+from broker.http.work import Work
+from broker.http.worker_threads import WorkerThreads
 from messaging.clock import Clock
 from messaging.decoding import known
 from messaging.problem import ProblemKind
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
+Entry = TypeVar("Entry", bound=msgspec.Struct)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,13 +40,53 @@ class Services:
     access: Access
     metrics: Metrics
     polls: LongPolls
+    budget: ByteBudget
     publishes: Gate
     requests: Gate
     pulls: Gate
-    publish_pool: ThreadPoolExecutor
-    settle_pool: ThreadPoolExecutor
-    pull_pool: ThreadPoolExecutor
+    threads: WorkerThreads
     stopping: bool = field(default=False)
+
+    @classmethod
+    def of(cls, engine: Served, settings: HttpSettings, *, access: Access, clock: Clock) -> Services:
+        """The parts of a server of an open engine."""
+
+        def gate(name: str, requests_max: int) -> Gate:
+            return Gate(name=name, requests_max=requests_max, retry_after_ms=settings.throttled_retry_after_ms)
+
+        return cls(
+            engine=engine,
+            settings=settings,
+            clock=clock,
+            access=access,
+            metrics=Metrics(engine, series_max=settings.metric_series_max),
+            polls=LongPolls(engine.subscribe),
+            budget=ByteBudget(settings.work_bytes_max, retry_after_ms=settings.throttled_retry_after_ms),
+            publishes=gate("publishes", settings.publishes_max),
+            requests=gate("requests", settings.requests_max),
+            pulls=gate("waiting_pulls", settings.waiting_pulls_max),
+            threads=WorkerThreads.of(settings),
+        )
+
+    def gate_of(self, work: Work) -> Gate:
+        """The bound that a kind of work falls under."""
+        match work:
+            case Work.PUBLISH:
+                return self.publishes
+            case Work.SETTLE | Work.OPERATE:
+                return self.requests
+            case Work.PULL | Work.READ:
+                return self.pulls
+
+    def out_of_connections(self) -> Problem:
+        """The problem with a connection of the reserve that asks for what that is not kept for."""
+        return Problem(
+            ProblemKind.OVERLOADED,
+            "there are as many connections as connections_max or connections_per_address_max allows; those in reserve "
+            "are for probes, metrics and operators",
+            retry_after_ms=self.settings.throttled_retry_after_ms,
+            headers={"connection": "close"},
+        )
 
     def stop(self) -> None:
         """Turn unready and send away those who wait for messages; requests in work go on. On the loop only."""
@@ -49,7 +94,7 @@ class Services:
         self.polls.stop()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Call:
     """A request whose route, sender, names and codecs are known and allowed. Names that the path lacks are empty."""
 
@@ -59,9 +104,10 @@ class Call:
     group: str
     item: str
     query: Mapping[str, str]
-    body: bytes
+    body: bytes | bytearray
     body_codec: Codec
     answer_codec: Codec
+    lease: Lease
 
     @property
     def engine(self) -> Served:
@@ -77,6 +123,21 @@ class Call:
         """The body. Raises Problem that says where it is wrong."""
         return codecs.decode(self.body, self.body_codec, shape)
 
+    def read_messages(self, text: type[Entry], packed: type[Entry]) -> Iterator[Entry]:
+        """The messages of a publish, in the shape of the codec, as they are decoded. Raises Problem, at any of them."""
+        limit = self.services.settings.batch_messages_max
+        shape, number = text if self.body_codec is Codec.JSON else packed, 0
+        entries = text_messages if self.body_codec is Codec.JSON else packed_messages
+        try:
+            for number, one in enumerate(entries(self.body, shape), 1):
+                if number > limit:
+                    break
+                yield one
+        except TooManyMessages:
+            number = limit + 1
+        if number > limit:
+            raise self._too_many(f"{number:,} entries or more", where=batch_decoding.WHERE)
+
     def read_query(self, shape: type[Shape]) -> Shape:
         """The query. Raises Problem that says which part of it is wrong."""
         try:
@@ -87,17 +148,20 @@ class Call:
 
     def check_batch(self, entries: Sequence[object], *, where: str) -> None:
         """Raise Problem where a list has more entries than a request may have."""
-        limit = self.services.settings.batch_messages_max
-        if len(entries) > limit:
-            raise Problem(
-                ProblemKind.BATCH_TOO_LARGE,
-                f"{len(entries):,} entries are more than the {limit:,} allowed in one request; send several",
-                where=where,
-                bound=("batch_messages_max", limit),
-            )
+        if len(entries) > self.services.settings.batch_messages_max:
+            raise self._too_many(f"{len(entries):,} entries", where=where)
 
     def require(self, role: Role, topic: str | None) -> None:
         """Raise Problem where the sender lacks this role for a topic that the path does not name; None: for all."""
         authorize(self.principal, role, topic)
         if topic is None and not self.principal.covers_all:
             raise Problem(ProblemKind.FORBIDDEN, f"the token {self.principal.name!r} is limited to some topics")
+
+    def _too_many(self, entries: str, *, where: str) -> Problem:
+        limit = self.services.settings.batch_messages_max
+        return Problem(
+            ProblemKind.BATCH_TOO_LARGE,
+            f"{entries} are more than the {limit:,} allowed in one request; send several",
+            where=where,
+            bound=("batch_messages_max", limit),
+        )

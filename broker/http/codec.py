@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final, TypeVar
@@ -33,8 +34,13 @@ _NAMES: Final = {
     "application/vnd.msgpack": Codec.MSGPACK,
 }
 _ANY: Final = frozenset({"*/*", "application/*"})
-_encode_json = msgspec.json.Encoder().encode
-_encode_msgpack = msgspec.msgpack.Encoder().encode
+_json: Final = msgspec.json.Encoder()
+_msgpack: Final = msgspec.msgpack.Encoder()
+_encode_json, _encode_msgpack = _json.encode, _msgpack.encode
+_FIXMAP: Final = 0x80
+_ARRAY_32: Final = b"\xdd"
+LONG_BYTES: Final = 512 * 1024
+"""An answer of more bytes is encoded entry by entry."""
 
 
 def request_codec(content_type: str | None) -> Codec:
@@ -72,7 +78,7 @@ def answer_codec(accept: str | None, *, default: Codec) -> Codec:
     return best
 
 
-def decode(body: bytes, codec: Codec, shape: type[Shape]) -> Shape:
+def decode(body: bytes | bytearray, codec: Codec, shape: type[Shape]) -> Shape:
     """The body as a value of this shape. Raises Problem that says where it is wrong."""
     try:
         return _decoder(codec, shape).decode(body)
@@ -83,6 +89,26 @@ def decode(body: bytes, codec: Codec, shape: type[Shape]) -> Shape:
 def encode(answer: object, codec: Codec) -> bytes:
     """An answer in a codec."""
     return _encode_json(answer) if codec is Codec.JSON else _encode_msgpack(answer)
+
+
+def encode_list(name: str, entries: Iterable[object], codec: Codec, *, count: int, **more: object) -> bytearray:
+    """The answer {name: entries, **more}, `count` entries encoded one by one as they are made: no call holds the
+    interpreter for all of a long one, nor are all entries there at once.
+    """
+    is_text = codec is Codec.JSON
+    answer = bytearray(b"{" if is_text else bytes([_FIXMAP | len(more) + 1]))
+    answer += encode(name, codec)
+    answer += b":[" if is_text else _ARRAY_32 + count.to_bytes(4, "big")
+    encode_into = (_json if is_text else _msgpack).encode_into
+    for number, entry in enumerate(entries):
+        if is_text and number:
+            answer += b","
+        encode_into(entry, answer, -1)
+    answer += b"]" if is_text else b""
+    for field, value in more.items():
+        answer += (b",%b:%b" if is_text else b"%b%b") % (encode(field, codec), encode(value, codec))
+    answer += b"}" if is_text else b""
+    return answer
 
 
 def _decoder(codec: Codec, shape: type[Shape]) -> msgspec.json.Decoder[Shape] | msgspec.msgpack.Decoder[Shape]:

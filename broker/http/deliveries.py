@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -13,7 +13,9 @@ from broker.http import codec
 from broker.http.alike import alike
 from broker.http.call import Call
 from broker.http.long_poll import Taken
+from broker.http.problems import Problem
 from broker.pulling import Handed
+from messaging.journal import MessageRecord
 from messaging.message import AckStatus, ExtendStatus, NackStatus
 from messaging.wire import (
     AckAnswer,
@@ -31,6 +33,10 @@ from messaging.wire import (
 )
 from messaging.wire_messages import text_body
 
+ANSWER_COPIES: Final = 3
+"""What is handed out is counted so often until it is an answer: as records, as they are encoded, and encoded."""
+LEASED_BYTES_MIN: Final = ANSWER_COPIES * AT_HAND_BYTES_MAX
+"""What a pull counts as before it is known what it hands out; nothing is handed out where there is no room for it."""
 Status = TypeVar("Status", AckStatus, NackStatus, ExtendStatus)
 
 
@@ -54,26 +60,39 @@ class _PulledAnswer(msgspec.Struct):
     deliveries: list[_Pulled]
 
 
-def take(call: Call, request: PullRequest) -> Taken | None:
-    """Pull once, without waiting; None where nothing is ready."""
+def take(call: Call, request: PullRequest, since: int) -> Taken | None:
+    """Pull once, without waiting; None where nothing is ready. `since`: the engine's deletions as the call began."""
+    call.lease.resize(LEASED_BYTES_MIN)
     handed = call.engine.take(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
-        consumer=request.consumer, fires=not request.wait_ms,
+        consumer=request.consumer, fires=not request.wait_ms, since=since, quota=call.principal.quota,
     )  # fmt: skip
-    return _taken(call, handed) if handed else None
+    if not handed:
+        call.lease.release()
+        return None
+    try:
+        call.lease.resize(max(LEASED_BYTES_MIN, ANSWER_COPIES * _size_bytes(handed)))
+    except Problem:
+        receipts = [receipt for one in handed for receipt in one.receipts(call.topic, call.group)]
+        handed.clear()  # the problem has this frame in its traceback
+        give_back(call, receipts)
+        raise
+    return _taken(call, handed)
 
 
-def take_at_hand(call: Call, request: PullRequest) -> Taken | Literal["nothing"] | None:
+def take_at_hand(call: Call, request: PullRequest, since: int) -> Taken | Literal["nothing"] | None:
     """take(), on the event loop: "nothing" where nothing is ready; None where it might have to wait for something."""
     if call.services.settings.pull_bytes_max < AT_HAND_BYTES_MAX:
         return None  # to give back what an answer cannot carry is synced
+    call.lease.resize(LEASED_BYTES_MIN)
     handed = call.engine.take_at_hand(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
-        consumer=request.consumer, fires=not request.wait_ms,
+        consumer=request.consumer, fires=not request.wait_ms, since=since,
     )  # fmt: skip
-    if handed is None:
-        return None
-    return _taken(call, handed) if handed else "nothing"
+    if handed:
+        return _taken(call, handed)
+    call.lease.release()
+    return None if handed is None else "nothing"
 
 
 def _taken(call: Call, handed: Sequence[Handed]) -> Taken:
@@ -146,6 +165,10 @@ def _settle(
     return [next(statuses) if receipt.startswith(prefix) else foreign for receipt in receipts]
 
 
+def _size_bytes(handed: Sequence[Handed]) -> int:
+    return sum(len(record.body) for one in handed for record in one.records)
+
+
 def _count_within(handed: Sequence[Handed], *, bytes_max: int) -> int | None:
     """How many of the first messages fit into an answer, one always; None where all do."""
     sizes = [len(record.body) for one in handed for record in one.records]
@@ -154,25 +177,32 @@ def _count_within(handed: Sequence[Handed], *, bytes_max: int) -> int | None:
     return max(1, sum(total <= bytes_max for total in accumulate(sizes)))
 
 
-def _answer(call: Call, handed: Sequence[Handed], receipts: Sequence[str]) -> bytes:
+def _answer(call: Call, handed: Sequence[Handed], receipts: Sequence[str]) -> bytes | bytearray:
     """The answer, from the records as they came out of the log."""
-    topic = call.topic
     records = [(record, one.out.attempt) for one in handed for record in one.records]
-    if call.is_packed:
-        packed = [
-            _Pulled(
-                receipt, one.id, topic, one.body, one.key, one.headers, attempt, one.created_at_ms, one.deliver_at_ms
-            )
-            for receipt, (one, attempt) in zip(receipts, records, strict=False)
-        ]
-        return codec.encode(_PulledAnswer(packed), call.answer_codec)
-    text = []
+    is_long = sum([len(one.body) for one, _ in records]) > codec.LONG_BYTES
+    made = _packed(call.topic, receipts, records) if call.is_packed else _text(call.topic, receipts, records)
+    if is_long:
+        return codec.encode_list("deliveries", made, call.answer_codec, count=len(receipts))
+    answer = _PulledAnswer(list(made)) if call.is_packed else PullAnswer(deliveries=list(made))  # type: ignore[arg-type]
+    return codec.encode(answer, call.answer_codec)
+
+
+def _packed(
+    topic: str, receipts: Sequence[str], records: Sequence[tuple[MessageRecord, int]]
+) -> Iterator[_Pulled | PulledMessage]:
+    return (
+        _Pulled(receipt, one.id, topic, one.body, one.key, one.headers, attempt, one.created_at_ms, one.deliver_at_ms)
+        for receipt, (one, attempt) in zip(receipts, records, strict=False)
+    )
+
+
+def _text(
+    topic: str, receipts: Sequence[str], records: Sequence[tuple[MessageRecord, int]]
+) -> Iterator[_Pulled | PulledMessage]:
     for receipt, (one, attempt) in zip(receipts, records, strict=False):
         body, encoding = text_body(one.body)
-        text.append(
-            PulledMessage(
-                receipt=receipt, id=one.id, topic=topic, key=one.key, headers=one.headers, body=body,
-                encoding=encoding, attempt=attempt, created_at_ms=one.created_at_ms, deliver_at_ms=one.deliver_at_ms,
-            )
+        yield PulledMessage(
+            receipt=receipt, id=one.id, topic=topic, key=one.key, headers=one.headers, body=body,
+            encoding=encoding, attempt=attempt, created_at_ms=one.created_at_ms, deliver_at_ms=one.deliver_at_ms,
         )  # fmt: skip
-    return codec.encode(PullAnswer(deliveries=text), call.answer_codec)

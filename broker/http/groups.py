@@ -1,4 +1,4 @@
-"""Handlers of topics and consumer groups: settings, figures, seek, pause, dead letters. They run in worker threads."""
+"""Handlers of topics and groups: settings, figures, deletion, seek, pause, dead letters. They run in worker threads."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+import msgspec
+
+from broker.http import codec
 from broker.http.access import Role
 from broker.http.call import Call
+from broker.http.deliveries import ANSWER_COPIES
 from broker.http.problems import Problem
+from messaging.errors import InUse
 from messaging.message import DeadLetter, GroupConfig
 from messaging.problem import ProblemKind
 from messaging.wire import (
     BackoffSettings,
+    DeleteQuery,
     Encoding,
     GroupAnswer,
     GroupSettings,
@@ -27,16 +33,15 @@ from messaging.wire import (
     TopicsAnswer,
 )
 from messaging.wire_dead import (
-    DeadAnswer,
     DeadMessage,
     Failures,
-    PackedDeadAnswer,
     PackedDeadMessage,
     RedriveAnswer,
     RedriveRequest,
 )
 from messaging.wire_messages import text_body
 
+_REASON_CHAR_BYTES: Final = 4
 _CURSOR: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
@@ -67,7 +72,33 @@ def group(call: Call) -> GroupAnswer:
 
 def declare(call: Call) -> NoAnswer:
     """Make a group, or change its settings."""
-    call.engine.declare_group(call.topic, call.group, config_of(call.read(GroupSettings)))
+    config = config_of(call.read(GroupSettings))
+    call.engine.declare_group(call.topic, call.group, config, quota=call.principal.quota)
+    return NoAnswer()
+
+
+def delete_group(call: Call) -> NoAnswer:
+    """Delete a group; one for which somebody waits is in use, as the engine says of one whose messages are held."""
+    force = call.read_query(DeleteQuery).force
+    waiting = call.services.polls.waiting_in(call.topic, call.group)
+    with _not_found():
+        if waiting and not force:
+            call.engine.group_config(call.topic, call.group)
+            raise InUse(
+                f"the consumer group {call.group} of {call.topic} is in use: {waiting} pulls wait; stop its consumers, "
+                "or force the deletion"
+            )
+        call.engine.delete_group(call.topic, call.group, force=force)
+    call.services.metrics.forget(call.topic, call.group)
+    return NoAnswer()
+
+
+def delete_topic(call: Call) -> NoAnswer:
+    """Delete a topic."""
+    force = call.read_query(DeleteQuery).force
+    with _not_found():
+        call.engine.delete_topic(call.topic, force=force)
+    call.services.metrics.forget(call.topic)
     return NoAnswer()
 
 
@@ -89,16 +120,20 @@ def resume(call: Call) -> NoAnswer:
     return _pause(call, paused=False)
 
 
-def dead(call: Call) -> DeadAnswer | PackedDeadAnswer:
+def dead(call: Call) -> msgspec.Raw:
     """One page of dead letters; what they carry is for those who may consume or administer the topic."""
     query = call.read_query(PageQuery)
     if query.after is not None and not _CURSOR.fullmatch(query.after):
         raise Problem(ProblemKind.INVALID_MESSAGE, "after must be the `next` of an earlier page", where="query.after")
     with _not_found():
-        letters, after = call.engine.dead(call.topic, call.group, limit=query.limit, after=query.after)
-    if call.is_packed:
-        return PackedDeadAnswer(dead=[_packed_dead(call, letter) for letter in letters], next=after)
-    return DeadAnswer(dead=[_dead(call, letter) for letter in letters], next=after)
+        letters, after = call.engine.dead(
+            call.topic, call.group, limit=query.limit, after=query.after,
+            bytes_max=call.services.settings.dead_page_bytes_max,
+        )  # fmt: skip
+    call.lease.resize(ANSWER_COPIES * sum(map(_letter_bytes, letters)))
+    dead_of = _packed_dead if call.is_packed else _dead
+    entries = (dead_of(call, letter) for letter in letters)
+    return msgspec.Raw(codec.encode_list("dead", entries, call.answer_codec, count=len(letters), next=after))
 
 
 def redrive(call: Call) -> RedriveAnswer:
@@ -154,6 +189,10 @@ def _pause(call: Call, *, paused: bool) -> NoAnswer:
 def _shows_contents(call: Call) -> bool:
     principal = call.principal
     return principal.allows(Role.CONSUME, call.topic) or principal.allows(Role.ADMIN, call.topic)
+
+
+def _letter_bytes(letter: DeadLetter) -> int:
+    return len(letter.body) + _REASON_CHAR_BYTES * sum(len(reason) for reason, _ in letter.history)
 
 
 def _dead(call: Call, letter: DeadLetter) -> DeadMessage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from starlette.datastructures import Headers
+from collections.abc import Mapping
 
 from broker.http.access import Role, authorize
 from broker.http.call import Services
@@ -26,7 +26,7 @@ def readiness(services: Services, *, in_detail: bool) -> HealthAnswer:
     return HealthAnswer(status=status, checks=checks)  # type: ignore[arg-type]  # one of the two words, as above
 
 
-def may_see_detail(services: Services, headers: Headers) -> bool:
+def may_see_detail(services: Services, headers: Mapping[str, str]) -> bool:
     """Whether the sender may read more than names and statuses."""
     try:
         return services.access.principal(headers).allows(Role.READ, None)
@@ -51,10 +51,12 @@ def _storage(services: Services, *, in_detail: bool) -> Check:
     except OutboxError as error:
         return Check(name="storage", status="failed", observed="it takes nothing", hint=str(error))
     observed = f"{figures['messages_bytes']:,} bytes of messages, {figures['scheduled']:,} scheduled"
+    if figures.get("publishes_refused"):  # consumers must reach it all the same: they make room
+        observed += "; publishes are refused until there is room on the disk"
     return Check(name="storage", status="ok", observed=observed)
 
 
-def check_may_scrape(services: Services, headers: Headers) -> None:
+def check_may_scrape(services: Services, headers: Mapping[str, str]) -> None:
     """Raise Problem where the sender may not read the figures of every topic."""
     principal = services.access.principal(headers)
     authorize(principal, Role.READ, None)

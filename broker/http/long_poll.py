@@ -27,7 +27,7 @@ LINES_MAX: Final = 1_000
 class Taken:
     """What a pull handed out: the answer, ready to send, and the receipts, to give it back where it cannot be sent."""
 
-    answer: bytes
+    answer: bytes | bytearray
     receipts: list[str]
 
 
@@ -124,6 +124,11 @@ class LongPolls:
     def waiting(self) -> int:
         """How many wait now."""
         return sum(len(line.waiters) for line in self._lines.values())
+
+    def waiting_in(self, topic: str, group: str) -> int:
+        """How many wait for a group, asked from any thread."""
+        line = self._lines.get((topic, group))
+        return 0 if line is None else len(line.waiters)
 
     def has_line(self, topic: str, group: str) -> bool:
         """Whether there is a line to wait in, which tries for who comes, where that may find something."""

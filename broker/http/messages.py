@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from broker.http.access import Role, authorize
 from broker.http.alike import alike
+from broker.http.batch_decoding import LONG_BYTES, WHERE
 from broker.http.call import Call
 from broker.http.codec import Codec
 from broker.http.plain import publish_plain
@@ -15,7 +16,6 @@ from broker.http.problems import Problem
 from messaging.errors import InvalidMessage
 from messaging.ids import new_message_id
 from messaging.message import (
-    CancelStatus,
     Message,
     PublishStatus,
     check_message_id,
@@ -26,6 +26,7 @@ from messaging.wire import (
     CancelAnswer,
     CancelOutcome,
     CancelRequest,
+    PackedMessage,
     PackedPublishRequest,
     PublishAnswer,
     PublishedMessage,
@@ -52,44 +53,26 @@ def publish(call: Call) -> PublishAnswer | msgspec.Raw:
     stored = None if call.body_codec is Codec.JSON else publish_plain(call)
     if stored is not None:
         return _all_stored(call, stored)
-    sent: Sequence[PublishedMessage]
-    if call.body_codec is Codec.JSON:
-        sent = call.read(PublishRequest).messages
-    else:
-        sent = call.read(PackedPublishRequest).messages
-    call.check_batch(sent, where="$.messages")
-    return _store(call, sent, [call.topic] * len(sent))
+    return _store(call, ((one, call.topic) for one in _sent(call)))
 
 
 def publish_addressed(call: Call) -> PublishAnswer | msgspec.Raw:
     """Store a batch whose messages name their topics, each of which the sender must be allowed to publish to; all of it
     is checked before any of it is stored.
     """
-    sent: Sequence[AddressedMessage | PackedAddressedMessage]
-    if call.body_codec is Codec.JSON:
-        sent = call.read(AddressedPublishRequest).messages
-    else:
-        sent = call.read(PackedAddressedPublishRequest).messages
-    call.check_batch(sent, where="$.messages")
-    allowed: set[str] = set()
-    for number, topic in enumerate(one.topic for one in sent):
-        if topic not in allowed:
-            _check_topic(topic, where=f"$.messages[{number}].topic")
-            authorize(call.principal, Role.PUBLISH, topic)
-            allowed.add(topic)
-    return _store(call, sent, [one.topic for one in sent])
+    return _store(call, _allowed(call, _sent_addressed(call)))
 
 
 def cancel(call: Call) -> CancelAnswer:
-    """Cancel scheduled messages. A token that is limited to some topics cannot touch those of others: unknown to it."""
+    """Cancel scheduled messages on the topics that the token covers: what others have is unknown to it."""
     ids = call.read(CancelRequest).ids
     call.check_batch(ids, where="$.ids")
     for number, message_id in enumerate(ids):
         _check_id(message_id, where=f"$.ids[{number}]")
-    statuses = dict.fromkeys(ids, CancelStatus.UNKNOWN)
-    allowed = [message_id for message_id in statuses if _may_cancel(call, message_id)]
-    statuses.update(zip(allowed, call.engine.cancel(allowed), strict=True))
-    return CancelAnswer(results=[CancelOutcome(id=message_id, status=statuses[message_id]) for message_id in ids])
+    statuses = call.engine.cancel(ids, topics=call.principal.topics)
+    return CancelAnswer(
+        results=[CancelOutcome(id=message_id, status=status) for message_id, status in zip(ids, statuses, strict=True)]
+    )
 
 
 def scheduled(call: Call) -> ScheduledAnswer:
@@ -109,19 +92,54 @@ def scheduled(call: Call) -> ScheduledAnswer:
 
 def scheduled_message(call: Call) -> ScheduledMessage:
     """One scheduled message; to a token whose topics do not cover it, it is not there."""
-    found = call.engine.scheduled_message(_check_id(call.item, where="path.id"))
-    if found is None or not call.principal.covers(str(found["topic"])):
+    found = call.engine.scheduled_message(_check_id(call.item, where="path.id"), topics=call.principal.topics)
+    if found is None:
         raise Problem(ProblemKind.NOT_FOUND, f"no message is scheduled under the id {call.item}")
     return ScheduledMessage(id=call.item, topic=str(found["topic"]), deliver_at_ms=int(str(found["deliver_at_ms"])))
 
 
-def _store(call: Call, sent: Sequence[PublishedMessage], topics: Sequence[str]) -> PublishAnswer | msgspec.Raw:
+def _sent(call: Call) -> Iterable[PublishedMessage]:
+    """The messages of a publish; those of a long one as they are decoded."""
+    if len(call.body) > LONG_BYTES:
+        return call.read_messages(PublishedMessage, PackedMessage)
+    sent: Sequence[PublishedMessage]
+    if call.body_codec is Codec.JSON:
+        sent = call.read(PublishRequest).messages
+    else:
+        sent = call.read(PackedPublishRequest).messages
+    call.check_batch(sent, where=WHERE)
+    return sent
+
+
+def _sent_addressed(call: Call) -> Iterable[AddressedMessage | PackedAddressedMessage]:
+    if len(call.body) > LONG_BYTES:
+        return call.read_messages(AddressedMessage, PackedAddressedMessage)
+    sent: Sequence[AddressedMessage | PackedAddressedMessage]
+    if call.body_codec is Codec.JSON:
+        sent = call.read(AddressedPublishRequest).messages
+    else:
+        sent = call.read(PackedAddressedPublishRequest).messages
+    call.check_batch(sent, where=WHERE)
+    return sent
+
+
+def _allowed(
+    call: Call, sent: Iterable[AddressedMessage | PackedAddressedMessage]
+) -> Iterator[tuple[PublishedMessage, str]]:
+    """The messages with their topics, to each of which the sender may publish. Raises Problem at one to which not."""
+    allowed: set[str] = set()
+    for number, one in enumerate(sent):
+        if one.topic not in allowed:
+            _check_topic(one.topic, where=f"{WHERE}[{number}].topic")
+            authorize(call.principal, Role.PUBLISH, one.topic)
+            allowed.add(one.topic)
+        yield one, one.topic
+
+
+def _store(call: Call, sent: Iterable[tuple[PublishedMessage, str]]) -> PublishAnswer | msgspec.Raw:
     now_ms = call.services.clock.now_ms()
-    batch = [
-        _message(call, one, topic=topic, number=number, now_ms=now_ms)
-        for number, (one, topic) in enumerate(zip(sent, topics, strict=True))
-    ]
-    results = call.engine.publish(batch)
+    batch = [_message(call, one, topic=topic, number=number, now_ms=now_ms) for number, (one, topic) in enumerate(sent)]
+    results = call.engine.publish(batch, quota=call.principal.quota)
     if all(one.status is PublishStatus.STORED for one in results):
         return _all_stored(call, [one.id for one in results])
     return PublishAnswer(
@@ -137,7 +155,7 @@ def _all_stored(call: Call, ids: Sequence[str]) -> PublishAnswer | msgspec.Raw:
 
 
 def _message(call: Call, sent: PublishedMessage, *, topic: str, number: int, now_ms: int) -> Message:
-    where = f"$.messages[{number}]"
+    where = f"{WHERE}[{number}]"
     try:
         body = body_bytes(sent.body, sent.encoding)
         limit = call.services.settings.body_bytes_max
@@ -168,13 +186,6 @@ def _deliver_at_ms(sent: PublishedMessage, *, now_ms: int) -> int | None:
     if sent.deliver_at_ms is not None:
         raise InvalidMessage("deliver_at_ms and delay_ms exclude each other")
     return now_ms + sent.delay_ms
-
-
-def _may_cancel(call: Call, message_id: str) -> bool:
-    if call.principal.covers_all:
-        return True
-    found = call.engine.scheduled_message(message_id)
-    return found is None or call.principal.covers(str(found["topic"]))
 
 
 def _check_topic(topic: str, *, where: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -13,6 +14,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from broker.delay.lateness import Lateness
+from broker.http.byte_budget import ByteBudget
+from broker.http.connection_table import ConnectionTable
 from broker.http.served import Served
 from broker.log.sync_times import TimedStorage
 from broker.publishing import OTHERS
@@ -81,6 +84,10 @@ class Metrics:
         here = build()
         built.labels(here.version, here.revision, here.python).set(1)
 
+    def watch(self, table: ConnectionTable, budget: ByteBudget) -> None:
+        """Show a server's connections and the bytes in work from now on."""
+        self._registry.register(ConnectionCollector(table, budget))
+
     def count_request(self, method: str, route: str, *, status: int, seconds: float | None) -> None:
         """One request was answered; None seconds where most of them were waited."""
         place = (method, route, status)
@@ -112,6 +119,13 @@ class Metrics:
         if ages_ms:
             self._latency.labels(*self._bounded(topic, group)).observe(max(0, *ages_ms) / 1000)
 
+    def forget(self, topic: str, group: str | None = None) -> None:
+        """A group was deleted, or, without one, a topic with all of them."""
+        for place in [one for one in list(self._groups) if one[0] == topic and group in {None, one[1]}]:
+            self._groups.discard(place)
+            with suppress(KeyError):  # another thread has forgotten it
+                self._latency.remove(*place)
+
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """The text and its content type: OpenMetrics where the scraper accepts it."""
         encoder, content_type = choose_encoder(accept)
@@ -125,6 +139,30 @@ class Metrics:
             return OTHERS, OTHERS
         self._groups.add(place)
         return place
+
+
+class ConnectionCollector(Collector):
+    """Reads the bounds of a server whenever it is scraped."""
+
+    def __init__(self, table: ConnectionTable, budget: ByteBudget) -> None:
+        self._table = table
+        self._budget = budget
+
+    def collect(self) -> Iterator[Metric]:
+        """Connections, those that found no room or made it, and bytes."""
+        table = self._table
+        yield GaugeMetricFamily("broker_http_connections", "Connections, with those of the reserve.", value=len(table))
+        ended = CounterMetricFamily(
+            "broker_http_connections_refused", "Connections ended for want of room: as they came, or for a newer one.",
+            labels=("reason",),
+        )  # fmt: skip
+        ended.add_metric(["no_room"], table.refused)
+        ended.add_metric(["made_room"], table.evicted)
+        yield ended
+        yield GaugeMetricFamily(
+            "broker_http_work_bytes", "Bytes that requests and responses in work count as; work_bytes_max bounds them.",
+            value=self._budget.leased_bytes,
+        )  # fmt: skip
 
 
 class EngineCollector(Collector):

@@ -10,7 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from broker.http.problems import TITLES
-from broker.http.routes import GROUP, Route, Work
+from broker.http.routes import GROUP, Route
+from broker.http.work import Work
 from messaging import problem, wire
 from messaging.problem import PROBLEM_TYPE, ProblemKind
 from messaging.wire import (

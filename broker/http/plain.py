@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from broker.http.batch_decoding import LONG_BYTES, TooManyMessages, packed_entries
 from broker.http.call import Call
 from broker.http.settings import HttpSettings
 from messaging.errors import InvalidMessage
@@ -32,6 +33,12 @@ class PlainMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_u
     created_at_ms: TimeMs | None = None
 
 
+class PlainMessageInPlace(PlainMessage, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """The same, its body not copied out of the request's."""
+
+    body: memoryview  # type: ignore[assignment]  # it is written to the log as bytes are
+
+
 class PlainPublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A wire.PackedPublishRequest all of whose messages fit."""
 
@@ -39,18 +46,25 @@ class PlainPublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 _read: Final = msgspec.msgpack.Decoder(PlainPublishRequest).decode
+_read_in_place: Final = msgspec.msgpack.Decoder(PlainMessageInPlace).decode
 
 
 def publish_plain(call: Call) -> list[str] | None:
     """Store a batch as it came off the wire, and return its ids; None, with nothing stored, where it is not plain."""
     try:
-        sent = _read(call.body).messages
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
+        sent = _messages_of(call.body)
+    except (TooManyMessages, msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
         return None
     ids = [one.id for one in sent]
     if not _is_in_bounds(sent, ids, settings=call.services.settings):
         return None
     return ids if call.engine.publish_plain(call.topic, sent, ids) else None
+
+
+def _messages_of(body: bytes | bytearray) -> Sequence[PlainMessage]:
+    if len(body) <= LONG_BYTES:
+        return _read(body).messages
+    return [_read_in_place(one) for one in packed_entries(body)]
 
 
 def _is_in_bounds(sent: Sequence[PlainMessage], ids: Sequence[str], *, settings: HttpSettings) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 import msgspec
-from starlette.responses import Response
 
+from broker.http.response import Response
 from messaging import errors
 from messaging.problem import PROBLEM_TYPE, ProblemAnswer, ProblemKind
 
@@ -22,6 +22,10 @@ TITLES: Final[dict[ProblemKind, tuple[int, str]]] = {
     ProblemKind.MESSAGE_TOO_LARGE: (413, "A message is larger than allowed"),
     ProblemKind.BATCH_TOO_LARGE: (422, "The batch has more entries than allowed"),
     ProblemKind.HEADERS_TOO_LARGE: (431, "The request's head is larger than allowed"),
+    ProblemKind.MALFORMED_REQUEST: (400, "The request is not well formed, or not clearly so"),
+    ProblemKind.UNSUPPORTED_TRANSFER_CODING: (501, "The body has a transfer coding that is not supported"),
+    ProblemKind.EXPECTATION_FAILED: (417, "The request expects what cannot be met"),
+    ProblemKind.HEAD_TOO_SLOW: (408, "The request's head did not arrive in time"),
     ProblemKind.BODY_TOO_SLOW: (408, "The request's body did not arrive in time"),
     ProblemKind.UNKNOWN_ROUTE: (404, "There is no such route"),
     ProblemKind.NOT_FOUND: (404, "There is no such thing here"),
@@ -33,7 +37,10 @@ TITLES: Final[dict[ProblemKind, tuple[int, str]]] = {
     ProblemKind.FOREIGN_ORIGIN: (403, "The request comes from a foreign web page or names a foreign host"),
     ProblemKind.NOT_SUPPORTED: (422, "This broker cannot do that"),
     ProblemKind.REFUSED: (422, "The request was refused"),
+    ProblemKind.IN_USE: (409, "A topic or consumer group is in use"),
+    ProblemKind.GROUP_DELETED: (410, "The consumer group was deleted while the pull waited"),
     ProblemKind.THROTTLED: (429, "The broker has too much to do at once"),
+    ProblemKind.OVERLOADED: (503, "The broker has no room for more requests or connections now"),
     ProblemKind.STORAGE_FAILED: (503, "The broker cannot make anything durable now"),
     ProblemKind.STOPPING: (503, "The broker is about to stop"),
     ProblemKind.INTERNAL: (500, "The broker failed"),
@@ -46,6 +53,8 @@ _OF_ERRORS: Final[tuple[tuple[type[errors.OutboxError], ProblemKind], ...]] = (
     (errors.UsageError, ProblemKind.REFUSED),
     (errors.NotSupported, ProblemKind.NOT_SUPPORTED),
     (errors.NotAuthorized, ProblemKind.FORBIDDEN),
+    (errors.InUse, ProblemKind.IN_USE),
+    (errors.GroupDeleted, ProblemKind.GROUP_DELETED),
     (errors.BrokerRefused, ProblemKind.REFUSED),
     (errors.BrokerThrottled, ProblemKind.THROTTLED),
     (errors.StorageFailed, ProblemKind.STORAGE_FAILED),
@@ -91,8 +100,7 @@ class Problem(Exception):
 
     def response(self) -> Response:
         """The answer; always in JSON, whatever the request accepts."""
-        headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", **self.headers}
-        return Response(_encode(self.answer), self.answer.status, headers, media_type=PROBLEM_TYPE)
+        return Response(_encode(self.answer), PROBLEM_TYPE, self.answer.status, self.headers)
 
 
 def of_error(error: errors.OutboxError, *, storage_retry_after_ms: int) -> Problem:
@@ -106,12 +114,16 @@ def of_error(error: errors.OutboxError, *, storage_retry_after_ms: int) -> Probl
     return Problem(kind, str(error), retry_after_ms=retry_after_ms)
 
 
-def of_decoding(error: Exception) -> Problem:
-    """The problem with a body: what is wrong and, where the body can be read at all, where."""
+def of_decoding(error: Exception, *, within: str = "$") -> Problem:
+    """The problem with a body: what is wrong and, where the body can be read at all, where. `within`: the part of the
+    body that was decoded.
+    """
     text = str(error)
     if isinstance(error, msgspec.ValidationError):
         found = _WHERE.search(text)
-        return Problem(ProblemKind.WRONG_SHAPE, _WHERE.sub("", text), where=found.group(1) if found else "$")
+        return Problem(
+            ProblemKind.WRONG_SHAPE, _WHERE.sub("", text), where=within + (found.group(1)[1:] if found else "")
+        )
     if isinstance(error, RecursionError):
         return Problem(ProblemKind.MALFORMED_BODY, "the body is nested too deeply")
     return Problem(ProblemKind.MALFORMED_BODY, text)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from broker.engine import Engine
 from broker.http.server import HttpServer, bind
+from broker.log.reserve import FULL
 from messaging import logs
 from messaging.errors import ConfigurationError
 
@@ -25,7 +26,7 @@ _ENGINE_CLOSE_MS: Final = 10_000
 def run(config: BrokerConfig) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigurationError or StorageFailed where it cannot begin."""
     chosen = config.log_format or logs.fitting_format(sys.stderr)
-    logs.configure(format=chosen, level=config.log_level, quiet={"uvicorn": "warning"})
+    logs.configure(format=chosen, level=config.log_level)
     access, tls = config.access(), config.tls
     bound = bind(config.host, config.port)
     try:
@@ -64,7 +65,9 @@ def _write_whole(ready_file: Path, text: str) -> None:
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(ready_file)
     except OSError as error:
-        raise ConfigurationError(f"cannot write the ready file {ready_file}: {error.strerror}") from error
+        if error.errno not in FULL:
+            raise ConfigurationError(f"cannot write the ready file {ready_file}: {error.strerror}") from error
+        logger.warning("ready_file_not_written", extra={"file": str(ready_file), "error": error.strerror})
 
 
 def _forget(ready_file: Path | None) -> None:

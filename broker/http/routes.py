@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -12,28 +11,27 @@ import msgspec
 from broker.http import deliveries, groups, messages
 from broker.http.access import Role
 from broker.http.call import Call
+from broker.http.work import Work
 from messaging import problem, wire, wire_addressed, wire_broadcast, wire_dead
 
 TOPIC: Final = "/v1/topics/{topic}"
 GROUP: Final = TOPIC + "/groups/{group}"
 
 
-class Work(StrEnum):
-    """How a route is worked on, which also says which bound keeps it in check."""
-
-    PUBLISH = "publish"
-    SETTLE = "settle"
-    PULL = "pull"
-    READ = "read"
-
-
-WAITS: Final = frozenset({Work.PULL, Work.READ})
-"""Work that waits for messages."""
+_SMALL_BYTES: Final = 64 * 1024
+"""What is no list has less."""
+_RECEIPTS_BYTES: Final = 1024 * 1024
+"""1,000 receipts have up to 560 KB: two names, and three numbers."""
+_IDS_BYTES: Final = 256 * 1024
+"""1,000 ids have up to 67 KB."""
+_SETTINGS_BYTES: Final = 256 * 1024
+"""A filter has up to 16 Ki characters, of which JSON may write each with twelve bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One method on one path. `handler` is None for what waits, which is served by the app itself."""
+    """One method on one path. `body_bytes_max` leaves its largest lawful body a lot of room; None: all that a request
+    may have. `handler` is None for what waits, whose own way is in polling.py."""
 
     method: str
     path: str
@@ -42,6 +40,7 @@ class Route:
     answer: type[msgspec.Struct]
     handler: Callable[[Call], msgspec.Struct | msgspec.Raw] | None
     body: type[msgspec.Struct] | None = None
+    body_bytes_max: int | None = _SMALL_BYTES
     body_optional: bool = False
     query: type[msgspec.Struct] | None = None
     work: Work = Work.SETTLE
@@ -49,16 +48,17 @@ class Route:
 
 
 _NOT_FOUND: Final = (problem.ProblemKind.NOT_FOUND,)
+_IN_USE: Final = (problem.ProblemKind.NOT_FOUND, problem.ProblemKind.IN_USE)
 
 ROUTES: Final = (
     Route(
         method="POST", path=TOPIC + "/messages", role=Role.PUBLISH, work=Work.PUBLISH, handler=messages.publish,
-        body=wire.PublishRequest, answer=wire.PublishAnswer,
+        body=wire.PublishRequest, body_bytes_max=None, answer=wire.PublishAnswer,
         summary="Store a batch of messages; answered when they are durable",
     ),
     Route(
         method="POST", path="/v1/publish", role=Role.PUBLISH, work=Work.PUBLISH, handler=messages.publish_addressed,
-        body=wire_addressed.AddressedPublishRequest, answer=wire.PublishAnswer,
+        body=wire_addressed.AddressedPublishRequest, body_bytes_max=None, answer=wire.PublishAnswer,
         summary="Store a batch of messages of many topics; answered when they are durable",
     ),
     Route(
@@ -69,22 +69,25 @@ ROUTES: Final = (
     Route(
         method="POST", path=GROUP + "/pull", role=Role.CONSUME, work=Work.PULL, handler=None,
         body=wire.PullRequest, answer=wire.PullAnswer, summary="Take messages, waiting up to wait_ms for the first one",
+        problems=(problem.ProblemKind.GROUP_DELETED,),
     ),
     Route(
         method="POST", path=GROUP + "/ack", role=Role.CONSUME, handler=deliveries.ack,
-        body=wire.AckRequest, answer=wire.AckAnswer, summary="Settle deliveries",
+        body=wire.AckRequest, body_bytes_max=_RECEIPTS_BYTES, answer=wire.AckAnswer, summary="Settle deliveries",
     ),
     Route(
         method="POST", path=GROUP + "/nack", role=Role.CONSUME, handler=deliveries.nack,
-        body=wire.NackRequest, answer=wire.NackAnswer, summary="Give deliveries back",
+        body=wire.NackRequest, body_bytes_max=_RECEIPTS_BYTES, answer=wire.NackAnswer, summary="Give deliveries back",
     ),
     Route(
         method="POST", path=GROUP + "/extend", role=Role.CONSUME, handler=deliveries.extend,
-        body=wire.ExtendRequest, answer=wire.ExtendAnswer, summary="Keep deliveries invisible for longer",
+        body=wire.ExtendRequest, body_bytes_max=_RECEIPTS_BYTES, answer=wire.ExtendAnswer,
+        summary="Keep deliveries invisible for longer",
     ),
     Route(
         method="POST", path="/v1/scheduled/cancel", role=Role.PUBLISH, handler=messages.cancel,
-        body=wire.CancelRequest, answer=wire.CancelAnswer, summary="Cancel scheduled messages",
+        body=wire.CancelRequest, body_bytes_max=_IDS_BYTES, answer=wire.CancelAnswer,
+        summary="Cancel scheduled messages",
     ),
     Route(
         method="GET", path="/v1/scheduled", role=Role.READ, handler=messages.scheduled, query=wire.ScheduledQuery,
@@ -103,12 +106,20 @@ ROUTES: Final = (
         summary="A topic's figures and groups", problems=_NOT_FOUND,
     ),
     Route(
+        method="DELETE", path=TOPIC, role=Role.ADMIN, handler=groups.delete_topic, query=wire.DeleteQuery,
+        answer=wire.NoAnswer, summary="Delete a topic that is not in use, or by force one that is", problems=_IN_USE,
+    ),
+    Route(
         method="PUT", path=GROUP, role=Role.ADMIN, handler=groups.declare, body=wire.GroupSettings,
-        answer=wire.NoAnswer, summary="Make a consumer group, or change its settings",
+        body_bytes_max=_SETTINGS_BYTES, answer=wire.NoAnswer, summary="Make a consumer group, or change its settings",
     ),
     Route(
         method="GET", path=GROUP, role=Role.READ, handler=groups.group, answer=wire.GroupAnswer,
         summary="A group's figures and settings", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="DELETE", path=GROUP, role=Role.ADMIN, handler=groups.delete_group, query=wire.DeleteQuery,
+        answer=wire.NoAnswer, summary="Delete a group that is not in use, or by force one that is", problems=_IN_USE,
     ),
     Route(
         method="POST", path=GROUP + "/seek", role=Role.ADMIN, handler=groups.seek, body=wire.SeekRequest,
@@ -128,7 +139,7 @@ ROUTES: Final = (
     ),
     Route(
         method="POST", path=GROUP + "/dead/redrive", role=Role.ADMIN, handler=groups.redrive,
-        body=wire_dead.RedriveRequest, answer=wire_dead.RedriveAnswer, problems=_NOT_FOUND,
+        body=wire_dead.RedriveRequest, body_bytes_max=_IDS_BYTES, answer=wire_dead.RedriveAnswer, problems=_NOT_FOUND,
         summary="Send dead letters again",
     ),
 )  # fmt: skip

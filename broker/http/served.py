@@ -14,6 +14,7 @@ from broker.delay.lateness import Lateness
 from broker.log.sync_times import TimedStorage
 from broker.publishing import Publishable
 from broker.pulling import Handed
+from broker.topic_quota import TopicQuota
 from messaging.broadcast import Start, TopicRead
 from messaging.message import (
     AckStatus,
@@ -28,37 +29,48 @@ from messaging.message import (
 
 
 class ForProducers(Protocol):
-    """Messages in, and those that wait for their time. Durable when it returns; idempotent by message id."""
+    """Messages in, and those that wait for their time. Durable when it returns; idempotent by topic and message id."""
 
-    def publish(self, batch: Sequence[Message], /) -> list[PublishResult]:
-        """Store a batch; one result a message, in order."""
+    def publish(self, batch: Sequence[Message], /, *, quota: TopicQuota | None) -> list[PublishResult]:
+        """Store a batch; one result a message, in order. `quota`: how many topics its sender may have."""
 
     def publish_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str], /) -> bool:
         """Store a batch for now, as it came off the wire; False, with nothing stored, where publish() is to do it."""
 
-    def cancel(self, message_ids: Sequence[str], /) -> list[CancelStatus]:
-        """Cancel scheduled messages; one status an id, in order."""
+    def cancel(self, message_ids: Sequence[str], /, *, topics: Sequence[str] | None) -> list[CancelStatus]:
+        """Cancel scheduled messages on topics that a pattern matches (None: on all); one status an id, in order."""
 
     def scheduled(
         self, topic: str | None, /, *, from_ms: int | None, to_ms: int | None, bucket: str
     ) -> list[tuple[int, int]]:
         """How many are due when: (start of the bucket, count)."""
 
-    def scheduled_message(self, message_id: str, /) -> Mapping[str, object] | None:
-        """Id, topic and due time of one scheduled message."""
+    def scheduled_message(
+        self, message_id: str, /, *, topics: Sequence[str] | None
+    ) -> Mapping[str, object] | None:  # fmt: skip
+        """Id, topic and due time of one scheduled message on topics that a pattern matches (None: on any)."""
 
 
 class ForConsumers(Protocol):
     """Messages out to groups, and what becomes of them."""
 
+    @property
+    def deletions(self) -> int:
+        """How many times something was deleted: noted as a pull begins, and given with all that it takes."""
+
     def take(
-        self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool
-    ) -> list[Handed]:
-        """Hand out what is ready; with `fires` what is due is waited for, where that is less than is asked for."""
+        self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool,
+        since: int | None, quota: TopicQuota | None,
+    ) -> list[Handed]:  # fmt: skip
+        """Hand out what is ready; with `fires` what is due is waited for, where that is less than is asked for.
+
+        Raises GroupDeleted where the group was deleted after the deletions that there were `since`.
+        """
 
     def take_at_hand(
-        self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool
-    ) -> list[Handed] | None:
+        self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool,
+        since: int | None,
+    ) -> list[Handed] | None:  # fmt: skip
         """take() for an event loop; None where it might have to wait."""
 
     def ack(self, receipts: Sequence[str], /) -> list[AckStatus]:
@@ -89,8 +101,14 @@ class ForReaders(Protocol):
 class ForOperators(Protocol):
     """What groups are told. Durable when it returns, and idempotent."""
 
-    def declare_group(self, topic: str, group: str, config: GroupConfig, /) -> None:
+    def declare_group(self, topic: str, group: str, config: GroupConfig, /, *, quota: TopicQuota | None) -> None:
         """Make a group, or change its settings."""
+
+    def delete_group(self, topic: str, group: str, /, *, force: bool) -> None:
+        """Delete a group. Raises InUse."""
+
+    def delete_topic(self, topic: str, /, *, force: bool) -> None:
+        """Delete a topic. Raises InUse."""
 
     def seek(self, topic: str, group: str, /, *, to_ms: int | None, to_offset: int | None) -> None:
         """Move a group."""
@@ -98,8 +116,10 @@ class ForOperators(Protocol):
     def pause(self, topic: str, group: str, /, *, paused: bool) -> None:
         """Stop hand-outs, or let them go on."""
 
-    def dead(self, topic: str, group: str, /, *, limit: int, after: str | None) -> tuple[list[DeadLetter], str | None]:
-        """A page of dead letters, and the cursor of the next one."""
+    def dead(
+        self, topic: str, group: str, /, *, limit: int, after: str | None, bytes_max: int
+    ) -> tuple[list[DeadLetter], str | None]:
+        """A page of dead letters, of about so many bytes, and the cursor of the next one."""
 
     def redrive(self, topic: str, group: str, /, *, ids: Sequence[str] | None, per_second: int | None) -> int:
         """Send dead letters again; returns how many."""

@@ -1,33 +1,40 @@
-"""The heart of a server process: a socket, uvicorn on it, an orderly end. The engine is its caller's."""
+"""The heart of a server process: a socket, an event loop, an orderly end. The engine is its caller's."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import logging
+import resource
 import signal
 import socket
+import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-import uvicorn
-from fastapi import FastAPI
-
-from broker.http import app as http_app
 from broker.http.access import Access
+from broker.http.application import Application
 from broker.http.call import Services
+from broker.http.connection_context import ConnectionContext
+from broker.http.connection_table import ConnectionTable
+from broker.http.listener import Listener, LoopErrors
 from broker.http.served import Served
 from broker.http.settings import HttpSettings
+from messaging.clock import SystemClock
 from messaging.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-_OTHER_PORT = "choose another --port, or 0 for a free one"
+_OTHER_PORT: Final = "choose another --port, or 0 for a free one"
+FILES_KEPT: Final = 96
+"""Descriptors that connections may not use, or a third of all where there are few: the logs need them."""
+SWEEP_MS_MIN: Final = 20
+SWEEP_MS_MAX: Final = 500
+"""How often deadlines are looked at: a tenth of the shortest, within these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +74,14 @@ class HttpServer:
         access: Access | None = None,
         tls: Tls | None = None,
     ) -> None:
+        self.services = Services.of(engine, settings, access=access or Access(), clock=SystemClock())
         self._socket = bound
-        self._app = http_app.create_app(engine, settings, access=access)
         self._tls = tls
-        self._server = _Server(_uvicorn_config(self._app, settings, tls), on_started=self._on_started)
-        self._on_ready: Callable[[str], None] = _ignore
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopped = threading.Event()
+        self._stops = asyncio.Event()
+        self._ends = asyncio.Event()
+        self._stop_lock = threading.Lock()
+        self._is_stopped_early = False
 
     @property
     def url(self) -> str:
@@ -82,95 +90,111 @@ class HttpServer:
         name = f"[{host}]" if ":" in host else host
         return f"{'https' if self._tls else 'http'}://{name}:{port}"
 
-    @property
-    def app(self) -> FastAPI:
-        """The application that it serves."""
-        return self._app
-
     def run(self, *, on_ready: Callable[[str], None] | None = None, handle_signals: bool = False) -> None:
         """Serve until stop(), or with `handle_signals` until SIGTERM or SIGINT; a second one ends it at once.
 
         Requests in work when it stops are finished, within `shutdown_timeout_ms`.
         """
-        self._on_ready = on_ready or _ignore
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(self._run(handle_signals=handle_signals))
+            runner.run(self._run(on_ready or _ignore, handle_signals=handle_signals))
 
     def stop(self) -> None:
         """Begin to stop, from any thread; idempotent. A second call ends it at once."""
-        loop = self._loop
-        if loop is None:
-            self._server.should_exit = True
-        elif not loop.is_closed():
-            loop.call_soon_threadsafe(self._stop)
+        with self._stop_lock:  # against a loop that begins or ends at this moment
+            if self._loop is None:
+                self._is_stopped_early = True
+            elif not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._stop)
 
-    async def _run(self, *, handle_signals: bool) -> None:
-        self._loop = asyncio.get_running_loop()
+    async def _run(self, on_ready: Callable[[str], None], *, handle_signals: bool) -> None:
+        loop, settings = asyncio.get_running_loop(), self.services.settings
+        loop.set_exception_handler(LoopErrors().handle)
+        with self._stop_lock:
+            self._loop = loop
+            if self._is_stopped_early:
+                self._stop()
         if handle_signals:
             for number in (signal.SIGTERM, signal.SIGINT):
-                self._loop.add_signal_handler(number, self._stop)
+                loop.add_signal_handler(number, self._stop)
+        context = ConnectionContext(
+            loop=loop, application=Application(self.services), budget=self.services.budget,
+            table=_connection_table(settings), settings=settings,
+        )  # fmt: skip
+        self.services.metrics.watch(context.table, context.budget)
+        listener = Listener(context, self._socket, None if self._tls is None else _tls_context(self._tls))
+        accepting, sweeping = loop.create_task(listener.run()), loop.create_task(_sweep(context))
         try:
-            await self._server.serve(sockets=[self._socket])
+            await asyncio.sleep(0)  # so that it listens
+            if not self._stops.is_set():
+                on_ready(self.url)
+            await self._stops.wait()
+            accepting.cancel()
+            self._socket.close()
+            await self._finish(context, listener)
         finally:
-            http_app.close(self._app.state.services)
+            sweeping.cancel()
+            accepting.cancel()
+            self.services.threads.close()
+
+    async def _finish(self, context: ConnectionContext, listener: Listener) -> None:
+        """Let requests in work be answered; what is not within the time-out, or after a second stop(), is cut off."""
+        listener.stop_opening()
+        context.stop()
+        loop = context.loop
+        deadline = loop.time() + self.services.settings.shutdown_timeout_ms / 1000
+        while (context.connections or listener.opening) and loop.time() < deadline and not self._ends.is_set():
+            await asyncio.sleep(SWEEP_MS_MIN / 1000)
+        for connection in list(context.connections):
+            connection.abort()
+        for task in list(context.tasks):
+            task.cancel()
+        await asyncio.sleep(0)
 
     def _stop(self) -> None:
-        if self._server.should_exit:
-            self._server.force_exit = True
+        if self._stops.is_set():
+            self._ends.set()
             return
         logger.info("server_stopping")
-        self._app.state.services.stop()
-        self._server.should_exit = True
-
-    def _on_started(self) -> None:
-        self._on_ready(self.url)
+        self.services.stop()
+        self._stops.set()
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, which end the process by the signal after a clean stop."""
-
-    def __init__(self, config: uvicorn.Config, *, on_started: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_started = on_started
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and say so."""
-        await super().startup(sockets=sockets)
-        if self.started:
-            self._on_started()
+async def _sweep(context: ConnectionContext) -> None:
+    settings = context.settings
+    shortest_ms = min(
+        settings.request_head_ms_max, settings.request_read_ms_max, settings.response_write_ms_max,
+        settings.keep_alive_ms,
+    )  # fmt: skip
+    while True:
+        await asyncio.sleep(min(max(shortest_ms / 10, SWEEP_MS_MIN), SWEEP_MS_MAX) / 1000)
+        context.sweep()
 
 
-def _uvicorn_config(app: FastAPI, settings: HttpSettings, tls: Tls | None) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=_http_protocol(app.state.services),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=max(1, settings.keep_alive_ms // 1000),
-        timeout_graceful_shutdown=max(1, settings.shutdown_timeout_ms // 1000),
-        h11_max_incomplete_event_size=settings.request_head_bytes_max,
-        backlog=2048,
-        ssl_certfile=tls.certificate if tls else None,
-        ssl_keyfile=tls.key if tls else None,
+def _connection_table(settings: HttpSettings) -> ConnectionTable:
+    """As many connections as are allowed, and as there are descriptors for; the soft limit of these is raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.connections_max + settings.connections_reserved + FILES_KEPT
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    room = settings.connections_max
+    if soft != resource.RLIM_INFINITY:
+        room = max(1, min(room, soft - max(FILES_KEPT, soft // 3) - settings.connections_reserved))
+    if room < settings.connections_max:
+        logger.warning("connections_bounded_by_descriptors", extra={"connections_max": room, "descriptors": soft})
+    return ConnectionTable(
+        connections_max=room,
+        per_address_max=min(settings.connections_per_address_max, room),
+        reserved_max=settings.connections_reserved,
     )
 
 
-def _http_protocol(services: Services) -> Any:
-    """httptools where it is installed; h11, slower, where it is not. Both bound a request's head."""
-    if find_spec("httptools") is None:
-        return "h11"
-    from broker.http.short_http import short_protocol
-
-    return short_protocol(services)
+def _tls_context(tls: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(tls.certificate, tls.key)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

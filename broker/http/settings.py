@@ -16,12 +16,18 @@ class HttpSettings:
 
     request_bytes_max: int = limits.BATCH_BYTES_MAX
     request_head_bytes_max: int = 32 * 1024
+    request_head_ms_max: int = 10_000
     request_read_ms_max: int = 30_000
+    response_write_ms_max: int = 30_000
+    connections_max: int = 10_000
+    connections_per_address_max: int = 5_000
+    connections_reserved: int = 32
+    work_bytes_max: int = 256 * MIB
     batch_messages_max: int = limits.BATCH_MESSAGES_MAX
     body_bytes_max: int = limits.BODY_BYTES_MAX
     pull_bytes_max: int = 32 * MIB
+    dead_page_bytes_max: int = 8 * MIB
     publishes_max: int = 256
-    publishes_bytes_max: int = 256 * MIB
     requests_max: int = 512
     waiting_pulls_max: int = 10_000
     scheduled_buckets_max: int = 10_000

@@ -22,7 +22,7 @@ from broker.log.storage import Storage
 
 logger = logging.getLogger(__name__)
 
-_NOTE: Final = "proven"
+NOTE: Final = "proven"
 _COPIED_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
 _CURE: Final = "free as much as the segment has, and restart; then it is proven, also where a sync failed before"
 
@@ -45,7 +45,7 @@ NOTHING: Final = Proven("", 0)
 def read_proven(folder: Path) -> Proven:
     """What the log's note says; NOTHING where there is none that can be read."""
     try:
-        segment, end = (folder / _NOTE).read_text(encoding="ascii").split()
+        segment, end = (folder / NOTE).read_text(encoding="ascii").split()
         return Proven(segment, int(end))
     except (OSError, ValueError):
         return NOTHING
@@ -56,7 +56,7 @@ def note_proven(folder: Path, proven: Proven, storage: Storage) -> None:
 
     Where it cannot be written, the next process copies once more than it must.
     """
-    aside = folder / f"{_NOTE}.new"
+    aside = folder / f"{NOTE}.new"
     with suppress(OSError):
         descriptor = storage.create(aside)
         try:
@@ -64,7 +64,7 @@ def note_proven(folder: Path, proven: Proven, storage: Storage) -> None:
             storage.write(descriptor, f"{proven.segment} {proven.end}\n".encode("ascii"), position=0)
         finally:
             os.close(descriptor)
-        aside.replace(folder / _NOTE)
+        aside.replace(folder / NOTE)
 
 
 def proven_copy(path: Path, descriptor: int, *, storage: Storage, sync: Callable[[int], None]) -> int | None:

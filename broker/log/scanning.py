@@ -41,13 +41,17 @@ class Gap:
 
 @dataclass(slots=True)
 class Segment:
-    """A segment that is open. `end` is the offset behind its last frame; of a sealed one, where the next begins."""
+    """A segment that is open. `end` is the offset behind its last frame; of a sealed one, where the next begins.
+
+    `grown_from` is the offset from which its growth counts: behind the checkpoint that it begins with, if any.
+    """
 
     path: Path
     first_offset: int
     end: int
     created_at_ms: int
     descriptor: int
+    grown_from: int
     sealed: bool = True
 
 

@@ -20,6 +20,7 @@ import google_crc32c
 import msgspec
 
 from broker.consume.topic import BlockPlace, Runs, TopicIndex, blocks_of
+from broker.log.reserve import TOO_MANY_FILES, cure_for
 from messaging.errors import StorageFailed
 
 BLOCK_RUNS_MAX: Final = 1_024
@@ -67,7 +68,7 @@ class IndexDamaged(StorageFailed):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_directory = msgspec.msgpack.Decoder(Directory).decode
-_decode_ids = msgspec.msgpack.Decoder(list[str]).decode
+_decode_ids = msgspec.msgpack.Decoder(list[tuple[str, list[str]]]).decode
 
 
 def index_path(folder: Path, segment: int) -> Path:
@@ -76,8 +77,8 @@ def index_path(folder: Path, segment: int) -> Path:
 
 
 def write_index(
-    folder: Path, segment: int, segment_end: int, *, topics: Iterable[TopicIndex], ids: list[str], special: list[int],
-    damaged_bytes: int = 0,
+    folder: Path, segment: int, segment_end: int, *, topics: Iterable[TopicIndex], ids: list[tuple[str, list[str]]],
+    special: list[int], damaged_bytes: int = 0,
 ) -> Directory:  # fmt: skip
     """Write what topics hold in memory as the index of a segment, whole or not at all. Raises OSError."""
     pieces: list[bytes] = []
@@ -94,7 +95,8 @@ def write_index(
     packed = _encode(ids)
     directory = Directory(
         segment_end=segment_end, topics=entries, ids_position=position, ids_bytes=len(packed),
-        ids_crc=google_crc32c.value(packed), ids_count=len(ids), special=special, damaged_bytes=damaged_bytes,
+        ids_crc=google_crc32c.value(packed), ids_count=sum(len(some) for _, some in ids), special=special,
+        damaged_bytes=damaged_bytes,
     )  # fmt: skip
     body = _encode(directory)
     footer = _FOOTER.pack(position + len(packed), len(body), google_crc32c.value(body), _MAGIC)
@@ -119,8 +121,10 @@ def read_directory(folder: Path, segment: int, segment_end: int) -> Directory | 
     return directory if directory is not None and directory.segment_end == segment_end else None
 
 
-def read_ids(folder: Path, segment: int, directory: Directory) -> list[str] | None:
-    """The ids of a segment's messages, in order; None where they are damaged."""
+def read_ids(folder: Path, segment: int, directory: Directory) -> list[tuple[str, list[str]]] | None:
+    """The ids of a segment's messages, in order: each topic, and the ids that came of it one behind the other. None
+    where they are damaged, or by an earlier version, which left the topics out.
+    """
     try:
         data = _read(index_path(folder, segment), directory.ids_position, directory.ids_bytes)
         return _decode_ids(data) if google_crc32c.value(data) == directory.ids_crc else None
@@ -168,6 +172,8 @@ class IndexFiles:
         try:
             data = _read(path, place.position, place.runs * 28)
         except OSError as error:
+            if error.errno in TOO_MANY_FILES:
+                raise StorageFailed(f"{path.name} cannot be read: {error.strerror}; {cure_for(error)}") from error
             raise self._damaged(place.segment, f"cannot be read ({error.strerror})") from error
         if google_crc32c.value(data) != place.crc:
             path.unlink(missing_ok=True)  # on opening it would look sound

@@ -10,13 +10,18 @@ import logging
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
+from broker.log import completeness
+from broker.log.frame_pieces import Piece, pieces
 from broker.log.proving import Proven, note_proven, proven_copy, read_proven
+from broker.log.reserve import cure_for
 from broker.log.scanning import Gap, Segment, frames_in, header_of, scan
+from broker.log.segment_file import begin_segment
 from broker.log.storage import Storage
 from broker.options import Durability
 from messaging.errors import StorageFailed
@@ -32,7 +37,7 @@ from messaging.journal import (
     frames,
     segment_path,
     segment_paths,
-)
+)  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +51,9 @@ class SegmentedLog:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        kind: SegmentKind,
-        segment_bytes: int,
-        durability: Durability,
-        storage: Storage,
+        self, folder: Path, *, kind: SegmentKind, segment_bytes: int, durability: Durability, storage: Storage,
         now_ms: Callable[[], int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.folder = folder
         self._kind = kind
         self._segment_bytes = segment_bytes
@@ -68,6 +67,8 @@ class SegmentedLog:
         self._syncing = False
         self._sync_lock = threading.Lock()
         self._failure: OSError | None = None
+        self._is_removal_unsynced = False
+        self._is_proven = False  # whether all of the newest segment that this process found is on the disk
         self._is_outdated = False  # the last segment was begun by an earlier version, which would not know our records
         self.end = 0
         self.durable_end = 0
@@ -81,13 +82,14 @@ class SegmentedLog:
     def open(self) -> None:
         """Open all segments, without reading them. scan() each, at least the last, then ready().
 
-        Raises SegmentDamaged where one is missing between others, or another log's.
+        Raises SegmentDamaged where one is missing, or another log's.
         """
         paths = segment_paths(self.folder)
-        if paths and _is_unfinished(paths[-1]):
+        if paths and completeness.is_unfinished(paths[-1]):
             logger.warning("unfinished_segment_removed", extra={"segment": paths[-1].name})
             paths.pop().unlink()
             self._storage.sync_folder(self.folder)
+        completeness.refuse_if_newest_is_missing(self.folder, paths)
         for path in paths:
             try:
                 header = header_of(path, kind=self._kind)
@@ -99,14 +101,10 @@ class SegmentedLog:
                 self._note_damage(Gap(int(path.stem), 0), path)
             self._is_outdated = header is not None and header.version < VERSION
             created_at_ms = int(path.stat().st_mtime * 1000) if header is None else header.created_at_ms
-            segment = Segment(path, int(path.stem), int(path.stem), created_at_ms, self._storage.create(path))
-            self.segments.append(segment)
-        for one, following in pairwise(self.segments):
-            one.end = following.first_offset
-            if HEADER_BYTES + one.end - one.first_offset < one.path.stat().st_size:
-                raise SegmentDamaged(f"{one.path.name}: it reaches into the next segment; restore it from a copy")
-            if one.end - one.first_offset - _content_bytes(one.path) >= self._segment_bytes:
-                raise SegmentDamaged(f"a segment is missing behind {one.path.name}; restore it from a copy")
+            first_offset = int(path.stem)
+            descriptor = self._storage.create(path)
+            self.segments.append(Segment(path, first_offset, first_offset, created_at_ms, descriptor, first_offset))
+        completeness.end_where_the_next_begins(self.segments, segment_bytes=self._segment_bytes)
         if self.segments:
             self.segments[-1].sealed = False
             self.end = self.segments[-1].first_offset
@@ -127,14 +125,12 @@ class SegmentedLog:
 
     def ready(self) -> None:
         """To be called once all has been read, before the first append: makes sure that what was read is durable."""
-        is_proven = True
         if self.segments:
-            is_proven = self._prove_newest()
+            self._is_proven = self._prove_newest()
         else:
             self._add_segment()
         self._sync_current()
-        if is_proven:
-            self._note_proven()
+        self._note_proven()
 
     def recover(self) -> Iterator[Frame | Gap]:
         """open(), all that stands in the log, oldest first, and ready(). To be exhausted."""
@@ -158,11 +154,11 @@ class SegmentedLog:
         return True
 
     def _note_proven(self) -> None:
-        if self._durability is Durability.FSYNC:
+        if self._is_proven and self._durability is Durability.FSYNC:
             note_proven(self.folder, Proven(self.segments[-1].path.name, self.durable_end), self._storage)
 
     def _cut_torn_tail(self, segment: Segment) -> None:
-        excess = _content_bytes(segment.path) - (self.end - segment.first_offset)
+        excess = completeness.content_bytes(segment.path) - (self.end - segment.first_offset)
         if excess:
             logger.warning("torn_tail_cut", extra={"segment": segment.path.name, "bytes": excess, "offset": self.end})
             self._storage.truncate(segment.descriptor, segment.path.stat().st_size - excess)
@@ -176,34 +172,42 @@ class SegmentedLog:
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
-    def append(self, payloads: Sequence[bytes]) -> list[int]:
-        """Write payloads as one contiguous piece; returns their offsets. Not durable before commit().
+    def append(self, payloads: Iterable[bytes]) -> list[int]:
+        """append_pieces() of payloads without frames."""
+        return self.append_pieces(pieces(payloads))
 
-        Raises StorageFailed (full disk...) with nothing appended.
+    def append_pieces(self, framed: Iterable[Piece]) -> list[int]:
+        """Write frames behind each other; returns their offsets. Not durable before commit().
+
+        Raises StorageFailed (full disk...), or what making a payload raises, with nothing appended.
         """
-        return self.append_frames(*frames(payloads))
-
-    def append_frames(self, data: bytes, sizes: Sequence[int]) -> list[int]:
-        """append() of what journal.frames() made already, which needs no lock."""
         self.refuse_if_failed()
         if not self.segments:
             raise StorageFailed("the log is closed")
         try:
             if self.is_full:
                 self.roll()
-            self._write(data)
+            self._sync_removal()
+            sizes = self._write(framed)
         except OSError as error:
-            raise StorageFailed(f"cannot write to the log: {error.strerror}; free some disk space") from error
+            raise StorageFailed(f"cannot write to the log: {error.strerror}; {cure_for(error)}") from error
         offsets = list(accumulate(sizes, initial=self.end))
+        self.bytes_written += offsets[-1] - self.end
         self.end = self.segments[-1].end = offsets.pop()
-        self.bytes_written += len(data)
         return offsets
 
     @property
     def is_full(self) -> bool:
-        """Whether the next append begins a new segment."""
-        size_bytes = self.end - self.segments[-1].first_offset
-        return size_bytes >= self._segment_bytes or (self._is_outdated and size_bytes > 0)
+        """Whether the next append begins a new segment.
+
+        What the segment begins with does not count, but no segment ends before it grew by as much: so all checkpoints
+        together are no larger than all that stands between them.
+        """
+        segment = self.segments[-1]
+        head_bytes = segment.grown_from - segment.first_offset
+        return self.end - segment.grown_from >= max(self._segment_bytes, head_bytes) or (
+            self._is_outdated and self.end > segment.first_offset
+        )
 
     def commit(self, end: int | None = None) -> None:
         """Return once everything before `end` (all, by default) is durable; concurrent callers share one sync.
@@ -226,14 +230,20 @@ class SegmentedLog:
                     self._syncing = False
                     self._turn.notify_all()
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, framed: Iterable[Piece]) -> list[int]:
+        """Write pieces of frames behind each other; returns the length of each frame."""
         segment = self.segments[-1]
-        position = HEADER_BYTES + self.end - segment.first_offset
+        start = position = HEADER_BYTES + self.end - segment.first_offset
+        sizes: list[int] = []
         try:
-            self._storage.write(segment.descriptor, data, position=position)
-        except OSError:
-            self._cut_back(segment, position)
+            for data, lengths in framed:
+                self._storage.write(segment.descriptor, data, position=position)
+                position += len(data)
+                sizes += lengths
+        except BaseException:
+            self._cut_back(segment, start)
             raise
+        return sizes
 
     def _cut_back(self, segment: Segment, position: int) -> None:
         """Take back a half-written piece; if even that fails, the log is not to be trusted any more."""
@@ -262,35 +272,51 @@ class SegmentedLog:
                     f"the disk did not confirm a write: {error.strerror}; restart the broker"
                 ) from error
 
-    def roll(self) -> None:
-        """Begin a new segment; the old one is synced first, so that only the newest file is ever in doubt.
+    def roll(self, first: Sequence[bytes] = ()) -> None:
+        """Begin a new segment with these payloads; the old one is synced first, so that only the newest file is ever in
+        doubt. A segment in which nothing stands yet is begun with them instead.
 
         append() does it where the segment is full. Raises OSError with nothing changed, or StorageFailed.
         """
-        if self._durability is Durability.FSYNC:
-            self._sync(self.segments[-1].descriptor)
-        self._add_segment()
+        self.refuse_if_failed()
+        data, sizes = frames(first)
+        if self.end == self.segments[-1].first_offset:
+            self._write([(data, sizes)])
+        else:
+            if self._durability is Durability.FSYNC:
+                self._sync(self.segments[-1].descriptor)
+            self._add_segment(data)
+        self.end = self.segments[-1].end = self.segments[-1].grown_from = self.end + len(data)
+        self.bytes_written += len(data)
 
-    def _add_segment(self) -> None:
+    def put_off_roll(self) -> None:
+        """Go on in the segment, although it is full, until it has doubled."""
+        self.segments[-1].grown_from = self.end
+
+    def _add_segment(self, data: bytes = b"") -> None:
+        """Begin a segment with these frames. Where that fails the log goes on in the one before, and grows into its
+        offsets: so nothing is appended until a power cut cannot bring it back.
+        """
         path = segment_path(self.folder, self.end)
-        descriptor = self._storage.create(path)
         header = SegmentHeader(kind=self._kind, first_offset=self.end, created_at_ms=self._now_ms())
         try:
-            self._storage.write(descriptor, header.encode(), position=0)
-            self._storage.sync(descriptor)
-            self._storage.sync_folder(self.folder)
-            if not self.segments:
-                self._storage.sync_folder(self.folder.parent)  # the folder itself is new
+            descriptor = begin_segment(path, header, data, is_first=not self.segments, storage=self._storage)
         except OSError:
-            os.close(descriptor)
-            path.unlink(missing_ok=True)
+            self._is_removal_unsynced = True
+            with suppress(OSError):
+                self._sync_removal()
             raise
-        self._is_outdated = False
+        self._is_outdated, self._is_proven = False, True
         if self.segments:
             self.segments[-1].sealed = True
-        self.segments = [
-            *self.segments, Segment(path, self.end, self.end, header.created_at_ms, descriptor, sealed=False)
-        ]  # fmt: skip
+        segment = Segment(path, self.end, self.end, header.created_at_ms, descriptor, self.end, sealed=False)
+        self.segments = [*self.segments, segment]
+        self._note_proven()
+
+    def _sync_removal(self) -> None:
+        if self._is_removal_unsynced:
+            self._storage.sync_folder(self.folder)
+            self._is_removal_unsynced = False
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -372,13 +398,3 @@ class SegmentedLog:
                 f"the disk failed earlier ({self._failure.strerror}); "
                 "the log takes nothing until the broker is restarted"
             ) from self._failure
-
-
-def _is_unfinished(path: Path) -> bool:
-    """Whether a segment was being made when its process, or the machine, ended: its header is not all there."""
-    size = path.stat().st_size
-    return size < HEADER_BYTES or (size == HEADER_BYTES and not any(path.read_bytes()))
-
-
-def _content_bytes(path: Path) -> int:
-    return path.stat().st_size - HEADER_BYTES

@@ -54,6 +54,15 @@ class HttpAdmin:
             return self._connection.send("GET", path, wire.TopicAnswer, repeatable=True).figures
         return self._connection.send("GET", _path(topic, group), wire.GroupAnswer, repeatable=True).figures
 
+    def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:
+        """Delete a group. Raises InUse, unless forced."""
+        self._connection.send("DELETE", _path(topic, group), wire.NoAnswer, query=_forced(force=force))
+
+    def delete_topic(self, topic: str, *, force: bool = False) -> None:
+        """Delete a topic. Raises InUse, unless forced."""
+        path = f"/v1/topics/{check_topic(topic)}"
+        self._connection.send("DELETE", path, wire.NoAnswer, query=_forced(force=force))
+
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
         """Move a group to a time or an offset."""
         body = wire.SeekRequest(to_ms=to_ms, to_offset=to_offset)
@@ -93,6 +102,10 @@ class HttpAdmin:
             body = wire_dead.RedriveRequest(ids=part, per_second=per_second)
             redriven += self._connection.send("POST", path, wire_dead.RedriveAnswer, body=body).redriven
         return redriven
+
+
+def _forced(*, force: bool) -> dict[str, str] | None:
+    return {"force": "true"} if force else None
 
 
 def _path(topic: str, group: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Final, Protocol, assert_never
+from typing import Final, Protocol
 
 import msgspec
 from requests import exceptions as http
@@ -16,6 +16,8 @@ from messaging.errors import (
     BrokerThrottled,
     BrokerUnavailable,
     ConfigurationError,
+    GroupDeleted,
+    InUse,
     NotAuthenticated,
     NotAuthorized,
     NotSupported,
@@ -81,6 +83,45 @@ def of_exception(error: http.RequestException, *, what: str) -> OutboxError:
     return kind(f"{what}: {_cause(error)}")
 
 
+_CLASSES: Final[dict[ProblemKind, type[BrokerError]]] = {
+    ProblemKind.UNAUTHENTICATED: NotAuthenticated,
+    ProblemKind.FORBIDDEN: NotAuthorized,
+    ProblemKind.FOREIGN_ORIGIN: NotAuthorized,
+    ProblemKind.NOT_SUPPORTED: NotSupported,
+    ProblemKind.IN_USE: InUse,
+    ProblemKind.GROUP_DELETED: GroupDeleted,
+    ProblemKind.STORAGE_FAILED: StorageFailed,
+    ProblemKind.UNKNOWN_ROUTE: NoSuchRoute,
+    # Another time may do.
+    ProblemKind.THROTTLED: BrokerUnavailable,
+    ProblemKind.OVERLOADED: BrokerUnavailable,
+    ProblemKind.STOPPING: BrokerUnavailable,
+    ProblemKind.INTERNAL: BrokerUnavailable,
+    ProblemKind.HEAD_TOO_SLOW: BrokerUnavailable,
+    ProblemKind.BODY_TOO_SLOW: BrokerUnavailable,
+    # Something in between, not a wrong message: an operator can mend it.
+    ProblemKind.METHOD_NOT_ALLOWED: BrokerUnavailable,
+    ProblemKind.NOT_ACCEPTABLE: BrokerUnavailable,
+    ProblemKind.UNSUPPORTED_MEDIA_TYPE: BrokerUnavailable,
+    ProblemKind.HEADERS_TOO_LARGE: BrokerUnavailable,
+    ProblemKind.MALFORMED_REQUEST: BrokerUnavailable,
+    ProblemKind.UNSUPPORTED_TRANSFER_CODING: BrokerUnavailable,
+    ProblemKind.EXPECTATION_FAILED: BrokerUnavailable,
+    # The same will be refused again.
+    ProblemKind.MALFORMED_BODY: BrokerRefused,
+    ProblemKind.WRONG_SHAPE: BrokerRefused,
+    ProblemKind.INVALID_MESSAGE: BrokerRefused,
+    ProblemKind.INVALID_NAME: BrokerRefused,
+    ProblemKind.INVALID_FILTER: BrokerRefused,
+    ProblemKind.BODY_TOO_LARGE: BrokerRefused,
+    ProblemKind.MESSAGE_TOO_LARGE: BrokerRefused,
+    ProblemKind.BATCH_TOO_LARGE: BrokerRefused,
+    ProblemKind.NOT_FOUND: BrokerRefused,
+    ProblemKind.REFUSED: BrokerRefused,
+}
+"""Every kind's class of error; a test keeps the table complete."""
+
+
 def of_answer(response: Answered, *, what: str) -> BrokerError:
     """The error that an answer other than 200 stands for: by its problem type, and without one by its status."""
     try:
@@ -89,7 +130,7 @@ def of_answer(response: Answered, *, what: str) -> BrokerError:
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
         return _of_status(response, f"{what}: the broker answered {response.status_code}")
     text = f"{what}: {_detail(problem)}"
-    if kind is ProblemKind.THROTTLED:
+    if kind in {ProblemKind.THROTTLED, ProblemKind.OVERLOADED}:
         return BrokerThrottled(text, retry_after_ms=_bounded(problem.retry_after_ms))
     return of_kind(kind)(text)
 
@@ -102,42 +143,8 @@ def own(error: OutboxError) -> OutboxError:
 
 
 def of_kind(kind: ProblemKind) -> type[BrokerError]:
-    """The class of error that a kind of problem stands for (for `throttled` see of_answer: it carries a pause)."""
-    match kind:
-        case ProblemKind.UNAUTHENTICATED:
-            return NotAuthenticated
-        case ProblemKind.FORBIDDEN | ProblemKind.FOREIGN_ORIGIN:
-            return NotAuthorized
-        case ProblemKind.NOT_SUPPORTED:
-            return NotSupported
-        case ProblemKind.STORAGE_FAILED:
-            return StorageFailed
-        case ProblemKind.THROTTLED | ProblemKind.STOPPING | ProblemKind.INTERNAL | ProblemKind.BODY_TOO_SLOW:
-            return BrokerUnavailable
-        case ProblemKind.UNKNOWN_ROUTE:
-            return NoSuchRoute
-        case (
-            ProblemKind.METHOD_NOT_ALLOWED
-            | ProblemKind.NOT_ACCEPTABLE
-            | ProblemKind.UNSUPPORTED_MEDIA_TYPE
-            | ProblemKind.HEADERS_TOO_LARGE
-        ):
-            return BrokerUnavailable  # something in between, not a wrong message: an operator can mend it
-        case (
-            ProblemKind.MALFORMED_BODY
-            | ProblemKind.WRONG_SHAPE
-            | ProblemKind.INVALID_MESSAGE
-            | ProblemKind.INVALID_NAME
-            | ProblemKind.INVALID_FILTER
-            | ProblemKind.BODY_TOO_LARGE
-            | ProblemKind.MESSAGE_TOO_LARGE
-            | ProblemKind.BATCH_TOO_LARGE
-            | ProblemKind.NOT_FOUND
-            | ProblemKind.REFUSED
-        ):
-            return BrokerRefused
-        case _:
-            assert_never(kind)
+    """The class of error that a kind of problem stands for; of_answer() has that of `throttled` and `overloaded`."""
+    return _CLASSES[kind]
 
 
 def _of_status(response: Answered, text: str) -> BrokerError:

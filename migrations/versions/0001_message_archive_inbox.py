@@ -55,7 +55,7 @@ def upgrade() -> None:
         sa.Column("topic", _NAME, nullable=False),
         sa.Column("message_key", _KEY, nullable=True),
         sa.Column("headers", _TEXT, nullable=True),
-        sa.Column("body", _BODY, nullable=False),
+        sa.Column("body", _BODY, nullable=False, quote=True),  # reserved under sql_mode ORACLE
         sa.Column("body_sha256", _ID, nullable=False),
         sa.Column("deliver_at_ms", sa.BigInteger, nullable=True),
         sa.Column("created_at_us", sa.BigInteger, nullable=False),

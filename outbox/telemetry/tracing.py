@@ -38,6 +38,7 @@ from opentelemetry.util.types import AttributeValue
 
 from messaging.limits import HEADERS_BYTES_MAX, HEADERS_MAX
 from messaging.message import Delivery, Message, PublishStatus
+from outbox.failure_log import hide_values
 from outbox.telemetry.hooks import Handling, Sending, Settlement
 
 TRACER: Final = "outbox-mq"
@@ -151,6 +152,8 @@ class OpenTelemetryTracing:
             yield
             span.set_attribute("messaging.outbox.outcome", handling.outcome)
             if handling.error is not None:
+                hide_values(handling.error)
+                span.record_exception(handling.error)
                 _fail(span, type(handling.error).__qualname__)
 
     @contextmanager

@@ -8,12 +8,17 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import TypeVar
 
 from messaging.broadcast import TopicRead, delivery_read
 from messaging.errors import BrokerRefused, ConfigurationError, StorageFailed
 from messaging.limits import DELAY_MAX_MS
 from messaging.message import CancelStatus, GroupConfig, Message, PublishResult, PublishStatus
 from outbox.testing.memory_group import MemoryGroup
+
+_Place = tuple[str, str]
+"""A message's topic and id, which together are its identity."""
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +72,10 @@ class MemoryTopics:
         """Forget everything."""
         self.topics: dict[str, MemoryTopic] = {}
         self._later: list[tuple[int, int, Message]] = []
-        self._scheduled: dict[str, Message] = {}
-        self._recent: dict[str, bool] = {}
-        self._canceled: dict[str, bool] = {}
+        self._scheduled: dict[_Place, Message] = {}
+        self._recent: dict[_Place, None] = {}
+        self._canceled: dict[_Place, None] = {}
+        self._canceled_early: dict[str, None] = {}  # ids, on all topics
         self._messages = 0
         self._bytes = 0
 
@@ -79,17 +85,18 @@ class MemoryTopics:
         """Store one message. Raises StorageFailed where there is no room."""
         if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:
             return PublishResult(message.id, PublishStatus.REJECTED, "a delay may be at most 731 days")
-        if message.id in self._recent or message.id in self._scheduled:
+        place = _place(message)
+        if place in self._recent or place in self._scheduled:
             return PublishResult(message.id, PublishStatus.DUPLICATE)
         self._refuse_if_full(message)
         topic = self.topic(message.topic)
-        _remember(self._recent, message.id, count_max=self._limits.dedup_ids_max)
+        _remember(self._recent, place, count_max=self._limits.dedup_ids_max)
         self._messages += 1
         self._bytes += len(message.body)
-        if message.id in self._canceled:
-            self._canceled[message.id] = True  # it came after its cancel: stored, and never delivered
+        if message.id in self._canceled_early or place in self._canceled:  # stored, and never delivered
+            _remember(self._canceled, place, count_max=self._limits.cancels_max)
         elif message.deliver_at_ms is not None and message.deliver_at_ms > now_ms:
-            self._scheduled[message.id] = message
+            self._scheduled[place] = message
             heapq.heappush(self._later, (message.deliver_at_ms, next(self._places), message))
         else:
             topic.messages.append(Stored(message, now_ms))
@@ -99,29 +106,27 @@ class MemoryTopics:
         """Give what has fallen due its place in its topic, in the order of due times."""
         while self._later and self._later[0][0] <= now_ms:
             _, _, message = heapq.heappop(self._later)
-            if self._scheduled.pop(message.id, None) is not None:
+            if self._scheduled.pop(_place(message), None) is not None:
                 self.topic(message.topic).messages.append(Stored(message, now_ms))
 
     def next_due_ms(self) -> int | None:
         """When the next scheduled message falls due."""
-        while self._later and self._later[0][2].id not in self._scheduled:
+        while self._later and _place(self._later[0][2]) not in self._scheduled:
             heapq.heappop(self._later)
         return self._later[0][0] if self._later else None
 
     def cancel(self, message_id: str) -> CancelStatus:
-        """Take a message off the schedule; a cancel that comes before its message is remembered."""
-        if message_id in self._canceled:
-            return CancelStatus.CANCELED if self._canceled[message_id] else CancelStatus.UNKNOWN
-        if message_id in self._scheduled:
-            del self._scheduled[message_id]
-            status = CancelStatus.CANCELED
-        elif message_id in self._recent:
+        """Take the messages of this id off the schedule; a cancel that comes before its message is remembered."""
+        places = [(topic, message_id) for topic in self.topics]
+        for place in places:
+            if self._scheduled.pop(place, None) is not None:
+                _remember(self._canceled, place, count_max=self._limits.cancels_max)
+        if any(place in self._canceled for place in places):
+            return CancelStatus.CANCELED
+        if any(place in self._recent for place in places):
             return CancelStatus.TOO_LATE
-        else:
-            status = CancelStatus.UNKNOWN
-        stopped = status is CancelStatus.CANCELED
-        _remember(self._canceled, message_id, value=stopped, count_max=self._limits.cancels_max)
-        return status
+        _remember(self._canceled_early, message_id, count_max=self._limits.cancels_max)
+        return CancelStatus.UNKNOWN
 
     # -- places ------------------------------------------------------------------------------------------------------
 
@@ -193,8 +198,12 @@ def _start(topic: MemoryTopic, config: GroupConfig) -> int:
             return 0
 
 
-def _remember(known: dict[str, bool], key: str, *, value: bool = True, count_max: int) -> None:
+def _place(message: Message) -> _Place:
+    return message.topic, message.id
+
+
+def _remember(known: dict[Key, None], key: Key, *, count_max: int) -> None:
     """Add the newest; forget the oldest beyond `count_max`."""
-    known[key] = value
+    known[key] = None
     while len(known) > count_max:
         del known[next(iter(known))]

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the scripts: a Java for Spark, found or fetched, as JAVA_HOME. Not a script to run.
+# Sourced by the scripts: a Java for Spark and the engines, found or fetched, as JAVA_HOME. Not a script to run.
 
 JAVA_VERSION_MIN=17
 
@@ -9,7 +9,7 @@ set_up_java() {
     if ! home=$(find_java_home); then
         step "install Java" install_or_unpack_java || true
         if ! home=$(find_java_home); then
-            say "No Java $JAVA_VERSION_MIN or later, which Spark runs on, and none could be fetched."
+            say "No Java $JAVA_VERSION_MIN or later, which Spark and the engines run on, and none could be fetched."
             say "  install it: apt-get install openjdk-17-jre-headless, or name one: JAVA_HOME=/path/to/java"
             return 1
         fi

@@ -6,12 +6,14 @@ MessageRecord and Action. A new kind of record is refused by name, not passed ov
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from messaging import journal
+from messaging.journal_deletions import DeletedGroup, DeletedTopic
 from messaging.pace import Pace
 from spark_reconcile.sources.segments import Segment
 
@@ -88,9 +90,8 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
         case journal.Fired(topic=topic, at_ms=at_ms, entries=fired):
             for sequence, id_ in fired:
                 yield _row("fired", topic, None, (sequence, id_, None), at, at_ms)
-        case journal.Canceled(at_ms=at_ms, ids=canceled):
-            for id_ in canceled:
-                yield _row("canceled", None, None, (None, id_, None), at, at_ms)
+        case journal.Canceled() as canceled:
+            yield from _canceled_rows(canceled, at)
         case journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=requeued, reason=reason):
             for first, ids, visible, used in requeued:
                 for place in _places(first, ids):
@@ -109,10 +110,21 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
         case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position, settings=settings):
             wanted = settings.get("filter") or None  # its filter stands where others give a reason
             yield _row("declared", topic, group, (position, None, None), at, at_ms, None, None, wanted)
+        case DeletedGroup(topic=topic, group=group, at_ms=at_ms):
+            yield _row("deleted", topic, group, (None, None, None), at, at_ms)
+        case DeletedTopic(topic=topic, at_ms=at_ms, groups=groups):
+            yield from (_row("deleted", topic, group, (None, None, None), at, at_ms) for group in groups)
         case journal.Sought(topic=topic, group=group, at_ms=at_ms, position=position):
             yield _row("sought", topic, group, (position, None, None), at, at_ms)
         case journal.Paused(topic=topic, group=group, at_ms=at_ms, paused=paused):
             yield _row("paused" if paused else "resumed", topic, group, (None, None, None), at, at_ms)
+
+
+def _canceled_rows(canceled: journal.Canceled, at: int) -> Iterator[Row]:
+    """One for each id; the topics that it counts on stand where others give a reason."""
+    for id_, topic in zip(canceled.ids, canceled.topics or [""] * len(canceled.ids), strict=True):
+        within = _expression((topic,) if topic else canceled.scope)
+        yield _row("canceled", None, None, (None, id_, None), at, canceled.at_ms, None, None, within)
 
 
 _Place = tuple[int | None, str | None, int | None]
@@ -125,6 +137,11 @@ def _row(
 ) -> Row:  # fmt: skip
     sequence, id_, messages = place
     return kind, topic, group, id_, sequence, at, at_ms, visible_ms, attempt, reason, messages, None
+
+
+def _expression(patterns: tuple[str, ...] | None) -> str | None:
+    """A regular expression for the topics that a cancel is good for; None: for all."""
+    return None if patterns is None else "|".join(f"^{fnmatch.translate(pattern)}" for pattern in patterns)
 
 
 def _places(first: int, ids: journal.Ids) -> Iterator[_Place]:

@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness import rounds
-from tests.fixtures.databases import Server
+from benchmarks.harness import rounds, servers
+from tests.fixtures.local_server import LocalServer
 
 REPOSITORY = Path(__file__).parent.parent.parent
-RUN_SECONDS_MAX = 240
+RUN_SECONDS_MAX = 540
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.mariadb
-def test_publish_cost_compares_ours_with_a_message_written_by_hand(shared_mariadb: Server) -> None:
-    found = _run("publish_cost", shared_mariadb, "--no-peers")
+def test_publish_cost_compares_ours_with_a_message_written_by_hand(mariadb_of_module: LocalServer) -> None:
+    found = _run("publish_cost", mariadb_of_module, "--no-peers")
 
     for workers in ("1", "8"):
         figures = found["workers"][workers]
@@ -29,20 +30,22 @@ def test_publish_cost_compares_ours_with_a_message_written_by_hand(shared_mariad
         assert figures["to_hand_written"]["ours"] > 0
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.mariadb
-def test_commit_to_handler_times_both_brokers_beside_a_straight_publish(shared_mariadb: Server) -> None:
-    found = _run("commit_to_handler", shared_mariadb)
+def test_commit_to_handler_times_both_brokers_beside_a_straight_publish(mariadb_of_module: LocalServer) -> None:
+    found = _run("commit_to_handler", mariadb_of_module)
 
     for kind in ("http", "embedded"):
         assert 0 < found[kind]["ours"]["p50_ms"] <= found[kind]["ours"]["p99_ms"]
         assert found[kind]["ours_to_floor"]["p50_ms"] > 0
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.mariadb
-def test_drain_sends_whole_backlogs_beside_its_floor(shared_mariadb: Server) -> None:
-    found = _run("drain", shared_mariadb, "--no-peers")
+def test_drain_sends_whole_backlogs_beside_its_floor(mariadb_of_module: LocalServer) -> None:
+    found = _run("drain", mariadb_of_module, "--no-peers")
 
     for size in ("400", "800"):
         assert found["sizes"][size]["rows_per_second"]["ours"]["median"] > 0
@@ -50,36 +53,49 @@ def test_drain_sends_whole_backlogs_beside_its_floor(shared_mariadb: Server) -> 
     assert found["largest_to_smallest"]["ours"] > 0
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("mariadb", marks=pytest.mark.mariadb),
                                   pytest.param("mysql", marks=pytest.mark.mysql)])  # fmt: skip
 def test_a_claim_locks_one_row_a_row_and_takes_as_many_statements_at_each_size(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
-    found = _run("claim", request.getfixturevalue(f"shared_{kind}"), "--no-peers")
+    found = _run("claim", request.getfixturevalue(f"{kind}_server"), "--no-peers")
 
     assert [of["rows"] for of in found["ours"].values()] == [100, 100]
     assert [of["locks_a_row"] for of in found["ours"].values()] == [1.0, 1.0]
     assert len({of["statements"] for of in found["ours"].values()}) == 1
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.mariadb
-def test_recovery_sees_a_killed_producers_rows_sent_after_their_lease(shared_mariadb: Server) -> None:
-    found = _run("recovery", shared_mariadb)
+def test_recovery_sees_a_killed_producers_rows_sent_after_their_lease(mariadb_of_module: LocalServer) -> None:
+    found = _run("recovery", mariadb_of_module)
 
     (figures,) = found["by_lease_ms"].values()
     assert figures["seconds"]["median"] > 0
     assert figures["seconds"]["median"] - figures["after_lease_seconds"]["median"] == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.mariadb
-def test_history_compares_its_phases_with_the_fresh_one(shared_mariadb: Server) -> None:
-    found = _run("history", shared_mariadb)
+def test_history_compares_its_phases_with_the_fresh_one(mariadb_of_module: LocalServer) -> None:
+    found = _run("history", mariadb_of_module)
 
     assert list(found["phases"]) == ["fresh", "archive", "open"]
     assert found["to_fresh"]["open"]["claim, locks a row"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.mariadb
+def test_where_no_server_is_named_a_program_has_a_durable_one_of_its_own(mariadb_of_module: LocalServer) -> None:
+    with servers.database(kind="mariadb", url=None, memory_mb=32) as own:
+        [[flush, sync]] = own.server.execute("SELECT @@innodb_flush_log_at_trx_commit, @@sync_binlog")
+
+        assert (flush, sync) == (1, 1)
+        assert own.url != mariadb_of_module.url
 
 
 def test_each_contestant_is_first_once_in_as_many_rounds_as_there_are() -> None:
@@ -101,7 +117,7 @@ def test_percentiles_are_taken_from_the_sorted_sample() -> None:
     assert rounds.percentiles(values) == {"p50_ms": 51.0, "p90_ms": 91.0, "p99_ms": 100.0, "max_ms": 100.0}
 
 
-def _run(program: str, server: Server, *options: str) -> dict[str, Any]:
+def _run(program: str, server: LocalServer, *options: str) -> dict[str, Any]:
     command = [sys.executable, "-m", f"benchmarks.{program}", "--quick", "--url", server.url, *options]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=RUN_SECONDS_MAX)
     assert done.returncode == 0, done.stderr[-3000:]

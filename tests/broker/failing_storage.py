@@ -89,7 +89,7 @@ class HeldSyncs(FailingStorage):
     def sync(self, descriptor: int) -> None:
         self.calls.append("sync")
         self.waiting.set()
-        if not self._free.wait(30):
+        if not self._free.wait(120):
             raise TimeoutError("nobody released the sync")
         if self.error is not None:
             raise self.error

@@ -23,7 +23,7 @@ def _run(*command: str | Path) -> str:
     program = shutil.which(command[0], path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
     if program is None:
         pytest.skip(f"there is no {command[0]} here")
-    done = subprocess.run([program, *map(str, command[1:])], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program, *map(str, command[1:])], capture_output=True, text=True, timeout=120)
     if done.returncode:
         pytest.skip(f"{command[0]} is not allowed here: {done.stderr.strip()[:200]}")
     return done.stdout
@@ -38,7 +38,7 @@ def small_disk(folder: Path, *, size_mb: int) -> Iterator[Path]:
     try:
         yield place
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=True, timeout=60)
+        subprocess.run(["umount", "-l", str(place)], check=True, timeout=120)
 
 
 class PoweredDisk:
@@ -67,7 +67,7 @@ class PoweredDisk:
             os.close(descriptor)
 
     def take_out(self) -> None:
-        subprocess.run(["umount", str(self.place)], check=True, capture_output=True, timeout=60)
+        subprocess.run(["umount", str(self.place)], check=True, capture_output=True, timeout=120)
 
 
 @contextmanager

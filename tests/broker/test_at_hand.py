@@ -51,11 +51,11 @@ def held_elsewhere(lock: Any) -> Iterator[None]:
     def hold() -> None:
         with lock:
             has.set()
-            let_go.wait(20)
+            let_go.wait(120)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    has.wait(20)
+    has.wait(120)
     try:
         yield
     finally:

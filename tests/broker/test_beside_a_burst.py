@@ -39,7 +39,7 @@ class HeldHandOuts(DiskStorage):
     def sync(self, descriptor: int) -> None:
         if self.is_held and self._log in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
             self.waiting.set()
-            if not self.free.wait(30):
+            if not self.free.wait(120):
                 raise TimeoutError("nobody let the schedule go on")
         super().sync(descriptor)
 
@@ -87,13 +87,13 @@ def test_a_pull_that_waits_does_not_fire_what_is_due_for_others(open_engine: typ
     _publish(engine, "burst", "a", deliver_at_ms=clock.now_ms() + 1_000)
     storage.is_held = True
     clock.advance(1_000)
-    assert storage.waiting.wait(10)
+    assert storage.waiting.wait(120)
     try:
         with ThreadPoolExecutor(1) as pool:
             pulling = pool.submit(engine.pull, "other", GROUP, wait_ms=10_000)
             try:
                 _publish(engine, "other", "plain")
-                assert [one.id for one in pulling.result(timeout=10)] == ["plain"]
+                assert [one.id for one in pulling.result(timeout=120)] == ["plain"]
                 assert engine.take_at_hand("other", GROUP, max_messages=1, invisible_ms=1_000, fires=False) == []
                 assert engine.take_at_hand("other", GROUP, max_messages=1, invisible_ms=1_000) is None
             finally:
@@ -147,10 +147,10 @@ def test_one_batch_is_taken_and_one_placed_while_one_is_synced_and_all_come_once
     monkeypatch.setattr(engine._ending, "submit", placed)
     clock.advance(1_000)
 
-    assert storage.waiting.wait(30)
+    assert storage.waiting.wait(120)
     try:
-        assert taken.is_done.wait(30)
-        assert placed.is_done.wait(30)
+        assert taken.is_done.wait(120)
+        assert placed.is_done.wait(120)
         killed = tmp_path / "killed"
         shutil.copytree(folder, killed)
         assert [one.batch.ids for one in engine._placed] == [ids[:3], ids[3:6]]

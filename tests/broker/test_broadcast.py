@@ -18,7 +18,7 @@ from tests.broker.failing_storage import HeldSyncs
 
 TOPIC = "prices"
 HOUR_MS = 3_600_000
-WAIT_S = 20
+WAIT_S = 60
 type_of_open = Callable[..., Engine]
 
 

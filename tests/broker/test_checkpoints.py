@@ -22,7 +22,7 @@ from messaging.journal import segment_paths
 from messaging.message import GroupConfig, Message
 
 TOPIC, GROUP = "orders", "billing"
-SMALL = {"segment_bytes": 4096, "checkpoint_bytes": 4096}
+SMALL = {"segment_bytes": 4096, "checkpoint_bytes": 1024}
 HOUR_MS = 3_600_000
 type_of_open = Callable[..., Engine]
 

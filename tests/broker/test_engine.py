@@ -142,7 +142,7 @@ def test_a_failed_sync_fails_all_who_wait_and_all_who_come_until_the_broker_is_o
     storage.hold()
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(publish, engine, f"lost-{number}") for number in range(4)]
-        assert storage.waiting.wait(30)
+        assert storage.waiting.wait(120)
         storage.release(error=OSError(errno.EIO, os.strerror(errno.EIO)))
         failures = [one.exception(30) for one in waiting]
 
@@ -169,13 +169,13 @@ def test_concurrent_publishers_share_syncs(open_engine: type_of_open) -> None:
 
     with ThreadPoolExecutor(32) as pool:
         leader = pool.submit(publish, engine, "leader")
-        assert storage.waiting.wait(30)
+        assert storage.waiting.wait(120)
         followers = [pool.submit(publish, engine, f"m{number}") for number in range(31)]
         # The followers cannot be durable before the next sync: let it come once all of them have been written.
         while engine.topic_figures(TOPIC)["stored"] < 32:
             assert not any(one.done() for one in followers)
         storage.release()
-        assert all(one.result(30) == ["stored"] for one in [leader, *followers])
+        assert all(one.result(120) == ["stored"] for one in [leader, *followers])
 
     assert engine.log_figures()["syncs"] - before == 2
 
@@ -187,10 +187,10 @@ def test_nothing_is_handed_out_before_it_is_durable(open_engine: type_of_open, c
 
     with ThreadPoolExecutor(2) as pool:
         publishing = pool.submit(engine.publish, [message("now")])
-        assert storage.waiting.wait(30)
+        assert storage.waiting.wait(120)
         early = pull_ids(engine)
         storage.release()
-        publishing.result(30)
+        publishing.result(120)
 
     assert early == []
     assert pull_ids(engine) == ["now"]
@@ -205,13 +205,13 @@ def test_what_falls_due_before_it_is_durable_is_handed_out_after_it_is(
 
     with ThreadPoolExecutor(2) as pool:
         publishing = pool.submit(engine.publish, [message("due", deliver_at_ms=clock.now_ms() + 10)])
-        assert storage.waiting.wait(30)
+        assert storage.waiting.wait(120)
         clock.advance(10)
         pulling = pool.submit(pull_ids, engine)
         assert wait([publishing, pulling], timeout=0.2).done == set()
         storage.release()
-        assert publishing.result(30)[0].status == "stored"
-        early = pulling.result(30)
+        assert publishing.result(120)[0].status == "stored"
+        early = pulling.result(120)
 
     assert [*early, *pull_ids(engine)] == ["due"]
 
@@ -224,10 +224,11 @@ def test_a_second_engine_on_the_folder_is_refused_and_told_who_holds_it(engine: 
     Engine.open(folder).close()
 
 
+@pytest.mark.processes
 def test_a_second_process_on_the_folder_is_refused_and_told_who_holds_it(engine: Engine, folder: Path) -> None:
     code = "import sys; from pathlib import Path; from broker.engine import Engine; Engine.open(Path(sys.argv[1]))"
 
-    other = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60)
+    other = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=120)
 
     assert other.returncode == 1
     assert f"in use by process {os.getpid()} on " in other.stderr
@@ -777,20 +778,20 @@ def test_a_group_that_reads_from_the_disk_keeps_nobody_else_waiting(
     def slow_span(offset: int, size_bytes: int) -> bytes:
         if threading.current_thread().name.startswith("slow"):
             reading.set()
-            assert go_on.wait(30)
+            assert go_on.wait(120)
         return read_span(offset, size_bytes)
 
     monkeypatch.setattr(engine._messages, "read_span", slow_span)
     with ThreadPoolExecutor(1, "slow") as pool:
         slow = pool.submit(engine.pull, TOPIC, "slow")
-        assert reading.wait(30)
+        assert reading.wait(120)
 
         publish(engine, "more")
         [first, *_] = pull(engine)
         assert engine.ack([first.receipt]) == ["acked"]
 
         go_on.set()
-        assert [one.id for one in slow.result(30)] == [f"m{number}" for number in range(5)]
+        assert [one.id for one in slow.result(120)] == [f"m{number}" for number in range(5)]
 
 
 def test_what_is_settled_or_moved_while_a_pull_reads_it_is_not_handed_out(
@@ -1208,7 +1209,7 @@ class Consumer:
     def __init__(self, pool: ThreadPoolExecutor, engine: Engine, clock: WatchedClock) -> None:
         self._clock = clock
         self._pull = pool.submit(engine.pull, TOPIC, GROUP, wait_ms=WAIT_MS)
-        assert clock.pulling.wait(30)
+        assert clock.pulling.wait(120)
 
     def got(self, *, passing_ms: int = 0) -> list[str]:
         """What it was woken with, while `passing_ms` passes again and again."""
@@ -1405,9 +1406,9 @@ def test_many_consumers_get_each_message_once(engine: Engine) -> None:
         got = [pool.submit(consume_all) for _ in range(3)]
         publishing = [pool.submit(publish, engine, *ids[start : start + 100]) for start in range(0, 500, 100)]
         for one in publishing:
-            one.result(30)
+            one.result(120)
         stop.set()
-        taken = [one for each in got for one in each.result(30)]
+        taken = [one for each in got for one in each.result(120)]
 
     assert sorted(taken) == sorted(ids)
 

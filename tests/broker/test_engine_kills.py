@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,6 +20,7 @@ from messaging.clock import ManualClock
 from messaging.journal import segment_paths
 from messaging.message import Delivery
 from tests.broker.killed_engine import DAY_MS, GROUP, RESERVE_BYTES, START_MS, TOPIC, message
+from tests.fixtures.fork_server import fork_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,6 +108,7 @@ def test_whatever_call_is_the_last_while_a_schedule_moves_each_message_comes_onc
     assert {"publish", "ack", "cancel", "pull"} <= {what for what, ids in told[max(told)].answered.items() if ids}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["before", "half", "power", "power-messages", "power-actions", "power-schedule"])
 def test_whatever_storage_call_is_the_last_what_was_answered_holds(tmp_path: Path, way: str) -> None:
     told = killed_at_each_call(tmp_path, way, "short")
@@ -120,11 +123,11 @@ def test_a_busy_broker_that_is_killed_again_and_again_keeps_what_it_answered(tmp
     random = Random(random_seed)
     lines = b""
     for number in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.broker.killed_engine", "signal", str(tmp_path / "data"), f"r{number}"],
+        process = fork_server().start(
+            "tests.broker.killed_engine", "signal", str(tmp_path / "data"), f"r{number}",
             cwd=ROOT, stdout=subprocess.PIPE,
         )  # fmt: skip
-        with process:
+        with closing(process):
             assert process.stdout is not None
             for _ in range(random.randint(100, 1_500)):
                 lines += process.stdout.readline()

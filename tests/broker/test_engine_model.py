@@ -411,4 +411,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-TestTheEngineDoesWhatItsModelDoes = EngineMachine.TestCase
+TestTheEngineDoesWhatItsModelDoes = pytest.mark.slow(EngineMachine.TestCase)

@@ -208,7 +208,7 @@ class HeldFlush(DiskStorage):
         name = Path(f"/proc/self/fd/{descriptor}").readlink().name
         if self.held and name.startswith("ids-"):
             self.waiting.set()
-            if not self._free.wait(30):
+            if not self._free.wait(120):
                 raise TimeoutError("nobody released the flush")
         super().sync(descriptor)
 
@@ -221,7 +221,7 @@ def flushing(open_engine: type_of_open, clock: ManualClock) -> Iterator[tuple[En
     publish(engine, "before", topic="another")
     storage.held = True
     publish(engine, "a", "b", "c", "d", deliver_at_ms=clock.now_ms() + HOUR_MS)
-    assert storage.waiting.wait(30)
+    assert storage.waiting.wait(120)
     yield engine, storage
     storage.release()
 
@@ -405,7 +405,7 @@ class HeldSchedule(DiskStorage):
     def sync(self, descriptor: int) -> None:
         if self.is_held and _path(descriptor).name.startswith("log-"):
             self.waiting.set()
-            if not self.free.wait(30):
+            if not self.free.wait(120):
                 raise TimeoutError("nobody let the schedule go on")
         super().sync(descriptor)
 
@@ -421,7 +421,7 @@ class SyncedTogether(DiskStorage):
         if self.is_armed:
             is_schedule = _path(descriptor).name.startswith("log-")
             self.began[is_schedule].set()
-            if not self.began[not is_schedule].wait(30):
+            if not self.began[not is_schedule].wait(120):
                 raise OSError(errno.ETIME, "the other log was not synced meanwhile")
         super().sync(descriptor)
 
@@ -448,12 +448,12 @@ def test_who_finds_anything_does_not_wait_for_what_is_due(open_engine: type_of_o
     publish(engine, "due", deliver_at_ms=clock.now_ms() + HOUR_MS)
     storage.is_held = True
     clock.advance(HOUR_MS)
-    assert storage.waiting.wait(10)
+    assert storage.waiting.wait(120)
     try:
         with ThreadPoolExecutor(1) as pool:
             pulling = pool.submit(engine.pull, TOPIC, GROUP, max_messages=9)
             try:
-                assert [one.id for one in pulling.result(timeout=10)] == ["a", "b", "c"]
+                assert [one.id for one in pulling.result(timeout=120)] == ["a", "b", "c"]
             finally:
                 storage.free.set()
     finally:
@@ -516,7 +516,7 @@ def test_figures_that_wait_for_the_schedule_hold_no_publish_up(
     with ThreadPoolExecutor(1) as pool:
 
         def busy_count(topic: str | None = None) -> int:
-            published.extend(pool.submit(publish, engine, "b").result(timeout=5))
+            published.extend(pool.submit(publish, engine, "b").result(timeout=120))
             return count(topic)
 
         monkeypatch.setattr(engine._schedule, "count", busy_count)

@@ -36,7 +36,7 @@ class Refusing:
 
     def settle(self, schedule: DelayStore, number: int) -> None:
         if self.is_refusing:
-            if not self._are_placed.wait(30):
+            if not self._are_placed.wait(120):
                 raise TimeoutError("so many batches were not placed")
             self.refused.set()
             raise StorageFailed("the schedule is refusing")
@@ -73,7 +73,7 @@ def test_while_what_is_placed_cannot_be_ended_nothing_more_is_placed_and_then_al
     refusing = Refusing(monkeypatch, placed=2)
     _schedule(engine, clock)
     clock.advance(1_000)
-    assert refusing.refused.wait(30)
+    assert refusing.refused.wait(120)
 
     for _ in range(5):
         engine._fire_what_can_be()
@@ -92,13 +92,13 @@ def test_batches_placed_before_a_kill_are_delivered_once_over_a_checkpoint_betwe
         refusing = Refusing(patched, placed=2)
         _schedule(engine, clock)
         clock.advance(1_000)
-        assert refusing.refused.wait(30)
+        assert refusing.refused.wait(120)
         engine.close()
 
     with monkeypatch.context() as patched:
         placing = PlacingOnce(patched)
         engine = open_engine(fire_batch_max=BATCH, dedup_messages_max=1)
-        assert placing.refused.wait(30)
+        assert placing.refused.wait(120)
         with engine._lock:
             engine._write_checkpoint()
         engine.close()

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,12 +23,15 @@ import pytest
 from messaging import Broker, connect
 from messaging.message import GroupConfig
 from tests.broker_adapter.servers import ServerProcess
+from tests.fixtures.fork_server import fork_server
 
 ROOT = Path(__file__).parents[2]
 TOPIC, ORDERED, GROUPS = "orders", "ledger", ("billing", "ledger")
 PRODUCERS, CONSUMERS_EACH = 2, 2
 KILLS = 4
 DRAIN_PULLS_MAX = 2_000
+LINES_BETWEEN_KILLS = (5, 150)
+DEADLINE_S = 120.0
 
 
 @dataclass
@@ -94,53 +96,75 @@ class History:
         return found
 
 
+class Lines:
+    """What the client processes have told so far, and a wait for more of it."""
+
+    def __init__(self) -> None:
+        self._more = threading.Condition()
+        self._of_client: dict[str, list[bytes]] = {}
+
+    def read(self, name: str, out: Iterable[bytes]) -> None:
+        """Take what a client tells, until it ends."""
+        with self._more:
+            lines = self._of_client[name] = []
+        for line in out:
+            with self._more:
+                lines.append(line)
+                self._more.notify_all()
+
+    def wait_for_more(self, *, clients: int, count: int = 0) -> None:
+        """Wait until each of so many clients has told something from now on, and all together so many lines."""
+        with self._more:
+            before = {name: len(lines) for name, lines in self._of_client.items()}
+
+            def have_told() -> bool:
+                told = [len(lines) - before.get(name, 0) for name, lines in self._of_client.items()]
+                return sum(one > 0 for one in told) == clients and sum(told) >= count
+
+            assert self._more.wait_for(have_told, DEADLINE_S), "a client tells no more"
+
+    def all(self) -> list[dict[str, Any]]:
+        """Everything told, by any client."""
+        return [json.loads(line) for lines in self._of_client.values() for line in lines]
+
+
 @contextmanager
-def client(what: str, url: str, name: str, seed: int, *group: str) -> Iterator[list[dict[str, Any]]]:
-    """A client process; what it told is there once the block has ended."""
-    told: list[dict[str, Any]] = []
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.broker.history_client", what, url, name, str(seed), TOPIC, *group],
+def client(lines: Lines, what: str, url: str, name: str, seed: int, *group: str) -> Iterator[None]:
+    """A client process; all that it told is in `lines` once the block has ended."""
+    process = fork_server().start(
+        "tests.broker.history_client", what, url, name, str(seed), TOPIC, *group,
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None
-    lines: list[bytes] = []
-    reader = threading.Thread(target=lambda out=process.stdout: lines.extend(out))
+    reader = threading.Thread(target=lines.read, args=(name, process.stdout))
     reader.start()
     try:
-        yield told
+        yield
     finally:
         process.stdin.close()
-        code = process.wait(30)
-        reader.join(30)
-        process.stdout.close()
-        told += [json.loads(line) for line in lines]
+        code = process.wait(DEADLINE_S)
+        reader.join(DEADLINE_S)
+        process.close()
     assert code == 0, f"{name} ended with {code}"
 
 
 def run_clients(server: ServerProcess, *, random: Random) -> list[dict[str, Any]]:
     """All clients, while the broker is killed at moments that the seed chooses; returns what they told."""
-    pause = threading.Event()
-    told: list[list[dict[str, Any]]] = []
+    lines = Lines()
     clients = [("produce", f"p{number}", ()) for number in range(PRODUCERS)]
     clients += [("consume", f"{group}{number}", (group,)) for group in GROUPS for number in range(CONSUMERS_EACH)]
 
-    def within(left: list[tuple[str, str, tuple[str, ...]]]) -> None:
-        if left:
-            what, name, group = left[0]
-            with client(what, server.url, name, random.randrange(10**9), *group) as lines:
-                told.append(lines)
-                within(left[1:])
-            return
-        pause.wait(1.2)  # until all have begun: a process takes its time to start
+    with ExitStack() as stack:
+        for what, name, group in clients:
+            stack.enter_context(client(lines, what, server.url, name, random.randrange(10**9), *group))
+        lines.wait_for_more(clients=len(clients))
         for _ in range(KILLS):
-            pause.wait(random.uniform(0.05, 0.8))
+            lines.wait_for_more(clients=len(clients), count=random.randint(*LINES_BETWEEN_KILLS))
             server.kill()
             server.start()
-        pause.wait(0.3)
-
-    within(clients)
-    return [line for lines in told for line in lines]
+        lines.wait_for_more(clients=len(clients))
+    return lines.all()
 
 
 def drain(broker: Broker, group: str, history: History) -> None:

@@ -25,7 +25,7 @@ from messaging.message import Delivery, GroupConfig, Message
 
 TOPIC, GROUP = "orders", "billing"
 SMALL: dict[str, Any] = {"segment_bytes": 4096, "checkpoint_bytes": 65_536, "durability": Durability.OS}
-WAIT_S = 20
+WAIT_S = 120
 type_of_open = Callable[..., Engine]
 
 

@@ -20,8 +20,9 @@ from broker.log.storage import Storage
 from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.http import HttpBroker
 from messaging import Broker
+from tests.fixtures.fork_server import Program, fork_server
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 
 
 @contextmanager
@@ -62,28 +63,33 @@ def serving(
 
 
 class ServerProcess:
-    """`outbox broker serve` on one data folder and one port, to be killed and started again."""
+    """`outbox broker serve` on one data folder and one port, to be killed and started again.
 
-    def __init__(self, folder: Path) -> None:
+    A fork of the fork server; `is_fresh` where the interpreter itself is to be a new one.
+    """
+
+    def __init__(self, folder: Path, *, is_fresh: bool = False) -> None:
         self._folder = folder
+        self._is_fresh = is_fresh
         self._ready_file = folder.with_name(folder.name + ".ready")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Program | None = None
         self._port = 0
         self.url = ""
 
     def start(self, *options: str) -> None:
         command = [
-            *(sys.executable, "-m", "outbox", "broker", "serve", "--data", str(self._folder)),
+            *("broker", "serve", "--data", str(self._folder)),
             *("--port", str(self._port), "--ready-file", str(self._ready_file), *options),
         ]
         self._ready_file.unlink(missing_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
+        process = self._begin(command, environment)
         self._process = process
         assert process.stderr is not None
         first_line = process.stderr.readline().decode()  # blocks until it is ready, or gone
-        assert first_line.startswith("broker ready at "), first_line
-        threading.Thread(target=process.stderr.read, daemon=True).start()
+        assert first_line.startswith("broker ready at "), first_line + process.stderr.read().decode()
+        self._reader = threading.Thread(target=process.stderr.read, daemon=True)
+        self._reader.start()
         self.url = self._ready_file.read_text().strip()
         self._port = int(self.url.rpartition(":")[2])
 
@@ -113,10 +119,18 @@ class ServerProcess:
             return 0
         self._process.send_signal(number)
         code = self._process.wait(DEADLINE_S)
-        if self._process.stderr is not None:
-            self._process.stderr.close()
+        self._reader.join(DEADLINE_S)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        if isinstance(self._process, Program):
+            self._process.close()
         self._process = None
         return code
+
+    def _begin(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes] | Program:
+        if self._is_fresh:
+            return subprocess.Popen([sys.executable, "-m", "outbox", *command], stderr=subprocess.PIPE, env=environment)
+        return fork_server().start("outbox", *command, stderr=subprocess.PIPE, env=environment)
 
 
 class Restartable:

@@ -17,9 +17,9 @@ from messaging.broker import Broker
 from messaging.clock import ManualClock
 from tests.compensator.serving import WatchedMetrics, serving, source_of
 from tests.outbox.shop import Shop
-from tests.outbox.shop_fixtures import broker, embedded, mysql_shop, shop, sqlite_shop
+from tests.outbox.shop_fixtures import broker, embedded, fresh_mysql_shop, mysql_shop, shop, sqlite_shop
 
-__all__ = ["broker", "embedded", "metrics", "mysql_shop", "serve", "shop", "sources", "sqlite_shop"]
+__all__ = ["broker", "embedded", "fresh_mysql_shop", "metrics", "mysql_shop", "serve", "shop", "sources", "sqlite_shop"]
 
 
 @pytest.fixture

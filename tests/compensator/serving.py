@@ -35,7 +35,7 @@ from tests.outbox.shop import Shop
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600_000_000
-WAIT_SECONDS = 30
+WAIT_SECONDS = 300
 OFTEN = PacingOptions(interval_ms=20, idle_ms=20, jitter=0, failure=Backoff(initial_ms=20, max_ms=20))
 QUICK_BREAKER = BreakerOptions(
     backoff=Backoff(initial_ms=20, max_ms=20), probe_rows=2, drain_rows_per_second=10_000, drain_step_ms=10

@@ -12,7 +12,7 @@ from compensator.chores import Chores
 from messaging.clock import ManualClock
 from messaging.errors import DatabaseUnavailable
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 300
 NEVER_AGAIN_MS = 3_600_000
 
 

@@ -25,6 +25,12 @@ HOUR_US = 3_600_000_000
 OURS, THEIRS = "a" * 32, "b" * 32
 
 
+@pytest.fixture
+def mysql_shop(fresh_mysql_shop: Shop) -> Shop:
+    """What is read and locked is counted here."""
+    return fresh_mysql_shop
+
+
 def add_due(shop: Shop, count: int, *, topic: str = "topic") -> list[str]:
     """Rows of a dead sender, their leases over."""
     rows = [publish_row(Message(id=f"{topic}-{number:05d}", topic=topic, body=b"x")) for number in range(count)]

@@ -25,7 +25,7 @@ data = "what the broker's own process reads"
 port = 7788
 
 [console]
-bind = "127.0.0.1:8080"
+bind = "127.0.0.1:1"
 
 [compensator]
 interval = "2s"
@@ -105,14 +105,14 @@ def test_databases_of_flags_stand_for_those_of_the_file(file: Path) -> None:
 
 def test_the_environment_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBOX_DATABASE__URL", "sqlite:///shop.db")
-    monkeypatch.setenv("OUTBOX_BROKER__URL", "http://127.0.0.1:7788")
+    monkeypatch.setenv("OUTBOX_BROKER__URL", "http://127.0.0.1:1")
     monkeypatch.setenv("OUTBOX_BROKER__PORT", "7788")
     monkeypatch.setenv("OUTBOX_COMPENSATOR__ARCHIVE", "false")
 
     config = compensator()
 
     assert [source.url for source in config.source_tables()] == ["sqlite:///shop.db"]
-    assert (config.broker.url, config.compensator.archive) == ("http://127.0.0.1:7788", False)
+    assert (config.broker.url, config.compensator.archive) == ("http://127.0.0.1:1", False)
 
 
 @pytest.mark.parametrize(

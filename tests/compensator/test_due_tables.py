@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from sqlalchemy import Connection
 
 from compensator.due_tables import DueTables
@@ -14,6 +15,12 @@ from tests.compensator.serving import Asked, add_due, split
 from tests.outbox.shop import Shop
 
 SECOND_US = 1_000_000
+
+
+@pytest.fixture
+def mysql_shop(fresh_mysql_shop: Shop) -> Shop:
+    """What is read and locked is counted here."""
+    return fresh_mysql_shop
 
 
 def due_tables(shop: Shop, tables: Sequence[str]) -> DueTables:

@@ -196,6 +196,7 @@ def test_all_sources_go_on_together_when_the_probe_of_one_has_been_taken(
         assert [shop.rows() for shop in shops] == [[]] * 6
 
 
+@pytest.mark.processes
 def test_a_real_broker_may_be_killed_and_come_back(
     mysql_shop: Shop, tmp_path: Path, serve: Callable[..., CompensatorService], metrics: WatchedMetrics
 ) -> None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from outbox import migrating
 from tests.deploy.manifests import KUBERNETES, ROOT, SYSTEMD, containers, exec_start, value
 from tests.fixtures.databases import Database
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 120
 TOKEN = "a-token-of-the-test"
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
@@ -89,13 +90,38 @@ def broker_url(tmp_path: Path, secrets: Path) -> Iterator[str]:
             process.communicate()
 
 
+class Notices:
+    """What systemd would be told. It is read all the time, since a program waits where its notices fill the socket."""
+
+    def __init__(self, opened: socket.socket) -> None:
+        self._socket = opened
+        self._changed = threading.Condition()
+        self._told: list[str] = []
+
+    def read(self) -> None:
+        """Read until the socket is shut down."""
+        while data := self._socket.recv(4096):
+            with self._changed:
+                self._told.append(data.decode())
+                self._changed.notify_all()
+
+    def wait_for(self, word: str) -> None:
+        """Until a notice has come that begins with this."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: any(text.startswith(word) for text in self._told), WAIT_SECONDS), word
+
+
 @pytest.fixture
-def notices(tmp_path: Path) -> Iterator[socket.socket]:
+def notices(tmp_path: Path) -> Iterator[Notices]:
     """The socket that systemd would listen on."""
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as opened:
         opened.bind(str(tmp_path / "notify"))
-        opened.settimeout(WAIT_SECONDS)
-        yield opened
+        made = Notices(opened)
+        reader = threading.Thread(target=made.read)
+        reader.start()
+        yield made
+        opened.shutdown(socket.SHUT_RDWR)
+        reader.join(WAIT_SECONDS)
 
 
 def configured(name: Path, tmp_path: Path, *, database: Database, broker_url: str) -> Path:
@@ -108,9 +134,10 @@ def configured(name: Path, tmp_path: Path, *, database: Database, broker_url: st
     return folder
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("way", ["systemd", "kubernetes"])
 def test_broker_and_compensator_serve_as_deployed_and_end_in_order(
-    mariadb: Database, tmp_path: Path, secrets: Path, broker_url: str, notices: socket.socket, way: str
+    mariadb: Database, tmp_path: Path, secrets: Path, broker_url: str, notices: Notices, way: str
 ) -> None:
     migrating.upgrade(mariadb.url, schema=mariadb.schema)
     unit = SYSTEMD / "outbox-compensator.service"
@@ -130,21 +157,18 @@ def test_broker_and_compensator_serve_as_deployed_and_end_in_order(
         try:
             assert process.stderr is not None
             port = next(found[1] for line in process.stderr if (found := re.search(r"status on port (\d+)", line)))
-            told = [notices.recv(4096).decode() for _ in range(2)]
+            notices.wait_for("READY=1")
+            notices.wait_for("WATCHDOG=1")
             answers = {path: get(f"http://127.0.0.1:{port}{path}") for path in [*probes("compensator"), "/metrics"]}
             process.send_signal(signal.SIGTERM)
             status = process.wait(int(value(unit, "TimeoutStopSec")))
         finally:
             process.kill()
             process.communicate()
-    said = [notices.recv(4096).decode()]
-    while not said[-1].startswith("STOPPING"):
-        said.append(notices.recv(4096).decode())
+    notices.wait_for("STOPPING=1")
 
     assert answers == {"/livez": 200, "/readyz": 200, "/metrics": 200}
     assert status == 0
-    assert any(text.startswith("READY=1") for text in told)
-    assert any(text.startswith("WATCHDOG=1") for text in told)
     assert {path: get(broker_url + path) for path in probes("broker")} == {"/livez": 200, "/readyz": 200}
     assert (get(f"{broker_url}/metrics"), get(f"{broker_url}/metrics", token=TOKEN)) == (401, 200)
     assert (tmp_path / "data").is_dir()

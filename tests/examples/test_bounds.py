@@ -63,10 +63,13 @@ PROTOCOL = [
         f"| `max_messages`; `wait_ms` of a pull or read; `invisible_ms` of a pull | {limits.PULL_MESSAGES_MAX:,}; "
         f"{limits.PULL_WAIT_MS_MAX // 1000} s; {limits.INVISIBLE_MS_MIN} ms to {limits.INVISIBLE_MS_MAX // HOUR_MS} h |"
     ),
-    (
-        f"| `publishes_max`, `publishes_bytes_max`, in work at once | {HTTP.publishes_max}; "
-        f"{HTTP.publishes_bytes_max // MIB} MiB |"
-    ),
+    f"| `work_bytes_max`, bytes of all requests and answers in work | {HTTP.work_bytes_max // MIB} MiB |",
+    f"| `request_head_ms_max`, until the head is there | {HTTP.request_head_ms_max // 1000} s |",
+    f"| `response_write_ms_max`, until the client has read the answer | {HTTP.response_write_ms_max // 1000} s |",
+    f"| `keep_alive_ms`, between two requests | {HTTP.keep_alive_ms // 1000} s |",
+    f"| {HTTP.connections_max:,}, or as many as there are descriptors for; {HTTP.connections_per_address_max:,} |",
+    f"probes, metrics and admin routes | {HTTP.connections_reserved} |",
+    f"| `publishes_max`, publishes in work at once | {HTTP.publishes_max} |",
     f"| `requests_max`, others in work at once | {HTTP.requests_max} |",
     f"| `waiting_pulls_max`, pulls and reads at once | {HTTP.waiting_pulls_max:,} |",
     f"| delay of a message | {limits.DELAY_MAX.days} days |",

@@ -16,7 +16,7 @@ import typer
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = ("messaging", "outbox", "compensator", "broker", "broker_adapter", "spark_reconcile")
-NAMED_BY_ENVIRONMENT = {"OUTBOX_DATABASE__URL": "sqlite:///shop.db", "OUTBOX_BROKER__URL": "http://127.0.0.1:7788"}
+NAMED_BY_ENVIRONMENT = {"OUTBOX_DATABASE__URL": "sqlite:///shop.db", "OUTBOX_BROKER__URL": "http://127.0.0.1:1"}
 
 _BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^(?:\$ )?(outbox [a-z].*)$", re.MULTILINE)

@@ -15,20 +15,24 @@ SAID = {
     "inbox_consumer.py": "tickets: 2",
     "schedule_and_cancel.py": "still scheduled: 1",
 }
+FAILURES = {"inbox_consumer.py": 1}
+"""How often a handler of an example fails on purpose, which the log shows."""
 
 
 def test_every_example_has_its_expectation() -> None:
     assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(SAID)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", sorted(SAID))
 def test_an_example_runs_and_says_what_it_promises(name: str, tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-W", "error", str(ROOT / "examples" / name)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
-    assert "Traceback" not in ended.stderr
+    logged = [ended.stderr.count(text) for text in ("handler_failed", "Traceback")]
+    assert logged == 2 * [FAILURES.get(name, 0)], ended.stderr
     assert SAID[name] in ended.stdout
     assert ended.returncode == 0
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.fixtures.local_server import LocalServer
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "first-hour.md"
 WITHOUT_SPARK = (2, 3, 4, 5)
+PORTS = range(10_000, 30_000)
 SERVICES = ("%3", "%2", "%4")  # the shell's jobs: consumer, compensator, the broker that was started again
 
 
@@ -44,6 +46,7 @@ def hour(mariadb_of_module: LocalServer, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.mariadb
+@pytest.mark.processes
 @pytest.mark.slow
 def test_every_block_runs_as_written_and_prints_what_the_page_says(hour: Hour) -> None:
     bought = hour.server.execute("SELECT order_id FROM shop.ticket ORDER BY order_id")
@@ -54,6 +57,7 @@ def test_every_block_runs_as_written_and_prints_what_the_page_says(hour: Hour) -
 
 
 @pytest.mark.mariadb
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.spark
 def test_its_proof_balances_and_finds_a_payment_that_is_taken_away(hour: Hour) -> None:
@@ -68,6 +72,7 @@ def test_its_proof_balances_and_finds_a_payment_that_is_taken_away(hour: Hour) -
 
 
 @pytest.mark.mariadb
+@pytest.mark.processes
 @pytest.mark.slow
 def test_ctrl_c_ends_each_of_its_services_in_order(hour: Hour) -> None:
     assert hour.ended == dict.fromkeys(SERVICES, 0), hour.terminal.text
@@ -79,18 +84,26 @@ def _do(opened: Terminal, text: str) -> list[str]:
 
 def _for_this_machine(guide: str, url: str) -> str:
     """The guide with this machine's server and free ports in place of those that it names."""
+    ports = _free_ports(2)
     for named, here in {
         "mysql+pymysql://root@127.0.0.1": url.rstrip("/"),
-        "7788": str(_free_port()),
-        "9100": str(_free_port()),
+        "7788": str(ports[0]),
+        "9100": str(ports[1]),
     }.items():
         assert named in guide
         guide = guide.replace(named, here)
     return guide
 
 
-def _free_port() -> int:
+def _free_ports(count: int) -> list[int]:
+    """Ports below those that the kernel gives to whoever asks for any: still free when they are used."""
+    found: list[int] = []
     with ExitStack() as stack:
-        found = stack.enter_context(socket.socket())
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+        for port in random.sample(PORTS, len(PORTS)):
+            taken = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                taken.bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise AssertionError("no port is free")

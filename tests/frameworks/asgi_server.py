@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 
 
 class _Server(uvicorn.Server):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from messaging import Broker, GroupConfig
 from messaging.ids import new_message_id
 
-WAIT_MS = 20_000
+WAIT_MS = 30_000
 
 
 class Reached:

@@ -16,7 +16,7 @@ from outbox import Outbox, SenderLimits
 from tests.frameworks.reached import Reached
 from tests.outbox.shop import Payment, Shop
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 300
 LEASES = {"lease_ms": 60_000, "lease_margin_ms": 1_000}
 
 

@@ -46,9 +46,10 @@ def absent_packages() -> set[str]:
 def run_bare(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program in which no extra's package can be imported."""
     source = WITHOUT_EXTRAS.format(absent=absent_packages()) + program
-    return subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.processes
 def test_the_sdk_publishes_and_keeps_the_row_without_any_extra(tmp_path: Path) -> None:
     program = """
 from outbox import Outbox
@@ -71,6 +72,7 @@ main(["messages", "list", "--json", "--url", url])
     assert '"topic": "payment.completed"' in ended.stdout
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "command",
     [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from messaging.clock import ManualClock, SystemClock
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 300
 
 
 class Waiter:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from messaging.decoding import json_decoder, known, msgpack_decoder
 from messaging.wire import PullAnswer
@@ -43,6 +44,7 @@ print("whole")
 """
 
 
+@pytest.mark.processes
 def test_threads_that_build_a_decoder_of_the_same_shape_do_not_crash_the_process() -> None:
     ended = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", RACE],

@@ -232,7 +232,7 @@ def test_by_default_it_is_standard_error(stream: io.StringIO, capsys: pytest.Cap
 
 @pytest.mark.parametrize("part", ["a", "a://", "a://b:", "?token", "&a=", "bearer "])
 def test_a_long_text_costs_time_in_proportion(part: str) -> None:
-    text = "x://" + part * (2_000_000 // len(part))  # minutes and more, were it quadratic
+    text = "x://" + part * (500_000 // len(part))  # minutes and more, were it quadratic
 
     assert len(mask_secrets(text)) <= len(text)
 

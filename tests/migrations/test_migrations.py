@@ -196,6 +196,7 @@ def test_errors_of_upgrade_name_the_cure(tmp_path: Path) -> None:
         migrating.upgrade("postgresql+psycopg://h/d")
 
 
+@pytest.mark.processes
 def test_the_command_makes_the_tables_and_says_where_they_are(database: Database) -> None:
     arguments = ["--url", database.url, *schema_arguments(database)]
 
@@ -209,6 +210,7 @@ def test_the_command_makes_the_tables_and_says_where_they_are(database: Database
     assert (after.returncode, after.stdout.strip()) == (0, migrating.head())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("url", "status", "says"),
     [
@@ -230,6 +232,7 @@ def test_a_url_that_cannot_work_is_one_line_with_the_cure_and_no_stack_trace(url
         assert "hunter2" not in done.stderr
 
 
+@pytest.mark.processes
 def test_a_missing_url_is_a_usage_error() -> None:
     done = outbox("db", "upgrade")
 

@@ -1,5 +1,5 @@
 """What the SDK's tests start from."""
 
-from tests.outbox.shop_fixtures import broker, embedded, mysql_shop, shop, sqlite_shop
+from tests.outbox.shop_fixtures import broker, embedded, fresh_mysql_shop, mysql_shop, shop, sqlite_shop
 
-__all__ = ["broker", "embedded", "mysql_shop", "shop", "sqlite_shop"]
+__all__ = ["broker", "embedded", "fresh_mysql_shop", "mysql_shop", "shop", "sqlite_shop"]

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from outbox.database import error_code
 from tests.outbox.shop import Payment, Shop
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 300
 
 
 def add_rows_to_fight_over(shop: Shop) -> None:

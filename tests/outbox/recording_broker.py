@@ -18,7 +18,7 @@ from messaging.message import (
     PublishStatus,
 )
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 300.0
 
 Rule = Callable[[Sequence[Message]], None]
 

@@ -20,6 +20,7 @@ from outbox.store import MessageStore
 from tests.fixtures.databases import Database
 
 BUSY_LIMITS = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000)
+CONNECTIONS_END_SECONDS_MAX = 60
 NO_SENDER = SenderLimits(queue_rows_max=0)
 """A queue without room: every commit leaves its rows to the compensator."""
 
@@ -109,18 +110,40 @@ class Shop:
         with self.engine.begin() as connection:
             connection.execute(text(statement))
 
+    @contextlib.contextmanager
+    def last_connections_ended(self) -> Iterator[None]:
+        """For a block in which another process is killed: it ends once the server has ended that one's connections.
+
+        A COMMIT that the dead process has sent may still be under way, and its locks are held until then.
+        """
+        before = self._connection_ids()
+        yield
+        deadline = time.monotonic() + CONNECTIONS_END_SECONDS_MAX
+        while left := self._connection_ids() - before:
+            assert time.monotonic() < deadline, f"the server has not ended the connections {left}"
+            time.sleep(0.01)
+
+    def _connection_ids(self) -> set[int]:
+        """The connections to this database; SQLite's end with their process."""
+        if self.database.name == "sqlite":
+            return set()
+        listed = text("SELECT id FROM information_schema.processlist WHERE db = :name AND id <> CONNECTION_ID()")
+        with self.engine.connect() as connection:
+            return set(connection.scalars(listed, {"name": self.database.business}))
+
     def close(self) -> None:
         """Close what was handed out, the newest first."""
         self._closing.close()
 
 
 @contextlib.contextmanager
-def open_shop(database: Database) -> Iterator[Shop]:
-    """The tables made, by today's definitions; tests/migrations proves that the revisions make the same."""
+def open_shop(database: Database, *, has_tables: bool = False) -> Iterator[Shop]:
+    """A shop on this database, its tables made where they are not there yet."""
+    if not has_tables:
+        make_tables(database)
     engine = open_engine(database.url)
     try:
         shop = Shop(database, engine)
-        make_tables(shop)
         try:
             yield shop
         finally:
@@ -129,10 +152,18 @@ def open_shop(database: Database) -> Iterator[Shop]:
         engine.dispose()
 
 
-def make_tables(shop: Shop) -> None:
-    """Make the business table and the outbox tables."""
-    with shop.engine.begin() as connection:
-        if shop.tables.metadata.schema is not None:
-            connection.execute(CreateSchema(shop.tables.metadata.schema, if_not_exists=True))
-        shop.tables.metadata.create_all(connection)
-        Base.metadata.create_all(connection)
+def make_tables(database: Database) -> None:
+    """Make the business table and the outbox's, by today's definitions.
+
+    tests/migrations proves that the revisions make the same.
+    """
+    engine = open_engine(database.url)
+    try:
+        tables = outbox_tables(schema_for(engine.dialect, database.schema))
+        with engine.begin() as connection:
+            if tables.metadata.schema is not None:
+                connection.execute(CreateSchema(tables.metadata.schema, if_not_exists=True))
+            tables.metadata.create_all(connection)
+            Base.metadata.create_all(connection)
+    finally:
+        engine.dispose()

@@ -17,28 +17,36 @@ from messaging.message import Delivery, GroupConfig
 from outbox import Consumer, RetryLater, consumer
 from outbox.consumer import ConsumerRunner, Outcome
 from outbox.inbox import InboxStore
+from outbox.testing import AdvancingClock
 from tests.outbox.deadlock import add_rows_to_fight_over, become_a_deadlocks_victim
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 
+INVISIBLE_MS = 60_000
 SHORT = Backoff(initial_ms=1, max_ms=2)
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[WatchedBroker]:
+def ahead() -> AdvancingClock:
+    """The watched broker's and its consumers' clock: it runs, and can be put forward."""
+    return AdvancingClock()
+
+
+@pytest.fixture
+def watched(tmp_path: Path, ahead: AdvancingClock) -> Iterator[WatchedBroker]:
     """A broker to watch."""
-    broker = WatchedBroker(tmp_path / "watched")
+    broker = WatchedBroker(tmp_path / "watched", clock=ahead)
     yield broker
     broker.close()
 
 
 @pytest.fixture
-def running(watched: WatchedBroker) -> Iterator[Callable[..., ConsumerRunner]]:
+def running(watched: WatchedBroker, ahead: AdvancingClock) -> Iterator[Callable[..., ConsumerRunner]]:
     """Starts consumers on the watched broker; they are stopped at the end of the test."""
     runners: list[ConsumerRunner] = []
 
     def start(*consumers: Consumer, **options: Any) -> ConsumerRunner:
-        runners.append(ConsumerRunner(consumers, broker=watched, pauses=SHORT, **options))
+        runners.append(ConsumerRunner(consumers, broker=watched, clock=ahead, pauses=SHORT, **options))
         runners[-1].start()
         return runners[-1]
 
@@ -217,17 +225,20 @@ def test_stop_finishes_the_message_in_hand_and_gives_the_others_back_untried(
 
 
 def test_a_slow_handlers_message_stays_invisible_to_others(
-    watched: WatchedBroker, running: Callable[..., ConsumerRunner]
+    watched: WatchedBroker, ahead: AdvancingClock, running: Callable[..., ConsumerRunner]
 ) -> None:
-    go_on = threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
 
-    @consumer("orders", group="payments", invisible_ms=400)
+    @consumer("orders", group="payments", invisible_ms=INVISIBLE_MS)
     def pay(_one: Delivery) -> None:
+        begun.set()
         go_on.wait(WAIT_SECONDS)
 
     watched.publish([message()])
     running(pay)
-    watched.wait_for(lambda: watched.extended >= 3)  # each by 400 ms, after 200 ms at the earliest
+    assert begun.wait(WAIT_SECONDS)
+    for _ in range(3):
+        watched.wait_until_extended(ahead, invisible_ms=INVISIBLE_MS)
     others = watched.pull("orders", "payments")
     go_on.set()
     watched.wait_for(lambda: watched.acked == 1)
@@ -237,22 +248,24 @@ def test_a_slow_handlers_message_stays_invisible_to_others(
 
 
 def test_a_message_in_hand_stays_invisible_while_its_runner_stops(
-    watched: WatchedBroker, running: Callable[..., ConsumerRunner]
+    watched: WatchedBroker, ahead: AdvancingClock, running: Callable[..., ConsumerRunner]
 ) -> None:
-    go_on = threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
 
-    @consumer("orders", group="payments", invisible_ms=400)
+    @consumer("orders", group="payments", invisible_ms=INVISIBLE_MS)
     def pay(_one: Delivery) -> None:
+        begun.set()
         go_on.wait(WAIT_SECONDS)
 
     watched.publish([message()])
     runner = running(pay)
-    watched.wait_for(lambda: watched.extended >= 1)
+    assert begun.wait(WAIT_SECONDS)
+    watched.wait_until_extended(ahead, invisible_ms=INVISIBLE_MS)
     assert not runner.stop(timeout_seconds=0)
     stopped = threading.Thread(target=runner.stop)
     stopped.start()
-    extended = watched.extended
-    watched.wait_for(lambda: watched.extended >= extended + 2)
+    for _ in range(2):
+        watched.wait_until_extended(ahead, invisible_ms=INVISIBLE_MS)
     go_on.set()
     stopped.join(WAIT_SECONDS)
 
@@ -356,7 +369,9 @@ def test_old_marks_are_purged_in_small_bites_and_young_ones_stay(shop: Shop) -> 
 
     assert purged == [2, 2, 1, 0]
     with shop.engine.connect() as connection:
-        known = [store.handled(connection, group=f"group-{n % 2}", message_id=f"m-{n}") for n in range(7)]
+        known = [
+            store.handled(connection, group=f"group-{n % 2}", message_id=f"m-{n}", topic="orders") for n in range(7)
+        ]
     assert known == [False] * 5 + [True] * 2
 
 

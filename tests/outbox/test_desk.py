@@ -22,6 +22,12 @@ ROOT = Path(__file__).parents[2]
 HOUR_US = 3_600_000_000
 
 
+@pytest.fixture
+def mysql_shop(fresh_mysql_shop: Shop) -> Shop:
+    """What is read and locked is counted here."""
+    return fresh_mysql_shop
+
+
 def add(shop: Shop, name: str, *, lease_us: int = -HOUR_US) -> None:
     """A pending row; without a lease that still runs, unless one is given."""
     row = publish_row(Message(id=name, topic="topic", body=b"the secret"))
@@ -108,6 +114,7 @@ def messages(shop: Shop, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.processes
 def test_the_command_parks_lists_retries_and_discards(sqlite_shop: Shop) -> None:
     add(sqlite_shop, "m-1")
 

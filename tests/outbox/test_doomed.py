@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 
 import pytest
 from sqlalchemy import Connection, Engine, text
@@ -16,11 +15,19 @@ from messaging.errors import TransactionDoomed
 from outbox import Outbox, SchemaMissing
 from outbox.database import error_code
 from tests.fixtures.databases import Database
-from tests.fixtures.local_server import LocalServer
+from tests.fixtures.local_server import Durability, LocalServer
+from tests.fixtures.servers import MYSQL_LIKE, local_server
 from tests.outbox.deadlock import WAIT_SECONDS, add_rows_to_fight_over, become_a_deadlocks_victim, lock, rival
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop, open_shop
 from tests.traps.naive import wait_for
+
+
+@pytest.fixture(scope="module", params=MYSQL_LIKE)
+def own_server(request: pytest.FixtureRequest) -> Iterator[LocalServer]:
+    """A server to restart, which ends the whole transaction where a lock wait times out."""
+    with local_server(request.param, Durability.FULL, "--innodb-rollback-on-timeout=ON") as server:
+        yield server
 
 
 @pytest.fixture
@@ -111,14 +118,9 @@ def test_a_swallowed_lock_wait_dooms_nothing_where_the_server_ends_only_the_stat
 
 @pytest.mark.slow
 def test_a_swallowed_lock_wait_dooms_the_transaction_where_the_server_ends_it_all(
-    mysql_like_server: LocalServer, broker: RecordingBroker
+    own_server: LocalServer, broker: RecordingBroker
 ) -> None:
-    mysql_like_server.stop()
-    program = mysql_like_server._program
-    mysql_like_server._program = replace(program, options=(*program.options, "--innodb-rollback-on-timeout=ON"))
-    mysql_like_server.start()
-
-    with mysql_like_server.fresh_database() as database, open_shop(database) as shop:
+    with own_server.fresh_database() as database, open_shop(database) as shop:
         shop.execute("INSERT INTO payment (id, note) VALUES (1, ''), (2, '')")
         box = shop.box(broker)
         with Session(shop.engine) as session:
@@ -234,15 +236,15 @@ def test_an_error_that_ends_the_statement_alone_dooms_nothing(
 
 @pytest.mark.slow
 def test_a_server_that_restarts_in_a_transaction_that_swallows_it_fails_the_commit(
-    mysql_like_server: LocalServer, broker: RecordingBroker
+    own_server: LocalServer, broker: RecordingBroker
 ) -> None:
-    with mysql_like_server.fresh_database() as database, open_shop(database) as shop:
+    with own_server.fresh_database() as database, open_shop(database) as shop:
         box = shop.box(broker, sender=NO_SENDER)
         with Session(shop.engine) as session:
             session.add(Payment(id=50))
             session.flush()
             box.publish("half", "", session=session)
-            mysql_like_server.restart()
+            own_server.restart()
             with pytest.raises(DBAPIError):
                 session.execute(text("SELECT 1"))
             with pytest.raises(Exception, match=r"(?i)rolled back|rollback|rolled this transaction back"):

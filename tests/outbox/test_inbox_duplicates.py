@@ -92,11 +92,13 @@ def test_threads_with_the_same_messages_have_each_effect_once(mysql_shop: Shop, 
     assert marks(mysql_shop) == MESSAGES
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
 def test_processes_with_the_same_messages_have_each_effect_once(mysql_shop: Shop, isolation: str) -> None:
     assert_rivals_share(mysql_shop, isolation)
 
 
+@pytest.mark.processes
 def test_processes_on_sqlite_have_each_effect_once(sqlite_shop: Shop) -> None:
     assert_rivals_share(sqlite_shop, "default")
 
@@ -192,7 +194,7 @@ def test_a_handler_whose_message_was_handed_out_again_is_told_and_only_one_commi
     inside, go_on = threading.Event(), threading.Event()
     told: list[bool] = []
 
-    @consumer("orders", group="payments", inbox=shop.engine, schema=shop.database.schema, invisible_ms=400)
+    @consumer("orders", group="payments", inbox=shop.engine, schema=shop.database.schema, invisible_ms=1_000)
     def pay(session: Session, one: Delivery) -> None:
         session.add(Payment(id=int(one.body)))
         session.flush()

@@ -26,6 +26,7 @@ main({arguments!r})
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [

@@ -13,6 +13,8 @@ from sqlalchemy import select
 from broker_adapter.embedded import EmbeddedBroker
 from tests.outbox.shop import NO_SENDER, Shop
 
+pytestmark = pytest.mark.processes
+
 CHILD = Path(__file__).with_name("dying_process.py")
 ROOT = Path(__file__).parents[2]
 CHILD_SECONDS_MAX = 60
@@ -33,10 +35,11 @@ POINTS = {
 def run_until_killed(point: str, shop: Shop, broker_url: str) -> None:
     """Run the dying process; anything but its death by SIGKILL is a failure of the test."""
     arguments = [point, shop.database.url, shop.database.schema or "", broker_url]
-    done = subprocess.run(
-        [sys.executable, str(CHILD), *arguments],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, timeout=CHILD_SECONDS_MAX, capture_output=True, text=True,
-    )  # fmt: skip
+    with shop.last_connections_ended():
+        done = subprocess.run(
+            [sys.executable, str(CHILD), *arguments],
+            cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, timeout=CHILD_SECONDS_MAX, capture_output=True, text=True,
+        )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

@@ -348,6 +348,7 @@ def at_a_terminal(shop: Shop, *arguments: str, types: str) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(status), seen.decode()
 
 
+@pytest.mark.processes
 def test_people_are_asked_before_and_see_progress(sqlite_shop: Shop) -> None:
     add(sqlite_shop, *[f"m-{number}" for number in range(300)], state=RowState.PARKED)
 

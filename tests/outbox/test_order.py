@@ -18,7 +18,7 @@ from outbox.schema import RowState
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 300.0
 
 
 def bodies(messages: Sequence[Message]) -> list[str]:

@@ -241,8 +241,8 @@ def test_what_breaks_a_bound_is_refused_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("arguments", "deliver_at_ms"),
     [
-        ({"delay": timedelta(days=731)}, 731 * 86_400_000),
-        ({"delay": timedelta(seconds=-1)}, -1000),
+        ({"deliver_at": NOON + timedelta(days=731)}, 731 * 86_400_000),
+        ({"deliver_at": NOON - timedelta(seconds=1)}, -1000),
         ({"deliver_at": NOON + timedelta(microseconds=1)}, 1),
         ({"deliver_at": (NOON + timedelta(hours=1)).astimezone()}, 3_600_000),
     ],

@@ -12,9 +12,8 @@ from messaging.errors import ConfigurationError, InvalidMessage
 from messaging.message import Message
 from outbox.row import publish_row
 from outbox.server_bounds import ROW_BYTES_MAX, ServerBounds, row_bytes
-from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
-from tests.outbox.shop import NO_SENDER, Payment, Shop, open_shop
+from tests.outbox.shop import NO_SENDER, Payment, Shop
 
 MIB = 1024 * 1024
 
@@ -162,19 +161,24 @@ def test_a_message_table_that_keeps_no_transactions_is_refused_until_it_is_mende
     assert mysql_shop.row_topics() == ["mended"]
 
 
-@pytest.mark.slow
 def test_a_body_of_sixteen_mebibytes_goes_through_where_the_packet_allows_it(
-    mysql_like_server: LocalServer, broker: RecordingBroker
+    mysql_shop: Shop, broker: RecordingBroker
 ) -> None:
-    mysql_like_server.execute(f"SET GLOBAL max_allowed_packet = {64 * MIB}")
-    body = bytes(range(256)) * (64 * 1024)
-
-    with mysql_like_server.fresh_database() as database, open_shop(database) as shop:
-        box = shop.box(broker, sender=NO_SENDER, body_bytes_max=16 * MIB)
-        with Session(shop.engine) as session, session.begin():
+    limit = packet_bytes(mysql_shop)
+    with mysql_shop.engine.begin() as connection:
+        connection.execute(text(f"SET GLOBAL max_allowed_packet = {64 * MIB}"))
+    try:
+        mysql_shop.engine.dispose()
+        body = bytes(range(256)) * (64 * 1024)
+        box = mysql_shop.box(broker, sender=NO_SENDER, body_bytes_max=16 * MIB)
+        with Session(mysql_shop.engine) as session, session.begin():
             box.publish("large", body, message_id="large", session=session)
-        shop.end_leases()
-        report = shop.scan(broker).run()
+        mysql_shop.end_leases()
+        report = mysql_shop.scan(broker).run()
+    finally:
+        with mysql_shop.engine.begin() as connection:
+            connection.execute(text(f"SET GLOBAL max_allowed_packet = {limit}"))
+        mysql_shop.engine.dispose()
 
     assert report.accepted == 1
     assert broker.stored[0].body == body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from messaging.broadcast import TopicRead
 from messaging.clock import Clock
 from messaging.errors import BrokerError, BrokerUnavailable
 from messaging.message import AckStatus, Delivery, ExtendStatus, Message, NackStatus
+from outbox.testing import AdvancingClock
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 300
+WAKE_EVERY_SECONDS = 0.05
 
 
 class WatchedBroker(EmbeddedBroker):
@@ -38,8 +41,11 @@ class WatchedBroker(EmbeddedBroker):
         self.closed = False
         self.reads = 0
         self.read_fails: list[BrokerError] = []
+        self.pull_fails: list[Exception] = []
 
     def pull(self, topic: str, group: str, *, wait_ms: int = 0, **options: Any) -> list[Delivery]:
+        if self.pull_fails:
+            raise self.pull_fails.pop()
         found = super().pull(topic, group, wait_ms=min(wait_ms, 20), **options)
         self._tell(lambda: setattr(self, "pulled", self.pulled + len(found)))
         return found
@@ -85,6 +91,25 @@ class WatchedBroker(EmbeddedBroker):
         """Wait until what consumers did makes the condition true."""
         with self._told:
             assert self._told.wait_for(condition, WAIT_SECONDS)
+
+    def wait_while_time_passes(self, condition: Callable[[], bool], clock: AdvancingClock, ms: int) -> None:
+        """Let the time pass, and wait until what consumers did makes the condition true.
+
+        They are woken again and again: one that was just about to wait has missed the clock's call.
+        """
+        clock.advance(ms)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            with self._told:
+                if self._told.wait_for(condition, WAKE_EVERY_SECONDS):
+                    return
+            assert time.monotonic() < deadline
+            clock.advance(0)
+
+    def wait_until_extended(self, clock: AdvancingClock, *, invisible_ms: int) -> None:
+        """Let half an invisible time pass, and wait until a consumer has extended what it has in hand."""
+        extended = self.extended
+        self.wait_while_time_passes(lambda: self.extended > extended, clock, invisible_ms // 2)
 
     def tell(self) -> None:
         """Something else happened: have whoever waits look again."""

@@ -52,11 +52,12 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subpro
     """One run of the demo, for all tests here to look at."""
     folder = tmp_path_factory.mktemp("demo") / "run"
     command = ["demo", "--folder", str(folder), "--bookings", str(BOOKINGS)]
-    return folder, _outbox(*command, timeout=280)
+    return folder, _outbox(*command, timeout=540)
 
 
 @pytest.mark.slow
 @pytest.mark.spark
+@pytest.mark.processes
 def test_everything_that_was_paid_arrives_although_worker_and_broker_are_killed(
     finished_run: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
@@ -81,6 +82,7 @@ def test_everything_that_was_paid_arrives_although_worker_and_broker_are_killed(
 
 @pytest.mark.slow
 @pytest.mark.spark
+@pytest.mark.processes
 def test_a_payment_that_disappears_turns_its_messages_into_phantoms_and_the_exit_status_into_1(
     finished_run: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
@@ -92,7 +94,7 @@ def test_a_payment_that_disappears_turns_its_messages_into_phantoms_and_the_exit
     settings = (folder / "reconcile.toml").read_text().replace(str(folder / "business.db"), str(tmp_path / "b.db"))
     (tmp_path / "reconcile.toml").write_text(settings)
 
-    ended = _outbox("reconcile", "run", "--config", str(tmp_path / "reconcile.toml"), "--json", timeout=300)
+    ended = _outbox("reconcile", "run", "--config", str(tmp_path / "reconcile.toml"), "--json", timeout=540)
 
     assert ended.returncode == 1, ended.stderr
     summary: dict[str, Any] = json.loads(ended.stdout)
@@ -100,11 +102,12 @@ def test_a_payment_that_disappears_turns_its_messages_into_phantoms_and_the_exit
     assert summary["lost"] == 0
 
 
+@pytest.mark.processes
 def test_a_folder_that_is_not_an_earlier_demos_is_left_alone(tmp_path: Path) -> None:
     precious = tmp_path / "precious.txt"
     precious.write_text("mine")
 
-    ended = _outbox("demo", "--folder", str(tmp_path), timeout=60)
+    ended = _outbox("demo", "--folder", str(tmp_path), timeout=300)
 
     assert ended.returncode == 2
     assert "choose another --folder" in ended.stderr
@@ -112,8 +115,9 @@ def test_a_folder_that_is_not_an_earlier_demos_is_left_alone(tmp_path: Path) -> 
     assert precious.read_text() == "mine"
 
 
+@pytest.mark.processes
 def test_a_database_that_cannot_be_reached_is_said_in_one_line(tmp_path: Path) -> None:
-    ended = _outbox("demo", "--folder", str(tmp_path / "x"), "--url", "mysql+pymysql://u:p@127.0.0.1:1/x", timeout=60)
+    ended = _outbox("demo", "--folder", str(tmp_path / "x"), "--url", "mysql+pymysql://u:p@127.0.0.1:1/x", timeout=300)
 
     assert ended.returncode == 1
     assert "cannot reach the database" in ended.stderr

@@ -19,7 +19,7 @@ from outbox.testing import AdvancingClock, MemoryBroker, MemoryLimits
 from tests.outbox_testing.side_by_side import SideBySide
 
 HOUR_MS = 3_600_000
-WAIT_SECONDS = 20
+WAIT_SECONDS = 300
 
 
 def message(topic: str = "t", body: bytes = b"x", *, deliver_at_ms: int | None = None) -> Message:

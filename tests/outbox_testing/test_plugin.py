@@ -7,6 +7,8 @@ import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import pytest
+
 from tests.outbox_testing.guide import write_files
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +26,7 @@ def test_pytest_finds_the_plugin_by_itself() -> None:
     assert found.value == "outbox.testing.plugin"
 
 
+@pytest.mark.processes
 def test_the_code_of_the_guide_works(tmp_path: Path) -> None:
     files = write_files(ROOT / "docs" / "guides" / "testing.md", tmp_path)
 
@@ -34,6 +37,7 @@ def test_the_code_of_the_guide_works(tmp_path: Path) -> None:
     assert "11 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.processes
 def test_what_goes_wrong_is_shown(tmp_path: Path) -> None:
     write_files(ROOT / "docs" / "guides" / "testing.md", tmp_path)
     for path in tmp_path.glob("test_*.py"):
@@ -50,6 +54,7 @@ def test_what_goes_wrong_is_shown(tmp_path: Path) -> None:
     assert "('payment.failed', 2)" in done.stdout
 
 
+@pytest.mark.processes
 def test_outbox_testing_needs_no_pytest() -> None:
     program = (
         "import sys\n"
@@ -64,6 +69,7 @@ def test_outbox_testing_needs_no_pytest() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.processes
 def test_a_hook_of_the_users_that_came_first_and_raises_hides_nothing(tmp_path: Path) -> None:
     write_files(ROOT / "docs" / "guides" / "testing.md", tmp_path)
     for path in tmp_path.glob("test_*.py"):

@@ -344,6 +344,7 @@ assert published.topics == ["t"], published
 """
 
 
+@pytest.mark.processes
 def test_the_first_outbox_of_a_process_may_be_made_while_it_is_listened_to(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", FIRST_OUTBOX_INSIDE],

@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 from messaging.errors import ConfigurationError
 from outbox import Delivery, Outbox, RetryLater, consumer
 from outbox.testing import AdvancingClock, ConsumerRun, MemoryBroker, Published
-from tests.fixtures.databases import Database
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
 NOBODY_THERE = "http://127.0.0.1:9"
@@ -212,8 +211,9 @@ def test_async_handlers_run_from_a_plain_test_and_from_an_async_one(
 
 
 def test_async_handlers_work_inside_the_transaction_that_the_test_rolls_back(
-    database: Database, shop: Shop, outbox_run: ConsumerRun
+    shop: Shop, outbox_run: ConsumerRun
 ) -> None:
+    database = shop.database
     driver = {"sqlite": "sqlite+aiosqlite://", "mariadb": "mysql+asyncmy://", "mysql": "mysql+asyncmy://"}
     url = driver[database.name] + database.url.partition("://")[2]
 

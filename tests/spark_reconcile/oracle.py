@@ -89,6 +89,8 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
         return "handed_out_early"
     if f["effects"] and f["effect_ms"] + f["clock_skew_ms"] < f["deliver_at_ms"]:
         return "handled_early"
+    if f["deleted"] and not f["acks"] and not f["canceled"] and f["sequence"] != -1:
+        return "group_deleted"
     if f["last_kind"] == 4:
         return "dead"
     if f["acks"]:

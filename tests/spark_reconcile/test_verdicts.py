@@ -42,7 +42,7 @@ MESSAGE_FACTS: Mapping[str, Sequence[int]] = {
 }  # fmt: skip
 DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
     "stored": COUNT, "deliveries": COUNT, "acks": COUNT, "nacks": COUNT, "redrives": FLAG, "seeks": FLAG,
-    "effects": COUNT, "has_inbox": FLAG, "canceled": FLAG, "paused": FLAG, "filtered": FLAG,
+    "deleted": FLAG, "effects": COUNT, "has_inbox": FLAG, "canceled": FLAG, "paused": FLAG, "filtered": FLAG,
     "last_kind": [0, 1, 2, 3, 4, 5], "sequence": [-1, 0, 5], "floor": [0, 3],
     "deliver_at_ms": TIMES, "ready_ms": TIMES, "stored_ms": TIMES,
     "first_delivered_ms": TIMES, "first_ack_ms": TIMES, "effect_ms": TIMES, "last_ms": TIMES,

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from tests.outbox.shop_fixtures import broker, embedded, mysql_shop, shop, sqlite_shop
+import pytest
 
-__all__ = ["broker", "embedded", "mysql_shop", "shop", "sqlite_shop"]
+from tests.outbox.shop import Shop
+from tests.outbox.shop_fixtures import broker, embedded, fresh_mysql_shop, shop, sqlite_shop
+
+__all__ = ["broker", "embedded", "fresh_mysql_shop", "shop", "sqlite_shop"]
+
+
+@pytest.fixture
+def mysql_shop(fresh_mysql_shop: Shop) -> Shop:
+    """What is read and locked is counted here."""
+    return fresh_mysql_shop

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox.database import error_code
 from tests.outbox.shop import Shop
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 300
 NOW_US = 1_000_000
 
 

@@ -24,15 +24,17 @@ OPTION_FORBIDS = 1290
 
 
 @pytest.fixture
-def switched(mysql_like_server: LocalServer) -> Iterator[tuple[LocalServer, Shop, Engine]]:
+def switched(mysql_like_of_module: LocalServer) -> Iterator[tuple[LocalServer, Shop, Engine]]:
     """A server that may be switched, and an engine of a user whom read_only applies to."""
-    with mysql_like_server.fresh_database() as database, open_shop(database) as shop:
-        mysql_like_server.execute(
-            "CREATE USER app@'%'",
+    server = mysql_like_of_module
+    with server.fresh_database() as database, open_shop(database) as shop:
+        server.execute(
+            "CREATE USER IF NOT EXISTS app@'%'",
             f"GRANT ALL ON {shop.engine.url.database}.* TO app@'%'",
             f"GRANT ALL ON {database.schema}.* TO app@'%'",
         )
-        yield mysql_like_server, shop, engine_of(shop, "app")
+        yield server, shop, engine_of(shop, "app")
+        server.execute("SET GLOBAL read_only = 0")
 
 
 def engine_of(shop: Shop, user: str) -> Engine:
@@ -52,7 +54,6 @@ def read_only(server: LocalServer) -> Iterator[None]:
         server.execute("SET GLOBAL read_only = 0")
 
 
-@pytest.mark.slow
 def test_a_commit_on_a_read_only_server_says_so_and_the_next_one_after_the_switch_is_whole(
     switched: tuple[LocalServer, Shop, Engine], broker: RecordingBroker
 ) -> None:
@@ -74,7 +75,6 @@ def test_a_commit_on_a_read_only_server_says_so_and_the_next_one_after_the_switc
     assert shop.row_topics() == ["taken"]
 
 
-@pytest.mark.slow
 def test_a_compensator_on_a_read_only_server_says_so_and_goes_on_after_the_switch(
     switched: tuple[LocalServer, Shop, Engine], broker: RecordingBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -96,7 +96,6 @@ def test_a_compensator_on_a_read_only_server_says_so_and_goes_on_after_the_switc
     assert shop.rows() == []
 
 
-@pytest.mark.slow
 def test_a_settle_that_meets_the_switch_keeps_the_row_for_the_new_primary(
     switched: tuple[LocalServer, Shop, Engine], broker: RecordingBroker
 ) -> None:

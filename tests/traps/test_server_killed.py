@@ -22,7 +22,7 @@ from tests.traps.passes import compensate, one_pass
 KILLS = 3
 PRODUCERS = 2
 COMMITS_BETWEEN_KILLS_MAX = 60
-WAIT_SECONDS = 60
+WAIT_SECONDS = 300
 RETRY_SECONDS = 0.01
 
 

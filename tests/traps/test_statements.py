@@ -157,7 +157,7 @@ def compensate(shop: Shop, broker: RecordingBroker) -> None:
     with background.begin() as connection:
         for _ in range(2):
             inbox.mark(connection, group="group", message_id="1", topic="topic")
-        inbox.handled(connection, group="group", message_id="1")
+        inbox.handled(connection, group="group", message_id="1", topic="topic")
     with background.begin() as connection:
         ArchiveStore(dialect=dialect, schema=schema).purge(connection, older_than_us=-3_600_000_000, limit=200)
         inbox.purge(connection, older_than_us=-3_600_000_000, limit=200)

@@ -40,6 +40,8 @@ REFUSED: Final[dict[tuple[str, str], list[Any]]] = {
     ("POST", GROUP + "/extend"): [{"receipts": ["orders/g/1"], "invisible_ms": 1_000}],
     ("PUT", GROUP): [{}],
     ("GET", GROUP): [None],
+    ("DELETE", GROUP): [None],
+    ("DELETE", TOPIC): [None],
     ("POST", GROUP + "/seek"): [{"to_offset": 0}],
     ("POST", GROUP + "/pause"): [None, {}],
     ("POST", GROUP + "/resume"): [None, {}],
@@ -59,7 +61,7 @@ class Delay:
 
     def ask(self, method: str, path: str, body: object = None) -> requests.Response:
         url = self.url + path.format(topic="orders", group="g", id="later")
-        return requests.request(method, url, json=body, timeout=20)
+        return requests.request(method, url, json=body, timeout=120)
 
     def shown(self) -> dict[str, float]:
         """The samples of /metrics by name and labels."""

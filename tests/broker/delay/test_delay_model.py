@@ -1,4 +1,7 @@
-"""The schedule against a sorted list, over two years that Hypothesis invents: any call, clock steps, kills."""
+"""The schedule against a sorted list, over two years that Hypothesis invents: any call, clock steps, kills.
+
+Two topics share ids, and cancels are good for one of them or for both.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from broker.delay import id_index
-from broker.delay.remembered import CANCEL_MEMORY_MS
-from broker.delay.store import Batch
+from broker.delay.remembered import CANCEL_MEMORY_MS, Cancel
+from broker.delay.searching import Listed
+from broker.delay.store import Batch, Timed
 from broker.log.storage import DiskStorage
 from messaging.limits import DELAY_MAX_MS
 from tests.broker.delay.conftest import DAY_MS, HOUR_MS, NOW_MS, SECOND_MS, Opened, flush, settle, timed
@@ -29,6 +33,10 @@ PASSING = st.one_of(
 )
 
 SPANS_MS = (SECOND_MS, HOUR_MS, DAY_MS, 30 * DAY_MS)
+TOPICS = ("t", "u")
+SCOPES = (None, ("t",), ("u",))
+Place = tuple[str, str]
+"""A message's topic and id."""
 
 
 class NoSync(DiskStorage):
@@ -61,11 +69,11 @@ class ScheduleMachine(RuleBasedStateMachine):
         )
         self.now_ms = NOW_MS
         self.made = 0
-        self.waiting: dict[str, tuple[int, int]] = {}
-        self.early: set[str] = set()
-        self.canceled: set[str] = set()
-        self.remembered: dict[str, int] = {}
-        self.delivered: set[str] = set()
+        self.arrived = 0
+        self.waiting: dict[Place, tuple[int, int]] = {}
+        self.canceled: set[Place] = set()
+        self.remembered: list[Cancel] = []
+        self.delivered: set[Place] = set()
         self.out: list[Batch] = []
         self.again: list[Batch] = []
 
@@ -74,51 +82,67 @@ class ScheduleMachine(RuleBasedStateMachine):
         self._patch.undo()
         self._folder.cleanup()
 
-    @rule(ahead=st.lists(AHEAD, min_size=1, max_size=5))
-    def schedule(self, ahead: list[int]) -> None:
+    @rule(ahead=st.lists(AHEAD, min_size=1, max_size=5), topics=st.sampled_from([("t",), ("u",), TOPICS]))
+    def schedule(self, ahead: list[int], topics: tuple[str, ...]) -> None:
         batch = []
         for ahead_ms in ahead:
             self.made += 1
-            batch.append(timed(f"m{self.made}", self.now_ms + ahead_ms))
-            if batch[-1].id in self.early:
-                self.canceled.add(batch[-1].id)
-            else:
-                self.waiting[batch[-1].id] = (batch[-1].due_ms, self.made)
-        assert self._schedule.schedule(batch, now_ms=self.now_ms) == ["stored"] * len(batch)
+            batch += [timed(f"m{self.made}", self.now_ms + ahead_ms, topic=topic) for topic in topics]
+        self._schedule_all(batch)
 
-    @rule(number=st.integers(0, 60))
-    def repeat(self, number: int) -> None:
+    @rule(ahead=AHEAD, back=st.integers(0, 12), topic=st.sampled_from(TOPICS))
+    def schedule_an_id_of_the_other_topic(self, ahead: int, back: int, topic: str) -> None:
+        place = (topic, f"m{self.made - back}")
+        if place not in self.waiting and place not in self.canceled and place not in self.delivered:
+            self._schedule_all([timed(place[1], self.now_ms + ahead, topic=topic)])
+
+    def _schedule_all(self, batch: list[Timed]) -> None:
+        for one in batch:
+            self.arrived += 1
+            early = (cancel.scope for cancel in self.remembered if (cancel.id, cancel.topic) == (one.id, None))
+            if any(scope is None or one.topic in scope for scope in early):
+                self.canceled.add((one.topic, one.id))
+            else:
+                self.waiting[one.topic, one.id] = (one.due_ms, self.arrived)
+        assert self._schedule.schedule(batch, now_ms=self.now_ms) == ["stored"] * len(batch)
+        self._note_remembered()
+
+    @rule(number=st.integers(0, 60), topic=st.sampled_from(TOPICS))
+    def repeat(self, number: int, topic: str) -> None:
         message_id = f"m{number}"
-        if message_id in self.waiting:
-            again = timed(message_id, self.now_ms + number)
+        if (topic, message_id) in self.waiting:
+            again = timed(message_id, self.now_ms + number, topic=topic)
             assert self._schedule.schedule([again], now_ms=self.now_ms) == ["duplicate"]
 
-    @rule(back=st.lists(st.integers(-2, 12), max_size=4))
-    def cancel(self, back: list[int]) -> None:
+    @rule(back=st.lists(st.integers(-2, 12), max_size=4), scope=st.sampled_from(SCOPES))
+    def cancel(self, back: list[int], scope: tuple[str, ...] | None) -> None:
         ids = list(dict.fromkeys(f"m{self.made - one}" for one in back))
-        said = dict(zip(ids, self._schedule.cancel(ids, now_ms=self.now_ms), strict=True))
+        before = {(one.topic, one.id) for one in self.remembered}
+        said = dict(zip(ids, self._schedule.cancel(ids, now_ms=self.now_ms, scope=scope), strict=True))
         for message_id, status in said.items():
-            if message_id in self.canceled and message_id not in self.remembered:
+            places = {(topic, message_id) for topic in scope or TOPICS}
+            known = places & self.canceled & before
+            if places & self.canceled and not known and not places & self.waiting.keys():
                 continue  # more than a week ago: only that it is not delivered is known
-            if message_id in self.waiting or message_id in self.canceled:
+            if known or places & self.waiting.keys():
                 assert status == "canceled"
-                self.canceled.add(message_id)
-            elif message_id in self.delivered:
+                self.canceled |= places & self.waiting.keys()
+            elif places & self.delivered:
                 assert status == "too_late"
             else:
                 assert status == "unknown"
-                self.early.add(message_id)
-        self._remember([one for one, status in said.items() if status != "too_late" and one not in self.remembered])
-        for message_id in self.canceled:
-            self.waiting.pop(message_id, None)
+        for place in self.canceled:
+            self.waiting.pop(place, None)
+        asked = [one for one, status in said.items() if status != "too_late"]
+        self._note_remembered()
+        assert {one.id for one in self.remembered} >= set(asked)
 
-    def _remember(self, ids: list[str]) -> None:
-        """Cancels that were written down; what was canceled more than a week before is forgotten then."""
-        self.remembered.update(dict.fromkeys(ids, self.now_ms))
-        while ids and next(iter(self.remembered.values())) < self.now_ms - CANCEL_MEMORY_MS:
-            oldest = next(iter(self.remembered))
-            del self.remembered[oldest]
-            self.early.discard(oldest)
+    def _note_remembered(self) -> None:
+        """Cancels that hold are known by their scope; what was canceled more than a week before may be forgotten."""
+        found = self._schedule._state.canceled.stored()
+        lost = [one for one in self.remembered if one not in found]
+        assert all(one.at_ms < self.now_ms - CANCEL_MEMORY_MS for one in lost)
+        self.remembered = found
 
     @rule(passing_ms=PASSING)
     def pass_time(self, passing_ms: int) -> None:
@@ -140,12 +164,12 @@ class ScheduleMachine(RuleBasedStateMachine):
         if batch is None:
             assert not due or len(self.out) == 2
             return
-        ids = [message.id for message in batch.messages]
-        assert ids == due[: len(ids)]
-        assert batch.messages == [timed(one, max(0, self.waiting[one][0])) for one in ids]
-        for message_id in ids:
-            del self.waiting[message_id]
-            self.delivered.add(message_id)
+        places = [(message.topic, message.id) for message in batch.messages]
+        assert places == due[: len(places)]
+        assert batch.messages == [timed(one, max(0, self.waiting[topic, one][0]), topic=topic) for topic, one in places]
+        for place in places:
+            del self.waiting[place]
+            self.delivered.add(place)
         self.out.append(batch)
 
     @rule(last=st.booleans())
@@ -178,10 +202,11 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert sum(count for _, count in found) == len(self.waiting) == self._schedule.count()
         within = [sum(due_ms <= self.now_ms + span_ms for due_ms, _ in self.waiting.values()) for span_ms in SPANS_MS]
         assert self._schedule.due_within(SPANS_MS, now_ms=self.now_ms) == [*within, len(self.waiting)]
-        for message_id, (due_ms, _) in list(self.waiting.items())[-3:]:
-            listed = self._schedule.find(message_id)
-            assert listed is not None
-            assert listed.due_ms == max(0, due_ms)
+        for (topic, message_id), (due_ms, _) in list(self.waiting.items())[-3:]:
+            assert self._schedule.find(message_id, (topic,)) == Listed(message_id, topic, max(0, due_ms))
+            first = self._schedule.find(message_id)
+            assert first is not None
+            assert first.due_ms <= max(0, due_ms)
 
 
 ScheduleMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,8 +18,10 @@ from messaging import Message
 from messaging.errors import NotSupported
 from messaging.message import DUE_HEADER
 from tests.broker_adapter.servers import ServerProcess
+from tests.fixtures.fork_server import Program, fork_server
 
-COMMAND = [sys.executable, "-c", "from broker.delay.cli import app; app(prog_name='outbox delay')", "serve"]
+COMMAND = ("outbox", "delay", "serve")
+DEADLINE_S = 120.0
 
 
 class DelayProcess:
@@ -29,28 +30,29 @@ class DelayProcess:
     def __init__(self, folder: Path, target: str) -> None:
         self._folder = folder
         self._target = target
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Program | None = None
         self.url = ""
 
     def start(self) -> None:
         ready = self._folder.with_name("delay.ready")
         command = [*COMMAND, "--data", str(self._folder), "--target", self._target, "--port", "0"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
-        process = subprocess.Popen([*command, "--ready-file", str(ready)], stderr=subprocess.PIPE, env=environment)
+        process = fork_server().start(*command, "--ready-file", str(ready), stderr=subprocess.PIPE, env=environment)
         self._process = process
         assert process.stderr is not None
         first_line = process.stderr.readline().decode()
         assert first_line.startswith("delay service ready at "), first_line + process.stderr.read().decode()
-        threading.Thread(target=process.stderr.read, daemon=True).start()
+        self._reader = threading.Thread(target=process.stderr.read, daemon=True)
+        self._reader.start()
         self.url = ready.read_text().strip()
 
     def end(self, number: signal.Signals) -> int:
         if self._process is None:
             return 0
         self._process.send_signal(number)
-        code = self._process.wait(20)
-        if self._process.stderr is not None:
-            self._process.stderr.close()
+        code = self._process.wait(DEADLINE_S)
+        self._reader.join(DEADLINE_S)
+        self._process.close()
         self._process = None
         return code
 
@@ -76,7 +78,7 @@ def delay(tmp_path: Path, target: ServerProcess) -> Iterator[DelayProcess]:
 def pulled(broker: HttpBroker, count: int) -> list[tuple[str, int]]:
     """(id, when it was handed out) of this many messages, waiting for them."""
     found: list[tuple[str, int]] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE_S
     while len(found) < count and time.monotonic() < deadline:
         deliveries = broker.pull("trips", "reminders", wait_ms=1_000)
         now_ms = time.time_ns() // 1_000_000
@@ -89,9 +91,9 @@ def pulled(broker: HttpBroker, count: int) -> list[tuple[str, int]]:
 def delivered(url: str, count: int) -> float:
     """How many deliveries the lateness of /metrics is of, waiting for so many: they are counted behind the target."""
     found = -1.0
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE_S
     while found < count and time.monotonic() < deadline:
-        response = requests.get(f"{url}/metrics", timeout=20)
+        response = requests.get(f"{url}/metrics", timeout=DEADLINE_S)
         assert response.status_code == 200, response.text
         [found] = [
             float(line.split()[1])
@@ -146,7 +148,7 @@ def test_what_was_accepted_reaches_the_target_when_due_although_both_are_killed(
     ],
 )
 def test_a_wrong_start_says_the_cure(tmp_path: Path, options: list[str], said: str) -> None:
-    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+    done = fork_server().run(*COMMAND, *options, cwd=tmp_path)
 
     assert done.returncode != 0
     assert said in done.stderr

@@ -69,6 +69,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     return opened.folder, truth
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_is_survived_or_refused_and_loses_or_invents_nothing_silently(
     made: tuple[Path, Truth], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -172,7 +172,7 @@ def test_ids_whose_newest_piece_is_damaged_are_known_to_be_repeats_while_they_wa
 def damage(path: Path, place: str) -> None:
     """Flip a bit of a piece of the id index, or all of them."""
     data = bytearray(path.read_bytes())
-    places = {"block": [24 + 8 + 5], "fences": [-3], "header": [9], "all": range(len(data))}[place]
+    places = {"block": [24 + 16 + 5], "fences": [-3 - 16], "header": [9], "all": range(len(data))}[place]
     for at in places:
         data[at] ^= 1
     path.write_bytes(data)

@@ -15,7 +15,7 @@ from broker.delay.store import DelayStore
 from broker.log.storage import DiskStorage
 from tests.broker.delay.conftest import DAY_MS, NOW_MS, Opened, drain, flush, put, settle, timed
 
-WAIT_SECONDS = 10
+WAIT_SECONDS = 120
 
 
 class Beside(DiskStorage):

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from broker.delay import local_segments
+from broker.delay.frames import FRAME_BYTES
 from broker.delay.local_segments import HEADER_BYTES, LocalSegmentStore
 from broker.delay.segment_store import WriterFenced
 from messaging.errors import ConfigurationError, StorageFailed
-from messaging.journal import FRAME_BYTES, SegmentDamaged
+from messaging.journal import SegmentDamaged
 from tests.broker.failing_storage import FailingStorage
 
 RECORDS = [b"\x91first", b"\x91" + b"second" * 20, b"\x91last"]
@@ -32,10 +33,12 @@ def store(tmp_path: Path, disk: FailingStorage) -> Iterator[LocalSegmentStore]:
     opened.close()
 
 
-def written(folder: Path) -> tuple[Path, list[int]]:
+def written(folder: Path, *, is_sealed: bool = False) -> tuple[Path, list[int]]:
     store = LocalSegmentStore.open(folder)
     positions = store.append("a", RECORDS, position=0)
     store.sync(["a"])
+    if is_sealed:
+        store.seal("a")
     store.close()
     return folder / "a.delay", positions
 
@@ -56,9 +59,7 @@ def test_a_segment_of_a_later_version_is_refused_and_told_what_to_do(
     written(tmp_path)
     monkeypatch.undo()
 
-    with pytest.raises(
-        SegmentDamaged, match=f"version {version + 1}; this code reads version {version} and before: dr"
-    ):
+    with pytest.raises(SegmentDamaged, match=f"version {version + 1}; this code reads version {version}: drain"):
         scanned(tmp_path)
     store = LocalSegmentStore.open(tmp_path)
     with pytest.raises(SegmentDamaged, match="drain it"):
@@ -91,11 +92,11 @@ def test_a_file_whose_writer_died_making_it_is_empty_and_can_be_made_again(tmp_p
     assert scanned(tmp_path) == RECORDS
 
 
-def test_a_flipped_bit_in_any_byte_before_the_last_record_is_told_by_scan_and_read(tmp_path: Path) -> None:
-    path, positions = written(tmp_path)
+def test_a_flipped_bit_in_any_byte_of_what_is_sealed_is_told_by_scan_and_read(tmp_path: Path) -> None:
+    path, positions = written(tmp_path, is_sealed=True)
     whole = path.read_bytes()
 
-    for at in range(HEADER_BYTES + positions[2]):
+    for at in range(HEADER_BYTES + positions[3]):
         damaged = bytearray(whole)
         damaged[at] ^= 4
         path.write_bytes(damaged)

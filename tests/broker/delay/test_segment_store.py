@@ -174,7 +174,7 @@ def test_many_segments_are_written_and_read_at_once(open_store: Callable[[], Any
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
 
     assert failures == []
     assert list(store.list()) == sorted(names)

@@ -12,7 +12,7 @@ from broker.delay.local_segments import LocalSegmentStore
 from broker.log.storage import DiskStorage
 from messaging.errors import StorageFailed
 
-WAIT_SECONDS = 10
+WAIT_SECONDS = 120
 
 
 class Gate:

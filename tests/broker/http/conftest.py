@@ -43,7 +43,7 @@ def client() -> Iterator[Callable[..., requests.Response]]:
         session.trust_env = False
 
         def send(method: str, url: str, **more: Any) -> requests.Response:
-            return session.request(method, url, timeout=20, **more)
+            return session.request(method, url, timeout=120, **more)
 
         yield send
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from broker.http.gate import Gate
+from broker.http.byte_budget import ByteBudget
 from broker.http.problems import Problem
 from broker.http.server import HttpServer
 from broker.http.settings import HttpSettings
@@ -31,7 +31,7 @@ class StuckDisk(DiskStorage):
 
     def sync(self, descriptor: int) -> None:
         self.syncing.set()
-        assert self.free.wait(20)
+        assert self.free.wait(120)
         if self.failure is not None:
             raise self.failure
         super().sync(descriptor)
@@ -41,7 +41,7 @@ def publish(url: str, topic: str, body: str = "b") -> requests.Response:
     with requests.Session() as session:
         session.trust_env = False
         message: dict[str, Any] = {"messages": [{"body": body}]}
-        return session.post(f"{url}/v1/topics/{topic}/messages", json=message, timeout=20)
+        return session.post(f"{url}/v1/topics/{topic}/messages", json=message, timeout=120)
 
 
 def test_publishes_beyond_the_bound_are_told_to_come_back_and_then_succeed(
@@ -54,10 +54,10 @@ def test_publishes_beyond_the_bound_are_told_to_come_back_and_then_succeed(
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(publish, server.url, topic)
-        assert disk.syncing.wait(10)
+        assert disk.syncing.wait(120)
         refused = publish(server.url, topic)
         disk.free.set()
-        accepted = first.result(20)
+        accepted = first.result(120)
 
     assert refused.status_code == 429
     assert int(refused.headers["retry-after"]) >= 1
@@ -86,13 +86,38 @@ def test_a_disk_that_fails_is_said_and_nothing_is_acknowledged(
     disk.failure = None  # so that the engine can be closed
 
 
-def test_a_gate_lets_a_request_larger_than_the_whole_bound_in_when_it_is_alone() -> None:
-    gate = Gate(name="publishes", requests_max=10, bytes_max=100, retry_after_ms=250)
+def test_a_budget_lends_its_bytes_once_and_takes_them_back() -> None:
+    budget = ByteBudget(100, retry_after_ms=250)
+    first, second = budget.lease(60), budget.lease(40)
 
-    with gate.entered(1_000), pytest.raises(Problem) as refused, gate.entered(1):
-        pass
+    with pytest.raises(Problem) as refused:
+        second.resize(41)
 
-    assert refused.value.answer.bound == "publishes_bytes_max"
-    assert (gate.requests, gate.bytes) == (0, 0)
-    with gate.entered(1):
-        assert (gate.requests, gate.bytes) == (1, 1)
+    assert refused.value.answer.status == 503
+    assert (refused.value.answer.bound, refused.value.answer.retry_after_ms) == ("work_bytes_max", 250)
+    assert (second.size_bytes, budget.leased_bytes) == (40, 100)
+    first.release()
+    first.release()
+    second.resize(100)
+    assert budget.leased_bytes == 100
+
+
+def test_a_budget_lends_more_than_all_of_it_to_one_that_is_alone() -> None:
+    budget = ByteBudget(100, retry_after_ms=250)
+    first = budget.lease(1_000)
+
+    with pytest.raises(Problem):
+        budget.lease(1)
+
+    first.release()
+    assert budget.lease(1).size_bytes == 1
+
+
+def test_a_response_to_what_was_done_is_counted_though_there_is_no_room() -> None:
+    budget = ByteBudget(100, retry_after_ms=250)
+    lease = budget.lease(90)
+    budget.lease(10)
+
+    lease.settle(200)
+
+    assert budget.leased_bytes == 210

@@ -48,7 +48,7 @@ def test_who_joins_the_others_and_is_behind_them_waits_for_nothing(
         waiting = await read(server.url, topic, offset=1, wait_ms=60_000)
         await until_waiting(server, 1)
         behind = await read(server.url, topic, offset=0, wait_ms=60_000)
-        _, found = await asyncio.wait_for(answer(behind[0]), 20)
+        _, found = await asyncio.wait_for(answer(behind[0]), 120)
         await until_waiting(server, 1)
         for _, writer in (waiting, behind):
             writer.close()

@@ -61,6 +61,7 @@ ENGINE_BOUNDS = {
     "dedup_messages_max": 7, "cancel_tombstones_max": 8, "topics_max": 9, "groups_per_topic_max": 10,
     "segment_bytes": 8192, "pull_bytes_max": 11, "in_hand_max": 12, "group_in_hand_max": 13,
     "dead_letters_bytes_max": 14, "redrive_per_second": 15, "retention_ms": 16, "retention_bytes": 17,
+    "reasons_bytes_max": 18,
 }  # fmt: skip
 
 
@@ -112,7 +113,7 @@ def test_a_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load({"data": Path("d")}, file=None)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:x", "http://[::1", "ftp://127.0.0.1", "127.0.0.1:7788"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:x", "http://[::1", "ftp://127.0.0.1", "127.0.0.1:1"])
 def test_a_broker_is_not_asked_at_what_is_no_address(url: str) -> None:
     with pytest.raises(ConfigurationError, match="looks like http"):
         Asking(url=url, timeout_ms=1_000).ask("GET", "/readyz")

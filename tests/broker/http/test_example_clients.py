@@ -12,7 +12,7 @@ import pytest
 from broker_adapter.http import HttpBroker
 
 CLIENTS = Path(__file__).parents[3] / "examples" / "clients"
-SECONDS_MAX = 60
+SECONDS_MAX = 120
 
 
 def run(*command: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -22,6 +22,7 @@ def run(*command: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]
     return subprocess.run(command, input=stdin, capture_output=True, timeout=SECONDS_MAX, env=environment)
 
 
+@pytest.mark.processes
 def test_the_javascript_client_publishes_consumes_retries_and_cancels(shared_url: str, topic: str) -> None:
     done = run("node", str(CLIENTS / "outbox_client.mjs"), shared_url, topic, "ticketing")
 
@@ -39,6 +40,7 @@ def test_the_javascript_client_publishes_consumes_retries_and_cancels(shared_url
     assert (figures["backlog"], figures["in_flight"], figures["dead"]) == (0, 0, 0)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl on this machine")
 def test_the_shell_script_publishes_lines_once_however_often_it_is_run(shared_url: str, topic: str) -> None:
     lines = 'plain\n{"quoted": "\\"}\n\u4e2d\u6587\nlast without an end'.encode()
@@ -53,6 +55,7 @@ def test_the_shell_script_publishes_lines_once_however_often_it_is_run(shared_ur
     assert [one.body for one in taken] == lines.split(b"\n")
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl on this machine")
 def test_the_shell_script_says_which_line_was_refused(shared_url: str) -> None:
     done = run("bash", str(CLIENTS / "publish.sh"), shared_url, "no%20topic", "p", stdin=b"x\n")

@@ -58,7 +58,7 @@ def fake_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTime:
 def process(tmp_path: Path, fake_time: FakeTime) -> Iterator[ServerProcess]:
     """A broker that runs by it."""
     assert fake_time.file.exists()
-    one = ServerProcess(tmp_path / "data")
+    one = ServerProcess(tmp_path / "data", is_fresh=True)  # the library comes in as an interpreter starts
     one.start()
     yield one
     one.kill()
@@ -83,6 +83,7 @@ def pulled(client: HttpBroker, count: int) -> list[str]:
     return ids
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_when_the_clock_of_a_process_steps_by_hours_each_message_comes_by_the_new_clock_once(
     process: ServerProcess, client: HttpBroker, fake_time: FakeTime

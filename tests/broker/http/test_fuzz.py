@@ -58,7 +58,7 @@ def test_any_request_is_answered_in_the_words_of_the_protocol(
         params=query,
         data=None if route.body is None else _written(body, packed=packed),
         headers={"accept": accept, "content-type": "application/msgpack" if packed else "application/json"},
-        timeout=20,
+        timeout=120,
     )
 
     assert response.status_code < 500, response.text

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import requests
 
 from broker.engine import Engine
 from broker.http.metrics import Metrics
@@ -237,3 +238,13 @@ def test_how_late_scheduled_messages_were_is_a_histogram(engine: Engine, clock: 
     assert counts == {"0.001": 0, "0.002": 1, "0.05": 1, "0.1": 3, "+Inf": 3}
     assert found["broker_delay_lateness_seconds_count"] == 3
     assert found["broker_delay_lateness_seconds_sum"] == pytest.approx(0.142)
+
+
+def test_connections_and_bytes_in_work_are_shown(shared_url: str, client: Callable[..., requests.Response]) -> None:
+    text = client("GET", f"{shared_url}/metrics").text
+
+    assert 'broker_http_connections_refused_total{reason="no_room"} 0.0' in text
+    assert 'broker_http_connections_refused_total{reason="made_room"} 0.0' in text
+    figures = dict(line.split() for line in text.splitlines() if line.startswith("broker_http_") and "{" not in line)
+    assert float(figures["broker_http_connections"]) >= 1
+    assert float(figures["broker_http_work_bytes"]) == 0

@@ -13,6 +13,8 @@ from broker.http.routes import ROUTES
 Client = Callable[..., requests.Response]
 
 PROTOCOL = {
+    ("delete", "/v1/topics/{topic}"),
+    ("delete", "/v1/topics/{topic}/groups/{group}"),
     ("post", "/v1/topics/{topic}/messages"),
     ("post", "/v1/topics/{topic}/read"),
     ("post", "/v1/publish"),

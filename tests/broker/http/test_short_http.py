@@ -1,4 +1,4 @@
-"""Requests that a connection answers itself: the same answers, whatever pieces, order and end they come with."""
+"""Requests over raw sockets: the same answers, whatever pieces, order and end they come with."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import msgspec
 import pytest
 import requests
 
-from broker.http import short_http
+from broker.http.connection import AHEAD_BYTES_MAX
 from broker.http.gate import Gate
-from broker.http.known_head import known_head
 from broker.http.server import HttpServer
-from broker.http.serving import Head, read_head
 from broker.http.settings import HttpSettings
 from messaging.message import Message
 
-HEAD = cast("Head", "what it said")
 Client = Callable[..., requests.Response]
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 
 
 class WatchedGate(Gate):
@@ -33,12 +30,14 @@ class WatchedGate(Gate):
         self.left = threading.Event()
         self.came = 0
 
-    @contextmanager
-    def entered(self, size_bytes: int = 0) -> Iterator[None]:
-        """As every gate, and `left` behind it."""
+    def enter(self) -> None:
+        """As every gate, and counted."""
         self.came += 1
-        with super().entered(size_bytes):
-            yield
+        super().enter()
+
+    def leave(self) -> None:
+        """As every gate, and `left` behind it."""
+        super().leave()
         self.left.set()
 
 
@@ -205,7 +204,10 @@ def test_a_pull_whose_client_has_gone_holds_nothing_up_though_requests_came_behi
 def test_no_more_than_so_many_requests_are_read_behind_a_pull_and_all_are_answered(
     serve: Callable[..., HttpServer], client: Client, topic: str
 ) -> None:
-    url, behind = serve().url, short_http.BEHIND_A_PULL_MAX + 4
+    url, behind = (
+        serve().url,
+        2 * AHEAD_BYTES_MAX // len(request(f"/v1/topics/{topic}/groups/g/seek", {"to_offset": 0})),
+    )
     group = f"/v1/topics/{topic}/groups/g"
     with connected(url) as (made, reader):
         made.sendall(request(f"{group}/pull", {"wait_ms": 60_000}))
@@ -222,7 +224,7 @@ def test_a_defect_is_an_answer_and_the_place_is_free(
     serve: Callable[..., HttpServer], client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(HttpSettings(requests_max=1))
-    engine = server.app.state.services.engine
+    engine = server.services.engine
     with monkeypatch.context() as broken:
         broken.setattr(engine, "ack", lambda _receipts: 1 // 0)
         path = f"{server.url}/v1/topics/{topic}/groups/g/ack"
@@ -236,8 +238,8 @@ def test_a_client_that_does_not_read_its_answers_holds_no_place_among_requests(
     serve: Callable[..., HttpServer], client: Client, topic: str
 ) -> None:
     server, gate = serve(), WatchedGate()
-    server.app.state.services.requests = gate
-    server.app.state.services.engine.publish([Message(id="large", topic=topic, body=b"x" * 12_000_000)])
+    server.services.requests = gate
+    server.services.engine.publish([Message(id="large", topic=topic, body=b"x" * 12_000_000)])
     group = f"/v1/topics/{topic}/groups/g"
     with connected(server.url) as (deaf, _):
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
@@ -245,18 +247,17 @@ def test_a_client_that_does_not_read_its_answers_holds_no_place_among_requests(
         assert deaf.recv(1) == b"H"  # so much has been written that nothing more fits
         deaf.sendall(request(f"{group}/ack", {"receipts": [f"{topic}/g/0.1.0"]}))
 
-        assert gate.left.wait(DEADLINE_S)
         response = client("POST", f"{server.url}{group}/ack", json={"receipts": []})
 
         assert response.status_code == 200
-    assert gate.requests == 0
+        assert (gate.came, gate.requests) == (1, 0)
 
 
 def test_a_request_refused_for_its_head_leaves_the_one_before_it_as_it_was(
     serve: Callable[..., HttpServer], client: Client, topic: str
 ) -> None:
     server, gate = serve(HttpSettings(request_head_bytes_max=2_000)), WatchedGate()
-    server.app.state.services.publishes = gate
+    server.services.publishes = gate
     with connected(server.url) as (made, reader):
         made.sendall(publish(topic, "first") + publish(topic, "refused", headers=("x-pad: " + "a" * 3_000,)))
         reader.read()  # until the server has closed it
@@ -264,14 +265,14 @@ def test_a_request_refused_for_its_head_leaves_the_one_before_it_as_it_was(
     assert gate.left.wait(DEADLINE_S)
     pulled = client("POST", f"{server.url}/v1/topics/{topic}/groups/g/pull", json={}).json()["deliveries"]
     assert [one["id"] for one in pulled] == [f"first{topic}"]
-    assert (gate.requests, gate.bytes) == (0, 0)
+    assert (gate.requests, server.services.budget.leased_bytes) == (0, 0)
 
 
 def test_what_comes_behind_a_request_refused_for_its_head_is_not_begun(
     serve: Callable[..., HttpServer], topic: str
 ) -> None:
     server, gate = serve(HttpSettings(request_head_bytes_max=2_000)), WatchedGate()
-    server.app.state.services.publishes = gate
+    server.services.publishes = gate
     with connected(server.url) as (made, reader):
         made.sendall(publish(topic, "refused", headers=("x-pad: " + "a" * 3_000,)) + publish(topic, "behind"))
 
@@ -340,31 +341,7 @@ def test_a_request_that_breaks_in_its_body_is_refused_at_once(shared_url: str) -
         assert reader.read().startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_head_that_is_known_is_read_once_and_each_body_is_its_own(
-    serve: Callable[..., HttpServer], topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
-
-    def counted(*given: Any, **more: Any) -> Head:
-        read.append("head")
-        return read_head(*given, **more)
-
-    monkeypatch.setattr(short_http, "read_head", counted)
-    batches = [["a"], ["b"], [f"m{number}" for number in range(40)], ["c"], ["c"]]
-    with connected(serve().url) as (made, reader):
-        found = []
-        for batch in batches:
-            made.sendall(publish(topic, *batch))
-            found.append([(one["id"], one["status"]) for one in answer(reader)[2]["results"]])
-
-    assert read == ["head"]
-    stored = [[(one + topic, "stored") for one in batch] for batch in batches[:-1]]
-    assert found == [*stored, [("c" + topic, "duplicate")]]
-
-
-def test_what_is_not_one_whole_request_with_the_known_head_is_read_as_ever(
-    serve: Callable[..., HttpServer], topic: str
-) -> None:
+def test_requests_are_read_alike_whole_torn_and_behind_each_other(serve: Callable[..., HttpServer], topic: str) -> None:
     with connected(serve(HttpSettings(request_bytes_max=5_000, publishes_max=1)).url) as (made, reader):
 
         def told(data: bytes, *, answers: int = 1) -> list[int]:
@@ -385,57 +362,20 @@ def test_what_is_not_one_whole_request_with_the_known_head_is_read_as_ever(
         assert told(publish(topic, *(f"too many {number}" for number in range(200)))) == [413]
 
 
-def test_a_known_head_is_let_in_no_further_than_its_bound(serve: Callable[..., HttpServer], topic: str) -> None:
+def test_a_later_request_of_a_connection_is_let_in_no_further_than_its_bound(
+    serve: Callable[..., HttpServer], topic: str
+) -> None:
     server = serve()
     with connected(server.url) as (made, reader):
         made.sendall(publish(topic, "a"))
         assert answer(reader)[0] == 200
-        server.app.state.services.publishes.requests_max = 0
+        server.services.publishes.requests_max = 0
 
         made.sendall(publish(topic, "b"))
         status, headers, problem = answer(reader)
 
     assert (status, problem["bound"]) == (429, "publishes_max")
     assert "retry-after" in headers
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\nab",
-        b"POST / HTTP/1.1\r\nContent-Length:2\r\nx: y\r\n\r\nab",
-    ],
-)
-def test_a_head_is_known_by_all_but_the_digits_of_its_length(data: bytes) -> None:
-    known = known_head(data, HEAD, size_bytes=2)
-
-    assert known is not None
-    assert known.body_of(data) == b"ab"
-    assert known.body_of(data.replace(b"2", b"11") + b"c" * 9) == b"abccccccccc"
-    assert known.body_of(data.replace(b"2", b"02")) == b"ab"
-    for other in (
-        data[:-1], data + b"c", data.replace(b"2", b"3"), data.replace(b"2", b"-2"), data.replace(b"2", b""),
-        data.replace(b"POST", b"PUT"), data.replace(b"\r\n\r\n", b"\r\nz: z\r\n\r\n"), b"",
-        data.replace(b"2", b"9" * 18),
-    ):  # fmt: skip
-        assert known.body_of(other) is None
-
-
-@pytest.mark.parametrize(
-    ("data", "size_bytes"),
-    [
-        (b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\nabc", 2),
-        (b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\nab", 3),
-        (b"POST / HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\nab", 2),
-        (b"POST / HTTP/1.1\nx: y\n\nbody\r\ncontent-length: 2\r\n\r\nab", 34),
-        (b"POST / HTTP/1.1\r\nx: " + b"y" * 5_000 + b"\r\ncontent-length: 2\r\n\r\nab", 2),
-        (b"\r\n\r\nPOST / HTTP/1.1\r\ncontent-length: 2\r\n\r\nab", 2),
-        (b"POST / HTTP/1.1\r\n\r\n", 0),
-        (b"", 0),
-    ],
-)
-def test_a_head_about_which_there_is_any_doubt_is_not_known(data: bytes, size_bytes: int) -> None:
-    assert known_head(data, HEAD, size_bytes=size_bytes) is None
 
 
 def answer_behind_continue(reader: BinaryIO) -> int:

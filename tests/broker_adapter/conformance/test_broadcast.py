@@ -11,7 +11,7 @@ from messaging import Broker, Message
 from messaging.broadcast import Broadcaster, TopicRead
 from messaging.errors import BrokerRefused, InvalidMessage
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 @pytest.fixture

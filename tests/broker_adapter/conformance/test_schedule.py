@@ -7,7 +7,7 @@ import time
 from messaging import Broker, Message
 from messaging.ids import new_message_id
 
-WAIT_MS = 5_000
+WAIT_MS = 60_000
 HOUR_MS = 3_600_000
 
 

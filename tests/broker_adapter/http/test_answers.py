@@ -45,7 +45,7 @@ def answering(head: bytes, *, trickles: bool) -> Iterator[tuple[str, list[int]]]
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", sent
     finally:
         gone.set()
-        thread.join(20)
+        thread.join(120)
         listener.close()
 
 

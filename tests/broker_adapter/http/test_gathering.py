@@ -15,7 +15,7 @@ from messaging.errors import BrokerThrottled, BrokerUnavailable, OutboxError
 from messaging.limits import BATCH_MESSAGES_MAX
 from messaging.message import PublishResult, PublishStatus
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 
 
 class Wire:

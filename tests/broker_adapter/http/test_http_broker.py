@@ -84,7 +84,7 @@ def scripted(*answers: bytes | None) -> Iterator[tuple[str, list[bytes]]]:
         for one in opened:
             with suppress(OSError):  # closed already
                 one.shutdown(socket.SHUT_RDWR)
-        thread.join(20)
+        thread.join(120)
         listener.close()
 
 
@@ -116,7 +116,7 @@ def test_connect_finds_it_by_the_scheme_of_the_url() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "http://", "ftp://a", "127.0.0.1:7788", "http://a?b", "http://a#b", "http://user:secret@a"]
+    "url", ["", "http://", "ftp://a", "127.0.0.1:1", "http://a?b", "http://a#b", "http://user:secret@a"]
 )
 def test_a_url_that_cannot_work_is_refused_at_once_and_without_its_secrets(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -192,7 +192,7 @@ def test_a_publish_of_many_topics_is_one_request_and_each_topic_gets_its_own_in_
 
 def requests_of(server: HttpServer, path: str) -> float:
     """How many requests of a route a server has answered."""
-    text, _ = server.app.state.services.metrics.exposition("")
+    text, _ = server.services.metrics.exposition("")
     start = f'broker_http_requests_total{{method="POST",route="{path}",status="200"}} '
     return next((float(one.removeprefix(start)) for one in text.decode().splitlines() if one.startswith(start)), 0)
 
@@ -281,8 +281,8 @@ def test_a_broker_that_does_not_answer_is_given_up_after_the_time_out(connected:
         with pytest.raises(BrokerUnavailable):
             broker.pull("t", "g", wait_ms=200)
 
-    assert 0.14 <= published_s < 3
-    assert 0.45 <= time.monotonic() - start_s < 6, "a pull is given its wait_ms on top"
+    assert 0.14 <= published_s < 60
+    assert 0.45 <= time.monotonic() - start_s < 120, "a pull is given its wait_ms on top"
 
 
 def test_a_publish_goes_again_when_a_kept_connection_breaks(connected: Callable[..., HttpBroker]) -> None:
@@ -410,7 +410,7 @@ def test_many_threads_share_one_broker(start: Callable[..., HttpServer], connect
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
 
     assert not failures
     assert broker.admin.figures("t")["stored"] == 80
@@ -435,12 +435,13 @@ if child:
 """
 
 
+@pytest.mark.processes
 def test_parent_and_child_of_a_fork_do_not_share_connections(
     start: Callable[..., HttpServer], connected: Callable[..., HttpBroker]
 ) -> None:
     url = start().url
 
-    result = subprocess.run([sys.executable, "-c", FORKING, url], capture_output=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", FORKING, url], capture_output=True, timeout=120, check=False)
 
     assert result.returncode == 0, result.stderr.decode()
     assert connected(url).admin.figures("t")["stored"] == 41

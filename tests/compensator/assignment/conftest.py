@@ -8,9 +8,9 @@ import pytest
 
 from tests.compensator.assignment.fleet import Fleet
 from tests.outbox.shop import Shop
-from tests.outbox.shop_fixtures import mysql_shop, shop, sqlite_shop
+from tests.outbox.shop_fixtures import fresh_mysql_shop, mysql_shop, shop, sqlite_shop
 
-__all__ = ["fleet", "mysql_fleet", "mysql_shop", "shop", "sqlite_fleet", "sqlite_shop"]
+__all__ = ["fleet", "fresh_mysql_shop", "mysql_fleet", "mysql_shop", "shop", "sqlite_fleet", "sqlite_shop"]
 
 
 @pytest.fixture

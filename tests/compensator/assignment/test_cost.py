@@ -11,9 +11,16 @@ from sqlalchemy import Connection, event, text
 from compensator.assignment import LeasedAssignment, LeaseOptions
 from compensator.assignment.lease_store import LeaseStore
 from tests.compensator.assignment.fleet import Fleet, names
+from tests.outbox.shop import Shop
 
 SOURCES = 1_000
 HELD_BY = "x" * 32
+
+
+@pytest.fixture
+def mysql_shop(fresh_mysql_shop: Shop) -> Shop:
+    """What is read and locked is counted here."""
+    return fresh_mysql_shop
 
 
 def count(fleet: Fleet, number: int) -> list[str]:

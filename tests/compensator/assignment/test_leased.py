@@ -19,7 +19,7 @@ from tests.compensator.assignment.fleet import LONG, Fleet, names
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.shop import Shop, open_shop
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 300
 
 
 def everything(found: list[frozenset[str]]) -> list[str]:

@@ -14,6 +14,8 @@ import pytest
 
 from tests.outbox.shop import Shop
 
+pytestmark = pytest.mark.processes
+
 CHILD = Path(__file__).with_name("beating_process.py")
 ROOT = Path(__file__).parents[3]
 SOURCES = ["a", "b", "c", "d"]

@@ -12,15 +12,22 @@ from messaging.backoff import Backoff
 from messaging.clock import ManualClock
 from outbox import Consumer
 from outbox.consumer import ConsumerRunner
+from outbox.testing import AdvancingClock
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker
 
 SHORT = Backoff(initial_ms=1, max_ms=2)
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[WatchedBroker]:
+def ahead() -> AdvancingClock:
+    """The watched broker's and its consumers' clock: it runs, and can be put forward."""
+    return AdvancingClock()
+
+
+@pytest.fixture
+def watched(tmp_path: Path, ahead: AdvancingClock) -> Iterator[WatchedBroker]:
     """A broker to watch."""
-    broker = WatchedBroker(tmp_path / "watched")
+    broker = WatchedBroker(tmp_path / "watched", clock=ahead)
     yield broker
     broker.close()
 
@@ -34,12 +41,12 @@ def timed(tmp_path: Path, clock: ManualClock) -> Iterator[WatchedBroker]:
 
 
 @pytest.fixture
-def running(watched: WatchedBroker) -> Iterator[Callable[..., ConsumerRunner]]:
+def running(watched: WatchedBroker, ahead: AdvancingClock) -> Iterator[Callable[..., ConsumerRunner]]:
     """Starts consumers on the watched broker; they are stopped at the end of the test."""
     runners: list[ConsumerRunner] = []
 
     def start(*consumers: Consumer, **options: Any) -> ConsumerRunner:
-        runners.append(ConsumerRunner(consumers, broker=watched, **{"pauses": SHORT, **options}))
+        runners.append(ConsumerRunner(consumers, broker=watched, **{"clock": ahead, "pauses": SHORT, **options}))
         runners[-1].start()
         return runners[-1]
 

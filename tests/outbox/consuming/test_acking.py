@@ -191,13 +191,14 @@ def test_an_ack_that_meets_a_defect_is_told_and_its_messages_come_back(
     handled: list[str] = []
     watched.publish([message(1), message(2)])
 
-    running(consumer("orders", group="g", prefetch=1, invisible_ms=50)(lambda one: handled.append(one.id)))
+    running(consumer("orders", group="g", prefetch=1, invisible_ms=1_000)(lambda one: handled.append(one.id)))
     watched.wait_for(lambda: watched.acked == 2)
 
     assert sorted(handled) == ["m-1", "m-1", "m-2"]
     assert "consumer_failed" in [one.getMessage() for one in caplog.records]
 
 
+@pytest.mark.processes
 def test_a_process_whose_stop_ran_out_of_time_ends_though_its_ack_hangs(tmp_path: Path) -> None:
     broker = WatchedBroker(tmp_path / "data")
     broker.publish([message()])

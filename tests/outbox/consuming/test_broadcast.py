@@ -19,16 +19,27 @@ from messaging.limits import ATTEMPTS_MAX_DEFAULT
 from messaging.message import Delivery
 from outbox import Consumer, RetryLater, broadcast_reading, consumer
 from outbox.consumer import ConsumerRunner
+from outbox.consumer_runner import PULL_WAIT_MS
 from outbox.testing import MemoryBroker
 from tests.outbox.shop import Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
+POLL_SECONDS = 0.01
 Running = Callable[..., ConsumerRunner]
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broadcast_reading, "RETRIES", Backoff(initial_ms=1, max_ms=2))
+
+
+def stop(runner: ConsumerRunner, clock: ManualClock) -> None:
+    """Stop it though it waits for messages, by letting the time of its read pass."""
+    stopping = threading.Thread(target=runner.stop, kwargs={"timeout_seconds": WAIT_SECONDS})
+    stopping.start()
+    while stopping.is_alive():
+        clock.advance(PULL_WAIT_MS)
+        stopping.join(POLL_SECONDS)
 
 
 class Told:
@@ -111,7 +122,7 @@ def test_what_always_fails_is_given_up_and_told(
     def handle(one: Delivery) -> None:
         told.note(one)
         if one.id == "m-1":
-            raise SystemExit(3)
+            raise GeneratorExit
 
     runner = begun(watched, running, handle)
     watched.publish([message(1), message(2)])
@@ -159,10 +170,11 @@ def test_an_async_handler_gets_all_as_well(watched: WatchedBroker, running: Runn
 
 
 def test_where_the_broker_lost_its_messages_it_begins_as_it_began_and_says_so(
-    caplog: pytest.LogCaptureFixture,
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told, broker = Told(), MemoryBroker()
-    with ConsumerRunner([consumer("orders", group="cache", broadcast="earliest")(told.note)], broker=broker):
+    told, broker = Told(), MemoryBroker(clock=clock)
+    one = consumer("orders", group="cache", broadcast="earliest")(told.note)
+    with ConsumerRunner([one], broker=broker, clock=clock) as runner:
         broker.publish([message(1), message(2)])
         told.wait_for("m-1/1", "m-2/1")
 
@@ -170,6 +182,7 @@ def test_where_the_broker_lost_its_messages_it_begins_as_it_began_and_says_so(
         broker.publish([message(3)])
 
         told.wait_for("m-1/1", "m-2/1", "m-3/1")
+        stop(runner, clock)
     assert "broadcast_begun_anew" in caplog.messages
 
 
@@ -186,7 +199,7 @@ def test_what_retention_dropped_before_it_came_to_it_is_told(
 
     broker.publish([message(0)])
     one = consumer("orders", group="cache", broadcast="earliest", prefetch=1)(handle)
-    with closing(broker), ConsumerRunner([one], broker=broker, clock=clock):
+    with closing(broker), ConsumerRunner([one], broker=broker, clock=clock) as runner:
         told.wait_for("m-0/1")
         for number in range(1, 40):
             broker.publish([message(number, body=bytes(1_000))])
@@ -195,6 +208,7 @@ def test_what_retention_dropped_before_it_came_to_it_is_told(
         assert broker._open().drop_outdated() > 0
         free.set()
         told.wait_until_last("m-40/1")
+        stop(runner, clock)
 
     missed = 41 - len(told.ids)
     assert missed > 0

@@ -14,13 +14,16 @@ from sqlalchemy.orm import Session
 from messaging.message import Delivery
 from outbox import Consumer, consumer
 from outbox.consumer import ConsumerRunner
+from outbox.testing import AdvancingClock
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import WatchedBroker, message
+
+pytestmark = pytest.mark.processes
 
 CHILD = Path(__file__).with_name("dying_consumer.py")
 ROOT = Path(__file__).parents[3]
 CHILD_SECONDS_MAX = 60
-INVISIBLE_MS = 300
+INVISIBLE_MS = 60_000
 
 POINTS = {
     # point: how many effects the dead one leaves, at least and at most: acks go beside the handling
@@ -36,10 +39,11 @@ POINTS = {
 def run_until_killed(point: str, shop: Shop, folder: Path) -> None:
     """Run the dying process; anything but its death by SIGKILL is a failure of the test."""
     arguments = [point, shop.database.url, shop.database.schema or "", f"embedded:{folder}", str(INVISIBLE_MS)]
-    done = subprocess.run(
-        [sys.executable, str(CHILD), *arguments],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, timeout=CHILD_SECONDS_MAX, capture_output=True, text=True,
-    )  # fmt: skip
+    with shop.last_connections_ended():
+        done = subprocess.run(
+            [sys.executable, str(CHILD), *arguments],
+            cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, timeout=CHILD_SECONDS_MAX, capture_output=True, text=True,
+        )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
@@ -55,7 +59,9 @@ def test_a_consumer_killed_at_any_step_loses_nothing_and_does_nothing_twice(
     left, (least, most) = shop.payments(), POINTS[point]
     assert left == [1, 2, 3][: len(left)]
     assert least <= len(left) <= most
-    again = WatchedBroker(tmp_path / "watched")
+    later = AdvancingClock()
+    later.advance(INVISIBLE_MS)
+    again = WatchedBroker(tmp_path / "watched", clock=later)
     unsettled = unsettled_of(again)
     assert unsettled <= 3 - (point == "acked") * 2
     with ConsumerRunner([paying(shop)], broker=again) as runner:

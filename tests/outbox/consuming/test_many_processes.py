@@ -23,6 +23,8 @@ from tests.broker_adapter.servers import ServerProcess
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import message
 
+pytestmark = pytest.mark.processes
+
 CHILD = Path(__file__).with_name("working_consumer.py")
 ROOT = Path(__file__).parents[3]
 MESSAGES = 600
@@ -56,7 +58,7 @@ class Workers:
         """End one by a signal and start another; the exit code of the one that ended."""
         process = self.running.pop(position)
         self._signal(process, number)
-        code = process.wait(30)
+        code = process.wait(SETTLED_SECONDS)
         self.add()
         return code
 
@@ -64,9 +66,9 @@ class Workers:
         """Stop all in good order; their exit codes."""
         for process in self.running:
             self._signal(process, signal.SIGTERM)
-        codes = [process.wait(30) for process in self.running]
+        codes = [process.wait(SETTLED_SECONDS) for process in self.running]
         for reader in self._readers:
-            reader.join(10)
+            reader.join(SETTLED_SECONDS)
         return codes
 
     def _signal(self, process: subprocess.Popen[str], number: signal.Signals) -> None:

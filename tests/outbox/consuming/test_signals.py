@@ -12,6 +12,8 @@ import pytest
 
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
+pytestmark = pytest.mark.processes
+
 CHILD = Path(__file__).with_name("signalled_consumer.py")
 ROOT = Path(__file__).parents[3]
 

@@ -39,6 +39,7 @@ print(telemetry.tracing is NO_TRACING, telemetry.metrics is NO_METRICS, headers,
 """
 
 
+@pytest.mark.processes
 def test_without_the_libraries_the_null_implementations_are_chosen() -> None:
     ended = subprocess.run([sys.executable, "-c", WITHOUT_LIBRARIES], capture_output=True, text=True, timeout=60)
 
@@ -52,6 +53,7 @@ def test_where_opentelemetry_is_installed_it_is_followed_and_chosen_once() -> No
     assert default_telemetry().metrics is NO_METRICS
 
 
+@pytest.mark.processes
 def test_importing_the_front_imports_no_library() -> None:
     program = (
         "import sys, outbox, outbox.telemetry; print({'opentelemetry', 'prometheus_client'} & "

@@ -86,10 +86,10 @@ def test_a_redelivery_is_a_span_of_its_own_with_its_attempt(shop: Shop, watched:
 
     def fail_at_first(one: Any) -> None:
         if one.attempt == 1:
-            raise RuntimeError("secret")
+            raise RuntimeError("the printer jams")
 
     with Session(shop.engine) as session, session.begin():
-        box.publish("orders", {"n": 1}, session=session)
+        box.publish("orders", {"n": "secret"}, session=session)
     consume(shop, watched, telemetry, fails=fail_at_first)
     box.close()
 
@@ -98,6 +98,9 @@ def test_a_redelivery_is_a_span_of_its_own_with_its_attempt(shop: Shop, watched:
     assert [attributes(one)["messaging.outbox.outcome"] for one in (first, second)] == ["failed", "handled"]
     assert attributes(first)["error.type"] == "RuntimeError"
     assert linked(first) == linked(second) == linked(spans.one("nack")) == [ids(spans.one("create"))]
+    assert [[event.attributes["exception.message"] for event in one.events] for one in (first, second)] == [
+        ["the printer jams"], [],
+    ]  # fmt: skip
     assert not any("secret" in span.to_json() for span in spans.exporter.get_finished_spans())
 
 

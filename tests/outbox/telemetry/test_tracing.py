@@ -13,6 +13,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
+from sqlalchemy.exc import StatementError
 
 from messaging.errors import BrokerUnavailable
 from messaging.limits import HEADERS_MAX
@@ -246,17 +247,25 @@ def test_a_delivery_is_the_creations_child_where_that_was_asked_for(spans: Spans
     assert processed.links == ()
 
 
-def test_a_handler_that_fails_is_an_error_by_its_type_alone(spans: Spans) -> None:
+def test_a_handler_that_fails_is_an_error_with_its_exception_as_an_event(spans: Spans) -> None:
     tracing = OpenTelemetryTracing(provider=spans.provider)
-    handling = Handling()
+    handling, value = Handling(), "47" + "11" * 8
 
     with tracing.handling(delivery(), handling, group="g"):
-        handling.outcome, handling.error = "failed", ValueError("secret")
+        with pytest.raises(StatementError) as caught:
+            raise StatementError("no such table", "INSERT INTO nowhere VALUES (?)", (value,), None)
+        handling.outcome, handling.error = "failed", caught.value
 
     processed = spans.one("process")
-    assert attributes(processed)["error.type"] == "ValueError"
+    [event] = processed.events
+    assert attributes(processed)["error.type"] == "StatementError"
     assert processed.status.status_code is StatusCode.ERROR
-    assert "secret" not in processed.to_json()
+    assert event.name == "exception"
+    assert event.attributes is not None
+    assert event.attributes["exception.type"] == "sqlalchemy.exc.StatementError"
+    assert "no such table" in str(event.attributes["exception.message"])
+    assert __file__ in str(event.attributes["exception.stacktrace"])
+    assert value not in processed.to_json()
 
 
 def test_receive_and_settle_are_clients_linked_to_the_creation(spans: Spans) -> None:

@@ -1,0 +1,20 @@
+"""The kinds of work that requests ask for, each with a bound of its own."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Work(StrEnum):
+    """How a route is worked on, which also says which bound keeps it in check."""
+
+    PUBLISH = "publish"
+    SETTLE = "settle"
+    PULL = "pull"
+    READ = "read"
+    OPERATE = "operate"
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for messages."""
+        return self in {Work.PULL, Work.READ}

@@ -1,0 +1,26 @@
+"""Finds the number that JSON cannot say, NaN or an infinity, in what is to be written as JSON. Writes nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+
+def non_finite_path(body: object) -> str | None:
+    """Where the first such number is, as `$.items[3].price`; None where all numbers are finite.
+
+    msgspec writes these as `null`: a body whose JSON has no `null` need not be looked through.
+    """
+    waiting: list[tuple[str, Any]] = [("$", msgspec.to_builtins(body))]
+    while waiting:
+        path, value = waiting.pop()
+        match value:
+            case float() if not math.isfinite(value):
+                return f"{path} ({value})"
+            case dict():
+                waiting.extend((f"{path}.{name}", one) for name, one in reversed(value.items()))
+            case list() | tuple():
+                waiting.extend((f"{path}[{place}]", value[place]) for place in range(len(value) - 1, -1, -1))
+    return None

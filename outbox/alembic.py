@@ -1,0 +1,85 @@
+"""Keeps the outbox tables out of `alembic revision --autogenerate` in a project's own alembic tree.
+
+Autogenerate compares the database with the project's metadata, and drops what is only in the database: our tables, and
+every unsent message with them. From alembic 1.18 on this module is a plugin of alembic's, which works by being
+installed. With an older alembic, or where `autogenerate_plugins` names plugins one by one, it takes one line in env.py:
+
+    context.configure(..., include_object=outbox.alembic.include_object)
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import Table
+
+if TYPE_CHECKING:
+    from alembic.autogenerate.api import AutogenContext
+    from alembic.operations.ops import UpgradeOps
+    from alembic.runtime.plugins import Plugin
+    from alembic.util import PriorityDispatchResult
+
+VERSION_TABLE: Final = "outbox_alembic_version"
+_PREFIX: Final = "outbox_"
+_SPLIT_MESSAGE: Final = re.compile(r"message_[0-9]{4}")
+_COLUMNS: Final = {
+    "message": {"id", "kind", "state", "due_at_us", "token", "body_sha256"},
+    "archive": {"id", "kind", "sent_at_us", "body_sha256", "outcome"},
+    "inbox": {"consumer_group", "message_id", "handled_at_us"},
+    "order_head": {"order_key", "seq"},
+    "order_queue": {"order_key", "order_seq", "message_id"},
+    "compensator_instance": {"id", "zone", "alive_until_us"},
+    "compensator_lease": {"source", "instance", "until_us", "epoch"},
+}
+"""Columns that tell each of our tables, of any revision, from a project's own of the same name."""
+
+
+def is_outbox_table(table: Table) -> bool:
+    """Whether a reflected table is one of the outbox's, in whatever schema."""
+    name = str(table.name)
+    if name == VERSION_TABLE:
+        return True
+    plain = name.removeprefix(_PREFIX)
+    expected = _COLUMNS.get("message" if _SPLIT_MESSAGE.fullmatch(plain) else plain)
+    return expected is not None and expected <= set(table.columns.keys())
+
+
+def include_object(item: Any, _name: str | None, type_: str, reflected: bool, compare_to: object) -> bool:  # noqa: FBT001
+    """For `include_object` of alembic's context.configure(): False for an outbox table that the project's metadata does
+    not have.
+    """
+    return not (type_ == "table" and reflected and compare_to is None and is_outbox_table(item))
+
+
+def protects_tables() -> bool:
+    """Whether the alembic that is installed keeps out our tables by itself: whether it has plugins."""
+    return find_spec("alembic.runtime.plugins") is not None
+
+
+def setup(plugin: Plugin) -> None:
+    """Called by alembic, which finds this module by the entry point `alembic.plugins`."""
+    from alembic.util import DispatchPriority
+
+    plugin.add_autogenerate_comparator(_keep_outbox_tables, "schema", priority=DispatchPriority.LAST)
+
+
+def _keep_outbox_tables(
+    _context: AutogenContext, upgrade_ops: UpgradeOps, _schemas: set[str | None]
+) -> PriorityDispatchResult:
+    """Take back what the comparators before have found about tables that are only in the database and ours."""
+    from alembic.operations.ops import DropTableOp, ModifyTableOps
+    from alembic.util import PriorityDispatchResult
+
+    ours = {
+        (found.schema, found.table_name)
+        for found in upgrade_ops.ops
+        if isinstance(found, DropTableOp) and is_outbox_table(found.to_table())
+    }
+    upgrade_ops.ops[:] = [
+        found
+        for found in upgrade_ops.ops
+        if not (isinstance(found, DropTableOp | ModifyTableOps) and (found.schema, found.table_name) in ours)
+    ]
+    return PriorityDispatchResult.CONTINUE

@@ -1,0 +1,108 @@
+"""StatementEffect: what a statement's text does to the transaction that it runs in, beside its rows. Pure; no parsing
+of what it reads or writes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Effect(StrEnum):
+    """What becomes of the transaction. `ends` includes what MySQL commits implicitly before it runs the statement."""
+
+    READS = "reads"
+    WRITES = "writes"
+    ENDS = "ends"
+    BEGINS_SAVEPOINT = "begins_savepoint"
+    ROLLS_BACK_TO_SAVEPOINT = "rolls_back_to_savepoint"
+    RELEASES_SAVEPOINT = "releases_savepoint"
+
+
+@dataclass(frozen=True, slots=True)
+class StatementEffect:
+    """The effect, and the savepoint's name where there is one (both servers compare such names without case)."""
+
+    effect: Effect
+    savepoint: str = ""
+
+
+READS: Final = StatementEffect(Effect.READS)
+WRITES: Final = StatementEffect(Effect.WRITES)
+ENDS: Final = StatementEffect(Effect.ENDS)
+
+# Comments, and the opening of MySQL's executable ones (/*! ... */), whose text the server runs.
+_LEADING: Final = re.compile(r"(?:[\s;(]+|/\*(?!M?!).*?\*/|/\*M?!\d*|--(?:\s[^\n]*|$)|#[^\n]*)*", re.DOTALL)
+_SAVEPOINT: Final = re.compile(
+    r"(?P<begins>SAVEPOINT)\s+(?P<begun>[^\s;]+)"
+    r"|ROLLBACK\s+(?:(?:WORK|TRANSACTION)\s+)?TO\s+(?:SAVEPOINT\s+)?(?P<undone>[^\s;]+)"
+    r"|RELEASE\s+(?:SAVEPOINT\s+)?(?P<released>[^\s;]+)",
+    re.IGNORECASE,
+)
+_ENDS_EVERYWHERE: Final = re.compile(r"(?:COMMIT|ROLLBACK|BEGIN|END)\b", re.IGNORECASE)
+# https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html and
+# https://mariadb.com/kb/en/sql-statements-that-cause-an-implicit-commit/. XA is left out: the servers refuse it inside
+# a transaction, and SQLAlchemy's own two-phase commits speak it.
+_ENDS_ON_MYSQL: Final = re.compile(
+    r"START\s+TRANSACTION\b"
+    r"|(?:CREATE|DROP)\s+(?!(?:OR\s+REPLACE\s+)?TEMPORARY\b)"
+    r"|(?:ALTER|RENAME|TRUNCATE|GRANT|REVOKE|FLUSH|RESET|INSTALL|UNINSTALL)\b"
+    r"|(?:LOCK|UNLOCK)\s+TABLES?\b"
+    r"|(?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:NO_WRITE_TO_BINLOG\s+|LOCAL\s+)?TABLES?\b"
+    r"|(?:CACHE|LOAD)\s+INDEX\b"
+    r"|(?:START|STOP)\s+(?:ALL\s+)?(?:SLAVES?|REPLICAS?)\b|CHANGE\s+(?:MASTER|REPLICATION)\b"
+    r"|SET\s+PASSWORD\b"
+    r"|SET\b[^;]*\bAUTOCOMMIT\b\s*:?=\s*(?:1|ON|TRUE|DEFAULT)\b",
+    re.IGNORECASE,
+)
+_READS: Final = re.compile(
+    r"(?:SELECT|SHOW|EXPLAIN|DESC|DESCRIBE|SET|USE|PRAGMA|VALUES|TABLE|HELP|DO)\b", re.IGNORECASE
+)
+_WITH: Final = re.compile(r"WITH\b", re.IGNORECASE)
+_WRITES_BEHIND_WITH: Final = re.compile(r"\b(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)
+
+_BY_FIRST_WORD: Final = {"SELECT ": READS, "INSERT ": WRITES, "UPDATE ": WRITES, "DELETE ": WRITES}
+"""Nearly all statements: looked up before anything is matched."""
+
+
+def statement_effect(statement: str, *, mysql: bool) -> StatementEffect:
+    """What this text does, by its first words. What a stored procedure does inside is not seen: CALL writes."""
+    known = _BY_FIRST_WORD.get(statement[:7].upper())
+    if known is not None:
+        return known
+    at = _leading_end(statement)
+    savepoint = _SAVEPOINT.match(statement, at)
+    if savepoint is not None:
+        return _savepoint_effect(savepoint)
+    if _ENDS_EVERYWHERE.match(statement, at) or (mysql and _ENDS_ON_MYSQL.match(statement, at)):
+        return ENDS
+    if _READS.match(statement, at):
+        return READS
+    if _WITH.match(statement, at) and not _WRITES_BEHIND_WITH.search(statement, at):
+        return READS
+    return WRITES
+
+
+def first_words(statement: str) -> str:
+    """The statement's first words, for an error: nothing of its values."""
+    words = statement[_leading_end(statement) :].split()
+    return " ".join(words[:2])
+
+
+def _leading_end(statement: str) -> int:
+    leading = _LEADING.match(statement)
+    return 0 if leading is None else leading.end()
+
+
+def _savepoint_effect(found: re.Match[str]) -> StatementEffect:
+    if found["begins"]:
+        return StatementEffect(Effect.BEGINS_SAVEPOINT, _plain_name(found["begun"]))
+    if found["undone"]:
+        return StatementEffect(Effect.ROLLS_BACK_TO_SAVEPOINT, _plain_name(found["undone"]))
+    return StatementEffect(Effect.RELEASES_SAVEPOINT, _plain_name(found["released"]))
+
+
+def _plain_name(quoted: str) -> str:
+    return quoted.strip("`\"'[]").casefold()

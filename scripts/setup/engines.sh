@@ -1,0 +1,104 @@
+# shellcheck shell=bash
+# Sourced by scripts/test: the tests on real engines, and what they need. Not a script to run.
+#
+# An engine is a folder of tests/engines with a file `needs`, which lists what has to be set up, one need a line:
+#   java    Java 17 or later
+#   jars    the jars that pom.xml in that folder resolves to, fetched by Maven
+# A new kind of need is a new case in set_up_need.
+
+# Beside the fetched servers, so that jars outlive the clone. tests/engines/jars.py looks in the same place.
+ENGINES=$(dirname "$SERVERS")/engines
+
+# run_engines [ENGINE or path below tests/engines]... [pytest options]: sets up and tests one engine after the other, each
+# by a pytest of its own; all engines where none is named.
+run_engines() {
+    local -a targets=() failed=()
+    local target
+    while (($# > 0)) && [[ $1 != -* ]]; do
+        targets+=("tests/engines/${1#tests/engines/}")
+        shift
+    done
+    ((${#targets[@]} > 0)) || mapfile -t targets < <(engine_names | sed 's|^|tests/engines/|')
+    ((${#targets[@]} > 0)) || die "there is no engine in tests/engines"
+    for target in "${targets[@]}"; do
+        [[ -e tests/engines/$(engine_of "$target")/needs ]] ||
+            die "there is no engine named $(engine_of "$target"); there are: $(engine_names | paste -sd ' ')"
+    done
+    for target in "${targets[@]}"; do
+        run_engine "$target" "$@" || failed+=("$target")
+    done
+    ((${#failed[@]} == 0)) || die "failed: ${failed[*]}"
+}
+
+engine_names() { find tests/engines -mindepth 2 -maxdepth 2 -name needs -printf '%h\n' | sed 's|.*/||' | sort; }
+
+engine_of() {
+    local below=${1#tests/engines/}
+    printf '%s\n' "${below%%[/:]*}"
+}
+
+run_engine() {
+    local target=$1 engine need
+    shift
+    engine=$(engine_of "$target")
+    for need in $(<"tests/engines/$engine/needs"); do
+        set_up_need "$engine" "$need" || return 1
+    done
+    "$PYTHON" -m pytest "$target" "$@"
+}
+
+set_up_need() {
+    case $2 in
+        java) set_up_java ;;
+        jars) set_up_jars "$1" ;;
+        *)
+            say "tests/engines/$1/needs names '$2', which scripts/setup/engines.sh does not know."
+            return 1
+            ;;
+    esac
+}
+
+set_up_jars() {
+    local engine=$1 folder
+    folder=$(jar_folder "$engine") || return 1
+    [[ -d $folder ]] && return 0
+    if [[ $folder == "$REPO"/* ]]; then
+        say "The jars of $engine are kept outside the repository, and $HOME/.cache cannot be written to."
+        say "  name a folder that can: OUTBOX_TEST_SERVERS=/path/to/servers (the jars go to /path/to/engines)"
+        return 1
+    fi
+    set_up_maven || return 1
+    locked step "fetch the jars of $engine" fetch_jars "$PWD/tests/engines/$engine/pom.xml" "$folder" && return 0
+    say "The jars of $engine could not be fetched; Maven's own words are above."
+    say "  Maven needs a repository that it can reach: the network, or a mirror in ~/.m2/settings.xml; then run again"
+    return 1
+}
+
+# Named by the pom's content: a changed pom is another folder, and a folder that is there is complete.
+jar_folder() {
+    local hash
+    hash=$(sha256sum <"tests/engines/$1/pom.xml") && printf '%s/%s-%s\n' "$ENGINES" "$1" "${hash:0:16}"
+}
+
+# Fetched into a folder beside and renamed, so that an interrupted download is never used. What an earlier one left is
+# removed: the lock is ours. Maven's own repository is thrown away, since a pom is resolved once.
+fetch_jars() {
+    local pom=$1 folder=$2 unfinished=$2.unfinished
+    [[ ! -d $folder ]] || return 0 # another clone fetched it while we waited for the lock
+    rm -rf "$unfinished"
+    mkdir -p "$unfinished" || return 1
+    mvn --batch-mode --no-transfer-progress --strict-checksums --file "$pom" \
+        -Dmaven.repo.local="$unfinished/repository" \
+        -Dmaven.wagon.http.retryHandler.count=3 -Dmaven.wagon.rto=60000 \
+        dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$unfinished/jars" || return 1
+    mv -T "$unfinished/jars" "$folder" && rm -rf "$unfinished"
+}
+
+set_up_maven() {
+    have mvn && return 0
+    step "install Maven" install_packages maven || true
+    have mvn && return 0
+    say "No Maven, which fetches the engines' jars, and it could not be installed."
+    say "  install it: apt-get install maven, or put the mvn of another installation on the PATH"
+    return 1
+}

@@ -1,0 +1,139 @@
+"""Handlers with an inbox: a commit of the handler's own before it fails, and a deadlock at the mark."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from messaging.message import Delivery
+from outbox import Consumer, NotTried, consumer
+from outbox.consumer import CommittedByHandler, Outcome
+from tests.outbox.consuming.test_async import DRIVERS
+from tests.outbox.shop import Payment, Shop
+from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
+
+
+def wait_for_lock_waits(shop: Shop, count: int) -> None:
+    """Until so many transactions of the server wait for a lock. It tells news only to those who ask seldom."""
+    question = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+    with shop.engine.connect() as connection:
+        for _ in range(200):
+            connection.exec_driver_sql("SELECT SLEEP(0.15)")
+            if connection.exec_driver_sql(question).scalar_one() == count:
+                return
+            connection.rollback()
+    raise TimeoutError(question)
+
+
+def paying(shop: Shop, *, how: str) -> Consumer:
+    """A consumer that pays and then fails, once it has committed, rolled back or neither."""
+
+    @consumer("orders", group="g", inbox=shop.engine, schema=shop.database.schema)
+    def pay(session: Session, one: Delivery) -> None:
+        session.add(Payment(id=int(one.body)))
+        session.flush()
+        if how != "neither":
+            getattr(session, how)()
+        raise LookupError("the mail server is out")
+
+    return pay
+
+
+def test_a_handler_that_commits_and_then_fails_is_reported_and_not_taken_as_handled(shop: Shop) -> None:
+    pay = paying(shop, how="commit")
+
+    with pytest.raises(CommittedByHandler, match=r"committed its session and then failed .*mail server") as caught:
+        pay.handle(delivery())
+
+    assert isinstance(caught.value.__cause__, LookupError)
+    assert shop.payments() == [1]
+
+
+@pytest.mark.parametrize("how", ["rollback", "neither"])
+def test_a_handler_that_fails_without_a_commit_fails_as_it_always_did(shop: Shop, how: str) -> None:
+    pay = paying(shop, how=how)
+
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            pay.handle(delivery())
+
+    assert shop.payments() == []
+
+
+def test_a_handler_that_commits_and_goes_on_in_the_closed_transaction_is_reported(sqlite_shop: Shop) -> None:
+    @consumer("orders", group="g", inbox=sqlite_shop.engine)
+    def pay(session: Session, one: Delivery) -> None:
+        session.commit()
+        session.add(Payment(id=int(one.body)))
+        session.flush()
+
+    with pytest.raises(CommittedByHandler, match="InvalidRequestError"):
+        pay.handle(delivery())
+
+
+def test_an_async_handler_that_commits_and_then_fails_is_reported(shop: Shop) -> None:
+    async def run() -> None:
+        engine = create_async_engine(make_url(shop.database.url).set(drivername=DRIVERS[shop.database.name]))
+
+        @consumer("orders", group="g", inbox=engine, schema=shop.database.schema)
+        async def pay(session: AsyncSession, one: Delivery) -> None:
+            session.add(Payment(id=int(one.body)))
+            await session.commit()
+            raise LookupError
+
+        try:
+            with pytest.raises(CommittedByHandler):
+                await pay.handle_async(delivery())
+        finally:
+            await engine.dispose()
+
+    asyncio.run(run())
+
+
+def test_a_runner_gives_the_delivery_back_with_that_reason(
+    sqlite_shop: Shop, watched: WatchedBroker, running: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched.publish([message()])
+
+    running(paying(sqlite_shop, how="commit"))
+    watched.wait_for(lambda: bool(watched.nacks))
+
+    assert watched.nacks[0]["reason"].startswith("CommittedByHandler: the handler committed its session")
+    assert "handler_failed" in caplog.messages
+
+
+def test_a_deadlock_at_the_mark_is_a_conflict_and_no_outage(mysql_shop: Shop) -> None:
+    pay = consumer("orders", group="g", inbox=mysql_shop.engine, schema=mysql_shop.database.schema)(
+        lambda session, one: session.add(Payment(id=int(one.body)))
+    )
+    assert pay.store is not None
+    outcomes: list[object] = []
+
+    def handle() -> None:
+        try:
+            outcomes.append(pay.handle(delivery()))
+        except NotTried as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=handle) for _ in range(2)]
+    with mysql_shop.other_engine().connect() as first:
+        pay.store.mark(first, group="g", message_id="m-1", topic="orders")
+        for thread in threads:
+            thread.start()
+        # Both duplicates wait for a shared lock on the mark; once the first one rolls back both have it and want more.
+        wait_for_lock_waits(mysql_shop, 2)
+        first.rollback()
+        for thread in threads:
+            thread.join(WAIT_SECONDS)
+
+    [victim] = [one for one in outcomes if isinstance(one, NotTried)]
+    assert [one for one in outcomes if one is not victim] == [Outcome.HANDLED]
+    assert "1213" in str(victim)
+    assert victim.conflict
+    assert mysql_shop.payments() == [1]

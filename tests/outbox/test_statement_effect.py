@@ -1,0 +1,80 @@
+"""What a statement's text does to its transaction, as MySQL, MariaDB and SQLite document it."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox.statement_effect import Effect, first_words, statement_effect
+
+ENDS_EVERYWHERE = [
+    "COMMIT",
+    " commit ;",
+    "/* why */ Commit",
+    "-- why\nROLLBACK",
+    "ROLLBACK WORK",
+    "ROLLBACK AND CHAIN",
+    "BEGIN",
+]
+ENDS_ON_MYSQL = [
+    "CREATE TABLE a (b INT)", "drop table a", "CREATE OR REPLACE TABLE a (b INT)", "ALTER TABLE a ADD c INT",
+    "TRUNCATE a", "RENAME TABLE a TO b", "LOCK TABLES a WRITE", "lock table a read", "UNLOCK TABLES",
+    "START TRANSACTION READ ONLY",
+    "SET autocommit = 1", "SET @@session.autocommit=ON", "SET a = 1, autocommit = 1", "GRANT SELECT ON a TO b",
+    "ANALYZE NO_WRITE_TO_BINLOG TABLE a", "OPTIMIZE TABLE a", "FLUSH TABLES", "/*!50000 COMMIT */", "#why\nCOMMIT",
+]  # fmt: skip
+GOES_ON = [
+    "SELECT 1", "select 1", "(SELECT 1)", "SHOW TABLES", "SET autocommit = 0", "SET NAMES utf8mb4",
+    "WITH a AS (SELECT 1) SELECT 1",
+    "CREATE TEMPORARY TABLE a (b INT)", "DROP TEMPORARY TABLE a", "CREATE OR REPLACE TEMPORARY TABLE a (b INT)",
+    "INSERT INTO a VALUES ('COMMIT')", "UPDATE a SET b = 'ROLLBACK'", "REPLACE INTO a VALUES (1)", "XA END 'x'",
+    "ANALYZE FORMAT=JSON SELECT 1", "EXPLAIN SELECT 1", "CALL commits()",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("statement", [*ENDS_EVERYWHERE, *ENDS_ON_MYSQL])
+def test_mysql_ends_the_transaction(statement: str) -> None:
+    assert statement_effect(statement, mysql=True).effect is Effect.ENDS
+
+
+@pytest.mark.parametrize("statement", ENDS_EVERYWHERE)
+def test_sqlite_ends_the_transaction(statement: str) -> None:
+    assert statement_effect(statement, mysql=False).effect is Effect.ENDS
+
+
+@pytest.mark.parametrize("statement", ["CREATE TABLE a (b INT)", "DROP TABLE a", "ALTER TABLE a ADD c INT"])
+def test_the_tables_of_sqlite_are_made_and_dropped_inside_the_transaction(statement: str) -> None:
+    assert statement_effect(statement, mysql=False).effect is Effect.WRITES
+
+
+@pytest.mark.parametrize("statement", GOES_ON)
+def test_the_transaction_goes_on(statement: str) -> None:
+    assert statement_effect(statement, mysql=True).effect in {Effect.READS, Effect.WRITES}
+
+
+@pytest.mark.parametrize(
+    "statement", ["INSERT INTO a VALUES (1)", "with b as (select 1) update a set c = 1", "replace a values (1)"]
+)
+def test_what_changes_rows_writes(statement: str) -> None:
+    assert statement_effect(statement, mysql=True).effect is Effect.WRITES
+
+
+@pytest.mark.parametrize(
+    ("statement", "effect"),
+    [
+        ("SAVEPOINT `Here`", Effect.BEGINS_SAVEPOINT),
+        ("savepoint here;", Effect.BEGINS_SAVEPOINT),
+        ("ROLLBACK TO SAVEPOINT here", Effect.ROLLS_BACK_TO_SAVEPOINT),
+        ("rollback work to HERE", Effect.ROLLS_BACK_TO_SAVEPOINT),
+        ('ROLLBACK TRANSACTION TO SAVEPOINT "here"', Effect.ROLLS_BACK_TO_SAVEPOINT),
+        ("RELEASE SAVEPOINT here", Effect.RELEASES_SAVEPOINT),
+        ("RELEASE here", Effect.RELEASES_SAVEPOINT),
+    ],
+)
+def test_savepoints_are_told_apart_by_name_without_case_and_quotes(statement: str, effect: Effect) -> None:
+    found = statement_effect(statement, mysql=True)
+
+    assert (found.effect, found.savepoint) == (effect, "here")
+
+
+def test_an_error_shows_the_first_words_and_no_value() -> None:
+    assert first_words("/* 'secret' */ SET PASSWORD = 'secret'") == "SET PASSWORD"
