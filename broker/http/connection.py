@@ -208,6 +208,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 return head is not None
             if self._phase is Phase.BODY:
                 self._read_body(cast("Admitted", self._admitted))
+                return self._phase is Phase.HEAD  # the gate refused it
         except Problem as problem:
             self._refuse(problem)
         return False
@@ -318,7 +319,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._is_advancing:
             return
         self._advance()
-        if self._phase is Phase.HEAD:
+        if self._phase in {Phase.HEAD, Phase.BODY}:
             if self._is_ended:
                 self._close()
             else:

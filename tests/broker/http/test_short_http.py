@@ -17,6 +17,7 @@ from broker.http.gate import Gate
 from broker.http.server import HttpServer
 from broker.http.settings import HttpSettings
 from messaging.message import Message
+from tests.broker.http.raw_exchange import barrier
 
 Client = Callable[..., requests.Response]
 DEADLINE_S = 120.0
@@ -218,6 +219,36 @@ def test_no_more_than_so_many_requests_are_read_behind_a_pull_and_all_are_answer
         found = [answer(reader)[0] for _ in range(1 + behind)]
 
     assert found == [200] * (1 + behind)
+
+
+def test_a_body_that_begins_behind_a_pull_is_read_to_its_end(
+    serve: Callable[..., HttpServer], client: Client, topic: str
+) -> None:
+    url, large = serve().url, request(f"/v1/topics/{topic}/messages", {"messages": [{"body": "b" * 100_000}]})
+    with connected(url) as (made, reader), barrier(url) as wait:
+        made.sendall(request(f"/v1/topics/{topic}/groups/g/pull", {"wait_ms": 60_000}))
+        made.sendall(large[: 2 * AHEAD_BYTES_MAX])
+        wait.wait()
+        client("POST", f"{url}/v1/topics/{topic}/messages", json={"messages": [{"body": "b"}]})
+        assert answer(reader)[0] == 200
+        made.sendall(large[2 * AHEAD_BYTES_MAX :])
+
+        assert answer(reader)[0] == 200
+
+
+def test_requests_behind_one_that_is_refused_with_its_body_whole_are_answered(
+    serve: Callable[..., HttpServer], topic: str
+) -> None:
+    url = serve(HttpSettings(waiting_pulls_max=1)).url
+    pull = request(f"/v1/topics/{topic}/groups/g/pull", {"wait_ms": 60_000})
+    with connected(url) as (made, reader), connected(url) as (waiting, _), barrier(url) as wait:
+        made.sendall(pull[:-1])
+        wait.wait()
+        waiting.sendall(pull)
+        wait.wait()
+        made.sendall(pull[-1:] + publish(topic, "behind"))
+
+        assert [answer(reader)[0] for _ in range(2)] == [429, 200]
 
 
 def test_a_defect_is_an_answer_and_the_place_is_free(
