@@ -70,13 +70,6 @@ def take(call: Call, request: PullRequest, since: int) -> Taken | None:
     if not handed:
         call.lease.release()
         return None
-    try:
-        call.lease.resize(max(LEASED_BYTES_MIN, ANSWER_COPIES * _size_bytes(handed)))
-    except Problem:
-        receipts = [receipt for one in handed for receipt in one.receipts(call.topic, call.group)]
-        handed.clear()  # the problem has this frame in its traceback
-        give_back(call, receipts)
-        raise
     return _taken(call, handed)
 
 
@@ -95,13 +88,25 @@ def take_at_hand(call: Call, request: PullRequest, since: int) -> Taken | Litera
     return None if handed is None else "nothing"
 
 
-def _taken(call: Call, handed: Sequence[Handed]) -> Taken:
+def _taken(call: Call, handed: list[Handed]) -> Taken:
+    """The answer with what was handed out. Raises Problem, and gives it back, where there is no room for it: not for
+    what is at hand, which fits into what is leased already, so that the event loop waits for no disk.
+    """
     receipts = [receipt for one in handed for receipt in one.receipts(call.topic, call.group)]
-    count = _count_within(handed, bytes_max=call.services.settings.pull_bytes_max)
-    if count is not None:
+    sizes = [len(record.body) for one in handed for record in one.records]
+    size_bytes, bytes_max = sum(sizes), call.services.settings.pull_bytes_max
+    try:
+        call.lease.resize(max(LEASED_BYTES_MIN, ANSWER_COPIES * size_bytes))
+    except Problem:
+        handed.clear()  # the problem has this frame in its traceback
+        give_back(call, receipts)
+        raise
+    if size_bytes > bytes_max:
+        count = max(1, sum(total <= bytes_max for total in accumulate(sizes)))
         give_back(call, receipts[count:])
+        del receipts[count:]
     call.services.metrics.count_handed_out(call.topic, call.group, handed, now_ms=call.services.clock.now_ms())
-    return Taken(_answer(call, handed, receipts[:count]), receipts[:count])
+    return Taken(_answer(call, handed, receipts, is_long=size_bytes > codec.LONG_BYTES), receipts)
 
 
 def give_back(call: Call, receipts: Sequence[str]) -> None:
@@ -165,26 +170,13 @@ def _settle(
     return [next(statuses) if receipt.startswith(prefix) else foreign for receipt in receipts]
 
 
-def _size_bytes(handed: Sequence[Handed]) -> int:
-    return sum(len(record.body) for one in handed for record in one.records)
-
-
-def _count_within(handed: Sequence[Handed], *, bytes_max: int) -> int | None:
-    """How many of the first messages fit into an answer, one always; None where all do."""
-    sizes = [len(record.body) for one in handed for record in one.records]
-    if sum(sizes) <= bytes_max:
-        return None
-    return max(1, sum(total <= bytes_max for total in accumulate(sizes)))
-
-
-def _answer(call: Call, handed: Sequence[Handed], receipts: Sequence[str]) -> bytes | bytearray:
+def _answer(call: Call, handed: Sequence[Handed], receipts: Sequence[str], *, is_long: bool) -> bytes | bytearray:
     """The answer, from the records as they came out of the log."""
     records = [(record, one.out.attempt) for one in handed for record in one.records]
-    is_long = sum([len(one.body) for one, _ in records]) > codec.LONG_BYTES
-    made = _packed(call.topic, receipts, records) if call.is_packed else _text(call.topic, receipts, records)
+    pulled = _packed(call.topic, receipts, records) if call.is_packed else _text(call.topic, receipts, records)
     if is_long:
-        return codec.encode_list("deliveries", made, call.answer_codec, count=len(receipts))
-    answer = _PulledAnswer(list(made)) if call.is_packed else PullAnswer(deliveries=list(made))  # type: ignore[arg-type]
+        return codec.encode_list("deliveries", pulled, call.answer_codec, count=len(receipts))
+    answer = _PulledAnswer(list(pulled)) if call.is_packed else PullAnswer(deliveries=list(pulled))  # type: ignore[arg-type]
     return codec.encode(answer, call.answer_codec)
 
 
