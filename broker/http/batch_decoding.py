@@ -13,13 +13,12 @@ from typing import Annotated, Final, NoReturn, TypeVar
 
 import msgspec
 
+from broker.http.codec import LONG_BYTES
 from broker.http.problems import Problem, of_decoding
 from messaging.decoding import json_decoder, msgpack_decoder
 from messaging.limits import BATCH_MESSAGES_MAX
 from messaging.problem import ProblemKind
 
-LONG_BYTES: Final = 512 * 1024
-"""A publish of more bytes is decoded message by message."""
 WHERE: Final = "$.messages"
 
 _WINDOW_BYTES: Final = 256 * 1024

@@ -17,7 +17,7 @@ from broker.http.codec import Codec
 from broker.http.gate import Gate
 from broker.http.long_poll import LongPolls
 from broker.http.metrics import Metrics
-from broker.http.problems import Problem, of_query
+from broker.http.problems import CLOSE, Problem, of_query
 from broker.http.served import Served
 from broker.http.settings import HttpSettings
 from broker.http.work import Work
@@ -85,7 +85,7 @@ class Services:
             "there are as many connections as connections_max or connections_per_address_max allows; those in reserve "
             "are for probes, metrics and operators",
             retry_after_ms=self.settings.throttled_retry_after_ms,
-            headers={"connection": "close"},
+            headers=CLOSE,
         )
 
     def stop(self) -> None:
@@ -123,13 +123,12 @@ class Call:
         """The body. Raises Problem that says where it is wrong."""
         return codecs.decode(self.body, self.body_codec, shape)
 
-    def read_messages(self, text: type[Entry], packed: type[Entry]) -> Iterator[Entry]:
-        """The messages of a publish, in the shape of the codec, as they are decoded. Raises Problem, at any of them."""
-        limit = self.services.settings.batch_messages_max
-        shape, number = text if self.body_codec is Codec.JSON else packed, 0
+    def read_messages(self, entry: type[Entry]) -> Iterator[Entry]:
+        """The messages of a publish as they are decoded; `entry` fits the codec. Raises Problem, at any of them."""
+        limit, number = self.services.settings.batch_messages_max, 0
         entries = text_messages if self.body_codec is Codec.JSON else packed_messages
         try:
-            for number, one in enumerate(entries(self.body, shape), 1):
+            for number, one in enumerate(entries(self.body, entry), 1):
                 if number > limit:
                     break
                 yield one

@@ -40,7 +40,7 @@ _encode_json, _encode_msgpack = _json.encode, _msgpack.encode
 _FIXMAP: Final = 0x80
 _ARRAY_32: Final = b"\xdd"
 LONG_BYTES: Final = 512 * 1024
-"""An answer of more bytes is encoded entry by entry."""
+"""A list of more bytes is encoded, or decoded, entry by entry."""
 
 
 def request_codec(content_type: str | None) -> Codec:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from broker.http.access import Role, authorize
 from broker.http.alike import alike
-from broker.http.batch_decoding import LONG_BYTES, WHERE
-from broker.http.call import Call
-from broker.http.codec import Codec
+from broker.http.batch_decoding import WHERE
+from broker.http.call import Call, Entry
+from broker.http.codec import LONG_BYTES, Codec
 from broker.http.plain import publish_plain
 from broker.http.problems import Problem
 from messaging.errors import InvalidMessage
@@ -53,14 +53,14 @@ def publish(call: Call) -> PublishAnswer | msgspec.Raw:
     stored = None if call.body_codec is Codec.JSON else publish_plain(call)
     if stored is not None:
         return _all_stored(call, stored)
-    return _store(call, ((one, call.topic) for one in _sent(call)))
+    return _store(call, ((one, call.topic) for one in _published(call)))
 
 
 def publish_addressed(call: Call) -> PublishAnswer | msgspec.Raw:
     """Store a batch whose messages name their topics, each of which the sender must be allowed to publish to; all of it
     is checked before any of it is stored.
     """
-    return _store(call, _allowed(call, _sent_addressed(call)))
+    return _store(call, _allowed(call, _addressed(call)))
 
 
 def cancel(call: Call) -> CancelAnswer:
@@ -98,27 +98,23 @@ def scheduled_message(call: Call) -> ScheduledMessage:
     return ScheduledMessage(id=call.item, topic=str(found["topic"]), deliver_at_ms=int(str(found["deliver_at_ms"])))
 
 
-def _sent(call: Call) -> Iterable[PublishedMessage]:
+def _published(call: Call) -> Iterable[PublishedMessage]:
+    if call.body_codec is Codec.JSON:
+        return _sent(call, PublishedMessage, lambda: call.read(PublishRequest).messages)
+    return _sent(call, PackedMessage, lambda: call.read(PackedPublishRequest).messages)
+
+
+def _addressed(call: Call) -> Iterable[AddressedMessage | PackedAddressedMessage]:
+    if call.body_codec is Codec.JSON:
+        return _sent(call, AddressedMessage, lambda: call.read(AddressedPublishRequest).messages)
+    return _sent(call, PackedAddressedMessage, lambda: call.read(PackedAddressedPublishRequest).messages)
+
+
+def _sent(call: Call, entry: type[Entry], read_whole: Callable[[], Sequence[Entry]]) -> Iterable[Entry]:
     """The messages of a publish; those of a long one as they are decoded."""
     if len(call.body) > LONG_BYTES:
-        return call.read_messages(PublishedMessage, PackedMessage)
-    sent: Sequence[PublishedMessage]
-    if call.body_codec is Codec.JSON:
-        sent = call.read(PublishRequest).messages
-    else:
-        sent = call.read(PackedPublishRequest).messages
-    call.check_batch(sent, where=WHERE)
-    return sent
-
-
-def _sent_addressed(call: Call) -> Iterable[AddressedMessage | PackedAddressedMessage]:
-    if len(call.body) > LONG_BYTES:
-        return call.read_messages(AddressedMessage, PackedAddressedMessage)
-    sent: Sequence[AddressedMessage | PackedAddressedMessage]
-    if call.body_codec is Codec.JSON:
-        sent = call.read(AddressedPublishRequest).messages
-    else:
-        sent = call.read(PackedAddressedPublishRequest).messages
+        return call.read_messages(entry)
+    sent = read_whole()
     call.check_batch(sent, where=WHERE)
     return sent
 

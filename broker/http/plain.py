@@ -11,8 +11,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from broker.http.batch_decoding import LONG_BYTES, TooManyMessages, packed_entries
+from broker.http.batch_decoding import TooManyMessages, packed_entries
 from broker.http.call import Call
+from broker.http.codec import LONG_BYTES
 from broker.http.settings import HttpSettings
 from messaging.errors import InvalidMessage
 from messaging.message import check_headers, check_key
