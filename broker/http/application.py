@@ -23,7 +23,7 @@ from broker.http.codec import Codec
 from broker.http.gate import Gate
 from broker.http.operations import OPERATIONS, Operation
 from broker.http.polling import pull, read_on
-from broker.http.problems import Problem, of_error
+from broker.http.problems import CLOSE, Problem, of_error
 from broker.http.request_head import RequestHead
 from broker.http.response import Response
 from broker.http.router import Router
@@ -115,11 +115,13 @@ class Application:
                 return self._admit_operation(target, head)
             return self._admit_route(target, head, names, is_reserved=is_reserved)
         except Problem as problem:
-            return self._refused(target, problem)
+            return self.refuse(target, problem)
 
-    def refuse(self, admitted: Admitted, problem: Problem) -> Response:
-        """The response to a request that was admitted, and is not worked on."""
-        return self._refused(admitted.target, problem)
+    def refuse(self, target: Route | Operation, problem: Problem) -> Response:
+        """The response to a request that is not worked on, which is counted."""
+        response = problem.response()
+        self._services.metrics.count_request(target.method, target.path, status=response.status, seconds=None)
+        return response
 
     def pool_of(self, admitted: Admitted) -> ThreadPoolExecutor | None:
         """Where a request is to be worked on, by work(); None for what waits for messages: that is wait_for()'s."""
@@ -183,12 +185,12 @@ class Application:
         answer_codec = codec.answer_codec(headers.get("accept"), default=body_codec)
         body_bytes_max = _body_bytes_max(route, services.settings.request_bytes_max)
         _check_length(head, bytes_max=body_bytes_max)
-        lease, gate = services.budget.lease(BODY_COPIES * head.content_length), services.gate_of(route.work)
-        lease.release()  # there would be room: its bytes are counted as they come
+        gate = services.gate_of(route.work)
+        services.budget.check(BODY_COPIES * head.content_length)  # they are leased as they come
         gate.check()
         return Admitted(
-            target=route, head=head, lease=lease, gate=gate, principal=principal, body_bytes_max=body_bytes_max,
-            topic=topic, group=group, item=unquote(names.get("id", "")),
+            target=route, head=head, lease=services.budget.lease(), gate=gate, principal=principal,
+            body_bytes_max=body_bytes_max, topic=topic, group=group, item=unquote(names.get("id", "")),
             body_codec=body_codec, answer_codec=answer_codec,
         )  # fmt: skip
 
@@ -198,11 +200,6 @@ class Application:
             item=admitted.item, query=_query(admitted.head.query), body=body, body_codec=admitted.body_codec,
             answer_codec=admitted.answer_codec, lease=admitted.lease,
         )  # fmt: skip
-
-    def _refused(self, target: Route | Operation, problem: Problem) -> Response:
-        response = problem.response()
-        self._services.metrics.count_request(target.method, target.path, status=response.status, seconds=None)
-        return response
 
     def _failed(self, path: str, error: Exception) -> Response:
         """What an error becomes; one that nobody has foreseen is logged and counted."""
@@ -231,7 +228,7 @@ def too_large(bytes_max: int) -> Problem:
         ProblemKind.BODY_TOO_LARGE,
         f"the request has more than the {bytes_max:,} bytes allowed; send smaller batches",
         bound=("request_bytes_max", bytes_max),
-        headers={"connection": "close"},
+        headers=CLOSE,
     )
 
 

@@ -28,6 +28,11 @@ class ByteBudget:
         lease.resize(size_bytes)
         return lease
 
+    def check(self, size_bytes: int) -> None:
+        """Raise Problem, overloaded, where there is no room for so many bytes now."""
+        with self._lock:
+            self._check(self._leased, size_bytes)
+
     def move(self, held: int, wanted: int, *, always: bool = False) -> None:
         """Replace a lease's bytes by others; less is always granted, and more where it is to be `always`.
 
@@ -35,14 +40,18 @@ class ByteBudget:
         """
         with self._lock:
             others = self._leased - held
-            if wanted > held and not always and others and others + wanted > self._bytes_max:
-                raise Problem(
-                    ProblemKind.OVERLOADED,
-                    "the requests and answers in work have as many bytes as work_bytes_max allows; send it again",
-                    bound=("work_bytes_max", self._bytes_max),
-                    retry_after_ms=self._retry_after_ms,
-                )
+            if wanted > held and not always:
+                self._check(others, wanted)
             self._leased = others + wanted
+
+    def _check(self, others: int, wanted: int) -> None:
+        if others and others + wanted > self._bytes_max:
+            raise Problem(
+                ProblemKind.OVERLOADED,
+                "the requests and answers in work have as many bytes as work_bytes_max allows; send it again",
+                bound=("work_bytes_max", self._bytes_max),
+                retry_after_ms=self._retry_after_ms,
+            )
 
 
 class Lease:

@@ -10,7 +10,7 @@ import re
 from enum import Enum, auto
 from typing import Final
 
-from broker.http.malformed import malformed
+from broker.http.problems import malformed
 
 LINE_BYTES_MAX: Final = 1_024
 """A size with its extensions."""

@@ -21,7 +21,7 @@ from broker.http.application import Admitted
 from broker.http.byte_budget import Lease
 from broker.http.connection_context import ConnectionContext
 from broker.http.connection_table import Seat
-from broker.http.problems import Problem
+from broker.http.problems import CLOSE, Problem
 from broker.http.request_head import RequestHead
 from broker.http.request_reader import RequestReader
 from broker.http.response import CONTINUE, Response, head_of
@@ -207,8 +207,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                     self._admit(head)
                 return head is not None
             if self._phase is Phase.BODY:
-                self._read_body(cast("Admitted", self._admitted))
-                return self._phase is Phase.HEAD  # the gate refused it
+                return self._read_body(cast("Admitted", self._admitted))
         except Problem as problem:
             self._refuse(problem)
         return False
@@ -229,18 +228,21 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._phase is Phase.BODY:
             self._set_deadline(self._context.settings.request_read_ms_max)
 
-    def _read_body(self, admitted: Admitted) -> None:
-        """Take what has come of the body; begin to work where it is whole. Raises Problem."""
+    def _read_body(self, admitted: Admitted) -> bool:
+        """Take what has come of the body; begin to work where it is whole. Whether there may be more to read. Raises
+        Problem.
+        """
         body = self._reader.read_body(admitted)
         if body is None:
-            return
+            return False
         try:
             admitted.enter_gate()
         except Problem as problem:  # all of it was read: its connection goes on
             self._release()
-            self._write(self._context.application.refuse(admitted, problem), None)
-            return
+            self._write(self._context.application.refuse(admitted.target, problem), None)
+            return True
         self._begin_work(admitted, body)
+        return False
 
     # -- working -----------------------------------------------------------------------------------------------------
 
@@ -386,4 +388,4 @@ class HttpConnection(asyncio.BufferedProtocol):
 
 
 def _too_slow(kind: ProblemKind, bound: str, limit_ms: int) -> Problem:
-    return Problem(kind, "the request did not arrive in time", bound=(bound, limit_ms), headers={"connection": "close"})
+    return Problem(kind, "the request did not arrive in time", bound=(bound, limit_ms), headers=CLOSE)

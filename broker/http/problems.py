@@ -62,6 +62,8 @@ _OF_ERRORS: Final[tuple[tuple[type[errors.OutboxError], ProblemKind], ...]] = (
 )
 """From the engine's errors to kinds: the first class that fits, so subclasses stand first."""
 
+CLOSE: Final = {"connection": "close"}
+"""The header of an answer with which the connection ends."""
 _WHERE = re.compile(r" - at `(?:key in )?(\$[^`]*)`$")
 _encode = msgspec.json.Encoder().encode
 
@@ -101,6 +103,11 @@ class Problem(Exception):
     def response(self) -> Response:
         """The answer; always in JSON, whatever the request accepts."""
         return Response(_encode(self.answer), PROBLEM_TYPE, self.answer.status, self.headers)
+
+
+def malformed(detail: str) -> Problem:
+    """What is no request, or not clearly one. Its connection ends with it, since what follows is unknown."""
+    return Problem(ProblemKind.MALFORMED_REQUEST, detail, headers=CLOSE)
 
 
 def of_error(error: errors.OutboxError, *, storage_retry_after_ms: int) -> Problem:

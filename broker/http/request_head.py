@@ -13,8 +13,7 @@ from typing import Final
 
 import httptools
 
-from broker.http.malformed import CLOSE, malformed
-from broker.http.problems import Problem
+from broker.http.problems import CLOSE, Problem, malformed
 from messaging.problem import ProblemKind
 
 LENGTH_DIGITS_MAX: Final = 18

@@ -7,7 +7,7 @@ from typing import Final
 from broker.http.application import Admitted
 from broker.http.byte_budget import ByteBudget, Lease
 from broker.http.chunked_body import ChunkedBody
-from broker.http.problems import Problem
+from broker.http.problems import CLOSE, Problem
 from broker.http.request_head import RequestHead, check_bytes, parse_head
 from messaging.problem import ProblemKind
 
@@ -50,7 +50,7 @@ class RequestReader:
                 ProblemKind.HEADERS_TOO_LARGE,
                 f"the request line and headers have more than the {self._head_bytes_max:,} bytes allowed",
                 bound=("request_head_bytes_max", self._head_bytes_max),
-                headers={"connection": "close"},
+                headers=CLOSE,
             )
         if end < 0:
             check_bytes(received[self._searched : size - received.endswith(b"\r")])
