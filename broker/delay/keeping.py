@@ -331,17 +331,17 @@ class Keeping(DelayCore):
         """
         damaged = self._index.damaged()
         newest_seq = self._state.next_seq - self._options.dedup_messages
-        made: list[StoredIndex] = []
+        written: list[StoredIndex] = []
         recent: list[tuple[int, int]] = []
         for some in self._standing_entries():
-            made.append(self._index.write(self._next_ids_segment(), sorted(some)))
+            written.append(self._index.write(self._next_ids_segment(), sorted(some)))
             recent += ((one.topic, hash_) for hash_, one in map(unpacked, some) if one.seq >= newest_seq)
         self._merging = None  # of what was there before
         self._note_recovered(recent)
-        self._replace_index(damaged, made)
+        self._replace_index(damaged, written)
         logger.warning(
             "id_index_made_anew",
-            extra={"segments": [one.segment for one in damaged], "ids": sum(one.count for one in made)},
+            extra={"segments": [one.segment for one in damaged], "ids": sum(one.count for one in written)},
         )
 
     def _standing_entries(self) -> Iterator[list[bytes]]:

@@ -20,7 +20,7 @@ from typing import Final, cast
 from broker.http.application import Admitted
 from broker.http.byte_budget import Lease
 from broker.http.connection_context import ConnectionContext
-from broker.http.connection_table import Seat
+from broker.http.connection_table import ConnectionSlot
 from broker.http.problems import CLOSE, Problem
 from broker.http.request_head import RequestHead
 from broker.http.request_reader import RequestReader
@@ -55,10 +55,10 @@ class Phase(Enum):
 class HttpConnection(asyncio.BufferedProtocol):
     """The protocol of one connection."""
 
-    def __init__(self, context: ConnectionContext, seat: Seat) -> None:
+    def __init__(self, context: ConnectionContext, slot: ConnectionSlot) -> None:
         self.deadline = _NEVER
         self._context = context
-        self._seat = seat
+        self._slot = slot
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._phase = Phase.HEAD
         self._reader = RequestReader(context.budget, head_bytes_max=context.settings.request_head_bytes_max)
@@ -127,7 +127,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         del exc
         phase, self._phase = self._phase, Phase.CLOSED
         self._context.connections.discard(self)
-        self._context.table.leave(self._seat)
+        self._context.table.leave(self._slot)
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
         if phase is not Phase.WORK:  # what is worked on is its task's to give back
@@ -168,10 +168,10 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """End the connection at once, by a reset; what is unsent is lost, also what the kernel has of it."""
-        made = self._transport.get_extra_info("socket")
-        if made is not None:
+        accepted = self._transport.get_extra_info("socket")
+        if accepted is not None:
             with suppress(OSError):  # it has gone
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._transport.abort()
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -214,13 +214,13 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _admit(self, head: RequestHead) -> None:
         """Let a request in whose head is read, and read its body."""
-        admitted = self._context.application.admit(head, is_reserved=self._seat.is_reserved)
+        admitted = self._context.application.admit(head, is_reserved=self._slot.is_reserved)
         self._closes = self._closes or not head.keep_alive
         if isinstance(admitted, Response):
             self._refuse_admission(admitted, head)
             return
         if admitted.is_authorized:
-            self._context.table.know(self._seat)
+            self._context.table.mark_authorized(self._slot)
         if head.expects_continue and not self._reader.ahead_bytes:
             self._transport.write(CONTINUE)
         self._admitted, self._phase = admitted, Phase.BODY

@@ -1,7 +1,7 @@
 """Which connections a server has, and which of them make room: by their number, by address, with a reserve.
 
 A connection that has not shown yet that it may use the server makes room for newer ones, the oldest first: so strangers
-that are silent keep nobody out, however many they are. Where all are in use, a newcomer gets a seat of the reserve,
+that are silent keep nobody out, however many they are. Where all are in use, a newcomer gets a slot of the reserve,
 which is for probes, metrics and operators.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(eq=False, slots=True)
-class Seat:
+class ConnectionSlot:
     """The place of one connection."""
 
     address: str
@@ -25,7 +25,7 @@ class Seat:
 
 @dataclass(slots=True, kw_only=True)
 class ConnectionTable:
-    """The seats of one server; on its event loop only."""
+    """The slots of one server; on its event loop only."""
 
     connections_max: int
     per_address_max: int
@@ -35,65 +35,65 @@ class ConnectionTable:
     _taken: int = field(default=0, init=False)
     _reserved: int = field(default=0, init=False)
     _by_address: Counter[str] = field(default_factory=Counter, init=False)
-    _strangers: dict[str, dict[Seat, None]] = field(default_factory=dict, init=False)
+    _unauthorized: dict[str, dict[ConnectionSlot, None]] = field(default_factory=dict, init=False)
     """Seats by address, in the order in which they were taken; those of the reserve are under no address."""
-    _all_strangers: dict[Seat, None] = field(default_factory=dict, init=False)
+    _all_unauthorized: dict[ConnectionSlot, None] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return self._taken + self._reserved
 
-    def enter(self, address: str, evict: Callable[[], None]) -> Seat | None:
-        """A seat for a new connection; None where there is none."""
+    def enter(self, address: str, evict: Callable[[], None]) -> ConnectionSlot | None:
+        """A slot for a new connection; None where there is none."""
         if self._has_room(address):
-            return self._seat(address, evict, is_reserved=False)
-        if self._reserved < self.reserved_max or self._evict_oldest(self._strangers.get("", {})):
-            return self._seat(address, evict, is_reserved=True)
+            return self._slot(address, evict, is_reserved=False)
+        if self._reserved < self.reserved_max or self._evict_oldest(self._unauthorized.get("", {})):
+            return self._slot(address, evict, is_reserved=True)
         self.refused += 1
         return None
 
-    def know(self, seat: Seat) -> None:
-        """Its client may use the server: the seat is its own from now on."""
-        group = self._strangers.get(_group(seat))
-        if group is not None and seat in group:
-            del group[seat]
-            self._all_strangers.pop(seat, None)
+    def mark_authorized(self, slot: ConnectionSlot) -> None:
+        """Its client may use the server: the slot is its own from now on."""
+        group = self._unauthorized.get(_group(slot))
+        if group is not None and slot in group:
+            del group[slot]
+            self._all_unauthorized.pop(slot, None)
             if not group:
-                del self._strangers[_group(seat)]
+                del self._unauthorized[_group(slot)]
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, slot: ConnectionSlot) -> None:
         """The connection has ended; idempotent."""
-        if not seat.is_taken:
+        if not slot.is_taken:
             return
-        seat.is_taken = False
-        self.know(seat)
-        if seat.is_reserved:
+        slot.is_taken = False
+        self.mark_authorized(slot)
+        if slot.is_reserved:
             self._reserved -= 1
             return
         self._taken -= 1
-        self._by_address[seat.address] -= 1
-        if not self._by_address[seat.address]:
-            del self._by_address[seat.address]
+        self._by_address[slot.address] -= 1
+        if not self._by_address[slot.address]:
+            del self._by_address[slot.address]
 
     def _has_room(self, address: str) -> bool:
         if self._by_address[address] >= self.per_address_max and not self._evict_oldest(
-            self._strangers.get(address, {})
+            self._unauthorized.get(address, {})
         ):
             return False
-        return self._taken < self.connections_max or self._evict_oldest(self._all_strangers)
+        return self._taken < self.connections_max or self._evict_oldest(self._all_unauthorized)
 
-    def _seat(self, address: str, evict: Callable[[], None], *, is_reserved: bool) -> Seat:
-        seat = Seat(address, is_reserved, evict)
-        self._strangers.setdefault(_group(seat), {})[seat] = None
+    def _slot(self, address: str, evict: Callable[[], None], *, is_reserved: bool) -> ConnectionSlot:
+        slot = ConnectionSlot(address, is_reserved, evict)
+        self._unauthorized.setdefault(_group(slot), {})[slot] = None
         if is_reserved:
             self._reserved += 1
         else:
-            self._all_strangers[seat] = None
+            self._all_unauthorized[slot] = None
             self._taken += 1
             self._by_address[address] += 1
-        return seat
+        return slot
 
-    def _evict_oldest(self, strangers: dict[Seat, None]) -> bool:
-        oldest = next(iter(strangers), None)
+    def _evict_oldest(self, slots: dict[ConnectionSlot, None]) -> bool:
+        oldest = next(iter(slots), None)
         if oldest is None:
             return False
         self.evicted += 1
@@ -102,5 +102,5 @@ class ConnectionTable:
         return True
 
 
-def _group(seat: Seat) -> str:
-    return "" if seat.is_reserved else seat.address
+def _group(slot: ConnectionSlot) -> str:
+    return "" if slot.is_reserved else slot.address

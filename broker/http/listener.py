@@ -1,4 +1,4 @@
-"""Takes connections from a bound socket, each on a seat of the connection table, with TLS where it is asked for."""
+"""Takes connections from a bound socket, each in a slot of the connection table, with TLS where it is asked for."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from typing import Any, Final
 
 from broker.http.connection import HttpConnection
 from broker.http.connection_context import ConnectionContext
-from broker.http.connection_table import Seat
+from broker.http.connection_table import ConnectionSlot
 
 logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 2_048
 ACCEPT_PAUSE_S: Final = 0.1
 """After an accept that failed, mostly for want of descriptors: others end meanwhile."""
-REPORTS_PER_MINUTE: Final = 10
+LOG_LINES_PER_MINUTE: Final = 10
 """So many lines a minute are logged of what strangers can cause."""
 
 
-class ReportLimit:
-    """So many reports a minute of what strangers can cause, and no more."""
+class LogRateLimit:
+    """So many log lines a minute of what anybody can cause, and no more."""
 
     def __init__(self) -> None:
         self._since, self._count = monotonic(), 0
 
     def allows(self) -> bool:
-        """Whether one more may be made; it is counted."""
+        """Whether one more may be logged; it is counted."""
         now = monotonic()
         if now - self._since >= 60:
             self._since, self._count = now, 0
         self._count += 1
-        return self._count <= REPORTS_PER_MINUTE
+        return self._count <= LOG_LINES_PER_MINUTE
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +49,7 @@ class Listener:
     context: ConnectionContext
     bound: socket.socket
     tls: ssl.SSLContext | None
-    reports: ReportLimit = field(default_factory=ReportLimit)
+    log_rate: LogRateLimit = field(default_factory=LogRateLimit)
     opening: dict[asyncio.Task[None], socket.socket] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -61,15 +61,15 @@ class Listener:
             try:
                 accepted, address = await loop.sock_accept(self.bound)
             except OSError as error:
-                if self.reports.allows():
+                if self.log_rate.allows():
                     logger.warning("connection_not_accepted", extra={"error": error.strerror})
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            seat = self.context.table.enter(_network_of(str(address[0])), partial(_shut_down, accepted))
-            if seat is None:
+            slot = self.context.table.enter(_network_of(str(address[0])), partial(_shut_down, accepted))
+            if slot is None:
                 accepted.close()
                 continue
-            task = loop.create_task(self._open(accepted, seat))
+            task = loop.create_task(self._open(accepted, slot))
             self.opening[task] = accepted
             task.add_done_callback(self.opening.pop)
 
@@ -78,18 +78,18 @@ class Listener:
         for accepted in self.opening.values():
             _shut_down(accepted)
 
-    async def _open(self, accepted: socket.socket, seat: Seat) -> None:
+    async def _open(self, accepted: socket.socket, slot: ConnectionSlot) -> None:
         """Make a connection of a socket; a client that does not shake hands in time is let go."""
-        connection = HttpConnection(self.context, seat)
+        connection = HttpConnection(self.context, slot)
         timeout_s = self.context.settings.request_head_ms_max / 1000 if self.tls else None
         try:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self.context.loop.connect_accepted_socket(
                 lambda: connection, accepted, ssl=self.tls, ssl_handshake_timeout=timeout_s
             )
-            seat.evict = connection.abort
+            slot.evict = connection.abort
         except OSError:  # gone, or no TLS: strangers may do that as often as they like
-            self.context.table.leave(seat)
+            self.context.table.leave(slot)
             accepted.close()
 
 
@@ -111,10 +111,10 @@ class LoopErrors:
     """The event loop's exception handler: logs what it is told of, but only so many lines a minute."""
 
     def __init__(self) -> None:
-        self._reports = ReportLimit()
+        self._log_rate = LogRateLimit()
 
     def handle(self, _loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         """Log one error of a callback or a transport."""
-        if self._reports.allows():
+        if self._log_rate.allows():
             error = context.get("exception")
             logger.error("event_loop_error", extra={"error": str(context.get("message"))}, exc_info=error)

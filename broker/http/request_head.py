@@ -52,7 +52,7 @@ def parse_head(data: bytes) -> RequestHead:
     check_bytes(data)
     if not _REQUEST_LINE.match(data):
         raise malformed("the request line is not a method, a target and a version with one blank in between")
-    found = _Found()
+    found = _HeadParts()
     parser = httptools.HttpRequestParser(found)
     try:
         parser.feed_data(data)
@@ -65,7 +65,7 @@ def parse_head(data: bytes) -> RequestHead:
     return _checked(found, version=parser.get_http_version(), method=parser.get_method().decode("ascii"))
 
 
-class _Found:
+class _HeadParts:
     """What httptools finds in a head. It does not refer to the parser: that would be a cycle of garbage a request."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class _Found:
         self.is_complete = True
 
 
-def _checked(found: _Found, *, version: str, method: str) -> RequestHead:
+def _checked(found: _HeadParts, *, version: str, method: str) -> RequestHead:
     if version not in {"1.0", "1.1"}:
         raise malformed(f"the version {version} of HTTP is not spoken here")
     headers = _by_name(found.fields)

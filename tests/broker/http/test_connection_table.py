@@ -1,4 +1,4 @@
-"""Who gets a seat: clients keep theirs, strangers make room for newcomers, and a reserve is left for operators."""
+"""Who gets a slot: clients keep theirs, strangers make room for newcomers, and a reserve is left for operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.http.connection_table import ConnectionTable, Seat
+from broker.http.connection_table import ConnectionSlot, ConnectionTable
 
 
 class Clients:
@@ -18,17 +18,17 @@ class Clients:
         self.table = ConnectionTable(
             connections_max=connections_max, per_address_max=per_address_max, reserved_max=reserved_max
         )
-        self.seats: dict[str, Seat] = {}
+        self.slots: dict[str, ConnectionSlot] = {}
         self.evicted: list[str] = []
 
     def come(self, name: str, *, address: str = "a", known: bool = False) -> str:
-        seat = self.table.enter(address, partial(self.evicted.append, name))
-        if seat is None:
+        slot = self.table.enter(address, partial(self.evicted.append, name))
+        if slot is None:
             return "refused"
-        self.seats[name] = seat
+        self.slots[name] = slot
         if known:
-            self.table.know(seat)
-        return "reserved" if seat.is_reserved else "open"
+            self.table.mark_authorized(slot)
+        return "reserved" if slot.is_reserved else "open"
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_an_address_makes_room_among_its_own(clients: Clients) -> None:
 
     assert clients.come("z") == "open"
     assert clients.evicted == ["y"]
-    clients.table.know(clients.seats["z"])
+    clients.table.mark_authorized(clients.slots["z"])
     assert clients.come("w") == "reserved"
     assert clients.evicted == ["y"]
 
@@ -81,25 +81,29 @@ def test_a_seat_that_is_left_is_free_and_left_once(clients: Clients) -> None:
         clients.come(name, known=True)
 
     for _ in range(2):
-        clients.table.leave(clients.seats["x"])
+        clients.table.leave(clients.slots["x"])
 
     assert clients.come("w") == "open"
     assert len(clients.table) == 3
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["come", "know", "leave"]), st.integers(0, 30))))
-def test_no_bound_is_ever_passed_and_every_seat_is_counted(steps: list[tuple[str, str, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["come", "mark_authorized", "leave"]), st.integers(0, 30))
+    )
+)
+def test_no_bound_is_ever_passed_and_every_slot_is_counted(steps: list[tuple[str, str, int]]) -> None:
     clients = Clients(connections_max=4, per_address_max=3, reserved_max=2)
     for number, (address, what, which) in enumerate(steps):
-        seats = list(clients.seats.values())
+        slots = list(clients.slots.values())
         if what == "come":
             clients.come(str(number), address=address)
-        elif seats:
-            getattr(clients.table, what)(seats[which % len(seats)])
+        elif slots:
+            getattr(clients.table, what)(slots[which % len(slots)])
 
-        taken = [seat for seat in clients.seats.values() if seat.is_taken]
-        opened = [seat for seat in taken if not seat.is_reserved]
+        taken = [slot for slot in clients.slots.values() if slot.is_taken]
+        opened = [slot for slot in taken if not slot.is_reserved]
         assert len(clients.table) == len(taken)
         assert len(opened) <= 4
         assert len(taken) - len(opened) <= 2
-        assert all(sum(seat.address == one for seat in opened) <= 3 for one in "abc")
+        assert all(sum(slot.address == one for slot in opened) <= 3 for one in "abc")

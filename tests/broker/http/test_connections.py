@@ -26,7 +26,7 @@ from tests.broker.http.raw_requests.raw_request import GOOD, HOST, JSON, LENGTH,
 LONG_MS = 600_000
 MIB = 1024 * 1024
 SHORT_MS = 200
-SEATS = 8
+SLOTS = 8
 RESERVE = 4
 OTHER_ADDRESS = "127.0.0.2"
 LOG_LINES_MAX = 20
@@ -94,8 +94,8 @@ def strangers(url: str, number: int, *, source: str = "") -> Iterator[list[RawCo
 def settings() -> HttpSettings:
     """Few connections, and all the time in the world."""
     return HttpSettings(
-        connections_max=SEATS,
-        connections_per_address_max=SEATS,
+        connections_max=SLOTS,
+        connections_per_address_max=SLOTS,
         connections_reserved=RESERVE,
         request_head_ms_max=LONG_MS,
         keep_alive_ms=LONG_MS,
@@ -104,10 +104,10 @@ def settings() -> HttpSettings:
 
 def test_silent_strangers_on_every_seat_keep_nobody_out(serve: Serve, settings: HttpSettings) -> None:
     url = serve(settings).url
-    with strangers(url, SEATS + RESERVE) as silent:
+    with strangers(url, SLOTS + RESERVE) as silent:
         for path in ("/livez", "/readyz", "/healthz", "/metrics", "/v1/topics"):
             assert status_of(ask(url, get(path))) == 200, path
-        for _ in range(3 * SEATS):
+        for _ in range(3 * SLOTS):
             assert status_of(ask(url, ONE_PUBLISH)) == 200
 
         assert silent[0].read_to_end() == b"", "the oldest made room"
@@ -115,9 +115,9 @@ def test_silent_strangers_on_every_seat_keep_nobody_out(serve: Serve, settings: 
 
 def test_strangers_do_not_take_the_place_of_clients(serve: Serve, settings: HttpSettings) -> None:
     url = serve(settings).url
-    with clients(url, SEATS - 1) as known:
+    with clients(url, SLOTS - 1) as known:
         for _ in range(3):
-            with strangers(url, SEATS + RESERVE + 1) as silent:
+            with strangers(url, SLOTS + RESERVE + 1) as silent:
                 assert [exchange(connection, GOOD) for connection in known] == [200] * len(known)
                 assert silent[0].read_to_end() == b""
         assert status_of(ask(url, ONE_PUBLISH)) == 200
@@ -128,7 +128,7 @@ def test_where_every_seat_is_in_use_probes_metrics_and_operators_are_served_and_
 ) -> None:
     server = serve(settings)
     url = server.url
-    with clients(url, SEATS) as known:
+    with clients(url, SLOTS) as known:
         stored = figures(known[0])["stored"]
 
         for _ in range(2 * RESERVE):
@@ -141,21 +141,21 @@ def test_where_every_seat_is_in_use_probes_metrics_and_operators_are_served_and_
             assert exchange(operator, DECLARE) == 200
 
         assert figures(known[0])["stored"] == stored
-        assert [exchange(connection, GOOD) for connection in known] == [200] * SEATS
+        assert [exchange(connection, GOOD) for connection in known] == [200] * SLOTS
         known[0].close()
         ask_until(url, ONE_PUBLISH, 200)
 
 
 def test_strangers_in_the_reserve_make_room_for_probes(serve: Serve, settings: HttpSettings) -> None:
     url = serve(settings).url
-    with clients(url, SEATS), strangers(url, 3 * RESERVE) as silent:
+    with clients(url, SLOTS), strangers(url, 3 * RESERVE) as silent:
         assert status_of(ask(url, get("/readyz"))) == 200
         assert silent[0].read_to_end() == b""
 
 
 def test_beyond_the_reserve_a_connection_is_closed_at_once(serve: Serve, settings: HttpSettings) -> None:
     url = serve(settings).url
-    with clients(url, SEATS), clients(url, RESERVE, first=DECLARE):
+    with clients(url, SLOTS), clients(url, RESERVE, first=DECLARE):
         for _ in range(10):
             with RawConnection(url) as beyond:
                 beyond.send(livez())
@@ -165,7 +165,7 @@ def test_beyond_the_reserve_a_connection_is_closed_at_once(serve: Serve, setting
 def test_an_address_has_a_bound_of_its_own(serve: Serve, settings: HttpSettings) -> None:
     own = 3
     url = serve(replace(settings, connections_per_address_max=own)).url
-    with clients(url, own), strangers(url, 2 * SEATS):
+    with clients(url, own), strangers(url, 2 * SLOTS):
         assert_overloaded(ask(url, ONE_PUBLISH))
         assert status_of(ask(url, get("/livez"))) == 200
         with clients(url, own, source=OTHER_ADDRESS) as others:
@@ -176,26 +176,26 @@ def test_an_address_has_a_bound_of_its_own(serve: Serve, settings: HttpSettings)
 
 
 def test_silent_strangers_are_gone_after_the_time_for_a_head(serve: Serve) -> None:
-    url = serve(HttpSettings(connections_max=SEATS, connections_reserved=RESERVE, request_head_ms_max=SHORT_MS)).url
-    with strangers(url, SEATS) as silent:
-        assert [connection.read_to_end() for connection in silent] == [b""] * SEATS
+    url = serve(HttpSettings(connections_max=SLOTS, connections_reserved=RESERVE, request_head_ms_max=SHORT_MS)).url
+    with strangers(url, SLOTS) as silent:
+        assert [connection.read_to_end() for connection in silent] == [b""] * SLOTS
     assert status_of(ask(url, ONE_PUBLISH)) == 200
 
 
 def test_idle_clients_give_their_seats_back_after_the_keep_alive(serve: Serve) -> None:
-    url = serve(HttpSettings(connections_max=SEATS, connections_reserved=RESERVE, keep_alive_ms=SHORT_MS)).url
-    with clients(url, SEATS) as known:
-        assert [connection.read_to_end() for connection in known] == [b""] * SEATS
+    url = serve(HttpSettings(connections_max=SLOTS, connections_reserved=RESERVE, keep_alive_ms=SHORT_MS)).url
+    with clients(url, SLOTS) as known:
+        assert [connection.read_to_end() for connection in known] == [b""] * SLOTS
         assert status_of(ask(url, ONE_PUBLISH)) == 200
 
 
 def test_with_tokens_only_those_who_have_one_hold_a_seat(serve: Serve, settings: HttpSettings, tmp_path: Path) -> None:
     url = serve(settings, access=tokens(tmp_path)).url
     with ExitStack() as stack:
-        for _ in range(SEATS + RESERVE):
+        for _ in range(SLOTS + RESERVE):
             unknown = stack.enter_context(RawConnection(url))
             assert exchange(unknown, GOOD) == 401
-        for _ in range(2 * SEATS):
+        for _ in range(2 * SLOTS):
             assert status_of(ask(url, publish(LENGTH, "Connection: close", bearer("publisher")))) == 200
 
 
@@ -205,7 +205,7 @@ def test_with_tokens_the_reserve_is_for_operators_who_show_theirs(
     url = serve(settings, access=tokens(tmp_path)).url
     declare = request("PUT /v1/topics/corpus/groups/g HTTP/1.1", HOST, JSON, "Content-Length: 2", "Connection: close",
                       bearer("operator"), body=b"{}")  # fmt: skip
-    with clients(url, SEATS, first=publish(LENGTH, bearer("publisher"))):
+    with clients(url, SLOTS, first=publish(LENGTH, bearer("publisher"))):
         assert_overloaded(ask(url, publish(LENGTH, "Connection: close", bearer("publisher"))))
         assert status_of(ask(url, ONE_PUBLISH)) in {401, 503}
         assert status_of(ask(url, declare)) == 200
@@ -215,18 +215,18 @@ def test_with_tokens_the_reserve_is_for_operators_who_show_theirs(
 def test_clients_that_reset_leave_their_seats(serve: Serve, settings: HttpSettings) -> None:
     url = serve(settings).url
     for raw in (b"", b"GET /", livez(), GOOD, GOOD[:-5], b"garbage\r\n\r\n"):
-        for _ in range(3 * SEATS):
+        for _ in range(3 * SLOTS):
             with RawConnection(url) as connection:
                 connection.send(raw)
 
     ask_until(url, ONE_PUBLISH, 200)
-    with clients(url, SEATS - 1) as known:
+    with clients(url, SLOTS - 1) as known:
         assert [exchange(connection, GOOD) for connection in known] == [200] * len(known)
 
 
 def test_bodies_that_do_not_come_do_not_hold_the_publishes_of_others(serve: Serve) -> None:
-    url = serve(HttpSettings(publishes_max=SEATS, request_read_ms_max=LONG_MS)).url
-    with RawConnection(url) as client, strangers(url, 3 * SEATS) as slow:
+    url = serve(HttpSettings(publishes_max=SLOTS, request_read_ms_max=LONG_MS)).url
+    with RawConnection(url) as client, strangers(url, 3 * SLOTS) as slow:
         for connection in slow:
             connection.send(GOOD[:-5])
         statuses = [exchange(client, GOOD) for _ in range(20)]
@@ -236,8 +236,8 @@ def test_bodies_that_do_not_come_do_not_hold_the_publishes_of_others(serve: Serv
 
 def test_bodies_that_are_announced_and_do_not_come_do_not_hold_the_bytes_of_others(serve: Serve) -> None:
     announced = MIB
-    url = serve(HttpSettings(work_bytes_max=2 * SEATS * announced, request_read_ms_max=LONG_MS)).url
-    with RawConnection(url) as client, strangers(url, 3 * SEATS) as slow:
+    url = serve(HttpSettings(work_bytes_max=2 * SLOTS * announced, request_read_ms_max=LONG_MS)).url
+    with RawConnection(url) as client, strangers(url, 3 * SLOTS) as slow:
         for connection in slow:
             connection.send(publish(f"Content-Length: {announced}", body=b"{"))
         statuses = [exchange(client, GOOD) for _ in range(20)]
@@ -253,7 +253,7 @@ def test_a_server_stops_though_it_has_closed_on_many_strangers(tmp_path: Path, s
     thread.start()
     assert ready.wait(DEADLINE_S)
 
-    with clients(server.url, SEATS - 1):
+    with clients(server.url, SLOTS - 1):
         for _ in range(10):
             with strangers(server.url, 3 * RESERVE):
                 assert status_of(ask(server.url, get("/livez"))) == 200
