@@ -35,6 +35,9 @@ _LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
+    # The default of 64 MiB is what each sort, each sum and each table sent to all tasks takes of the heap, however few
+    # rows it has: a dozen of them fill it, and Spark exits where a task finds no memory.
+    "spark.buffer.pageSize": "4m",
     "spark.sql.shuffle.partitions": "4",
     "spark.default.parallelism": "4",
     # Some hundred files are listed by a loop in less time than by a job of tasks.
