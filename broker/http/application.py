@@ -99,8 +99,8 @@ class Application:
         threads = services.threads
         self._services = services
         self._pools: dict[Work, ThreadPoolExecutor | None] = {
-            Work.PUBLISH: threads.publish, Work.SETTLE: threads.settle, Work.OPERATE: threads.operate,
-            Work.PULL: None, Work.READ: None,
+            Work.PUBLISH: threads.publish, Work.SETTLE: threads.settle, Work.PAGE: threads.page,
+            Work.OPERATE: threads.operate, Work.PULL: None, Work.READ: None,
         }  # fmt: skip
         self._router: Router[Route | Operation] = Router((*ROUTES, *OPERATIONS))
 
@@ -123,9 +123,12 @@ class Application:
         self._services.metrics.count_request(target.method, target.path, status=response.status, seconds=None)
         return response
 
-    def pool_of(self, admitted: Admitted) -> ThreadPoolExecutor | None:
+    def pool_of(self, admitted: Admitted, *, body_bytes: int) -> ThreadPoolExecutor | None:
         """Where a request is to be worked on, by work(); None for what waits for messages: that is wait_for()'s."""
-        return self._pools[admitted.target.work]
+        work = admitted.target.work
+        if work is Work.PUBLISH and body_bytes > codec.LONG_BYTES:
+            return self._services.threads.long_publish
+        return self._pools[work]
 
     def work(self, admitted: Admitted, body: bytes | bytearray) -> Response:
         """Do what is asked, in a thread that may wait for a disk or a lock. Every error becomes a response."""

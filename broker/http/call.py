@@ -73,7 +73,7 @@ class Services:
         match work:
             case Work.PUBLISH:
                 return self.publishes
-            case Work.SETTLE | Work.OPERATE:
+            case Work.SETTLE | Work.PAGE | Work.OPERATE:
                 return self.requests
             case Work.PULL | Work.READ:
                 return self.pulls

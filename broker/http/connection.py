@@ -248,7 +248,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _begin_work(self, admitted: Admitted, body: bytearray) -> None:
         self._phase, self.deadline = Phase.WORK, _NEVER
-        pool = self._context.application.pool_of(admitted)
+        pool = self._context.application.pool_of(admitted, body_bytes=len(body))
         if pool is not None:
             pool.submit(self._work, admitted, body)
             return

@@ -90,15 +90,15 @@ ROUTES: Final = (
         summary="Cancel scheduled messages",
     ),
     Route(
-        method="GET", path="/v1/scheduled", role=Role.READ, handler=messages.scheduled, query=wire.ScheduledQuery,
-        answer=wire.ScheduledAnswer, summary="What fires when",
+        method="GET", path="/v1/scheduled", role=Role.READ, work=Work.PAGE, handler=messages.scheduled,
+        query=wire.ScheduledQuery, answer=wire.ScheduledAnswer, summary="What fires when",
     ),
     Route(
         method="GET", path="/v1/scheduled/{id}", role=Role.READ, handler=messages.scheduled_message,
         answer=wire.ScheduledMessage, summary="One scheduled message", problems=_NOT_FOUND,
     ),
     Route(
-        method="GET", path="/v1/topics", role=Role.READ, handler=groups.topics, query=wire.PageQuery,
+        method="GET", path="/v1/topics", role=Role.READ, work=Work.PAGE, handler=groups.topics, query=wire.PageQuery,
         answer=wire.TopicsAnswer, summary="The names of the topics",
     ),
     Route(
@@ -134,7 +134,7 @@ ROUTES: Final = (
         body_optional=True, answer=wire.NoAnswer, summary="Let hand-outs to a group go on", problems=_NOT_FOUND,
     ),
     Route(
-        method="GET", path=GROUP + "/dead", role=Role.READ, handler=groups.dead, query=wire.PageQuery,
+        method="GET", path=GROUP + "/dead", role=Role.READ, work=Work.PAGE, handler=groups.dead, query=wire.PageQuery,
         answer=wire_dead.DeadAnswer, summary="A page of dead letters", problems=_NOT_FOUND,
     ),
     Route(

@@ -10,6 +10,9 @@ class Work(StrEnum):
 
     PUBLISH = "publish"
     SETTLE = "settle"
+    """Acks and the like, and all that is short."""
+    PAGE = "page"
+    """A page of what is stored."""
     PULL = "pull"
     READ = "read"
     OPERATE = "operate"

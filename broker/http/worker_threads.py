@@ -16,11 +16,19 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerThreads:
-    """Pools of fixed size, so that no kind of work holds up another: a full disk stops publishes, not acks."""
+    """Pools of fixed size, so that no kind of work holds up another: a full disk stops publishes, not acks.
+
+    What computes for long has one thread: threads that compute take turns at the interpreter, milliseconds each, and
+    the event loop would wait for a turn of every one of them whenever it comes back from the network.
+    """
 
     publish: ThreadPoolExecutor
+    long_publish: ThreadPoolExecutor
+    """Publishes of more than codec.LONG_BYTES."""
     settle: ThreadPoolExecutor
     pull: ThreadPoolExecutor
+    page: ThreadPoolExecutor
+    """Pages of what is stored."""
     operate: ThreadPoolExecutor
     """Probes and metrics."""
 
@@ -29,8 +37,10 @@ class WorkerThreads:
         """The pools of one server; threads start when they are needed."""
         return cls(
             publish=ThreadPoolExecutor(settings.publish_threads, "broker-publish"),
+            long_publish=ThreadPoolExecutor(1, "broker-long-publish"),
             settle=ThreadPoolExecutor(settings.settle_threads, "broker-settle"),
             pull=ThreadPoolExecutor(settings.pull_threads, "broker-pull"),
+            page=ThreadPoolExecutor(1, "broker-page"),
             operate=ThreadPoolExecutor(2, "broker-operate"),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,10 +12,12 @@ import pytest
 import requests
 
 from broker.http.byte_budget import ByteBudget
+from broker.http.codec import LONG_BYTES
 from broker.http.problems import Problem
 from broker.http.server import HttpServer
 from broker.http.settings import HttpSettings
 from broker.log.storage import DiskStorage
+from messaging.message import Message, PublishResult
 
 Client = Callable[..., requests.Response]
 
@@ -65,6 +67,30 @@ def test_publishes_beyond_the_bound_are_told_to_come_back_and_then_succeed(
     assert accepted.json()["results"][0]["status"] == "stored"
     assert publish(server.url, topic).status_code == 200
     assert client("GET", f"{server.url}/v1/topics/{topic}").json()["figures"]["stored"] == 2
+
+
+def test_long_publishes_hold_no_short_ones_up(
+    serve: Callable[..., HttpServer], topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(HttpSettings(publish_threads=1))
+    engine, begun, free = server.services.engine, threading.Event(), threading.Event()
+
+    def store(messages: Sequence[Message], **more: Any) -> list[PublishResult]:
+        if len(messages[0].body) > LONG_BYTES:
+            begun.set()
+            assert free.wait(120)
+        return plain(messages, **more)
+
+    plain = engine.publish
+    monkeypatch.setattr(engine, "publish", store)
+    with ThreadPoolExecutor(3) as pool:
+        long = [pool.submit(publish, server.url, topic, "b" * (LONG_BYTES + 1)) for _ in range(3)]
+        try:
+            assert begun.wait(120)
+            assert publish(server.url, topic).status_code == 200
+        finally:
+            free.set()
+        assert [one.result(120).status_code for one in long] == [200] * 3
 
 
 def test_a_disk_that_fails_is_said_and_nothing_is_acknowledged(
