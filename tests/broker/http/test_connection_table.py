@@ -76,7 +76,7 @@ def test_an_address_makes_room_among_its_own(clients: Clients) -> None:
     assert clients.evicted == ["y"]
 
 
-def test_a_seat_that_is_left_is_free_and_left_once(clients: Clients) -> None:
+def test_a_slot_that_is_left_is_free_and_left_once(clients: Clients) -> None:
     for name in "xyz":
         clients.come(name, known=True)
 

@@ -102,7 +102,7 @@ def settings() -> HttpSettings:
     )
 
 
-def test_silent_strangers_on_every_seat_keep_nobody_out(serve: Serve, settings: HttpSettings) -> None:
+def test_silent_strangers_on_every_slot_keep_nobody_out(serve: Serve, settings: HttpSettings) -> None:
     url = serve(settings).url
     with strangers(url, SLOTS + RESERVE) as silent:
         for path in ("/livez", "/readyz", "/healthz", "/metrics", "/v1/topics"):
@@ -123,7 +123,7 @@ def test_strangers_do_not_take_the_place_of_clients(serve: Serve, settings: Http
         assert status_of(ask(url, ONE_PUBLISH)) == 200
 
 
-def test_where_every_seat_is_in_use_probes_metrics_and_operators_are_served_and_the_rest_comes_back(
+def test_where_every_slot_is_in_use_probes_metrics_and_operators_are_served_and_the_rest_comes_back(
     serve: Serve, settings: HttpSettings
 ) -> None:
     server = serve(settings)
@@ -182,14 +182,14 @@ def test_silent_strangers_are_gone_after_the_time_for_a_head(serve: Serve) -> No
     assert status_of(ask(url, ONE_PUBLISH)) == 200
 
 
-def test_idle_clients_give_their_seats_back_after_the_keep_alive(serve: Serve) -> None:
+def test_idle_clients_give_their_slots_back_after_the_keep_alive(serve: Serve) -> None:
     url = serve(HttpSettings(connections_max=SLOTS, connections_reserved=RESERVE, keep_alive_ms=SHORT_MS)).url
     with clients(url, SLOTS) as known:
         assert [connection.read_to_end() for connection in known] == [b""] * SLOTS
         assert status_of(ask(url, ONE_PUBLISH)) == 200
 
 
-def test_with_tokens_only_those_who_have_one_hold_a_seat(serve: Serve, settings: HttpSettings, tmp_path: Path) -> None:
+def test_with_tokens_only_those_who_have_one_hold_a_slot(serve: Serve, settings: HttpSettings, tmp_path: Path) -> None:
     url = serve(settings, access=tokens(tmp_path)).url
     with ExitStack() as stack:
         for _ in range(SLOTS + RESERVE):
@@ -212,7 +212,7 @@ def test_with_tokens_the_reserve_is_for_operators_who_show_theirs(
         assert status_of(ask(url, get("/livez"))) == 200
 
 
-def test_clients_that_reset_leave_their_seats(serve: Serve, settings: HttpSettings) -> None:
+def test_clients_that_reset_leave_their_slots(serve: Serve, settings: HttpSettings) -> None:
     url = serve(settings).url
     for raw in (b"", b"GET /", livez(), GOOD, GOOD[:-5], b"garbage\r\n\r\n"):
         for _ in range(3 * SLOTS):
