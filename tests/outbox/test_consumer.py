@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from messaging.backoff import Backoff
@@ -19,6 +19,7 @@ from outbox.consumer import ConsumerRunner, Outcome
 from outbox.inbox import InboxStore
 from outbox.testing import AdvancingClock
 from tests.outbox.deadlock import add_rows_to_fight_over, become_a_deadlocks_victim
+from tests.outbox.lock_waits import wait_for_lock_waits
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 
@@ -119,7 +120,7 @@ def test_of_two_concurrent_duplicates_one_has_the_effect(mysql_shop: Shop, first
     first.start()
     assert inside.wait(WAIT_SECONDS)
     second.start()
-    wait_until_somebody_waits_for_a_lock(mysql_shop)
+    wait_for_lock_waits(mysql_shop)
     go_on.set()
     first.join(WAIT_SECONDS)
     second.join(WAIT_SECONDS)
@@ -128,20 +129,6 @@ def test_of_two_concurrent_duplicates_one_has_the_effect(mysql_shop: Shop, first
     assert sorted(map(str, outcomes), reverse=first_fails) == sorted(map(str, expected), reverse=first_fails)
     assert mysql_shop.payments() == [1]
     assert marks(mysql_shop) == 1
-
-
-def wait_until_somebody_waits_for_a_lock(shop: Shop) -> None:
-    """Ask InnoDB until one transaction waits for another's lock."""
-    asked = text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
-    tries_max = 100
-    refreshed_seconds = 0.12  # the server refreshes the view only when nobody has looked for a tenth of a second
-    with shop.engine.connect() as connection:
-        for _ in range(tries_max):
-            if connection.scalar(asked):
-                return
-            connection.rollback()
-            threading.Event().wait(refreshed_seconds)
-    pytest.fail("nobody waited")
 
 
 def test_a_handler_that_fails_rolls_back_effect_and_mark_and_the_message_comes_again(

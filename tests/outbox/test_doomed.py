@@ -18,9 +18,9 @@ from tests.fixtures.databases import Database
 from tests.fixtures.local_server import Durability, LocalServer
 from tests.fixtures.servers import MYSQL_LIKE, local_server
 from tests.outbox.deadlock import WAIT_SECONDS, add_rows_to_fight_over, become_a_deadlocks_victim, lock, rival
+from tests.outbox.lock_waits import wait_for_lock_waits
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop, open_shop
-from tests.traps.naive import wait_for
 
 
 @pytest.fixture(scope="module", params=MYSQL_LIKE)
@@ -203,7 +203,7 @@ def killed_while_it_waits(connection: Connection, shop: Shop) -> None:
     connection_id = connection.scalar(text("SELECT CONNECTION_ID()"))
 
     def kill() -> None:
-        wait_for(shop, "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+        wait_for_lock_waits(shop)
         shop.execute(f"KILL QUERY {connection_id}")
 
     killer = threading.Thread(target=kill)

@@ -18,6 +18,7 @@ from messaging.message import Delivery
 from outbox import Consumer, consumer
 from outbox.consumer import ConsumerRunner, Outcome, still_held
 from outbox.inbox import InboxStore
+from tests.outbox.lock_waits import wait_for_lock_waits
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 
@@ -165,7 +166,7 @@ def test_many_who_wait_for_one_that_fails_settle_without_a_second_effect(mysql_s
     assert first_is_in.wait(WAIT_SECONDS)
     for thread in threads[1:]:
         thread.start()
-    wait_until_waiting(mysql_shop, 5)
+    wait_for_lock_waits(mysql_shop, 5)
     go_on.set()
     for thread in threads:
         thread.join(2 * WAIT_SECONDS)
@@ -173,19 +174,6 @@ def test_many_who_wait_for_one_that_fails_settle_without_a_second_effect(mysql_s
     assert mysql_shop.payments() == [-1, 1]
     assert (outcomes.count(Outcome.HANDLED), outcomes.count(Outcome.DEDUPLICATED)) == (1, 5)
     assert marks(mysql_shop) == 1
-
-
-def wait_until_waiting(shop: Shop, transactions: int) -> None:
-    """Ask InnoDB until so many wait for a lock."""
-    asked = text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
-    refreshed_seconds = 0.12  # the server refreshes the view only when nobody has looked for a tenth of a second
-    with shop.engine.connect() as connection:
-        for _ in range(100):
-            if (connection.scalar(asked) or 0) >= transactions:
-                return
-            connection.rollback()
-            threading.Event().wait(refreshed_seconds)
-    pytest.fail("too few waited")
 
 
 def test_a_handler_whose_message_was_handed_out_again_is_told_and_only_one_commits(

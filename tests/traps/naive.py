@@ -80,9 +80,7 @@ def beside(engine: Engine, statement: str) -> Iterator[threading.Thread]:
 
 
 def wait_for(shop: Shop, question: str) -> None:
-    """Ask the server until the answer is not empty; seldom, as InnoDB renews what it shows of transactions only where
-    nobody has looked for a tenth of a second.
-    """
+    """Ask the server until the answer is not empty. Not for lock waits: these are wait_for_lock_waits()'s."""
     with shop.engine.connect() as connection:
         for _ in range(400):
             if run(connection, question):

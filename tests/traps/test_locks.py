@@ -18,6 +18,7 @@ from outbox.database import background_engine
 from outbox.row import publish_row
 from outbox.schema import outbox_tables
 from tests.fixtures.databases import Database
+from tests.outbox.lock_waits import wait_for_lock_waits
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop, open_shop
 from tests.traps.naive import (
@@ -113,7 +114,7 @@ def test_naive_two_workers_that_remove_what_is_gone_and_then_insert_deadlock(mys
 
         waiting = threading.Thread(target=insert_here)
         waiting.start()
-        wait_for(mysql_shop, "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+        wait_for_lock_waits(mysql_shop)
         try:
             insert(other)
         except Exception as error:

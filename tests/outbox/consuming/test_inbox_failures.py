@@ -15,20 +15,9 @@ from messaging.message import Delivery
 from outbox import Consumer, NotTried, consumer
 from outbox.consumer import CommittedByHandler, Outcome
 from tests.outbox.consuming.test_async import DRIVERS
+from tests.outbox.lock_waits import wait_for_lock_waits
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
-
-
-def wait_for_lock_waits(shop: Shop, count: int) -> None:
-    """Until so many transactions of the server wait for a lock. It tells news only to those who ask seldom."""
-    question = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
-    with shop.engine.connect() as connection:
-        for _ in range(200):
-            connection.exec_driver_sql("SELECT SLEEP(0.15)")
-            if connection.exec_driver_sql(question).scalar_one() == count:
-                return
-            connection.rollback()
-    raise TimeoutError(question)
 
 
 def paying(shop: Shop, *, how: str) -> Consumer:
