@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from broker.engine import Engine
-from messaging import Broker, Message, connect
+from outbox_broker.engine.engine import Engine
+from outbox_core import Broker, Message, connect
 
 BATCH = 500
 SINGLES = 500

@@ -27,10 +27,10 @@ from sqlalchemy import Connection, Engine, text
 
 from benchmarks.harness import backlog, report, servers
 from benchmarks.peers import peers_python
-from messaging.ids import new_token
-from outbox.database import background_engine, open_engine
-from outbox.migrating import upgrade
-from outbox.store import MessageStore
+from outbox.migrate.schema_upgrade import upgrade
+from outbox.store.database import background_engine, open_engine
+from outbox.store.message_table import MessageStore
+from outbox_core.messages.ids import new_token
 
 BATCH: Final = 100
 WARM_UP: Final = 2

@@ -27,11 +27,11 @@ from sqlalchemy.orm import Session
 
 from benchmarks.contestants.business import BODY, KEY, TOPIC, business, engine, make_tables
 from benchmarks.harness import report, rounds, servers
-from messaging import Broker, Delivery, GroupConfig, Message, connect
-from messaging.ids import new_message_id
-from messaging.message import encode_body
 from outbox import Outbox, consumer, run_consumers
-from outbox.migrating import upgrade
+from outbox.migrate.schema_upgrade import upgrade
+from outbox_core import Broker, Delivery, GroupConfig, Message, connect
+from outbox_core.messages.ids import new_message_id
+from outbox_core.messages.message import encode_body
 
 ARRIVAL_SECONDS_MAX: Final = 30.0
 WARM_UP: Final = 20

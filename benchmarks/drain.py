@@ -28,12 +28,12 @@ from sqlalchemy import Engine
 from benchmarks.contestants.ours import AcceptingBroker
 from benchmarks.harness import backlog, report, rounds, servers
 from benchmarks.peers import peers_python
-from compensator.scan import Scan, ScanOptions
-from messaging import Broker, connect
-from outbox.database import background_engine, open_engine
-from outbox.migrating import upgrade
-from outbox.relay import RelayPolicy
-from outbox.store import MessageStore
+from compensator.work.table_scan import Scan, ScanOptions
+from outbox.delivery.relay import RelayPolicy
+from outbox.migrate.schema_upgrade import upgrade
+from outbox.store.database import background_engine, open_engine
+from outbox.store.message_table import MessageStore
+from outbox_core import Broker, connect
 
 PEER_ROWS: Final = (1_000, 2_000)
 PEERS: Final = ("pactix", "outbox_sqs")

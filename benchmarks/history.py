@@ -23,10 +23,10 @@ from sqlalchemy import Engine, text
 
 from benchmarks import claim, drain, publish_cost
 from benchmarks.harness import backlog, report, rounds, servers
-from messaging import connect
-from outbox.database import background_engine, open_engine
-from outbox.relay import RelayPolicy
-from outbox.store import MessageStore
+from outbox.delivery.relay import RelayPolicy
+from outbox.store.database import background_engine, open_engine
+from outbox.store.message_table import MessageStore
+from outbox_core import connect
 
 WORKERS: Final = (1, 8)
 CHURN_TRANSACTIONS: Final = 500

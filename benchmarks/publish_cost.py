@@ -25,7 +25,7 @@ from sqlalchemy import create_engine
 from benchmarks.contestants.business import make_tables
 from benchmarks.harness import report, rounds, servers
 from benchmarks.peers import PEERS, peers_python
-from outbox.migrating import upgrade
+from outbox.migrate.schema_upgrade import upgrade
 
 OURS = ("floors", "ours")
 PEER_MODULES = ("outbox_sqs_peer", "pactix_peer", "modupy_peer")

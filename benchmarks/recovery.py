@@ -21,10 +21,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from benchmarks.harness import report, rounds, servers
-from messaging import Broker, Message, PublishResult, connect
-from messaging.errors import BrokerUnavailable
 from outbox import Outbox, SenderLimits
-from outbox.migrating import upgrade
+from outbox.migrate.schema_upgrade import upgrade
+from outbox_core import Broker, Message, PublishResult, connect
+from outbox_core.common.errors import BrokerUnavailable
 
 TOPIC: Final = "bench"
 WAIT_SECONDS_MAX: Final = 60.0

@@ -1,1 +1,1 @@
-"""Adapters: each puts one broker behind the Broker port of messaging. messaging.connect() finds them by entry point."""
+"""Adapters: each puts one broker behind the Broker port of outbox_core, whose connect() finds them by entry point."""

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from broker.engine import Engine
-from broker.options import EngineOptions
-from messaging.broadcast import Start, TopicRead
-from messaging.broker import BrokerAdmin
-from messaging.clock import Clock
-from messaging.errors import BrokerRefused, ConfigurationError
-from messaging.limits import INVISIBLE_MS_DEFAULT
-from messaging.message import (
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.engine import Engine
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import BrokerRefused, ConfigurationError
+from outbox_core.messages.broadcast_port import Start, TopicRead
+from outbox_core.messages.broker_port import BrokerAdmin
+from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT
+from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
     DeadLetter,

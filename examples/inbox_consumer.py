@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from outbox import Delivery, Outbox, connect, consumer, run_consumers
-from outbox.migrating import upgrade
+from outbox.migrate import upgrade
 
 
 class Base(DeclarativeBase): ...

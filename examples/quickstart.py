@@ -6,7 +6,7 @@ python examples/quickstart.py
 from sqlalchemy import create_engine, text
 
 from outbox import Outbox
-from outbox.migrating import upgrade
+from outbox.migrate import upgrade
 
 engine = create_engine("sqlite:///shop.db")  # or mysql+pymysql://app@db/shop
 upgrade(engine)  # the outbox's own three tables

@@ -8,7 +8,7 @@ from datetime import timedelta
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, connect
-from outbox.migrating import upgrade
+from outbox.migrate import upgrade
 
 upgrade("sqlite:///trips.db")
 broker = connect("embedded:./broker-data")

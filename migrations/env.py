@@ -1,11 +1,11 @@
-"""Alembic's entry: runs the revisions beside it on the connection that outbox.migrating hands over. It opens none."""
+"""Alembic's entry: runs the revisions beside it on the connection that outbox.migrate hands over. It opens none."""
 
 from __future__ import annotations
 
 from alembic import context
 
 from outbox.alembic import VERSION_TABLE
-from outbox.schema import outbox_tables
+from outbox.store.schema import outbox_tables
 
 connection = context.config.attributes["connection"]
 schema: str | None = context.config.attributes["schema"]

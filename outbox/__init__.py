@@ -1,7 +1,14 @@
 """Outbox MQ, the producer's and consumer's SDK: publish in the business transaction, handle each message once."""
 
-from messaging import Broker, Delivery, Message, connect
-from messaging.errors import (
+from outbox.cloudevents import CloudEvents
+from outbox.consumers.consumer_decorator import Consumer, NotTried, RetryLater, consumer, run_consumers, still_held
+from outbox.delivery.relay import RelayPolicy
+from outbox.producer.outbox import Outbox
+from outbox.producer.sender import SenderLimits
+from outbox.producer.transactional import Propagation
+from outbox.telemetry import Telemetry
+from outbox_core import Broker, Delivery, Message, connect
+from outbox_core.common.errors import (
     BrokerError,
     BrokerRefused,
     BrokerUnavailable,
@@ -15,13 +22,6 @@ from messaging.errors import (
     SchemaMissing,
     TransactionDoomed,
 )
-from outbox.box import Outbox
-from outbox.cloudevents import CloudEvents
-from outbox.consumer import Consumer, NotTried, RetryLater, consumer, run_consumers, still_held
-from outbox.relay import RelayPolicy
-from outbox.sender import SenderLimits
-from outbox.telemetry import Telemetry
-from outbox.transactional import Propagation
 
 __all__ = [
     "Broker",

@@ -1,5 +1,5 @@
 """`python -m outbox` is the command `outbox`."""
 
-from outbox.cli import main
+from outbox.cli.command import main
 
 main()

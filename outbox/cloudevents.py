@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
-from messaging.errors import ConfigurationError, InvalidMessage
-from messaging.message import CONTENT_TYPE, Delivery
+from outbox_core.common.errors import ConfigurationError, InvalidMessage
+from outbox_core.messages.message import CONTENT_TYPE, Delivery
 
 SPECVERSION: Final = "1.0"
 PREFIX: Final = "ce-"

@@ -14,9 +14,9 @@ from pathlib import Path
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from messaging import Broker, CancelStatus, Message, PublishResult, connect
 from outbox import Outbox, SenderLimits
-from outbox_demo.plan import PAUSED_LINE, PAYMENT_COMPLETED, TRIP_REMINDER, Plan
+from outbox_core import Broker, CancelStatus, Message, PublishResult, connect
+from outbox_demo.plan import PAUSED_LINE, PAYMENT_COMPLETED, TRIP_REMINDER, DemoPlan
 from outbox_demo.tables import BOOKED, OPEN, PAID, Payment, Trip
 
 TRIPS_AT_ONCE = 500
@@ -29,7 +29,7 @@ class DoubtfulCard(Exception):
 class BookingWorker:
     """Books trips; every `fails_every`-th call of its business function fails at its very end."""
 
-    def __init__(self, plan: Plan, *, broker: Broker) -> None:
+    def __init__(self, plan: DemoPlan, *, broker: Broker) -> None:
         self._plan = plan
         self._calls = 0
         self.box = Outbox(
@@ -112,7 +112,7 @@ class PausesBeforeSending:
 
 def main(arguments: Sequence[str]) -> None:
     """Run the worker that a plan describes."""
-    plan = Plan.read(Path(arguments[0]))
+    plan = DemoPlan.read(Path(arguments[0]))
     broker: Broker = connect(plan.broker_url, timeout_ms=plan.lease_ms // 3)
     if len(arguments) == 3 and arguments[1] == "--pause-before-send-after":
         broker = PausesBeforeSending(broker, after=int(arguments[2]))  # type: ignore[assignment]

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from messaging.errors import OutboxError
-from outbox_demo.plan import PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER, Plan
+from outbox_core.common.errors import OutboxError
+from outbox_demo.plan import PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER, DemoPlan
 from outbox_demo.scenario import Scenario
 from outbox_demo.tables import PAID
 
@@ -59,7 +59,7 @@ def demo(
     raise typer.Exit(1 if fatal else 0)
 
 
-def reconcile_toml(plan: Plan, *, broker_data: Path) -> str:
+def reconcile_toml(plan: DemoPlan, *, broker_data: Path) -> str:
     """The reconciliation's settings for this run: both messages of every paid order, and the ticketing inbox."""
     schema = f"schema = {json.dumps(plan.schema)}\n" if plan.schema else ""
     rules = "\n".join(
@@ -97,7 +97,7 @@ folder = {json.dumps(str(plan.folder / "reconciliation"))}
 """
 
 
-def _reconcile(plan: Plan, *, broker_data: Path) -> dict[str, Any]:
+def _reconcile(plan: DemoPlan, *, broker_data: Path) -> dict[str, Any]:
     config = plan.folder / "reconcile.toml"
     config.write_text(reconcile_toml(plan, broker_data=broker_data))
     config.chmod(0o600)  # the URL may hold a password
@@ -110,7 +110,7 @@ def _reconcile(plan: Plan, *, broker_data: Path) -> dict[str, Any]:
     return summary
 
 
-def _print(summary: dict[str, Any], plan: Plan) -> None:
+def _print(summary: dict[str, Any], plan: DemoPlan) -> None:
     rolled_back = len(plan.rolled_back_path.read_text().splitlines()) if plan.rolled_back_path.exists() else 0
     payments = sum(summary["business_verdicts"].values()) // 2  # each paid order stands under two rules
     figures = {

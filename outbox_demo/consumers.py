@@ -14,10 +14,10 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from messaging import Delivery, connect
 from outbox import Consumer, consumer, run_consumers
-from outbox.database import open_engine
-from outbox_demo.plan import NOTIFICATION, PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER, Plan
+from outbox.store.database import open_engine
+from outbox_core import Delivery, connect
+from outbox_demo.plan import NOTIFICATION, PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER, DemoPlan
 from outbox_demo.tables import Notification, Ticket
 
 
@@ -29,7 +29,7 @@ class UnknownAddress(Exception):
     """One customer can never be notified."""
 
 
-def ticketing(plan: Plan, engine: Engine) -> list[Consumer]:
+def ticketing(plan: DemoPlan, engine: Engine) -> list[Consumer]:
     """Issues one ticket a payment: the ticket and the inbox's mark commit together."""
 
     @consumer(PAYMENT_COMPLETED, group=TICKETING, inbox=engine, schema=plan.schema, invisible_ms=plan.invisible_ms)
@@ -42,7 +42,7 @@ def ticketing(plan: Plan, engine: Engine) -> list[Consumer]:
     return [issue_ticket]
 
 
-def notification(plan: Plan, engine: Engine) -> list[Consumer]:
+def notification(plan: DemoPlan, engine: Engine) -> list[Consumer]:
     """Tells the customer of the payment, and of the trip two hours before it departs."""
 
     def notify(delivery: Delivery) -> None:
@@ -60,7 +60,7 @@ def notification(plan: Plan, engine: Engine) -> list[Consumer]:
 
 def main(arguments: Sequence[str]) -> None:
     """Run one group until SIGTERM."""
-    plan = Plan.read(Path(arguments[0]))
+    plan = DemoPlan.read(Path(arguments[0]))
     engine = open_engine(plan.url)
     consumers = {TICKETING: ticketing, NOTIFICATION: notification}[arguments[1]](plan, engine)
     broker = connect(plan.broker_url, timeout_ms=5_000)

@@ -21,7 +21,7 @@ GROUPS: Final = ((PAYMENT_COMPLETED, TICKETING), (PAYMENT_COMPLETED, NOTIFICATIO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DemoPlan:
     """One run: where things are, which trips are booked, and what goes wrong when."""
 
     url: str
@@ -54,6 +54,6 @@ class Plan:
         self.path.write_bytes(msgspec.json.encode(self, enc_hook=str))
 
     @staticmethod
-    def read(path: Path) -> Plan:
+    def read(path: Path) -> DemoPlan:
         """The plan of the run that this process belongs to."""
-        return msgspec.json.decode(path.read_bytes(), type=Plan, dec_hook=lambda kind, value: kind(value))
+        return msgspec.json.decode(path.read_bytes(), type=DemoPlan, dec_hook=lambda kind, value: kind(value))

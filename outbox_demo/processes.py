@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
-from messaging.errors import OutboxError
+from outbox_core.common.errors import OutboxError
 
 STOP_SECONDS: Final = 30
 _LAST_LINES: Final = 15

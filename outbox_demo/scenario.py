@@ -16,14 +16,14 @@ from typing import Final
 
 from sqlalchemy import Engine, func, select
 
-from messaging import Broker, GroupConfig, connect
-from messaging.errors import BrokerError, ConfigurationError, OutboxError
-from outbox.database import database_errors, open_engine
-from outbox.migrating import upgrade
-from outbox.schema import outbox_tables, schema_for
+from outbox.migrate.schema_upgrade import upgrade
+from outbox.store.database import database_errors, open_engine
+from outbox.store.schema import outbox_tables, schema_for
+from outbox_core import Broker, GroupConfig, connect
+from outbox_core.common.errors import BrokerError, ConfigurationError, OutboxError
 from outbox_demo.clock import DemoClock
 from outbox_demo.flights import FLIGHTS, load_trips
-from outbox_demo.plan import DEMO_SCHEMA, GROUPS, NOTIFICATION, PAUSED_LINE, TICKETING, Plan
+from outbox_demo.plan import DEMO_SCHEMA, GROUPS, NOTIFICATION, PAUSED_LINE, TICKETING, DemoPlan
 from outbox_demo.processes import Process
 from outbox_demo.tables import Payment, Trip, make_tables
 
@@ -56,7 +56,7 @@ class Scenario:
         self._broker: Process | None = None
         self.broker_data = self._folder / "broker"
 
-    def run(self) -> Plan:
+    def run(self) -> DemoPlan:
         """Run to the end; returns what was planned. Raises OutboxError with the reason when it cannot end well."""
         try:
             plan = self._prepare()
@@ -71,7 +71,7 @@ class Scenario:
 
     # -- preparing ---------------------------------------------------------------------------------------------------
 
-    def _prepare(self) -> Plan:
+    def _prepare(self) -> DemoPlan:
         with database_errors(self._engine.url):
             upgrade(self._url, schema=DEMO_SCHEMA)
             self._empty_outbox()
@@ -83,7 +83,7 @@ class Scenario:
         clock = DemoClock.fit(
             first_us=first_us, last_us=last_us, starts_at_us=time.time_ns() // 1000 + 5_000_000, seconds=seconds
         )
-        return Plan(
+        return DemoPlan(
             url=self._url,
             schema=schema_for(self._engine.dialect, DEMO_SCHEMA),
             broker_url="",
@@ -113,7 +113,7 @@ class Scenario:
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def _run_processes(self, plan: Plan) -> None:
+    def _run_processes(self, plan: DemoPlan) -> None:
         broker = connect(plan.broker_url)
         try:
             self._declare_groups(plan, broker)
@@ -125,7 +125,7 @@ class Scenario:
         finally:
             broker.close()
 
-    def _book(self, plan: Plan) -> None:
+    def _book(self, plan: DemoPlan) -> None:
         """Book it all, killing the worker between a commit and its send, and the broker in the middle."""
         pause_after = plan.bookings * 2 // 3
         worker = self._start(
@@ -145,7 +145,7 @@ class Scenario:
         worker.check()
         self._say(f"{self._payments():,} trips booked and paid")
 
-    def _restart_broker(self, plan: Plan) -> None:
+    def _restart_broker(self, plan: DemoPlan) -> None:
         if self._broker is not None:
             self._broker.kill()
         self._say("broker killed; bookings go on without it")
@@ -153,7 +153,7 @@ class Scenario:
         self._broker = self._start_broker(port=int(plan.broker_url.rpartition(":")[2]), name="broker-2")
         self._say("broker started again on the same data")
 
-    def _settled(self, plan: Plan, broker: Broker) -> bool:
+    def _settled(self, plan: DemoPlan, broker: Broker) -> bool:
         """No message unsent; no group has anything left but its dead letters."""
         if self._unsent():
             return False
@@ -171,7 +171,7 @@ class Scenario:
             return False
         return True
 
-    def _declare_groups(self, plan: Plan, broker: Broker) -> None:
+    def _declare_groups(self, plan: DemoPlan, broker: Broker) -> None:
         config = GroupConfig(max_attempts=plan.attempts_max, backoff_initial_ms=200, backoff_max_ms=2_000)
         for topic, group in GROUPS:
             broker.admin.declare_group(topic, group, config)
@@ -197,7 +197,7 @@ class Scenario:
         self._await("the broker to be ready", self._url_path.exists)
         return process
 
-    def _start_compensator(self, plan: Plan) -> Process:
+    def _start_compensator(self, plan: DemoPlan) -> Process:
         schema = ["--schema", plan.schema] if plan.schema else []
         return self._start(
             "compensator",
@@ -210,8 +210,8 @@ class Scenario:
         self._processes.append(process)
         return process
 
-    def _plan_for(self, plan: Plan, broker_url: str) -> Plan:
-        complete = Plan(
+    def _plan_for(self, plan: DemoPlan, broker_url: str) -> DemoPlan:
+        complete = DemoPlan(
             url=plan.url, schema=plan.schema, broker_url=broker_url, folder=plan.folder, clock=plan.clock,
             first_us=plan.first_us, last_us=plan.last_us, bookings=plan.bookings, poison_order=plan.poison_order,
         )  # fmt: skip

@@ -3,10 +3,8 @@
 PySpark is imported only when run() is called.
 """
 
-from spark_reconcile.errors import NotComparable
-from spark_reconcile.incremental import run_windows
-from spark_reconcile.reconciliation import run
-from spark_reconcile.settings import (
+from spark_reconcile.core.errors import NotComparable
+from spark_reconcile.core.settings import (
     BusinessRule,
     Condition,
     Grace,
@@ -16,8 +14,10 @@ from spark_reconcile.settings import (
     Settings,
     Until,
 )
-from spark_reconcile.summary import Summary
-from spark_reconcile.verdict import Scope, Severity, State
+from spark_reconcile.results.summary import Summary
+from spark_reconcile.rules.verdict import Scope, Severity, State
+from spark_reconcile.runs.full_run import run
+from spark_reconcile.runs.incremental_run import run_windows
 
 __all__ = [
     "BusinessRule",

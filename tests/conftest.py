@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
-from messaging.clock import ManualClock
+from outbox_core.common.clock import ManualClock
 from tests.fixtures.local_server import servers_folder
 from tests.fixtures.scheduling import FileScheduling, order_for_workers
 

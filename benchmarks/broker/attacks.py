@@ -26,7 +26,7 @@ from typing import Any, Final
 from benchmarks.broker.probe import Probe
 from benchmarks.harness import servers
 from benchmarks.harness.report import machine, progress, table
-from tests.broker.http.attacks import ATTACKS, MIB, Attack
+from tests.outbox_broker.http.attacks import ATTACKS, MIB, Attack
 
 IDLE: Final = "idle"
 IDLE_SECONDS: Final = 3.0

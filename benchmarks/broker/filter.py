@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.harness import report, rounds
-from broker.filter import FilterIndex, compile_condition, parse
+from outbox_broker.filter import FilterIndex, compile_condition, parse
 
 SIZES = (10, 100, 1_000, 10_000)
 TYPES = 1_000

@@ -2,8 +2,8 @@
 
     python -m benchmarks.broker.http_fronts [--rounds 5] [--seconds 2] [--before TREE] [--json]
 
-Each front serves the same application (broker/http/application.py) on an engine of its own, in a process of its own,
-on a folder in memory, so that what differs is the front. `--before` adds `outbox broker serve` of another tree. A
+Each front serves the same application (outbox_broker/http/application.py) on an engine of its own, in a process of its
+own, on a folder in memory, so that what differs is the front. `--before` adds `outbox broker serve` of another tree. A
 client process sends prepared requests over raw sockets, the next on each connection as soon as the answer is there:
 publishes of one message of 512 bytes, of 500, and pulls of one message with its ack, on 1 and on 32 connections.
 Requests a second, medians of rounds whose order rotates. Granian has to be installed (`pip install granian`).
@@ -44,20 +44,20 @@ TYPE: Final = "application/vnd.msgpack"
 
 def serve(front: str, folder: Path, port: int) -> None:
     """Serve with one front until killed."""
-    from broker.engine import Engine
-    from broker.http.access import Access
-    from broker.http.call import Services
-    from broker.http.settings import HttpSettings
-    from messaging.clock import SystemClock
+    from outbox_broker.engine.engine import Engine
+    from outbox_broker.http.access_control import Access
+    from outbox_broker.http.http_settings import HttpSettings
+    from outbox_broker.http.request_context import Services
+    from outbox_core.common.clock import SystemClock
 
     engine = Engine.open(folder)
     if front == "connection":
-        from broker.http.server import HttpServer, bind
+        from outbox_broker.http.server import HttpServer, bind
 
         server = HttpServer(engine, bind("127.0.0.1", port), settings=HttpSettings())
         server.run(on_ready=lambda _url: _ready())
         return
-    from broker.http.application import Application
+    from outbox_broker.http.application import Application
 
     services = Services.of(engine, HttpSettings(), access=Access(), clock=SystemClock())
     application = Application(services)
@@ -70,8 +70,8 @@ def _ready() -> None:
 
 async def _answered(application: Any, method: str, path: str, query: str, headers: Mapping[str, str], body: Any) -> Any:
     """What a request is answered, by the application; the body is read once the request is admitted."""
-    from broker.http.request_head import RequestHead
-    from broker.http.response import Response
+    from outbox_broker.http.request_head import RequestHead
+    from outbox_broker.http.response import Response
 
     length = int(headers.get("content-length", 0))
     head = RequestHead(method=method, path=path, query=query, headers=headers, content_length=length)
@@ -120,7 +120,7 @@ def _starlette(application: Any, port: int) -> None:
     from starlette.responses import Response
     from starlette.routing import Route
 
-    from broker.http.routes import ROUTES
+    from outbox_broker.http.routes import ROUTES
 
     async def endpoint(request: Request) -> Response:
         found = await _answered(
@@ -247,11 +247,10 @@ def measure(port: int, load: str, connections: int, seconds: float, name: str) -
 # -- rounds ------------------------------------------------------------------------------------------------------------
 
 
-def _start(front: str, before: Path | None) -> tuple[subprocess.Popen[str], int]:
+def _start(front: str, before: Path | None, folder: str) -> tuple[subprocess.Popen[str], int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    folder = tempfile.mkdtemp(dir="/dev/shm")
     command = [sys.executable, "-m", "benchmarks.broker.http_fronts", "--serve", front, folder, str(port)]
     environment, where = dict(os.environ), Path.cwd()
     stream = "stdout"
@@ -282,16 +281,17 @@ def main() -> None:
     figures: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
     for number in range(options.rounds):
         for front in (*fronts[number % len(fronts) :], *fronts[: number % len(fronts)]):
-            process, port = _start(front, options.before)
-            try:
-                for load in LOADS:
-                    for connections in CONNECTIONS:
-                        name = f"{load}.{connections}"
-                        found = measure(port, load, connections, options.seconds, name)
-                        figures[front, load, connections].append(found)
-            finally:
-                process.kill()
-                process.wait()
+            with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+                process, port = _start(front, options.before, folder)
+                try:
+                    for load in LOADS:
+                        for connections in CONNECTIONS:
+                            name = f"{load}.{connections}"
+                            found = measure(port, load, connections, options.seconds, name)
+                            figures[front, load, connections].append(found)
+                finally:
+                    process.kill()
+                    process.wait()
             talk.print(f"round {number + 1}: {front}")
     rows = [
         [front, *(f"{statistics.median(figures[front, load, count]):,.0f}" for load in LOADS for count in CONNECTIONS)]

@@ -18,9 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from broker.engine import Engine
-from messaging import Message
-from messaging.message import GroupConfig
+from outbox_broker.engine.engine import Engine
+from outbox_core import Message
+from outbox_core.messages.message import GroupConfig
 
 BATCH = 500
 TOPIC, GROUP = "bench", "group"

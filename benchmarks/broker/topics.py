@@ -25,10 +25,10 @@ from benchmarks.broker.contestants.shape import BATCH, BODY, in_threads
 from benchmarks.harness import servers
 from benchmarks.harness.report import machine, progress, table
 from benchmarks.harness.rounds import ratio, rotated, spread
-from broker.engine import Engine
-from broker.options import EngineOptions
 from broker_adapter.http import HttpBroker
-from messaging import Broker, Message, connect
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.engine import Engine
+from outbox_core import Broker, Message, connect
 
 PARTS: Final = ("topics", "groups", "fan_in", "checkpoint")
 HTTP_WORKERS: Final = 8

@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
 from benchmarks.contestants.business import BODY, KEY, TOPIC, async_engine, business, business_async, engine
-from messaging import CancelStatus, Message, PublishResult, PublishStatus
 from outbox import Outbox, SenderLimits
+from outbox_core import CancelStatus, Message, PublishResult, PublishStatus
 
 MESSAGES = 10
 UNSENT_TOPIC = "bench-unsent"

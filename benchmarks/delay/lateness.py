@@ -27,8 +27,8 @@ from benchmarks.delay.pace import figures, paced
 from benchmarks.harness.report import machine
 from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.http import HttpBroker
-from messaging import Broker, Message
-from messaging.clock import SystemClock
+from outbox_core import Broker, Message
+from outbox_core.common.clock import SystemClock
 
 TOPIC, GROUP = "trips", "bench"
 BODY: Final = b"x" * 512

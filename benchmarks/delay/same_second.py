@@ -29,9 +29,9 @@ from typing import Any, Final
 from benchmarks.broker import servers
 from benchmarks.broker.contestants import outbox_http
 from benchmarks.harness.report import machine
-from broker.engine import Engine
 from broker_adapter.http import HttpBroker
-from messaging import Broker, Message
+from outbox_broker.engine.engine import Engine
+from outbox_core import Broker, Message
 
 BATCH = 1_000
 BODY = b"x" * 512

@@ -23,10 +23,10 @@ from random import Random
 
 from benchmarks.broker import servers
 from benchmarks.harness.report import machine
-from broker.engine import Engine
 from broker_adapter.http import HttpBroker
-from messaging import Broker, Message
-from messaging.limits import DELAY_MAX_MS
+from outbox_broker.engine.engine import Engine
+from outbox_core import Broker, Message
+from outbox_core.messages.limits import DELAY_MAX_MS
 
 AHEAD_MS_MIN = 3_600_000
 """None falls due while it is measured."""

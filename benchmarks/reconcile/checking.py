@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.reconcile.records import HOUR_MS
-from spark_reconcile.judging import RULES
-from spark_reconcile.window_results import BULK_RULES
-from spark_reconcile.window_store import WindowStore
+from spark_reconcile.classify.classification import RULES
+from spark_reconcile.results.window_store import WindowStore
+from spark_reconcile.results.window_totals import BULK_RULES
 
 Verdict = tuple[str, str, str, str]
 """(scope, message id or business key, group or business rule, rule)"""

@@ -32,21 +32,24 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.reconcile.checking import also_changed, check, found_in_run, found_in_windows, planted_in
 from benchmarks.reconcile.planting import NEWS, TRIPS
 from benchmarks.reconcile.records import START_MS
-from spark_reconcile.config_file import read_config, settings_of
-from spark_reconcile.delivery_evidence import GroupFacts
-from spark_reconcile.kept_digests import KeptDigests
-from spark_reconcile.looking import Job
-from spark_reconcile.parts import MESSAGES
-from spark_reconcile.planning import Plan
-from spark_reconcile.reading import Evidence, LegCount, archive_frame
-from spark_reconcile.second_look import Suspects, ids_frame, keys_frame
-from spark_reconcile.settings import BusinessRule, Grace, Settings
-from spark_reconcile.slots import HOUR_MS
-from spark_reconcile.sources.files import AT_REST_NS, Files, some_files
-from spark_reconcile.sources.frames import ACTION_SCHEMA
-from spark_reconcile.sources.statements import LEG_SCHEMA, Leg
-from spark_reconcile.window_store import WindowStore
-from spark_reconcile.windowed import compare, judge_windows
+from spark_reconcile.compare.digest_cache import KeptDigests
+from spark_reconcile.compare.key_digests import MESSAGES
+from spark_reconcile.core.counts import LegCount
+from spark_reconcile.core.dataframes import listed
+from spark_reconcile.core.settings import BusinessRule, Grace, Settings
+from spark_reconcile.core.settings_file import read_config, settings_of
+from spark_reconcile.core.time_buckets import HOUR_MS
+from spark_reconcile.evidence.delivery_evidence import GroupFacts
+from spark_reconcile.load.evidence import Evidence
+from spark_reconcile.load.source_check import SourcePlan
+from spark_reconcile.recheck.run_context import LookAgain, RunContext
+from spark_reconcile.recheck.suspect_records import Suspects, ids_frame, keys_frame
+from spark_reconcile.results.window_store import WindowStore
+from spark_reconcile.runs.window_run import compare, judge_windows
+from spark_reconcile.sources.log_records import ACTION_SCHEMA
+from spark_reconcile.sources.parquet_archives import archive_frame
+from spark_reconcile.sources.parquet_files import AT_REST_NS, Files, some_files
+from spark_reconcile.sources.sql_statements import LEG_SCHEMA, Leg
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,8 +104,8 @@ def evidence_of(spark: SparkSession, folder: Path) -> Evidence:
         for topic in (*TRIPS, NEWS)
     ]
     return Evidence(
-        inboxes=spark.createDataFrame([], LEG_SCHEMA), messages=messages,
-        actions=spark.createDataFrame([], ACTION_SCHEMA), rows=business.unionByName(archive), tables=(),
+        inboxes=listed(spark, [], LEG_SCHEMA), messages=messages,
+        actions=listed(spark, [], ACTION_SCHEMA), rows=business.unionByName(archive), tables=(),
         groups=list[GroupFacts](), counts=counts, archive_reach_ms=0, broker_reach_ms=0, actions_reach_ms=0,
         business_reaches=dict.fromkeys(TRIPS, 0), files=files, loose=(None, None),
     )  # fmt: skip
@@ -131,28 +134,34 @@ def plain(found: DataFrame) -> DataFrame:
     return found.drop("hour")
 
 
-def job_of(spark: SparkSession, folder: Path, output: Path, *, full: bool) -> tuple[Job, list[int]]:
+def job_of(spark: SparkSession, folder: Path, output: Path, *, full: bool) -> tuple[RunContext, list[int]]:
     """What is judged, and the hours."""
     hours = sorted(int(path.name.partition("=")[2]) for path in (folder / "business").iterdir())
     windows = [hour * HOUR_MS for hour in hours]
     settings = plain_settings(output)
-    job = Job(
-        session=spark, settings=settings, plan=Plan((), (), 0), evidence=evidence_of(spark, folder),
+    evidence = evidence_of(spark, folder)
+    job = RunContext(
+        session=spark, settings=settings, plan=SourcePlan((), (), 0), evidence=evidence,
         now_ms=windows[-1] + 10 * HOUR_MS, full=full, say=say, pause=lambda _: None,
-        again=read_again,
+        again=read_again_from(evidence.rows),
     )  # fmt: skip
     return job, windows
 
 
-def read_again(_spark: SparkSession, _settings: Settings, _plan: Plan, first: Evidence, suspects: Suspects) -> Evidence:
-    """The second look, out of what was drilled: these files are at rest, and have no index to ask by."""
-    engine = first.rows.sparkSession
-    ids, keys = ids_frame(engine, suspects.ids), keys_frame(engine, suspects.keys)
-    asked = first.rows.where(f"leg = '{Leg.BUSINESS}'").join(keys, ["topic", "message_key"], "left_semi")
-    sent = first.rows.where(f"leg != '{Leg.BUSINESS}'").join(ids, "id", "left_semi")
-    rows = asked.select(*first.rows.columns).unionByName(sent.select(*first.rows.columns))
-    messages = first.messages.join(ids, "id", "left_semi").select(*first.messages.columns)
-    return replace(first, rows=rows.localCheckpoint(), messages=messages.localCheckpoint())
+def read_again_from(files: DataFrame) -> LookAgain:
+    """Reads suspects again out of rows that are at rest in files: these have no index to ask by."""
+
+    def read_again(
+        spark: SparkSession, _settings: Settings, _plan: SourcePlan, first: Evidence, suspects: Suspects
+    ) -> Evidence:  # fmt: skip
+        ids, keys = ids_frame(spark, suspects.ids), keys_frame(spark, suspects.keys)
+        asked = files.where(f"leg = '{Leg.BUSINESS}'").join(keys, ["topic", "message_key"], "left_semi")
+        sent = first.rows.join(ids, "id", "left_semi")
+        rows = asked.select(*first.rows.columns).unionByName(sent.select(*first.rows.columns))
+        messages = first.messages.join(ids, "id", "left_semi").select(*first.messages.columns)
+        return replace(first, rows=rows.localCheckpoint(), messages=messages.localCheckpoint())
+
+    return read_again
 
 
 def ours(spark: SparkSession, folder: Path, output: Path, *, full: bool = False) -> list[int]:
@@ -294,7 +303,7 @@ def measure(contestant: str, folder: Path, rounds: int, *, output: Path | None =
 def _on_spark(
     contestant: str, folder: Path, scratch: Path, rounds: int, *, output: Path | None = None
 ) -> dict[str, Any]:  # fmt: skip
-    from spark_reconcile.session import Size, spark_session
+    from spark_reconcile.load.spark_session import Size, spark_session
 
     events = scratch / "events"
     events.mkdir()

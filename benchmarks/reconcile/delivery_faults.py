@@ -5,6 +5,8 @@ They need the broker's actions and an inbox. Nothing is written to a disk here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from benchmarks.reconcile.planting import (
@@ -25,8 +27,9 @@ from benchmarks.reconcile.planting import (
     made_just_now,
     reminder,
     renamed,
+    rewritten,
 )
-from messaging import journal
+from outbox_core.journal import journal
 
 
 def scheduled(p: Planted, one: Message) -> None:
@@ -191,7 +194,11 @@ def published_before_the_group_began(p: Planted, one: Message) -> None:
 
 
 def passed_by_a_filter(p: Planted, one: Message) -> None:
-    _not_taken(p, one, FILTERED, "not_wanted_or_waiting")
+    _not_taken(p, one, FILTERED, "not_wanted")
+
+
+def wanted_by_a_filter_and_never_taken(p: Planted, one: Message) -> None:
+    _not_taken(p, one, FILTERED, "not_handed_out", headers={"type": "urgent"})
 
 
 DELIVERY_KINDS: Final[tuple[Kind, ...]] = (
@@ -199,7 +206,7 @@ DELIVERY_KINDS: Final[tuple[Kind, ...]] = (
     ignored, waiting, in_flight, retrying, never_redelivered, dead, redriven, unhandled, acknowledged_just_now,
     unacknowledged, handled_twice, acknowledged_twice, acknowledged_from_nowhere, delivered_from_nowhere,
     delivered_just_now, handled_from_nowhere, unplaced, unplaced_yet, held_back_by_a_pause,
-    published_before_the_group_began, passed_by_a_filter,
+    published_before_the_group_began, passed_by_a_filter, wanted_by_a_filter_and_never_taken,
 )  # fmt: skip
 
 
@@ -249,8 +256,11 @@ def _unplaced(p: Planted, one: Message, rule: str) -> None:
         p.delivery(one, group, rule)
 
 
-def _not_taken(p: Planted, one: Message, topic: str, rule: str) -> None:
+def _not_taken(
+    p: Planted, one: Message, topic: str, rule: str, *, headers: Mapping[str, str] = MappingProxyType({})
+) -> None:
     news = renamed(one, "news", topic=topic, key=None)
     p.sent(news)
     p.store(news)
+    p.stored[-1] = rewritten(p.stored[-1], headers=dict(headers))
     p.delivery(news, MAIL, rule)

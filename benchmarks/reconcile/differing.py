@@ -16,8 +16,8 @@ import shutil
 from pathlib import Path
 
 from benchmarks.reconcile.checking import also_changed, planted_in
-from spark_reconcile.session import spark_session
-from spark_reconcile.slots import PART, period
+from spark_reconcile.core.time_buckets import PART, period
+from spark_reconcile.load.spark_session import spark_session
 
 
 def write_differing(folder: Path, into: Path) -> int:

@@ -24,7 +24,7 @@ from benchmarks.reconcile.planting import (
     reminder,
     renamed,
 )
-from messaging import journal
+from outbox_core.journal import journal
 
 # -- what three tables show ----------------------------------------------------------------------------------------
 

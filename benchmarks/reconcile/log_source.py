@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from benchmarks.reconcile.records import START_MS
-from messaging import journal
-from spark_reconcile.sources import sealed
-from spark_reconcile.sources.segments import survey
+from outbox_core.journal import journal
+from spark_reconcile.sources import segment_cache
+from spark_reconcile.sources.log_segments import survey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -65,7 +65,7 @@ def scan(frame: DataFrame) -> float:
 
 def measure(folder: Path, messages: int, rounds: int) -> dict[str, Any]:
     """Rounds of both."""
-    from spark_reconcile.session import spark_session
+    from spark_reconcile.load.spark_session import spark_session
 
     write_log(folder / "messages", messages)
     segments = survey(folder, "messages")
@@ -80,7 +80,7 @@ def measure(folder: Path, messages: int, rounds: int) -> dict[str, Any]:
         parquet = spark.read.parquet(str(folder / "parquet"))
         (folder / "kept").mkdir()
         started = time.monotonic()
-        sealed.keep(log, folder / "kept", segments)
+        segment_cache.keep(log, folder / "kept", segments)
         keeping = round(time.monotonic() - started, 2)
         kept = spark.read.schema(parquet.schema).parquet(*map(str, sorted((folder / "kept").glob("*.parquet"))))
         took: dict[str, list[float]] = {"log": [], "kept": [], "parquet": []}

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from messaging import journal
-from outbox.row import CANCEL_TOPIC
-from outbox.schema import RowKind
+from outbox.store.row import CANCEL_TOPIC
+from outbox.store.schema import RowKind
+from outbox_core.journal import journal
 
 SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60 * SECOND_MS

@@ -33,8 +33,8 @@ from benchmarks.reconcile.records import (
     plant,
     write_by_hour,
 )
-from messaging import journal
-from outbox.schema import outbox_tables
+from outbox.store.schema import outbox_tables
+from outbox_core.journal import journal
 
 ALL_KINDS: Final = (*KINDS, *MORE_KINDS, *DELIVERY_KINDS)
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
@@ -81,9 +81,9 @@ def write_sources(folder: Path, *, messages: int, faults: int, segment_bytes: in
     with duckdb.connect() as duck:
         planted = plant(duck, folder, ALL_KINDS, messages=messages, faults=faults)
         write_by_hour(duck, ARCHIVE, folder / "archive")
-        _write_desk(folder / "desk.db", planted)
-        with closing(_shop(folder / "shop.db")) as shop:
-            _write_planted(shop, planted)
+        write_desk(folder / "desk.db", planted)
+        with closing(open_shop(folder / "shop.db")) as shop:
+            insert_planted(shop, planted)
             broker = _Broker(folder / "broker", shop, segment_bytes=segment_bytes)
             broker.write_planted(planted)
             for rows in _bulk(duck):
@@ -93,20 +93,25 @@ def write_sources(folder: Path, *, messages: int, faults: int, segment_bytes: in
             shop.commit()
     told = as_planted(planted, messages=messages)
     (folder / "planted.json").write_text(json.dumps(told))
+    write_settings(folder)
+    return told
+
+
+def write_settings(folder: Path) -> None:
+    """The settings file, `reconcile.toml`, that reconciles the sources in a folder."""
     since = "2026-10-01T00:00:00Z"
     rules = "".join(_RULE.format(topic=topic) for topic in COVERED)
     (folder / "reconcile.toml").write_text(
         _SETTINGS.format(folder=folder.resolve(), since=since, group=TICKETS) + rules
     )
-    return told
 
 
 class _Broker:
     """The broker's two logs, and the inbox of the group that has one: each message is taken by every group at once."""
 
     def __init__(self, folder: Path, shop: sqlite3.Connection, *, segment_bytes: int) -> None:
-        self._messages = _Log(folder / "messages", journal.SegmentKind.MESSAGES, segment_bytes)
-        self._actions = _Log(folder / "actions", journal.SegmentKind.ACTIONS, segment_bytes)
+        self._messages = LogWriter(folder / "messages", journal.SegmentKind.MESSAGES, segment_bytes)
+        self._actions = LogWriter(folder / "actions", journal.SegmentKind.ACTIONS, segment_bytes)
         self._shop = shop
         self._last_ms = 0
         self._places: dict[str, int] = {}
@@ -151,7 +156,7 @@ class _Broker:
         _handled(self._shop, ((id_, topic, stored_ms + 13) for _, id_ in taken))
 
 
-class _Log:
+class LogWriter:
     """A log of segments."""
 
     def __init__(self, folder: Path, kind: journal.SegmentKind, segment_bytes: int) -> None:
@@ -180,7 +185,8 @@ def _bulk(duck: duckdb.DuckDBPyConnection) -> Iterator[list[Message]]:
         yield [Message(*row) for row in rows]
 
 
-def _shop(path: Path) -> sqlite3.Connection:
+def open_shop(path: Path) -> sqlite3.Connection:
+    """A new SQLite database with the outbox's tables and the business's."""
     engine = create_engine(f"sqlite:///{path}")
     outbox_tables(None).metadata.create_all(engine)
     engine.dispose()
@@ -190,7 +196,8 @@ def _shop(path: Path) -> sqlite3.Connection:
     return shop
 
 
-def _write_planted(shop: sqlite3.Connection, planted: Planted) -> None:
+def insert_planted(shop: sqlite3.Connection, planted: Planted) -> None:
+    """Business rows, rows of the outbox and of the inbox."""
     _business(shop, planted.business)
     shop.executemany(
         "insert into outbox_message (id, kind, state, due_at_us, attempts, topic, message_key, body, body_sha256, "
@@ -204,9 +211,9 @@ def _write_planted(shop: sqlite3.Connection, planted: Planted) -> None:
     _handled(shop, planted.inbox)
 
 
-def _write_desk(path: Path, planted: Planted) -> None:
+def write_desk(path: Path, planted: Planted) -> None:
     """A second database in which the same group notes what it has handled."""
-    with closing(_shop(path)) as desk:
+    with closing(open_shop(path)) as desk:
         _handled(desk, planted.second_inbox)
         desk.commit()
 

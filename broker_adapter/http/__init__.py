@@ -1,5 +1,5 @@
 """The broker of `outbox broker serve`, or any that speaks its protocol, behind the Broker port."""
 
-from broker_adapter.http.broker import HttpBroker
+from broker_adapter.http.http_broker import HttpBroker
 
 __all__ = ["HttpBroker"]

@@ -8,9 +8,9 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import URL
 
 from compensator.assignment.lease_store import LeaseStore
-from compensator.assignment.leased import LeasedAssignment, LeaseOptions
-from outbox.database import MYSQL_DIALECTS, background_engine, open_engine
-from outbox.database_url import sync_url
+from compensator.assignment.leased_assignment import LeasedAssignment, LeaseOptions
+from outbox.store.database import MYSQL_DIALECTS, background_engine, open_engine
+from outbox.store.database_url import sync_url
 
 _MS: Final = 1000
 

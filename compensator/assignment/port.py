@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from messaging.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError
 
 SOURCE_NAME_CHARS_MAX: Final = 255
 ZONE_CHARS_MAX: Final = 64

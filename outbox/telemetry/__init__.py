@@ -5,20 +5,8 @@
 outbox.telemetry.tracing (extra `otel`) and outbox.telemetry.metrics (extra `metrics`).
 """
 
-from outbox.telemetry.hooks import (
-    NO_METRICS,
-    NO_TELEMETRY,
-    NO_TRACING,
-    Handling,
-    Metrics,
-    Sending,
-    SendPath,
-    Settlement,
-    Telemetry,
-    Tracing,
-    default_telemetry,
-    trace_context,
-)
+from outbox.telemetry.hooks import NO_TELEMETRY, Telemetry, default_telemetry, trace_context
+from outbox.telemetry.ports import NO_METRICS, NO_TRACING, Handling, Metrics, Sending, SendPath, Settlement, Tracing
 
 __all__ = [
     "NO_METRICS",

@@ -1,7 +1,6 @@
-"""Where the code tells what it does: the ports Metrics and Tracing, and Telemetry, which speaks to both. No library.
+"""Telemetry: reports what the code does to the ports Metrics and Tracing, each at once. It imports no library.
 
-Box, sender, relay and consumers hold one Telemetry and call it at named places; whoever wants to know implements one
-of the two ports. Neither may slow down or fail what it watches.
+The Outbox, the sender, the relay and consumers hold one Telemetry and call it at named places.
 """
 
 from __future__ import annotations
@@ -9,132 +8,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from enum import StrEnum
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from types import TracebackType
-from typing import ParamSpec, Protocol
+from typing import ParamSpec
 
-from messaging.message import Delivery, Message, PublishResult
-from outbox.row import OutboxRow
+from outbox.store.row import OutboxRow
+from outbox.telemetry.ports import NO_METRICS, NO_TRACING, Handling, Metrics, Sending, SendPath, Settlement, Tracing
+from outbox_core.messages.message import Delivery, Message
 
 P = ParamSpec("P")
 
-logger = logging.getLogger(__name__)
-
-
-class SendPath(StrEnum):
-    """Who sends: the sender right after the commit, or the compensator."""
-
-    INLINE = "inline"
-    COMPENSATOR = "compensator"
-
-
-class Settlement(StrEnum):
-    """How deliveries are settled."""
-
-    ACK = "ack"
-    NACK = "nack"
-
-
-@dataclass(slots=True)
-class Sending:
-    """One batch on its way to the broker, sent by `path`. The relay writes `results` down; `error` is what publish
-    raised.
-    """
-
-    path: SendPath
-    results: Sequence[PublishResult] = ()
-    error: BaseException | None = None
-
-
-@dataclass(slots=True)
-class Handling:
-    """One delivery in a handler's hands. The consumer writes `outcome` down, a word of a small set."""
-
-    outcome: str = ""
-    error: BaseException | None = None
-
-
-class Metrics(Protocol):
-    """Counts and times. Called from any thread; must not block, and must not raise."""
-
-    def committed(self, rows: Sequence[OutboxRow]) -> None:
-        """A business transaction has committed these rows."""
-
-    def dropped(self, rows: int) -> None:
-        """The sender gave so many rows up to the compensator: its queue was full, or their lease was ending."""
-
-    def watch_queue(self, length: Callable[[], int]) -> None:
-        """`length` tells, whenever asked, how many rows wait in a sender's queue."""
-
-    def sent(self, messages: Sequence[Message], sending: Sending, *, path: SendPath, seconds: float) -> None:
-        """The broker has answered one batch, or has not."""
-
-    def received(self, topic: str, group: str, *, deliveries: int) -> None:
-        """A pull has brought so many deliveries."""
-
-    def handled(self, delivery: Delivery, handling: Handling, *, group: str, seconds: float) -> None:
-        """A handler is done with a delivery, well or not."""
-
-    def counted(self, event: str, topic: str, group: str, *, by: int = 1) -> None:
-        """Something else happened in a consumer; `event` is a word of a small set."""
-
-
-class Tracing(Protocol):
-    """Spans. Called from any thread; must not block, and must not raise anything of its own."""
-
-    def stamp(self, headers: dict[str, str], *, topic: str, message_id: str) -> None:
-        """A message is made in the caller's trace: add to its headers what takes the trace along."""
-
-    def sending(self, messages: Sequence[Message], sending: Sending) -> AbstractContextManager[None]:
-        """Around one batch to the broker."""
-
-    def received(self, topic: str, group: str, *, deliveries: Sequence[Delivery], started_at_ns: int) -> None:
-        """A pull that began at this wall time has brought something."""
-
-    def handling(self, delivery: Delivery, handling: Handling, *, group: str) -> AbstractContextManager[None]:
-        """Around a handler; what it calls sees the span as the current one."""
-
-    def settling(
-        self, settlement: Settlement, deliveries: Sequence[Delivery], *, group: str
-    ) -> AbstractContextManager[None]:
-        """Around an ack or nack."""
-
-
-class _NoMetrics:
-    """Counts nothing."""
-
-    def committed(self, rows: Sequence[OutboxRow]) -> None: ...
-    def dropped(self, rows: int) -> None: ...
-    def watch_queue(self, length: Callable[[], int]) -> None: ...
-    def sent(self, messages: Sequence[Message], sending: Sending, *, path: SendPath, seconds: float) -> None: ...
-    def received(self, topic: str, group: str, *, deliveries: int) -> None: ...
-    def handled(self, delivery: Delivery, handling: Handling, *, group: str, seconds: float) -> None: ...
-    def counted(self, event: str, topic: str, group: str, *, by: int = 1) -> None: ...
-
-
-class _NoTracing:
-    """Makes no span."""
-
-    _nothing: AbstractContextManager[None] = nullcontext()
-
-    def stamp(self, headers: dict[str, str], *, topic: str, message_id: str) -> None: ...
-    def received(self, topic: str, group: str, *, deliveries: Sequence[Delivery], started_at_ns: int) -> None: ...
-
-    def sending(self, *_: object) -> AbstractContextManager[None]:
-        return self._nothing
-
-    def handling(self, *_: object, **__: object) -> AbstractContextManager[None]:
-        return self._nothing
-
-    def settling(self, *_: object, **__: object) -> AbstractContextManager[None]:
-        return self._nothing
-
-
-NO_METRICS: Metrics = _NoMetrics()
-NO_TRACING: Tracing = _NoTracing()
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Telemetry:
@@ -145,16 +30,39 @@ class Telemetry:
     """
 
     def __init__(self, *, metrics: Metrics | None = None, tracing: Tracing | None = None) -> None:
-        self.metrics = metrics if metrics is not None else NO_METRICS
-        self.tracing = tracing if tracing is not None else _installed_tracing()
-        self.stamp = self.tracing.stamp  # bare: OpenTelemetry's API does not raise, and publish() has to be cheap
-        self.committed = _harmless(self.metrics.committed)
-        self.watch_queue = _harmless(self.metrics.watch_queue)
-        self.dropped = _harmless(self.metrics.dropped)
-        self.counted = _harmless(self.metrics.counted)
+        self.metrics: Metrics = metrics if metrics is not None else NO_METRICS
+        self.tracing: Tracing = tracing if tracing is not None else _installed_tracing()
+        self._committed = _harmless(self.metrics.committed)
+        self._watch_queue = _harmless(self.metrics.watch_queue)
+        self._dropped = _harmless(self.metrics.dropped)
+        self._counted = _harmless(self.metrics.counted)
         self._sent = _harmless(self.metrics.sent)
         self._received = _harmless(self.metrics.received)
-        self.handled = _harmless(self.metrics.handled)
+        self._handled = _harmless(self.metrics.handled)
+
+    def stamp(self, headers: dict[str, str], *, topic: str, message_id: str) -> None:
+        """As Tracing.stamp, errors included: OpenTelemetry's API does not raise, and publish() has to be cheap."""
+        self.tracing.stamp(headers, topic=topic, message_id=message_id)
+
+    def committed(self, rows: Sequence[OutboxRow]) -> None:
+        """As Metrics.committed; an error fails nothing."""
+        self._committed(rows)
+
+    def watch_queue(self, length: Callable[[], int]) -> None:
+        """As Metrics.watch_queue; an error fails nothing."""
+        self._watch_queue(length)
+
+    def dropped(self, rows: int) -> None:
+        """As Metrics.dropped; an error fails nothing."""
+        self._dropped(rows)
+
+    def counted(self, event: str, topic: str, group: str, *, by: int = 1) -> None:
+        """As Metrics.counted; an error fails nothing."""
+        self._counted(event, topic, group, by=by)
+
+    def handled(self, delivery: Delivery, handling: Handling, *, group: str, seconds: float) -> None:
+        """As Metrics.handled; an error fails nothing."""
+        self._handled(delivery, handling, group=group, seconds=seconds)
 
     @contextmanager
     def sending(self, messages: Sequence[Message], *, path: SendPath) -> Iterator[Sending]:

@@ -17,8 +17,11 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from messaging.clock import Clock, SystemClock
-from messaging.errors import (
+from outbox.store.row import OutboxRow
+from outbox.store.schema import RowKind
+from outbox.telemetry.ports import Handling, Sending, SendPath
+from outbox_core.common.clock import Clock, SystemClock
+from outbox_core.common.errors import (
     BrokerRefused,
     BrokerThrottled,
     BrokerUnavailable,
@@ -27,10 +30,7 @@ from messaging.errors import (
     NotSupported,
     StorageFailed,
 )
-from messaging.message import Delivery, Message, PublishStatus
-from outbox.row import OutboxRow
-from outbox.schema import RowKind
-from outbox.telemetry.hooks import Handling, Sending, SendPath
+from outbox_core.messages.message import Delivery, Message, PublishStatus
 
 TOPICS_MAX_DEFAULT: Final = 100
 COMMITS_KEPT_MAX: Final = 20_000
@@ -65,7 +65,7 @@ class OutboxMetrics:
         topics_max: int = TOPICS_MAX_DEFAULT,
         clock: Clock | None = None,
     ) -> None:
-        self.registry = registry if registry is not None else CollectorRegistry()
+        self.registry: CollectorRegistry = registry if registry is not None else CollectorRegistry()
         self._clock = clock or SystemClock()
         self._topics = _BoundedNames(topics_max)
         self._groups = _BoundedNames(topics_max)

@@ -36,10 +36,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.trace.status import Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from messaging.limits import HEADERS_BYTES_MAX, HEADERS_MAX
-from messaging.message import Delivery, Message, PublishStatus
-from outbox.failure_log import hide_values
-from outbox.telemetry.hooks import Handling, Sending, Settlement
+from outbox.telemetry.failure_log import hide_values
+from outbox.telemetry.ports import Handling, Sending, Settlement
+from outbox_core.messages.limits import HEADERS_BYTES_MAX, HEADERS_MAX
+from outbox_core.messages.message import Delivery, Message, PublishStatus
 
 TRACER: Final = "outbox-mq"
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"

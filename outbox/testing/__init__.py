@@ -2,10 +2,10 @@
 
 from outbox.testing.advancing_clock import AdvancingClock
 from outbox.testing.capture import capture_published
+from outbox.testing.consumer_driver import ConsumerRun, RunReport
 from outbox.testing.memory_broker import MemoryBroker
 from outbox.testing.memory_topics import MemoryLimits
 from outbox.testing.published import Published, PublishedMessage
-from outbox.testing.running import ConsumerRun, RunReport
 
 __all__ = [
     "AdvancingClock",

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from datetime import timedelta
 
-from messaging.clock import Clock, SystemClock
+from outbox_core.common.clock import Clock, SystemClock
 
 
 class AdvancingClock:

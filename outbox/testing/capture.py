@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from messaging.errors import InvalidMessage, OutboxError
-from outbox.row import OutboxRow
-from outbox.schema import RowKind
-from outbox.session_hooks import hearing
+from outbox.producer.session_hooks import hearing
+from outbox.store.row import OutboxRow
+from outbox.store.schema import RowKind
 from outbox.testing.published import MESSAGES_MAX, Published
+from outbox_core.common.errors import InvalidMessage, OutboxError
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)

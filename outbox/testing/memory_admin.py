@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
-from messaging.errors import InvalidMessage, NotSupported
-from messaging.figures import topic_figures
-from messaging.message import DeadLetter, GroupConfig, check_group, check_topic
 from outbox.testing.memory_group import MemoryGroup, Slot, SlotState
 from outbox.testing.memory_topics import MemoryTopic
+from outbox_core.common.errors import InvalidMessage, NotSupported
+from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, check_topic
+from outbox_core.messages.topic_stats import topic_figures
 
 if TYPE_CHECKING:
-    from outbox.testing.memory_broker import _Store
+    from outbox.testing.memory_store import MemoryStore
 
 
 REDRIVE_PER_SECOND: Final = 1_000
@@ -22,7 +22,7 @@ REDRIVE_PER_SECOND: Final = 1_000
 class MemoryAdmin:
     """BrokerAdmin in memory. Unknown topics and groups are refused (BrokerRefused)."""
 
-    def __init__(self, open_store: Callable[[], AbstractContextManager[_Store]]) -> None:
+    def __init__(self, open_store: Callable[[], AbstractContextManager[MemoryStore]]) -> None:
         self._open = open_store
 
     def declare_group(self, topic: str, group: str, config: GroupConfig) -> None:

@@ -6,18 +6,20 @@ Time is its clock's alone: with a ManualClock or an AdvancingClock, what is sche
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeVar
 from urllib.parse import unquote, urlsplit
-from weakref import WeakValueDictionary
 
-from messaging.broadcast import Start, TopicRead, check_start
-from messaging.broker import BrokerAdmin
-from messaging.clock import Clock, SystemClock
-from messaging.errors import BrokerError, BrokerUnavailable, ConfigurationError, InvalidMessage
-from messaging.limits import (
+from outbox.testing.memory_admin import MemoryAdmin
+from outbox.testing.memory_group import MemoryGroup, Slot
+from outbox.testing.memory_store import MemoryStore, store_named
+from outbox.testing.memory_topics import MemoryLimits, MemoryTopics
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import BrokerError, BrokerUnavailable, ConfigurationError, InvalidMessage
+from outbox_core.messages.broadcast_port import Start, TopicRead, check_start
+from outbox_core.messages.broker_port import BrokerAdmin
+from outbox_core.messages.limits import (
     DELAY_MAX_MS,
     INVISIBLE_MS_DEFAULT,
     INVISIBLE_MS_MAX,
@@ -26,7 +28,7 @@ from messaging.limits import (
     PULL_WAIT_MS_MAX,
     REASON_CHARS_MAX,
 )
-from messaging.message import (
+from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
     Delivery,
@@ -37,9 +39,6 @@ from messaging.message import (
     check_group,
     check_topic,
 )
-from outbox.testing.memory_admin import MemoryAdmin
-from outbox.testing.memory_group import MemoryGroup, Slot
-from outbox.testing.memory_topics import MemoryLimits, MemoryTopics
 
 SCHEME: Final = "memory"
 WAIT_SLICE_MS: Final = 1_000
@@ -60,7 +59,7 @@ class MemoryBroker:
         self, url: str = "memory://", *, clock: Clock | None = None, limits: MemoryLimits | None = None
     ) -> None:
         """`clock` and `limits` are those of whoever names a shared broker first."""
-        self._store = _store_for(_name_in(url), clock=clock, limits=limits)
+        self._store = store_named(_name_in(url), clock=clock, limits=limits)
         self._closed = False
 
     # -- the port ----------------------------------------------------------------------------------------------------
@@ -201,7 +200,7 @@ class MemoryBroker:
     # -- helpers -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _open(self) -> Iterator[_Store]:
+    def _open(self) -> Iterator[MemoryStore]:
         """The store, locked."""
         with self._store.changed:
             if self._closed:
@@ -209,7 +208,7 @@ class MemoryBroker:
             self._store.raise_outage()
             yield self._store
 
-    def _take(self, store: _Store, topic: str, group: str, *, count_max: int, invisible_ms: int) -> list[Delivery]:
+    def _take(self, store: MemoryStore, topic: str, group: str, *, count_max: int, invisible_ms: int) -> list[Delivery]:
         now_ms = store.clock.now_ms()
         store.topics.fire_due(now_ms=now_ms)
         taker = store.topics.group(topic, group)
@@ -221,7 +220,7 @@ class MemoryBroker:
         return [_delivery(messages[slot.sequence].message, group, slot) for slot in slots]
 
     @staticmethod
-    def _next_look_ms(store: _Store, group: MemoryGroup | None = None) -> int:
+    def _next_look_ms(store: MemoryStore, group: MemoryGroup | None = None) -> int:
         """How long nothing will come by itself; a publish wakes earlier."""
         moments = (store.topics.next_due_ms(), None if group is None else group.next_visible_ms())
         now_ms = store.clock.now_ms()
@@ -237,35 +236,6 @@ class MemoryBroker:
                 statuses.append(otherwise if found is None else settle(*found))
             store.changed.notify_all()
             return statuses
-
-
-class _Store:
-    """What the brokers of one name share."""
-
-    def __init__(self, *, clock: Clock | None, limits: MemoryLimits | None) -> None:
-        self.clock = clock or SystemClock()
-        self.topics = MemoryTopics(limits or MemoryLimits())
-        self.changed = threading.Condition()
-        self.outage: BrokerError | None = None
-
-    def raise_outage(self) -> None:
-        """Raise what the test wants to be raised."""
-        if self.outage is not None:
-            raise self.outage
-
-
-_shared: WeakValueDictionary[str, _Store] = WeakValueDictionary()
-_sharing = threading.Lock()
-
-
-def _store_for(name: str, *, clock: Clock | None, limits: MemoryLimits | None) -> _Store:
-    if not name:
-        return _Store(clock=clock, limits=limits)
-    with _sharing:
-        found = _shared.get(name)
-        if found is None:
-            found = _shared[name] = _Store(clock=clock, limits=limits)
-        return found
 
 
 def _name_in(url: str) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from messaging.backoff import Backoff
-from messaging.failure_history import EXPIRED, REFUSED, History, failed, with_count
-from messaging.message import AckStatus, GroupConfig, NackStatus
+from outbox_core.common.backoff import Backoff
+from outbox_core.messages.failure_history import EXPIRED, REFUSED, History, failed, with_count
+from outbox_core.messages.message import AckStatus, GroupConfig, NackStatus
 
 _NOWHERE: Final = -1
 
@@ -51,7 +51,7 @@ class MemoryGroup:
     def __init__(self, *, name: str, config: GroupConfig, position: int) -> None:
         self.name = name
         self.config = config
-        self.position = position
+        self.position: int = position
         self.paused = False
         self._slots: dict[int, Slot] = {}
         self._passed: list[int] = []

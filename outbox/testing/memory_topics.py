@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeVar
 
-from messaging.broadcast import TopicRead, delivery_read
-from messaging.errors import BrokerRefused, ConfigurationError, StorageFailed
-from messaging.limits import DELAY_MAX_MS
-from messaging.message import CancelStatus, GroupConfig, Message, PublishResult, PublishStatus
 from outbox.testing.memory_group import MemoryGroup
+from outbox_core.common.errors import BrokerRefused, ConfigurationError, StorageFailed
+from outbox_core.messages.broadcast_port import TopicRead, delivery_read
+from outbox_core.messages.limits import DELAY_MAX_MS
+from outbox_core.messages.message import CancelStatus, GroupConfig, Message, PublishResult, PublishStatus
 
 _Place = tuple[str, str]
 """A message's topic and id, which together are its identity."""
@@ -40,7 +40,7 @@ class MemoryLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class MemoryMessage:
     """A message in its topic, and when it became ready for consumers."""
 
     message: Message
@@ -52,7 +52,7 @@ class MemoryTopic:
     """Messages in the order in which they became ready, and the groups that read them."""
 
     name: str
-    messages: list[Stored] = field(default_factory=list)
+    messages: list[MemoryMessage] = field(default_factory=list)
     groups: dict[str, MemoryGroup] = field(default_factory=dict)
 
     def position_at(self, time_ms: int) -> int:
@@ -99,7 +99,7 @@ class MemoryTopics:
             self._scheduled[place] = message
             heapq.heappush(self._later, (message.deliver_at_ms, next(self._places), message))
         else:
-            topic.messages.append(Stored(message, now_ms))
+            topic.messages.append(MemoryMessage(message, now_ms))
         return PublishResult(message.id, PublishStatus.STORED)
 
     def fire_due(self, *, now_ms: int) -> None:
@@ -107,7 +107,7 @@ class MemoryTopics:
         while self._later and self._later[0][0] <= now_ms:
             _, _, message = heapq.heappop(self._later)
             if self._scheduled.pop(_place(message), None) is not None:
-                self.topic(message.topic).messages.append(Stored(message, now_ms))
+                self.topic(message.topic).messages.append(MemoryMessage(message, now_ms))
 
     def next_due_ms(self) -> int | None:
         """When the next scheduled message falls due."""

@@ -12,13 +12,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from messaging.broker import Broker
-from outbox.sender import sending_only_to
+from outbox.producer.sender import sending_only_to
 from outbox.testing.advancing_clock import AdvancingClock
 from outbox.testing.capture import Capture, capturing
+from outbox.testing.consumer_driver import ConsumerRun
 from outbox.testing.memory_broker import MemoryBroker
 from outbox.testing.published import Published
-from outbox.testing.running import ConsumerRun
+from outbox_core.messages.broker_port import Broker
 
 _SENDS = "outbox_sends"
 _asked: list[object] = []

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, overload
+from typing import Any, ClassVar, Final, overload
 
 import msgspec
 
-from messaging.errors import InvalidMessage
-from messaging.message import CONTENT_TYPE, Message, encode_body
+from outbox_core.common.errors import InvalidMessage
+from outbox_core.messages.message import CONTENT_TYPE, Message, encode_body
 
 MESSAGES_MAX: Final = 100_000
 WAIT_SECONDS: Final = 10.0
@@ -101,7 +101,7 @@ class Published(Sequence[PublishedMessage]):
     Compare it with a list: `assert published == [("payment.completed", {"order_id": 7})]`.
     """
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __init__(self, messages: Iterable[PublishedMessage] = ()) -> None:
         self._messages = list(messages)

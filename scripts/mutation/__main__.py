@@ -20,7 +20,8 @@ from scripts.mutation.workspace import Workspace, describe_tree, write_json
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
-    "messaging", "outbox", "compensator", "broker_adapter", "broker", "spark_reconcile", "outbox_demo", "migrations",
+    "outbox_core", "outbox", "compensator", "broker_adapter", "outbox_broker", "spark_reconcile", "outbox_demo",
+    "migrations",
 )  # fmt: skip
 Json = dict[str, Any]
 

@@ -1,1 +1,1 @@
-"""The report: one HTML file without JavaScript, from numbers alone. It reads no source."""
+"""The report page, its charts, and metrics for Prometheus."""

@@ -9,9 +9,11 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-from spark_reconcile.flow import Axis, Flow
-from spark_reconcile.summary import Book, Input, Latency, Summary
-from spark_reconcile.verdict import Severity, State
+from spark_reconcile.core.time_axis import Axis
+from spark_reconcile.load.inputs import Input
+from spark_reconcile.results.summary import Book, Latency, Summary
+from spark_reconcile.results.time_series import Flow
+from spark_reconcile.rules.verdict import Severity, State
 
 _WIDTH: Final = 720
 _LEFT: Final = 52

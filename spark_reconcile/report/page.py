@@ -5,17 +5,17 @@ Topics, keys and ids come from outside: the template escapes whatever it prints.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
 from jinja2 import DictLoader, Environment, StrictUndefined
 
-from spark_reconcile.judging import RULES
+from spark_reconcile.classify.classification import RULES
 from spark_reconcile.report import charts
-from spark_reconcile.summary import Book, Example, Summary
-from spark_reconcile.verdict import Rule, Scope, Severity, State
+from spark_reconcile.results.summary import Book, Example, Summary
+from spark_reconcile.rules.verdict import Rule, Scope, Severity, State
 
 _TITLES: Final = {
     Scope.BUSINESS: (
@@ -43,6 +43,8 @@ WORDS: Final = {
 LINES_MAX: Final = 60
 EXAMPLES_A_RULE: Final = 5
 EXAMPLES_MAX: Final = 120
+_BAD: Final = (State.LOST, State.PHANTOM, State.DUPLICATE, State.EARLY, State.MISMATCH, State.UNSENT)
+_TO_LOOK_AT: Final = (State.LATE, State.DEAD, State.PARKED)
 _LOUDEST: Final = (Severity.FINDING, Severity.ATTENTION, Severity.INFO, Severity.WAIT, Severity.OK)
 
 
@@ -114,20 +116,38 @@ def _ends(summary: Summary) -> tuple[int, int]:
 
 
 def _tiles(summary: Summary) -> list[tuple[str, int, str]]:
-    """(name, number, class): what people ask first."""
-    bad = (State.LOST, State.PHANTOM, State.DUPLICATE, State.EARLY, State.MISMATCH, State.UNSENT)
-    look = (State.LATE, State.DEAD, State.PARKED)
+    """(name, number, class): the numbers of the headline first, then what people ask next.
+
+    A state's tile counts the rows that the headline counts: those of its severity, without echoes.
+    """
+    findings, attention = summary.counts(Severity.FINDING), summary.counts(Severity.ATTENTION)
+    earlier = summary.windows.earlier_findings if summary.windows else 0
+    pending = summary.count(State.PENDING)
     return [
+        ("findings", summary.findings, "finding" if summary.findings else "ok"),
+        *([("findings of earlier hours", earlier, "finding")] if earlier else []),
+        *((f"{one.source}: hours unjudged", one.hours, "attention") for one in summary.unjudged if one.hours),
         ("business rows", summary.business_rows, ""),
         ("messages", summary.messages, ""),
-        ("deliveries", summary.delivered, ""),
+        ("deliveries", summary.message_groups, ""),
+        ("handed out", summary.delivered, ""),
         ("sent again", summary.resent, ""),
         ("handed out again", summary.redelivered, ""),
         ("deduplicated", summary.deduplicated, ""),
-        ("pending", summary.count(State.PENDING), "wait" if summary.count(State.PENDING) else ""),
-        *((state.value, summary.count(state), "finding" if summary.count(state) else "ok") for state in bad),
-        *((state.value, summary.count(state), "attention" if summary.count(state) else "ok") for state in look),
+        ("pending", pending, "wait" if pending else ""),
+        *_of_states(findings, _BAD, "finding"),
+        *_of_states(attention, _TO_LOOK_AT, "attention"),
         ("unexplained", summary.unexplained, "finding" if summary.unexplained else "ok"),
+    ]
+
+
+def _of_states(counts: Mapping[State, int], always: Sequence[State], style: str) -> list[tuple[str, int, str]]:
+    """A tile for each state that has a count, and for those that are always shown."""
+    shown = [state for state in State if state in counts or state in always]
+    return [
+        (state.value, counts.get(state, 0), style if counts.get(state) else "ok")
+        for state in shown
+        if state is not State.UNEXPLAINED
     ]
 
 

@@ -1,1 +1,1 @@
-"""Where the evidence is read: databases by DB-API, broker logs in place. Nothing is judged here."""
+"""Readers of databases, of the logs of the broker, and of Parquet archives."""

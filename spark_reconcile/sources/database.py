@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pymysql
 from pymysql.cursors import Cursor, SSCursor
 
-from messaging.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
+from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
 
 CONNECT_SECONDS: Final = 10
 READ_SECONDS: Final = 600

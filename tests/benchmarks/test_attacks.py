@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.http.attacks import ATTACKS
+from tests.outbox_broker.http.attacks import ATTACKS
 
 REPOSITORY = Path(__file__).parent.parent.parent
 RUN_SECONDS_MAX = 540

@@ -81,6 +81,16 @@ def test_recovery_sees_a_killed_producers_rows_sent_after_their_lease(mariadb_of
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.mariadb
+def test_a_drain_after_an_outage_claims_no_row_twice(mariadb_of_module: LocalServer) -> None:
+    found = _run("drain_after_outage", mariadb_of_module)
+
+    assert set(found["rows_per_second"]) == {"unordered", "1", "2", "1000"}
+    assert all(1 <= claims < 2 for claims in found["claims_a_row"].values())
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.mariadb
 def test_history_compares_its_phases_with_the_fresh_one(mariadb_of_module: LocalServer) -> None:
     found = _run("history", mariadb_of_module)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.http.settings import HttpSettings
 from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.http import HttpBroker
-from messaging import Broker
 from outbox.testing import MemoryBroker
+from outbox_broker.http.http_settings import HttpSettings
+from outbox_core import Broker
 from tests.broker_adapter.servers import Restartable, ServerProcess, served
 
 

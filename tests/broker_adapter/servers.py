@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from broker.engine import Engine
-from broker.http.access import Access
-from broker.http.served import Served
-from broker.http.server import HttpServer, Tls, bind
-from broker.http.settings import HttpSettings
-from broker.log.storage import Storage
 from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.http import HttpBroker
-from messaging import Broker
+from outbox_broker.engine.engine import Engine
+from outbox_broker.http.access_control import Access
+from outbox_broker.http.engine_port import Served
+from outbox_broker.http.http_settings import HttpSettings
+from outbox_broker.http.server import HttpServer, Tls, bind
+from outbox_broker.log.storage import Storage
+from outbox_core import Broker
 from tests.fixtures.fork_server import Program, fork_server
 
 DEADLINE_S = 120.0

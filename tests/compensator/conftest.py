@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from compensator.breaker import BreakerOptions
-from compensator.gate import Gates
-from compensator.service import CompensatorService
-from compensator.source import Source
-from messaging.broker import Broker
-from messaging.clock import ManualClock
+from compensator.admission.circuit_breaker import BreakerOptions
+from compensator.admission.gate import Gates
+from compensator.service.service import CompensatorService
+from compensator.work.source import Source
+from outbox_core.common.clock import ManualClock
+from outbox_core.messages.broker_port import Broker
 from tests.compensator.serving import WatchedMetrics, serving, source_of
 from tests.outbox.shop import Shop
 from tests.outbox.shop_fixtures import broker, embedded, fresh_mysql_shop, mysql_shop, shop, sqlite_shop

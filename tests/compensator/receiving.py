@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from messaging.broker import Broker
-from messaging.message import Delivery
+from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.message import Delivery
 
 WAIT_SECONDS = 300
 PULL_MS = 30_000

@@ -10,27 +10,27 @@ from typing import Any
 
 from sqlalchemy import Engine, event, func, select
 
-from compensator.batches import Batches, ScanOptions
-from compensator.breaker import BreakerOptions, BreakerState
-from compensator.engines import InstanceEngines
-from compensator.gate import Gates
-from compensator.metrics import CompensatorMetrics
-from compensator.pacing import PacingOptions, TurnQueue
-from compensator.rate import RateOptions
-from compensator.retention import Retention
-from compensator.scan import PassReport
-from compensator.service import CompensatorService, ServiceOptions
-from compensator.source import Source, SourceCounts, source_name
-from compensator.turn import TurnOptions, TurnReport, Turns
-from messaging.backoff import Backoff
-from messaging.broker import Broker
-from messaging.clock import Clock, ManualClock, SystemClock
-from messaging.message import Message
-from outbox.relay import RelayPolicy
-from outbox.row import publish_row
-from outbox.schema import message_table, split_message_table_name
-from outbox.store import MessageStore
+from compensator.admission.circuit_breaker import BreakerOptions, BreakerState
+from compensator.admission.gate import Gates
+from compensator.admission.rate_limiter import RateOptions
+from compensator.retention.retention import Retention
+from compensator.service.metrics import CompensatorMetrics
+from compensator.service.service import CompensatorService, ServiceOptions
+from compensator.work.claim_and_relay import Batches, ScanOptions
+from compensator.work.engines import InstanceEngines
+from compensator.work.source import Source, SourceCounts, source_name
+from compensator.work.source_schedule import PacingOptions, TurnQueue
+from compensator.work.table_scan import PassReport
+from compensator.work.work_slice import TurnOptions, TurnReport, Turns
+from outbox.delivery.relay import RelayPolicy
+from outbox.store.message_table import MessageStore
+from outbox.store.row import publish_row
+from outbox.store.schema import message_table, split_message_table_name
 from outbox.telemetry import NO_TELEMETRY, Telemetry
+from outbox_core.common.backoff import Backoff
+from outbox_core.common.clock import Clock, ManualClock, SystemClock
+from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.message import Message
 from tests.outbox.shop import Shop
 
 SECOND_US = 1_000_000

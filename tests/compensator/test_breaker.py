@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from compensator.breaker import Answer, Breaker, BreakerOptions, BreakerState, Permit
-from messaging.backoff import Backoff
-from messaging.clock import ManualClock
+from compensator.admission.circuit_breaker import BatchOutcome, Breaker, BreakerOptions, BreakerState, Permit
+from outbox_core.common.backoff import Backoff
+from outbox_core.common.clock import ManualClock
 
 EXACT = BreakerOptions(
     backoff=Backoff(initial_ms=1_000, max_ms=8_000, jitter=0),
@@ -37,7 +37,9 @@ class Guarded:
         assert permit is not None
         return permit
 
-    def settle(self, permit: Permit, answer: Answer, *, claimed: int | None = None, retry_after_ms: int = 0) -> None:
+    def settle(
+        self, permit: Permit, answer: BatchOutcome, *, claimed: int | None = None, retry_after_ms: int = 0
+    ) -> None:
         now_ms, rows = self.clock.monotonic_ms(), permit.rows if claimed is None else claimed
         self.breaker.settle(permit, answer, now_ms=now_ms, claimed=rows, retry_after_ms=retry_after_ms)
 
@@ -45,7 +47,7 @@ class Guarded:
         return self.breaker.wait_ms(rows, now_ms=self.clock.monotonic_ms())
 
     def open(self) -> None:
-        self.settle(self.must(), Answer.OUTAGE)
+        self.settle(self.must(), BatchOutcome.OUTAGE)
 
 
 def test_closed_lets_everybody_through() -> None:
@@ -87,7 +89,7 @@ def test_each_failed_probe_waits_longer_up_to_the_bound() -> None:
     for _ in range(6):
         waits.append(it.wait_ms())
         it.clock.advance(it.wait_ms())
-        it.settle(it.must(), Answer.OUTAGE)
+        it.settle(it.must(), BatchOutcome.OUTAGE)
 
     assert waits == [1_000, 2_000, 4_000, 8_000, 8_000, 8_000]
 
@@ -95,7 +97,7 @@ def test_each_failed_probe_waits_longer_up_to_the_bound() -> None:
 def test_the_broker_may_ask_for_a_longer_pause() -> None:
     it = Guarded()
 
-    it.settle(it.must(), Answer.OUTAGE, retry_after_ms=30_000)
+    it.settle(it.must(), BatchOutcome.OUTAGE, retry_after_ms=30_000)
 
     assert it.wait_ms() == 30_000
 
@@ -105,7 +107,7 @@ def test_a_probe_that_found_no_row_leaves_the_place_to_another_source_at_once() 
     it.open()
     it.clock.advance(1_000)
 
-    it.settle(it.must(), Answer.UNKNOWN, claimed=0)
+    it.settle(it.must(), BatchOutcome.UNKNOWN, claimed=0)
 
     assert it.breaker.state is BreakerState.OPEN
     assert it.must().rows == 5
@@ -121,7 +123,7 @@ def test_a_probe_whose_owner_vanished_is_made_up_for_by_another() -> None:
     early = it.permit()
     it.clock.advance(1)
     late = it.permit()
-    it.settle(lost, Answer.TAKEN)
+    it.settle(lost, BatchOutcome.TAKEN)
 
     assert early is None
     assert late is not None
@@ -132,14 +134,14 @@ def test_closing_keeps_to_the_stated_rate_and_doubles_it_step_by_step() -> None:
     it = Guarded()
     it.open()
     it.clock.advance(1_000)
-    it.settle(it.must(), Answer.TAKEN)
+    it.settle(it.must(), BatchOutcome.TAKEN)
     drained = [0] * 4
     began_ms = it.clock.monotonic_ms()
 
     while (second := (it.clock.monotonic_ms() - began_ms) // 1_000) < 4:
         if permit := it.permit(200):
             drained[second] += permit.rows
-            it.settle(permit, Answer.TAKEN)
+            it.settle(permit, BatchOutcome.TAKEN)
         it.clock.advance(10)
 
     assert 95 <= drained[0] <= 110
@@ -153,10 +155,10 @@ def test_rows_that_were_not_there_use_up_nothing_of_the_ramp() -> None:
     it = Guarded()
     it.open()
     it.clock.advance(1_000)
-    it.settle(it.must(), Answer.TAKEN)
+    it.settle(it.must(), BatchOutcome.TAKEN)
 
     first = it.must()
-    it.settle(first, Answer.UNKNOWN, claimed=0)
+    it.settle(first, BatchOutcome.UNKNOWN, claimed=0)
 
     assert it.must().rows == first.rows
     assert it.breaker.state is BreakerState.CLOSING
@@ -166,9 +168,9 @@ def test_an_outage_while_closing_opens_it_with_a_longer_wait() -> None:
     it = Guarded()
     it.open()
     it.clock.advance(1_000)
-    it.settle(it.must(), Answer.TAKEN)
+    it.settle(it.must(), BatchOutcome.TAKEN)
 
-    it.settle(it.must(), Answer.OUTAGE)
+    it.settle(it.must(), BatchOutcome.OUTAGE)
 
     assert it.breaker.state is BreakerState.OPEN
     assert it.wait_ms() == 2_000
@@ -178,7 +180,7 @@ def test_after_a_whole_ramp_the_next_outage_waits_as_the_first_did() -> None:
     it = Guarded()
     it.open()
     it.clock.advance(1_000)
-    it.settle(it.must(), Answer.TAKEN)
+    it.settle(it.must(), BatchOutcome.TAKEN)
     it.clock.advance(3_000)
 
     it.open()
@@ -186,8 +188,8 @@ def test_after_a_whole_ramp_the_next_outage_waits_as_the_first_did() -> None:
     assert it.wait_ms() == 1_000
 
 
-@pytest.mark.parametrize("late", [Answer.TAKEN, Answer.OUTAGE])
-def test_answers_to_batches_from_before_the_outage_change_nothing(late: Answer) -> None:
+@pytest.mark.parametrize("late", [BatchOutcome.TAKEN, BatchOutcome.OUTAGE])
+def test_answers_to_batches_from_before_the_outage_change_nothing(late: BatchOutcome) -> None:
     it = Guarded()
     before = it.must()
     it.open()
@@ -234,11 +236,11 @@ class BreakerMachine(RuleBasedStateMachine):
             assert self.it.breaker.state is BreakerState.HALF_OPEN
         self.out.append(permit)
 
-    @rule(answer=st.sampled_from(Answer), newest=st.booleans())
-    def answer(self, answer: Answer, newest: bool) -> None:
+    @rule(answer=st.sampled_from(BatchOutcome), newest=st.booleans())
+    def answer(self, answer: BatchOutcome, newest: bool) -> None:
         if self.out:
             permit = self.out.pop(-1 if newest else 0)
-            self.it.settle(permit, answer, claimed=0 if answer is Answer.UNKNOWN else permit.rows)
+            self.it.settle(permit, answer, claimed=0 if answer is BatchOutcome.UNKNOWN else permit.rows)
 
     @rule(ms=st.integers(0, 70_000))
     def pass_time(self, ms: int) -> None:

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from compensator.chores import Chores
-from messaging.clock import ManualClock
-from messaging.errors import DatabaseUnavailable
+from compensator.service.periodic_work import Chores
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import DatabaseUnavailable
 
 WAIT_SECONDS = 300
 NEVER_AGAIN_MS = 3_600_000

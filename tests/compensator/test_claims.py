@@ -10,14 +10,14 @@ import pytest
 from sqlalchemy import Connection, event, select, text
 from sqlalchemy.orm import Session
 
-from compensator.scan import PassReport
-from messaging.clock import ManualClock
-from messaging.errors import BrokerUnavailable
-from messaging.message import Message
+from compensator.work.table_scan import PassReport
 from outbox import Outbox, SenderLimits
-from outbox.database import background_engine
-from outbox.row import publish_row
-from outbox.store import MessageStore
+from outbox.store.database import background_engine
+from outbox.store.message_table import MessageStore
+from outbox.store.row import publish_row
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.messages.message import Message
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.http import HttpBroker
-from messaging.message import Message
-from outbox.row import publish_row
+from outbox.store.row import publish_row
+from outbox_core.messages.message import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.receiving import pull_some
 from tests.fixtures.databases import Database

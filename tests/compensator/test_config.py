@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from compensator.assignment import AlwaysMine, LeasedAssignment
-from compensator.config import CompensatorConfig, load
-from compensator.wiring import Parts, wire
-from messaging.clock import SystemClock
-from messaging.errors import ConfigurationError
-from outbox.database_url import database_url
+from compensator.core.config import CompensatorConfig, load
+from compensator.entry.wiring import Parts, wire
+from outbox.store.database_url import database_url
+from outbox_core.common.clock import SystemClock
+from outbox_core.common.errors import ConfigurationError
 
 WHOLE = """
 log_format = "json"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 from sqlalchemy import Connection
 
-from compensator.due_tables import DueTables
-from messaging.message import Message
-from outbox.row import publish_row
-from outbox.store import MessageStore
+from compensator.work.due_row_query import DueTables
+from outbox.store.message_table import MessageStore
+from outbox.store.row import publish_row
+from outbox_core.messages.message import Message
 from tests.compensator.serving import Asked, add_due, split
 from tests.outbox.shop import Shop
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import event
 
-from compensator.engines import InstanceEngines
-from compensator.low_water import MARGIN_US, WHOLE_EVERY_MS, WHOLE_SHARE, LowWater, Walked
-from compensator.source import Source
-from compensator.turn import TurnOptions, Turns
-from messaging.clock import ManualClock
-from messaging.errors import BrokerUnavailable
+from compensator.work.engines import InstanceEngines
+from compensator.work.low_water_mark import MARGIN_US, WHOLE_EVERY_MS, WHOLE_SHARE, LowWater, Walked
+from compensator.work.source import Source
+from compensator.work.work_slice import TurnOptions, Turns
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import BrokerUnavailable
 from tests.compensator.serving import HOUR_US, Asked, add_due
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop

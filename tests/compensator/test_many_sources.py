@@ -15,17 +15,17 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
 
+from compensator.admission.circuit_breaker import BreakerOptions
+from compensator.admission.gate import Gates
 from compensator.assignment import SourceName
-from compensator.batches import Batches, ScanOptions
-from compensator.breaker import BreakerOptions
-from compensator.engines import InstanceEngines
-from compensator.gate import Gates
-from compensator.service import CompensatorService
-from compensator.source import Source, source_name
-from messaging.clock import ManualClock, SystemClock
-from messaging.message import Message
-from outbox.relay import RelayPolicy
-from outbox.store import MessageStore
+from compensator.service.service import CompensatorService
+from compensator.work.claim_and_relay import Batches, ScanOptions
+from compensator.work.engines import InstanceEngines
+from compensator.work.source import Source, source_name
+from outbox.delivery.relay import RelayPolicy
+from outbox.store.message_table import MessageStore
+from outbox_core.common.clock import ManualClock, SystemClock
+from outbox_core.messages.message import Message
 from tests.compensator.serving import WAIT_SECONDS, WatchedMetrics, add_due, name_of, serving
 from tests.fixtures.databases import sqlite_database
 from tests.outbox.recording_broker import RecordingBroker

@@ -10,16 +10,16 @@ from random import Random
 import pytest
 
 from broker_adapter.http import HttpBroker
-from compensator.breaker import BreakerOptions, BreakerState
-from compensator.gate import Gates
-from compensator.pacing import Held
-from compensator.service import CompensatorService
-from compensator.source import Source
-from compensator.turn import TurnOptions
-from messaging.backoff import Backoff
-from messaging.clock import ManualClock
-from messaging.errors import BrokerThrottled, BrokerUnavailable
-from messaging.message import Message
+from compensator.admission.circuit_breaker import BreakerOptions, BreakerState
+from compensator.admission.gate import Gates
+from compensator.service.service import CompensatorService
+from compensator.work.source import Source
+from compensator.work.source_schedule import HeldBack
+from compensator.work.work_slice import TurnOptions
+from outbox_core.common.backoff import Backoff
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable
+from outbox_core.messages.message import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.serving import Asked, Simulation, WatchedMetrics, add_due, source_of
 from tests.fixtures.databases import sqlite_database
@@ -90,7 +90,7 @@ def test_an_outage_costs_one_batch_and_no_attempt_however_long_it_lasts(town: To
 
     assert batches == [50]
     assert set(attempts) == {1}, "an attempt was burnt for the outage"
-    assert all(isinstance(turn.outcome, Held) for _, _, turn in town.simulation.turns)
+    assert all(isinstance(turn.outcome, HeldBack) for _, _, turn in town.simulation.turns)
 
 
 def test_while_it_is_open_nothing_is_asked_of_any_database(town: Town) -> None:

@@ -9,33 +9,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from compensator.pacing import (
+from compensator.work.source_schedule import (
     SOON_JITTER_MS,
     Failed,
-    Held,
+    HeldBack,
     More,
     Outcome,
-    Pace,
     PacingOptions,
     Quiet,
+    SourcePace,
     TurnQueue,
     decide,
 )
-from messaging.backoff import Backoff
-from messaging.clock import ManualClock
+from outbox_core.common.backoff import Backoff
+from outbox_core.common.clock import ManualClock
 
 EXACT = PacingOptions(jitter=0, failure=Backoff(initial_ms=1_000, max_ms=60_000, jitter=0))
 OUTCOMES = st.one_of(
     st.just(More()),
     st.builds(Quiet, st.booleans(), st.one_of(st.none(), st.integers(-5_000, 100_000))),
-    st.builds(Held, st.integers(-5, 100_000)),
+    st.builds(HeldBack, st.integers(-5, 100_000)),
     st.just(Failed()),
 )
 
 
 def delays(outcomes: list[Outcome], options: PacingOptions = EXACT, *, seed: int = 0) -> list[int]:
     """The delay after each of these turns of one source."""
-    pace, random, found = Pace(), Random(seed), []
+    pace, random, found = SourcePace(), Random(seed), []
     for outcome in outcomes:
         pace, delay_ms = decide(pace, outcome, options=options, random=random)
         found.append(delay_ms)
@@ -83,13 +83,13 @@ def test_a_failing_source_is_tried_ever_more_seldom_and_forgiven_at_its_first_su
 
 
 def test_who_is_held_comes_back_when_told() -> None:
-    assert delays([Held(250), Held(0)]) == [250, 1]
+    assert delays([HeldBack(250), HeldBack(0)]) == [250, 1]
 
 
 @given(outcomes=st.lists(OUTCOMES, max_size=40), seed=st.integers(0, 1_000))
 def test_no_outcome_makes_a_source_wait_longer_than_its_bounds(outcomes: list[Outcome], seed: int) -> None:
     for outcome, delay_ms in zip(outcomes, delays(outcomes, PacingOptions(), seed=seed), strict=True):
-        bound = max(1, outcome.wait_ms) if isinstance(outcome, Held) else 60_000
+        bound = max(1, outcome.wait_ms) if isinstance(outcome, HeldBack) else 60_000
         assert 0 <= delay_ms <= bound
 
 
@@ -204,7 +204,7 @@ def test_who_waits_may_be_told_to_come_now() -> None:
     it = Turns("a", "b")
     for source in ("a", "b"):
         assert it.take() == source
-        it.done(source, Held(60_000))
+        it.done(source, HeldBack(60_000))
 
     it.queue.hasten(["b", "unknown"], now_ms=it.now_ms)
 
@@ -217,10 +217,10 @@ def test_a_source_whose_turn_is_in_hand_when_it_is_hastened_has_another_one_righ
     assert it.take() == "a"
 
     it.queue.hasten(["a"], now_ms=it.now_ms)
-    it.done("a", Held(60_000))
+    it.done("a", HeldBack(60_000))
 
     assert it.take() == "a", "it was told to wait before the broker came back"
-    it.done("a", Held(60_000))
+    it.done("a", HeldBack(60_000))
     assert it.take() is None
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from compensator.service import CompensatorService
-from compensator.source import Source
-from compensator.turn import TurnOptions
-from messaging.clock import ManualClock
-from messaging.errors import BrokerUnavailable
-from messaging.message import Message
+from compensator.service.service import CompensatorService
+from compensator.work.source import Source
+from compensator.work.work_slice import TurnOptions
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.messages.message import Message
 from tests.compensator.serving import WAIT_SECONDS, Simulation, WatchedMetrics, add_due, name_of, split
 from tests.compensator.test_many_sources import Told
 from tests.outbox.recording_broker import RecordingBroker

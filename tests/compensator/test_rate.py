@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compensator.rate import RateLimit, RateOptions, take_of_all, wait_for_all
-from messaging.clock import ManualClock
+from compensator.admission.rate_limiter import RateLimit, RateOptions, take_of_all, wait_for_all
+from outbox_core.common.clock import ManualClock
 
 STEPS = st.lists(st.tuples(st.integers(1, 500), st.integers(0, 5_000)), min_size=1, max_size=60)
 

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from sqlalchemy import Engine, func, insert, select
 
-from compensator.retention import BATCH_ROWS, DAY_US, HEAD_SWEEP_EVERY_MS, Retention, RetentionOptions
-from messaging.clock import ManualClock
-from messaging.judged import JudgedFile
-from outbox.archive import ArchiveStore
-from outbox.database import background_engine, now_us, open_engine
-from outbox.inbox import InboxStore
-from outbox.migrating import upgrade
-from outbox.ordering import OrderStore
-from outbox.schema import OutboxTables, outbox_tables, schema_for
+from compensator.retention.retention import BATCH_ROWS, DAY_US, HEAD_SWEEP_EVERY_MS, Retention, RetentionOptions
+from outbox.consumers.inbox import InboxStore
+from outbox.migrate.schema_upgrade import upgrade
+from outbox.store.archive_purge import ArchiveStore
+from outbox.store.database import background_engine, now_us, open_engine
+from outbox.store.ordering import OrderStore
+from outbox.store.schema import OutboxTables, outbox_tables, schema_for
+from outbox_core.common.clock import ManualClock
+from outbox_core.runtime.evidence_watermark import JudgedFile
 from tests.fixtures.databases import Database
 
 

@@ -9,8 +9,9 @@ import pytest
 from sqlalchemy import select, update
 
 from broker_adapter.embedded import EmbeddedBroker
-from messaging.clock import SystemClock
-from messaging.errors import (
+from outbox.store.row import cancel_row, publish_row
+from outbox_core.common.clock import SystemClock
+from outbox_core.common.errors import (
     BrokerError,
     BrokerRefused,
     BrokerThrottled,
@@ -20,8 +21,7 @@ from messaging.errors import (
     NotSupported,
     StorageFailed,
 )
-from messaging.message import CancelStatus, Message
-from outbox.row import cancel_row, publish_row
+from outbox_core.messages.message import CancelStatus, Message
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 

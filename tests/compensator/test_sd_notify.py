@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compensator.sd_notify import Notifier
+from compensator.entry.sd_notify import Notifier
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from compensator.metrics import OTHER_TOPICS, TOPICS_MAX, CompensatorMetrics
-from compensator.pacing import PacingOptions
-from compensator.scan import PassReport
-from compensator.service import CompensatorService
-from compensator.status_server import StatusServer
-from compensator.upkeep import UpkeepOptions
-from messaging.clock import ManualClock
-from messaging.errors import BrokerUnavailable, ConfigurationError
-from messaging.message import Message
+from compensator.entry.status_server import StatusServer
+from compensator.service.metrics import OTHER_TOPICS, TOPICS_MAX, CompensatorMetrics
+from compensator.service.service import CompensatorService
+from compensator.service.source_upkeep import UpkeepOptions
+from compensator.work.source_schedule import PacingOptions
+from compensator.work.table_scan import PassReport
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
+from outbox_core.messages.message import Message
 from tests.compensator.serving import HOUR_US, WAIT_SECONDS, WatchedMetrics, add_due, name_of
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker

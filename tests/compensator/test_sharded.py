@@ -19,10 +19,10 @@ import pytest
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from broker_adapter.http import HttpBroker
-from messaging.message import Message
-from outbox.row import publish_row
-from outbox.schema import outbox_tables, split_message_table_name
-from outbox.store import MessageStore
+from outbox.store.message_table import MessageStore
+from outbox.store.row import publish_row
+from outbox.store.schema import outbox_tables, split_message_table_name
+from outbox_core.messages.message import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.receiving import pull_some
 from tests.outbox.shop import Shop

@@ -11,15 +11,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sqlalchemy.orm import Session
 
-from compensator.config import load
-from compensator.once import pass_over
-from compensator.source import Source
-from compensator.turn import TurnOptions, Turns
-from compensator.wiring import wire
-from messaging.clock import ManualClock, SystemClock
+from compensator.core.config import load
+from compensator.entry.single_pass import pass_over
+from compensator.entry.wiring import wire
+from compensator.work.source import Source
+from compensator.work.work_slice import TurnOptions, Turns
 from outbox.telemetry import Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox.telemetry.tracing import OpenTelemetryTracing
+from outbox_core.common.clock import ManualClock, SystemClock
 from tests.compensator.serving import add_due
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop

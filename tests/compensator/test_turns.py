@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 import pytest
 from sqlalchemy import Connection, select
 
-from compensator.pacing import Failed, Held, More, PacingOptions, Quiet
-from compensator.rate import RateOptions
-from compensator.source import TABLES_ASKED_EVERY_MS, Source
-from compensator.turn import TurnOptions, Turns
-from compensator.upkeep import Upkeep, UpkeepOptions
-from messaging.clock import ManualClock
-from messaging.errors import SchemaMissing
-from messaging.message import Message
+from compensator.admission.rate_limiter import RateOptions
+from compensator.service.source_upkeep import Upkeep, UpkeepOptions
+from compensator.work.source import TABLES_ASKED_EVERY_MS, Source
+from compensator.work.source_schedule import Failed, HeldBack, More, PacingOptions, Quiet
+from compensator.work.work_slice import TurnOptions, Turns
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import SchemaMissing
+from outbox_core.messages.message import Message
 from tests.compensator.serving import (
     Asked,
     Simulation,
@@ -197,7 +197,7 @@ def test_a_rate_limit_is_kept_from_batch_to_batch(
 
     # A second's worth at once, then a hundred a second.
     assert 4_000 <= clock.monotonic_ms() <= 4_400
-    assert any(isinstance(turn.outcome, Held) for _, _, turn in simulation.turns)
+    assert any(isinstance(turn.outcome, HeldBack) for _, _, turn in simulation.turns)
 
 
 def test_no_row_is_claimed_beyond_the_rate(

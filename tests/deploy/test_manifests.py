@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from compensator.config import load
-from messaging.amounts import parse_duration_ms
-from messaging.errors import ConfigurationError
-from spark_reconcile.config_file import read_config, settings_of
+from compensator.core.config import load
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.amounts import parse_duration_ms
+from spark_reconcile.core.settings_file import read_config, settings_of
 from tests.deploy.manifests import KUBERNETES, MANIFESTS, Container, containers, documents, of_kind, options
 
 ENGINE_CLOSE_SECONDS = 10

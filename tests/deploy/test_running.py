@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox import migrating
+from outbox.migrate import schema_upgrade
 from tests.deploy.manifests import KUBERNETES, ROOT, SYSTEMD, containers, exec_start, value
 from tests.fixtures.databases import Database
 
@@ -139,7 +139,7 @@ def configured(name: Path, tmp_path: Path, *, database: Database, broker_url: st
 def test_broker_and_compensator_serve_as_deployed_and_end_in_order(
     mariadb: Database, tmp_path: Path, secrets: Path, broker_url: str, notices: Notices, way: str
 ) -> None:
-    migrating.upgrade(mariadb.url, schema=mariadb.schema)
+    schema_upgrade.upgrade(mariadb.url, schema=mariadb.schema)
     unit = SYSTEMD / "outbox-compensator.service"
     [container] = [one for one in containers() if one.name == "compensator"]
     as_deployed = exec_start(unit) if way == "systemd" else container.command

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compensator.config import load
-from messaging.amounts import parse_duration_ms
+from compensator.core.config import load
+from outbox_core.runtime.amounts import parse_duration_ms
 from tests.deploy.manifests import SYSTEMD, UNITS, exec_start, options, unit, value
 
 ENGINE_CLOSE_SECONDS = 10

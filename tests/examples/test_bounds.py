@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from broker.http.settings import MIB, HttpSettings
-from broker.options import EngineOptions
-from compensator.config import CompensatorTable
-from compensator.engines import WORKERS_MAX as SOURCES_AT_ONCE_MAX
-from messaging import limits
+from compensator.core.config import WORKERS_MAX as SOURCES_AT_ONCE_MAX
+from compensator.core.config import CompensatorTable
 from outbox import SenderLimits
-from outbox.box import BODY_BYTES_DEFAULT
-from outbox.consumer import HANDLE_MS_MAX_DEFAULT, TOPICS_MAX, WORKERS_MAX
-from outbox.consumer_runner import PULL_WAIT_MS, STOP_TIMEOUT_SECONDS, THREADS_MAX
-from outbox.settling import ACK_TRIES_MAX
+from outbox.consumers.acknowledgements import ACK_TRIES_MAX
+from outbox.consumers.consumer_decorator import HANDLE_MS_MAX_DEFAULT, TOPICS_MAX, WORKERS_MAX
+from outbox.consumers.consumer_runner import PULL_WAIT_MS, STOP_TIMEOUT_SECONDS, THREADS_MAX
+from outbox.producer.outbox import BODY_BYTES_DEFAULT
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.http.http_settings import MIB, HttpSettings
+from outbox_core.messages import limits
 
 DOCS = Path(__file__).parents[2] / "docs"
 SENDER, HTTP, ENGINE, SOURCES = SenderLimits(), HttpSettings(), EngineOptions(), CompensatorTable()

@@ -15,7 +15,7 @@ import typer
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SOURCES = ("messaging", "outbox", "compensator", "broker", "broker_adapter", "spark_reconcile")
+SOURCES = ("outbox_core", "outbox", "compensator", "outbox_broker", "broker_adapter", "spark_reconcile")
 NAMED_BY_ENVIRONMENT = {"OUTBOX_DATABASE__URL": "sqlite:///shop.db", "OUTBOX_BROKER__URL": "http://127.0.0.1:1"}
 
 _BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -22,8 +22,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from outbox import Message, Outbox, connect, consumer, run_consumers
-from outbox.consumer_runner import ConsumerRunner
-from outbox.migrating import current, head, upgrade
+from outbox.consumers.consumer_runner import ConsumerRunner
+from outbox.migrate.schema_upgrade import current, head, upgrade
 from tests.broker_adapter.servers import served
 from tests.fixtures.databases import Database
 

@@ -20,9 +20,9 @@ import jinja2
 import pytest
 import typer
 
-from spark_reconcile.cli import app
-from spark_reconcile.config_file import read_config, settings_of
-from spark_reconcile.moments import moment_ms
+from spark_reconcile.cli.run_command import app
+from spark_reconcile.core.settings_file import read_config, settings_of
+from spark_reconcile.core.time_arguments import moment_ms
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from messaging import Broker, GroupConfig
-from messaging.ids import new_message_id
+from outbox_core import Broker, GroupConfig
+from outbox_core.messages.ids import new_message_id
 
 WAIT_MS = 30_000
 

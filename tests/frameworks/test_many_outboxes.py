@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy.orm import Session
 
-from messaging.errors import ConfigurationError
 from outbox import Outbox
+from outbox_core.common.errors import ConfigurationError
 from tests.fixtures.databases import Server, sqlite_database
 from tests.frameworks.reached import Reached
 from tests.outbox.recording_broker import RecordingBroker

@@ -53,7 +53,7 @@ def run_bare(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_sdk_publishes_and_keeps_the_row_without_any_extra(tmp_path: Path) -> None:
     program = """
 from outbox import Outbox
-from outbox.migrating import upgrade
+from outbox.migrate.schema_upgrade import upgrade
 url = "sqlite:///" + sys.argv[1]
 upgrade(url)
 box = Outbox(url, broker="http://127.0.0.1:9")
@@ -62,7 +62,7 @@ def pay(session):
     box.publish("payment.completed", {"order_id": 1})
 pay()
 box.close()
-from outbox.cli import main
+from outbox.cli.command import main
 main(["messages", "list", "--json", "--url", url])
 """
 
@@ -85,7 +85,7 @@ def test_a_room_whose_extra_is_missing_says_which(command: str, tmp_path: Path) 
     toml = tmp_path / "reconcile.toml"
     toml.write_text('[database]\nurl = "sqlite:///x.db"\n[broker]\ndata = "x"\n')
 
-    ended = run_bare("from outbox.cli import main\nmain(sys.argv[1:])", *command.format(toml=toml).split())
+    ended = run_bare("from outbox.cli.command import main\nmain(sys.argv[1:])", *command.format(toml=toml).split())
 
     assert ended.returncode == 2
     assert "pip install '.[" in ended.stderr

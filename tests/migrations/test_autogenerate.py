@@ -17,10 +17,10 @@ from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, ins
 from sqlalchemy.engine import make_url
 
 import outbox.alembic
-from outbox import migrating
-from outbox.database import open_engine
-from outbox.migrating import upgrade
-from outbox.schema import schema_for
+from outbox.migrate import schema_upgrade
+from outbox.migrate.schema_upgrade import upgrade
+from outbox.store.database import open_engine
+from outbox.store.schema import schema_for
 from tests.fixtures.databases import Database
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +118,7 @@ def test_the_outbox_lives_beside_the_version_table_of_the_projects_own_tree(mysq
     reached = upgrade(engine, schema=schema)
 
     with engine.connect() as connection:
-        assert reached == migrating.head() == migrating.current(connection, schema=schema)
+        assert reached == schema_upgrade.head() == schema_upgrade.current(connection, schema=schema)
         assert connection.scalars(text("SELECT version_num FROM alembic_version")).all() == ["shop7"]
         assert outbox.alembic.VERSION_TABLE in inspect(connection).get_table_names()
     engine.dispose()

@@ -9,10 +9,10 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, Engine, event, inspect, text
 
-from outbox import migrating
-from outbox.database import open_engine
-from outbox.inbox import InboxStore
-from outbox.schema import outbox_tables, schema_for
+from outbox.consumers.inbox import InboxStore
+from outbox.migrate import schema_upgrade
+from outbox.store.database import open_engine
+from outbox.store.schema import outbox_tables, schema_for
 from tests.fixtures.databases import Database
 
 KEY = ["consumer_group", "topic", "message_id"]
@@ -55,13 +55,13 @@ def marks(engine: Engine, database: Database) -> set[tuple[str, str]]:
 
 
 def test_marks_of_before_are_kept_and_still_turn_their_messages_away(database: Database) -> None:
-    migrating.upgrade(database.url, schema=database.schema, revision="0002")
+    schema_upgrade.upgrade(database.url, schema=database.schema, revision="0002")
     with opened(database) as engine:
         assert key_of(engine, database) == ["consumer_group", "message_id"]
         with engine.begin() as connection:
             assert mark(connection, database, "m-1", "orders")
 
-        migrating.upgrade(engine, schema=database.schema)
+        schema_upgrade.upgrade(engine, schema=database.schema)
 
         assert (key_of(engine, database), indexes_of(engine, database)) == (KEY, INDEX)
         with engine.begin() as connection:
@@ -72,7 +72,7 @@ def test_marks_of_before_are_kept_and_still_turn_their_messages_away(database: D
 
 
 def test_the_tables_that_are_made_at_once_have_the_key_of_those_that_are_upgraded(database: Database) -> None:
-    migrating.upgrade(database.url, schema=database.schema)
+    schema_upgrade.upgrade(database.url, schema=database.schema)
 
     with opened(database) as engine:
         schema = schema_for(engine.dialect, database.schema)
@@ -81,7 +81,7 @@ def test_the_tables_that_are_made_at_once_have_the_key_of_those_that_are_upgrade
 
 
 def test_a_downgrade_keeps_one_mark_of_each_id_and_the_upgrade_may_follow_again(database: Database) -> None:
-    migrating.upgrade(database.url, schema=database.schema)
+    schema_upgrade.upgrade(database.url, schema=database.schema)
     with opened(database) as engine:
         with engine.begin() as connection:
             for topic, message_id in (("a", "m-1"), ("b", "m-1"), ("b", "m-2")):
@@ -90,14 +90,14 @@ def test_a_downgrade_keeps_one_mark_of_each_id_and_the_upgrade_may_follow_again(
         with engine.begin() as connection:
             command.downgrade(_config(connection, database), "0002")
         before = key_of(engine, database), marks(engine, database)
-        migrating.upgrade(engine, schema=database.schema)
+        schema_upgrade.upgrade(engine, schema=database.schema)
 
         assert before == (["consumer_group", "message_id"], {("a", "m-1"), ("b", "m-2")})
         assert (key_of(engine, database), marks(engine, database)) == (KEY, before[1])
 
 
 def test_an_upgrade_that_was_cut_before_it_was_noted_runs_again(database: Database) -> None:
-    migrating.upgrade(database.url, schema=database.schema)
+    schema_upgrade.upgrade(database.url, schema=database.schema)
     with opened(database) as engine:
         with engine.begin() as connection:
             assert mark(connection, database, "m-1", "orders")
@@ -106,36 +106,36 @@ def test_an_upgrade_that_was_cut_before_it_was_noted_runs_again(database: Databa
             if database.schema is None:
                 connection.execute(text("CREATE TABLE outbox_inbox_copy (consumer_group VARCHAR(255))"))
 
-        assert migrating.upgrade(engine, schema=database.schema) == migrating.head()
+        assert schema_upgrade.upgrade(engine, schema=database.schema) == schema_upgrade.head()
 
         assert (key_of(engine, database), marks(engine, database)) == (KEY, {("orders", "m-1")})
 
 
 def test_a_copy_that_an_upgrade_left_behind_is_made_anew_on_sqlite(sqlite: Database) -> None:
-    migrating.upgrade(sqlite.url, revision="0002")
+    schema_upgrade.upgrade(sqlite.url, revision="0002")
     with opened(sqlite) as engine:
         with engine.begin() as connection:
             assert mark(connection, sqlite, "m-1", "orders")
             connection.execute(text("CREATE TABLE outbox_inbox_copy (consumer_group VARCHAR(255))"))
 
-        migrating.upgrade(engine)
+        schema_upgrade.upgrade(engine)
 
         assert (key_of(engine, sqlite), marks(engine, sqlite)) == (KEY, {("orders", "m-1")})
         assert not inspect(engine).has_table("outbox_inbox_copy")
 
 
 def test_the_key_is_changed_without_keeping_consumers_from_their_marks(mysql_like: Database) -> None:
-    migrating.upgrade(mysql_like.url, schema=mysql_like.schema, revision="0002")
+    schema_upgrade.upgrade(mysql_like.url, schema=mysql_like.schema, revision="0002")
     statements: list[str] = []
     with opened(mysql_like) as engine:
         event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
-        migrating.upgrade(engine, schema=mysql_like.schema)
+        schema_upgrade.upgrade(engine, schema=mysql_like.schema)
 
     assert [one for one in statements if "PRIMARY KEY" in one and "LOCK=NONE" in one]
 
 
 def _config(connection: Connection, database: Database) -> Config:
-    config = migrating._config()
+    config = schema_upgrade._config()
     config.attributes["connection"] = connection
     config.attributes["schema"] = schema_for(connection.dialect, database.schema)
     return config

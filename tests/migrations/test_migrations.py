@@ -1,4 +1,4 @@
-"""`upgrade` makes exactly the tables of outbox.schema, through whatever it is called; what goes wrong is one line."""
+"""`upgrade` makes exactly the tables of outbox.store.schema, however it is called; what goes wrong is one line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Engine, inspect, text
 
-from messaging.errors import ConfigurationError, DatabaseUnavailable
-from outbox import migrating
-from outbox.database import open_engine
-from outbox.schema import outbox_tables, schema_for
+from outbox.migrate import schema_upgrade
+from outbox.store.database import open_engine
+from outbox.store.schema import outbox_tables, schema_for
+from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
 from tests.fixtures.databases import Database
 
 ROOT = Path(__file__).parents[2]
@@ -66,16 +66,16 @@ def schema_arguments(database: Database) -> list[str]:
 
 
 def test_upgrade_makes_exactly_the_tables_that_the_code_knows(database: Database) -> None:
-    revision = migrating.upgrade(database.url, schema=database.schema)
+    revision = schema_upgrade.upgrade(database.url, schema=database.schema)
 
     with opened(database) as engine, engine.connect() as connection:
         schema = schema_for(engine.dialect, database.schema)
         assert differences(connection, schema) == []
-        assert migrating.current(connection, schema=database.schema) == revision == migrating.head()
+        assert schema_upgrade.current(connection, schema=database.schema) == revision == schema_upgrade.head()
 
 
 def test_the_comparison_would_see_a_difference(database: Database) -> None:
-    migrating.upgrade(database.url, schema=database.schema)
+    schema_upgrade.upgrade(database.url, schema=database.schema)
 
     with opened(database) as engine:
         schema = schema_for(engine.dialect, database.schema)
@@ -88,7 +88,7 @@ def test_the_comparison_would_see_a_difference(database: Database) -> None:
 
 
 def test_mysql_columns_are_as_exact_as_the_code_needs(mysql_like: Database) -> None:
-    migrating.upgrade(mysql_like.url, schema=mysql_like.schema)
+    schema_upgrade.upgrade(mysql_like.url, schema=mysql_like.schema)
 
     with opened(mysql_like) as engine, engine.connect() as connection:
         found = connection.execute(
@@ -113,14 +113,14 @@ def test_mysql_columns_are_as_exact_as_the_code_needs(mysql_like: Database) -> N
 
 
 def test_upgrade_again_changes_nothing_and_keeps_the_rows(database: Database) -> None:
-    migrating.upgrade(database.url, schema=database.schema)
+    schema_upgrade.upgrade(database.url, schema=database.schema)
     with opened(database) as engine:
         inbox = outbox_tables(schema_for(engine.dialect, database.schema)).inbox
         with engine.begin() as connection:
             connection.execute(inbox.insert().values(consumer_group="g", message_id="m", topic="t", handled_at_us=1))
 
-        migrating.upgrade(engine, schema=database.schema)
-        migrating.upgrade(database.url, schema=database.schema)
+        schema_upgrade.upgrade(engine, schema=database.schema)
+        schema_upgrade.upgrade(database.url, schema=database.schema)
 
         with engine.connect() as connection:
             assert len(connection.execute(inbox.select()).all()) == 1
@@ -129,7 +129,7 @@ def test_upgrade_again_changes_nothing_and_keeps_the_rows(database: Database) ->
 def test_upgrade_works_on_a_connection_of_the_callers(database: Database) -> None:
     with opened(database) as engine:
         with engine.begin() as connection:
-            migrating.upgrade(connection, schema=database.schema)
+            schema_upgrade.upgrade(connection, schema=database.schema)
             assert not connection.closed
 
         with engine.connect() as connection:
@@ -146,7 +146,7 @@ with context.begin_transaction():
 USERS_REVISION = """
 import sqlalchemy as sa
 from alembic import context, op
-from outbox.migrating import upgrade as upgrade_outbox
+from outbox.migrate.schema_upgrade import upgrade as upgrade_outbox
 
 revision, down_revision = "shop1", None
 
@@ -176,24 +176,24 @@ def test_upgrade_works_from_a_revision_of_the_users_own_tree(database: Database,
             names = set(inspect(connection).get_table_names())
             assert {"payment", "refund", "alembic_version"} <= names
             assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "shop1"
-            assert migrating.current(connection, schema=database.schema) == migrating.head()
+            assert schema_upgrade.current(connection, schema=database.schema) == schema_upgrade.head()
             assert [change for change in differences(connection, schema) if "outbox" in str(change)] == []
 
 
 def test_a_database_that_was_never_upgraded_has_no_revision(database: Database) -> None:
     with opened(database) as engine, engine.connect() as connection:
-        assert migrating.current(connection, schema=database.schema) is None
+        assert schema_upgrade.current(connection, schema=database.schema) is None
 
 
 def test_errors_of_upgrade_name_the_cure(tmp_path: Path) -> None:
     with pytest.raises(DatabaseUnavailable, match="check host, port"):
-        migrating.upgrade("mysql+pymysql://root@127.0.0.1:1/shop")
+        schema_upgrade.upgrade("mysql+pymysql://root@127.0.0.1:1/shop")
     with pytest.raises(DatabaseUnavailable, match="unable to open database file"):
-        migrating.upgrade(f"sqlite:///{tmp_path}/no/such/folder/shop.db")
+        schema_upgrade.upgrade(f"sqlite:///{tmp_path}/no/such/folder/shop.db")
     with pytest.raises(ConfigurationError, match="use one like mysql"):
-        migrating.upgrade("not a url")
+        schema_upgrade.upgrade("not a url")
     with pytest.raises(ConfigurationError, match="use one like mysql"):
-        migrating.upgrade("postgresql+psycopg://h/d")
+        schema_upgrade.upgrade("postgresql+psycopg://h/d")
 
 
 @pytest.mark.processes
@@ -206,8 +206,8 @@ def test_the_command_makes_the_tables_and_says_where_they_are(database: Database
 
     assert (before.returncode, before.stdout.strip()) == (1, "none")
     assert (upgraded.returncode, upgraded.stderr) == (0, "")
-    assert upgraded.stdout.strip() == f"the outbox tables are at revision {migrating.head()}"
-    assert (after.returncode, after.stdout.strip()) == (0, migrating.head())
+    assert upgraded.stdout.strip() == f"the outbox tables are at revision {schema_upgrade.head()}"
+    assert (after.returncode, after.stdout.strip()) == (0, schema_upgrade.head())
 
 
 @pytest.mark.processes

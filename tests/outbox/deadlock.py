@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, select, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from outbox.database import error_code
+from outbox.store.database import error_code
 from tests.outbox.shop import Payment, Shop
 
 WAIT_SECONDS = 300

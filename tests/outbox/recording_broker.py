@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from messaging.broker import BrokerAdmin
-from messaging.errors import NotSupported
-from messaging.message import (
+from outbox_core.common.errors import NotSupported
+from outbox_core.messages.broker_port import BrokerAdmin
+from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
     Delivery,

@@ -11,12 +11,12 @@ from sqlalchemy import Engine, String, create_engine, func, select, text, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.schema import CreateSchema
 
-from compensator.scan import Scan, ScanOptions
-from messaging.broker import Broker
+from compensator.work.table_scan import Scan, ScanOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
-from outbox.database import background_engine, open_engine
-from outbox.schema import outbox_tables, schema_for
-from outbox.store import MessageStore
+from outbox.store.database import background_engine, open_engine
+from outbox.store.message_table import MessageStore
+from outbox.store.schema import outbox_tables, schema_for
+from outbox_core.messages.broker_port import Broker
 from tests.fixtures.databases import Database
 
 BUSY_LIMITS = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000)

@@ -14,9 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from broker_adapter.embedded import EmbeddedBroker
-from messaging.errors import ConfigurationError, NoTransaction
 from outbox import Outbox
-from outbox.migrating import upgrade
+from outbox.migrate.schema_upgrade import upgrade
+from outbox_core.common.errors import ConfigurationError, NoTransaction
 from tests.fixtures.databases import Database
 
 ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "mariadb": "mysql+asyncmy", "mysql": "mysql+asyncmy"}

@@ -14,8 +14,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from outbox import Outbox
-from outbox.async_background import AsyncBackground
-from outbox.database import background_engine, open_engine
+from outbox.store.async_background import AsyncBackground
+from outbox.store.database import background_engine, open_engine
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, Payment, Shop
 

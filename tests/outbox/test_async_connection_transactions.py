@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from messaging.errors import NoTransaction
 from outbox import Outbox
+from outbox_core.common.errors import NoTransaction
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, Payment, Shop
 

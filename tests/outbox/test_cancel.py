@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from broker.delay.front import DelayFront
-from broker.delay.local_segments import LocalSegmentStore
-from broker.delay.store import DelayStore
-from broker.engine import Engine
-from broker.log.storage import DiskStorage
-from broker.log.sync_times import TimedStorage
 from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.http import HttpBroker
-from messaging import Broker
 from outbox import Outbox
 from outbox.testing import AdvancingClock
+from outbox_broker.delay_service.delay_proxy import DelayFront
+from outbox_broker.engine.engine import Engine
+from outbox_broker.log.storage import DiskStorage
+from outbox_broker.log.sync_times import TimedStorage
+from outbox_broker.schedule.delay_store import DelayStore
+from outbox_broker.schedule.local_segments import LocalSegmentStore
+from outbox_core import Broker
 from tests.broker_adapter.servers import serving
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Engine, event, insert, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from messaging.errors import ConfigurationError, NoTransaction
 from outbox import Outbox
+from outbox_core.common.errors import ConfigurationError, NoTransaction
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Base, Payment, Shop, open_shop

@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from messaging.backoff import Backoff
-from messaging.errors import BrokerUnavailable, ConfigurationError, InvalidMessage, TransactionDoomed
-from messaging.message import Delivery, GroupConfig
 from outbox import Consumer, RetryLater, consumer
-from outbox.consumer import ConsumerRunner, Outcome
-from outbox.inbox import InboxStore
+from outbox.consumers.consumer_decorator import ConsumerRunner, Outcome
+from outbox.consumers.inbox import InboxStore
 from outbox.testing import AdvancingClock
+from outbox_core.common.backoff import Backoff
+from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, InvalidMessage, TransactionDoomed
+from outbox_core.messages.message import Delivery, GroupConfig
 from tests.outbox.deadlock import add_rows_to_fight_over, become_a_deadlocks_victim
 from tests.outbox.lock_waits import wait_for_lock_waits
 from tests.outbox.shop import NO_SENDER, Payment, Shop

@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
-from messaging.errors import ConfigurationError, OutboxError, SchemaMissing
-from outbox.database import translate
-from outbox.database_url import database_url, read_url
+from outbox.store.database import translate
+from outbox.store.database_url import database_url, read_url
+from outbox_core.common.errors import ConfigurationError, OutboxError, SchemaMissing
 
 URL = make_url("mysql+pymysql://app:hunter2@db/shop?connect_timeout=5&ssl_key_password=hunter3")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text, update
 
-from messaging.message import Message
-from outbox.database import background_engine
-from outbox.desk import Action, MessageDesk, Wanted
-from outbox.row import publish_row
-from outbox.schema import RowState
+from outbox.admin.message_admin import AdminAction, MessageDesk, MessageSelection
+from outbox.store.database import background_engine
+from outbox.store.row import publish_row
+from outbox.store.schema import RowState
+from outbox_core.messages.message import Message
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 
@@ -94,9 +94,9 @@ def test_lists_are_bounded_filtered_and_show_no_bodies(shop: Shop) -> None:
         add(shop, f"m-{number}")
     with shop.engine.begin() as connection:
         desk(shop).park(connection, ["m-0"])
-        all_but_two = desk(shop).rows(connection, Wanted(), limit=3)
-        parked = desk(shop).rows(connection, Wanted(state=RowState.PARKED), limit=100)
-        pending = desk(shop).rows(connection, Wanted(state=RowState.PENDING), limit=100)
+        all_but_two = desk(shop).rows(connection, MessageSelection(), limit=3)
+        parked = desk(shop).rows(connection, MessageSelection(state=RowState.PARKED), limit=100)
+        pending = desk(shop).rows(connection, MessageSelection(state=RowState.PENDING), limit=100)
 
     assert len(all_but_two) == 3
     assert [row["id"] for row in parked] == ["m-0"]
@@ -131,12 +131,14 @@ def test_the_command_parks_lists_retries_and_discards(sqlite_shop: Shop) -> None
     assert len(sqlite_shop.rows()) == 1
 
 
-@pytest.mark.parametrize("action", Action)
-def test_a_change_locks_the_rows_that_it_names_and_no_producer_waits_for_it(mysql_shop: Shop, action: Action) -> None:
+@pytest.mark.parametrize("action", AdminAction)
+def test_a_change_locks_the_rows_that_it_names_and_no_producer_waits_for_it(
+    mysql_shop: Shop, action: AdminAction
+) -> None:
     rows = [publish_row(Message(id=f"m-{number:04d}", topic="topic", body=b"")) for number in range(1_000)]
     with mysql_shop.engine.begin() as connection:
         mysql_shop.store.insert(connection, rows, token="d" * 32, lease_us=-HOUR_US)
-        if action is not Action.PARK:
+        if action is not AdminAction.PARK:
             connection.execute(update(mysql_shop.tables.message).values(state=RowState.PARKED))
     background = background_engine(mysql_shop.engine)
 

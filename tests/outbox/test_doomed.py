@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
-from messaging.errors import TransactionDoomed
 from outbox import Outbox, SchemaMissing
-from outbox.database import error_code
+from outbox.store.database import error_code
+from outbox_core.common.errors import TransactionDoomed
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import Durability, LocalServer
 from tests.fixtures.servers import MYSQL_LIKE, local_server

@@ -13,11 +13,11 @@ from sqlalchemy import Engine, event, func, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from messaging.errors import OutboxError
-from messaging.message import Delivery
 from outbox import Consumer, consumer
-from outbox.consumer import ConsumerRunner, Outcome, still_held
-from outbox.inbox import InboxStore
+from outbox.consumers.consumer_decorator import ConsumerRunner, Outcome, still_held
+from outbox.consumers.inbox import InboxStore
+from outbox_core.common.errors import OutboxError
+from outbox_core.messages.message import Delivery
 from tests.outbox.lock_waits import wait_for_lock_waits
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from messaging import command
+from outbox_core.runtime import command
 
 ROOT = Path(__file__).parents[2]
 INTERRUPTED_AT_IMPORT = """
 import sys
-from outbox.cli import main
+from outbox.cli.command import main
 class Interrupt:
     def find_spec(self, name, *_):
         if name == {module!r}:
@@ -30,9 +30,9 @@ main({arguments!r})
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
-        ("spark_reconcile.cli", ["reconcile", "explain"]),
-        ("spark_reconcile.judging", ["reconcile", "explain", "lost"]),
-        ("compensator.cli", ["--help"]),
+        ("spark_reconcile.cli.run_command", ["reconcile", "explain"]),
+        ("spark_reconcile.classify.classification", ["reconcile", "explain", "lost"]),
+        ("compensator.entry.cli", ["--help"]),
     ],
     ids=["a room", "within a command", "the help page"],
 )

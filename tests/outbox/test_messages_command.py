@@ -21,14 +21,15 @@ from sqlalchemy import func, select, update
 from sqlalchemy.engine import make_url
 
 from compensator.assignment import SourceName, open_assignment
-from messaging.message import Message
-from outbox import cli, migrating
-from outbox.database import background_engine
-from outbox.desk import Action, Wanted
-from outbox.desks import BATCH_ROWS, Desks
-from outbox.row import publish_row
-from outbox.schema import RowState, message_table
-from outbox.store import MessageStore
+from outbox.admin.message_admin import AdminAction, MessageSelection
+from outbox.admin.schema_admin import BATCH_ROWS, Desks
+from outbox.cli import command
+from outbox.migrate import schema_upgrade
+from outbox.store.database import background_engine
+from outbox.store.message_table import MessageStore
+from outbox.store.row import publish_row
+from outbox.store.schema import RowState, message_table
+from outbox_core.messages.message import Message
 from tests.fixtures.databases import Database, Server
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop, open_shop
@@ -79,7 +80,7 @@ def outbox(shop: Shop, *arguments: str, columns: int = 200) -> Done:
         patch.setattr(sys, "stdin", io.StringIO())
         patch.setenv("COLUMNS", str(columns))
         try:
-            cli.main([*arguments, "--url", shop.database.url, *schema])
+            command.main([*arguments, "--url", shop.database.url, *schema])
             status = 0
         except SystemExit as ended:
             status = int(ended.code or 0)
@@ -262,11 +263,11 @@ def test_ids_are_found_in_whatever_table_they_are(split_shop: Shop) -> None:
 def test_many_are_changed_by_primary_key_in_small_transactions(split_shop: Shop, split_desks: Desks) -> None:
     ids = [f"m-{number:04d}" for number in range(2 * BATCH_ROWS + 1)]
     add(split_shop, *ids, table="message_0001", state=RowState.PARKED)
-    places = split_desks.find(Wanted(state=RowState.PARKED), action=Action.DISCARD, rows_max=1_000)
+    places = split_desks.find(MessageSelection(state=RowState.PARKED), action=AdminAction.DISCARD, rows_max=1_000)
     tried: list[int] = []
 
     changed = []
-    for more in split_desks.change(Action.DISCARD, places, after_batch=tried.append):
+    for more in split_desks.change(AdminAction.DISCARD, places, after_batch=tried.append):
         changed.append(more)
         left = len(state_of(split_shop, "message_0001"))  # seen by another connection: each batch is committed
         assert left == len(ids) - sum(changed)
@@ -274,7 +275,7 @@ def test_many_are_changed_by_primary_key_in_small_transactions(split_shop: Shop,
     assert changed == tried == [BATCH_ROWS, BATCH_ROWS, 1]
     add(split_shop, "x", "y", table="message_0000")
     add(split_shop, "z", table="message_0001")
-    bounded = split_desks.find(Wanted(), action=Action.PARK, rows_max=2)
+    bounded = split_desks.find(MessageSelection(), action=AdminAction.PARK, rows_max=2)
     assert {name: ids for name, ids in bounded.items() if ids} == {"message_0000": ["x", "y"]}
 
 
@@ -378,8 +379,8 @@ def test_an_interrupt_ends_between_two_batches_and_says_how_far_it_came(
 ) -> None:
     from typer.testing import CliRunner
 
-    from outbox import messages_cli
-    from outbox.desk import MessageDesk
+    from outbox.admin.message_admin import MessageDesk
+    from outbox.cli import messages_command
 
     add(sqlite_shop, *[f"m-{number:04d}" for number in range(3 * BATCH_ROWS)], state=RowState.PARKED)
     discard = MessageDesk.discard
@@ -395,7 +396,7 @@ def test_an_interrupt_ends_between_two_batches_and_says_how_far_it_came(
 
     monkeypatch.setattr(MessageDesk, "discard", interrupted)
 
-    done = CliRunner().invoke(messages_cli.app, ["discard", "--all", "--yes", "--url", sqlite_shop.database.url])
+    done = CliRunner().invoke(messages_command.app, ["discard", "--all", "--yes", "--url", sqlite_shop.database.url])
 
     assert done.exit_code == 130
     assert done.stdout == f"discard: {BATCH_ROWS} of {3 * BATCH_ROWS}\n"
@@ -480,7 +481,7 @@ def test_status_says_by_its_exit_status_whether_all_is_well(sqlite_shop: Shop) -
     old = outbox(sqlite_shop, "status")
     with sqlite_shop.engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE outbox_alembic_version (version_num VARCHAR(32))")
-        connection.exec_driver_sql(f"INSERT INTO outbox_alembic_version VALUES ('{migrating.head()}')")
+        connection.exec_driver_sql(f"INSERT INTO outbox_alembic_version VALUES ('{schema_upgrade.head()}')")
 
     well = outbox(sqlite_shop, "status")
     add(sqlite_shop, "m-1")

@@ -10,11 +10,11 @@ from random import Random
 import pytest
 from sqlalchemy import func, select, text
 
-from messaging.errors import BrokerUnavailable, InvalidMessage
-from messaging.message import Message
 from outbox import Outbox
-from outbox.ordering import OrderStore
-from outbox.schema import RowState
+from outbox.store.ordering import OrderStore
+from outbox.store.schema import RowState
+from outbox_core.common.errors import BrokerUnavailable, InvalidMessage
+from outbox_core.messages.message import Message
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop
 

@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from compensator.reports import PassReport, add
-from compensator.scan import Scan, ScanOptions
-from messaging.errors import BrokerUnavailable
-from messaging.message import Message
+from compensator.core.batch_totals import PassReport, add
+from compensator.work.table_scan import Scan, ScanOptions
 from outbox import Outbox, RelayPolicy
-from outbox.database import background_engine
-from outbox.migrating import upgrade
-from outbox.ordering import Barrier
-from outbox.placement import MessageTable
-from outbox.schema import RowState, message_table_names, split_message_table_name
-from outbox.waves import HOLD_DELAY_MS_MIN, IN_FLIGHT_DELAY_MS, PARKED_DELAY_MS, hold_delay_ms
+from outbox.delivery.key_waves import HOLD_DELAY_MS_MIN, IN_FLIGHT_DELAY_MS, PARKED_DELAY_MS, hold_delay_ms
+from outbox.migrate.schema_upgrade import upgrade
+from outbox.store.database import background_engine
+from outbox.store.ordering import Barrier
+from outbox.store.schema import RowState, message_table_names, split_message_table_name
+from outbox.store.table_placement import MessageTable
+from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.messages.message import Message
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop
 

@@ -14,12 +14,12 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
-from broker_adapter.http.broker import HttpBroker
-from messaging.clock import ManualClock
-from messaging.errors import InvalidMessage
-from messaging.message import encode_body
+from broker_adapter.http.http_broker import HttpBroker
 from outbox import Outbox
-from outbox.database import now_us
+from outbox.store.database import now_us
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import InvalidMessage
+from outbox_core.messages.message import encode_body
 from tests.broker_adapter.servers import served
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, NO_SENDER, Payment, Shop

@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session
 
-from messaging.errors import BrokerUnavailable, ConfigurationError
-from messaging.message import Message
 from outbox import Outbox, SenderLimits
+from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
+from outbox_core.messages.message import Message
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Payment, Shop
 

@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from messaging.errors import ConfigurationError, InvalidMessage
-from messaging.message import Message
-from outbox.row import publish_row
-from outbox.server_bounds import ROW_BYTES_MAX, ServerBounds, row_bytes
+from outbox.store.row import publish_row
+from outbox.store.server_limits import ROW_BYTES_MAX, ServerBounds, row_bytes
+from outbox_core.common.errors import ConfigurationError, InvalidMessage
+from outbox_core.messages.message import Message
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 

@@ -10,14 +10,15 @@ import pytest
 from sqlalchemy import create_engine, func, select, text
 from typer.testing import CliRunner
 
-from messaging.errors import ConfigurationError
-from outbox import Outbox, migrating
-from outbox.database import background_engine
-from outbox.db_cli import app
-from outbox.placement import Placement
-from outbox.relay import Relay, RelayPolicy
-from outbox.schema import message_table, message_table_names
-from outbox.store import MessageStore
+from outbox import Outbox
+from outbox.cli.db_command import app
+from outbox.delivery.relay import Relay, RelayPolicy
+from outbox.migrate import schema_upgrade
+from outbox.store.database import background_engine
+from outbox.store.message_table import MessageStore
+from outbox.store.schema import message_table, message_table_names
+from outbox.store.table_placement import Placement
+from outbox_core.common.errors import ConfigurationError
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, NO_SENDER, Shop
@@ -57,7 +58,7 @@ def test_sqlite_has_one_message_table(sqlite_shop: Shop) -> None:
 
 
 def test_messages_are_spread_over_the_tables_sent_at_once_and_removed(mysql_like: Database, schemas: list[str]) -> None:
-    migrating.upgrade(mysql_like.url, schema=schemas, tables=16)
+    schema_upgrade.upgrade(mysql_like.url, schema=schemas, tables=16)
     broker = RecordingBroker()
     box = Outbox(mysql_like.url, broker=broker, schema=schemas, tables=16, sender=BUSY_LIMITS, ordered={"ordered"})
     seen: set[tuple[str | None, str]] = set()
@@ -88,7 +89,7 @@ def test_messages_are_spread_over_the_tables_sent_at_once_and_removed(mysql_like
 
 
 def test_a_row_is_settled_in_the_table_that_it_stands_in(mysql_like: Database, schemas: list[str]) -> None:
-    migrating.upgrade(mysql_like.url, schema=schemas, tables=4)
+    schema_upgrade.upgrade(mysql_like.url, schema=schemas, tables=4)
     broker = RecordingBroker()
     box = Outbox(mysql_like.url, broker=broker, schema=schemas, tables=4, sender=NO_SENDER)
 

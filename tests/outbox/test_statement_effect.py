@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox.statement_effect import Effect, first_words, statement_effect
+from outbox.producer.statement_effect import Effect, first_words, statement_effect
 
 ENDS_EVERYWHERE = [
     "COMMIT",

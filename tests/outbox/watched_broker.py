@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from broker_adapter.embedded import EmbeddedBroker
-from messaging.broadcast import TopicRead
-from messaging.clock import Clock
-from messaging.errors import BrokerError, BrokerUnavailable
-from messaging.message import AckStatus, Delivery, ExtendStatus, Message, NackStatus
 from outbox.testing import AdvancingClock
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import BrokerError, BrokerUnavailable
+from outbox_core.messages.broadcast_port import TopicRead
+from outbox_core.messages.message import AckStatus, Delivery, ExtendStatus, Message, NackStatus
 
 WAIT_SECONDS = 300
 WAKE_EVERY_SECONDS = 0.05

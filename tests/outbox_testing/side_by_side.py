@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from messaging import Broker, Delivery, GroupConfig, Message
-from messaging.clock import ManualClock
-from messaging.errors import OutboxError
+from outbox_core import Broker, Delivery, GroupConfig, Message
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import OutboxError
 
 TOPICS = ("a", "b")
 GROUPS = ("g", "h")

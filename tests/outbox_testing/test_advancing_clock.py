@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from messaging.clock import ManualClock
 from outbox.testing import AdvancingClock
+from outbox_core.common.clock import ManualClock
 
 WAIT_SECONDS = 300
 

@@ -11,11 +11,11 @@ from random import Random
 import pytest
 
 from broker_adapter.embedded import EmbeddedBroker
-from messaging import Broker, GroupConfig, Message
-from messaging.clock import ManualClock
-from messaging.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, StorageFailed
-from messaging.ids import new_message_id
 from outbox.testing import AdvancingClock, MemoryBroker, MemoryLimits
+from outbox_core import Broker, GroupConfig, Message
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, StorageFailed
+from outbox_core.messages.ids import new_message_id
 from tests.outbox_testing.side_by_side import SideBySide
 
 HOUR_MS = 3_600_000

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.embedded import EmbeddedBroker
-from messaging import Broker, Message
-from messaging.clock import ManualClock
 from outbox.testing import MemoryBroker, MemoryLimits
+from outbox_core import Broker, Message
+from outbox_core.common.clock import ManualClock
 
 HOUR_MS = 3_600_000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from messaging.connecting import connect
+from outbox_core.messages.connect import connect
 from tests.broker_adapter.servers import served
 from tests.house.test_rules import modules
 from tests.outbox_testing.guide import write_files

@@ -17,9 +17,9 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from messaging.broker import Broker
 from outbox import Outbox
 from outbox.testing import MemoryBroker, Published, capture_published
+from outbox_core.messages.broker_port import Broker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
 ROOT = Path(__file__).parents[2]
@@ -329,7 +329,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from outbox import Outbox
-from outbox.migrating import upgrade
+from outbox.migrate.schema_upgrade import upgrade
 from outbox.testing import MemoryBroker, capture_published
 
 engine = create_engine("sqlite:///shop.db")

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from messaging.errors import ConfigurationError
 from outbox import Delivery, Outbox, RetryLater, consumer
 from outbox.testing import AdvancingClock, ConsumerRun, MemoryBroker, Published
+from outbox_core.common.errors import ConfigurationError
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
 NOBODY_THERE = "http://127.0.0.1:9"
@@ -246,7 +246,7 @@ def test_async_handlers_work_inside_the_transaction_that_the_test_rolls_back(
 def test_a_handler_that_publishes_to_its_own_topic_for_ever_is_told(
     box: Outbox, publish: Publish, outbox_run: ConsumerRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.testing.running.DELIVERIES_MAX", 20)
+    monkeypatch.setattr("outbox.testing.consumer_driver.DELIVERIES_MAX", 20)
     handle = consumer("t", group="g")(lambda delivery: publish("t", "again"))
     publish("t", "first")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from spark_reconcile.session import Size, spark_session
+from spark_reconcile.load.spark_session import Size, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

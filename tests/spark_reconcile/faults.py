@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from messaging import journal
+from outbox_core.journal import journal
 from tests.spark_reconcile.world import (
     HOUR_MS,
     MAIL,
@@ -100,6 +100,15 @@ def lost_by_the_broker(p: Planted) -> None:
     p.business(order, "lost", "message_lost")
 
 
+def lost_by_the_broker_and_asked_for_by_no_row(p: Planted) -> None:
+    p.message(p.world.sent("lost-unasked", key="unasked-1"), "lost", "not_in_broker")
+    p.message(p.world.sent("new-unasked", key="unasked-2", age_ms=SECOND_MS), "pending", "sent_in_grace")
+    ahead = p.world.sent(
+        "unnoted-unasked", key="unasked-3", topic=REMINDER, deliver_at_ms=NOW_MS + 2 * HOUR_MS, outcome="duplicate"
+    )
+    p.message(ahead, "pending", "scheduled_out_of_sight")
+
+
 def sent_just_now(p: Planted) -> None:
     order = p.world.order(age_ms=SECOND_MS)
     p.message(p.world.sent("just-sent", key=str(order), age_ms=SECOND_MS), "pending", "sent_in_grace")
@@ -172,6 +181,7 @@ def topic_changed(p: Planted) -> None:
     p.world.sent("rerouted", key=None, topic="newsletter")
     p.world.store("rerouted", key=None, topic="newsletter.old")
     p.message("rerouted", "mismatch", "topic_differs")
+    p.delivery("rerouted", MAIL, "settled", "skipped")
 
 
 def due_time_changed_on_the_way(p: Planted) -> None:
@@ -519,7 +529,8 @@ def due_just_now_and_known_to_the_schedule_alone(p: Planted) -> None:
 
 FAULTS: tuple[Callable[[Planted], None], ...] = (
     never_published, too_new_to_judge, published_twice, left_unsent, being_sent, parked, row_not_removed,
-    lost_by_the_broker, sent_just_now, sent_without_a_transaction, order_not_paid,
+    lost_by_the_broker, lost_by_the_broker_and_asked_for_by_no_row, sent_just_now, sent_without_a_transaction,
+    order_not_paid,
     unrecorded_on_a_topic_without_a_rule, somebody_elses_topic, archive_row_missing, stored_twice, body_changed,
     key_changed, topic_changed, due_time_changed_on_the_way, canceled_in_time, cancel_left_unsent,
     cancel_that_lost_the_race, handed_out_though_the_cancel_was_answered, cancel_that_the_broker_forgot,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from spark_reconcile import run_windows
-from spark_reconcile.config_file import read_config, settings_of
+from spark_reconcile.core.settings_file import read_config, settings_of
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS
 
 SINCE_MS = NOW_MS - 5 * HOUR_MS

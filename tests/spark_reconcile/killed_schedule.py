@@ -13,11 +13,11 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from broker.engine import Engine
-from broker.log.storage import DiskStorage, Storage
-from messaging.clock import ManualClock
-from messaging.message import GroupConfig, Message
-from tests.broker.killed_engine import KillingStorage, teller, type_of_tell
+from outbox_broker.engine.engine import Engine
+from outbox_broker.log.storage import DiskStorage, Storage
+from outbox_core.common.clock import ManualClock
+from outbox_core.messages.message import GroupConfig, Message
+from tests.outbox_broker.killed_engine import KillingStorage, teller, type_of_tell
 from tests.spark_reconcile.world import HOUR_MS, MAIL, NOW_MS, REMINDER
 
 START_MS = NOW_MS - HOUR_MS

@@ -19,25 +19,30 @@ def message_rule(f: Facts) -> str:  # noqa: C901 - one question after the other,
         return "parked"
     if f["canceled"]:
         return "canceled" if f["outbox"] or f["archive"] or f["broker"] else "canceled_unpublished"
-    if f["covered"] and not f["business"]:
-        if f["created_ms"] > fresh:
+    never_arrived = f["archive"] and not f["outbox"] and not f["broker"] and not _older_than_the_broker_log(f)
+    if f["covered"] and not f["business"] and not never_arrived:
+        if fresh < f["created_ms"] <= f["latest_ms"]:
             return "business_in_grace"
-        if f["business_until_ms"] - f["created_ms"] < f["grace_ms"]:
+        if f["business_until_ms"] - f["created_ms"] < f["grace_ms"] and f["created_ms"] <= f["latest_ms"]:
             return "business_not_so_far"
-        return "business_out_of_reach" if f["created_ms"] < f["business_reach_ms"] else "no_business_row"
+        if f["created_ms"] < f["business_reach_ms"]:
+            return "business_out_of_reach"
+        return "key_respelled" if f["respelled"] else "no_business_row"
     if f["outbox"]:
         if f["broker"]:
             return "not_removed_yet"
-        return "in_grace" if f["created_ms"] > fresh else "not_sent"
+        return "in_grace" if fresh < f["created_ms"] <= f["latest_ms"] else "not_sent"
     if f["archive"] and f["cancel"]:
         return _sent_cancel(f)
     if f["archive"]:
-        return "stored" if f["broker"] else _not_in_broker(f)
+        if not f["broker"]:
+            return _not_in_broker(f)
+        return "stored" if f["archive"] == 1 else "archived_twice"
     if f["covered"]:
         return "archive_missing"
-    if f["accepted_ms"] > fresh:
+    if fresh < f["accepted_ms"] <= f["latest_ms"]:
         return "unrecorded_in_grace"
-    if f["archive_until_ms"] - f["accepted_ms"] < f["grace_ms"]:
+    if f["archive_until_ms"] - f["accepted_ms"] < f["grace_ms"] and f["accepted_ms"] <= f["latest_ms"]:
         return "outbox_not_so_far"
     if f["accepted_ms"] < f["archive_reach_ms"]:
         return "archive_out_of_reach"
@@ -49,14 +54,18 @@ def _sent_cancel(f: Facts) -> str:
         return "cancel_without_effect"
     if f["cancel_noted"] == 1:
         return "cancel_taken"
-    if f["now_ms"] - f["sent_ms"] < f["grace_ms"]:
+    if f["now_ms"] - f["sent_ms"] < f["grace_ms"] and f["sent_ms"] <= f["latest_ms"]:
         return "sent_in_grace"
     return "broker_out_of_reach" if f["sent_ms"] < f["actions_reach_ms"] else "cancel_not_noted"
 
 
+def _older_than_the_broker_log(f: Facts) -> bool:
+    return max(f["sent_ms"], f["deliver_at_ms"]) < f["broker_reach_ms"]
+
+
 def _not_in_broker(f: Facts) -> str:
     due_ms, reach_ms = f["deliver_at_ms"], f["broker_reach_ms"]
-    if f["sent_ms"] > f["now_ms"] - f["grace_ms"]:
+    if f["now_ms"] - f["grace_ms"] < f["sent_ms"] <= f["latest_ms"]:
         return "sent_in_grace"
     scheduled = due_ms > f["sent_ms"] and (f["sent_ms"] < reach_ms or f["repeated"])
     if scheduled:
@@ -64,7 +73,7 @@ def _not_in_broker(f: Facts) -> str:
             return "scheduled_out_of_sight"
         if due_ms >= reach_ms and f["broker_seen_ms"] - due_ms < f["late_after_ms"]:
             return "not_fired"
-    if max(f["sent_ms"], due_ms) < reach_ms:
+    if _older_than_the_broker_log(f):
         return "broker_out_of_reach"
     return "cancel_out_of_reach" if scheduled and f["sent_ms"] < f["actions_reach_ms"] else "not_in_broker"
 
@@ -74,7 +83,7 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
     fresh = f["now_ms"] - f["grace_ms"]
     late = f["late_after_ms"]
     if not f["stored"]:
-        if max(f["last_ms"], f["effect_ms"]) > fresh:
+        if any(fresh < f[name] <= f["latest_ms"] for name in ("last_ms", "effect_ms")):
             return "seen_in_grace"
         if f["broker_reach_ms"] > 0:
             return "message_out_of_reach"
@@ -87,7 +96,7 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
         return "acknowledged_twice"
     if f["deliveries"] and f["first_delivered_ms"] < f["deliver_at_ms"]:
         return "handed_out_early"
-    if f["effects"] and f["effect_ms"] + f["clock_skew_ms"] < f["deliver_at_ms"]:
+    if f["effects"] and f["earliest_ms"] <= f["effect_ms"] < f["deliver_at_ms"] - f["clock_skew_ms"]:
         return "handled_early"
     if f["deleted"] and not f["acks"] and not f["canceled"] and f["sequence"] != -1:
         return "group_deleted"
@@ -95,9 +104,9 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
         return "dead"
     if f["acks"]:
         if f["has_inbox"] and not f["effects"]:
-            if f["last_ms"] > fresh:
+            if fresh < f["last_ms"] <= f["latest_ms"]:
                 return "effect_in_grace"
-            if f["inbox_until_ms"] - f["last_ms"] < f["grace_ms"]:
+            if f["inbox_until_ms"] - f["last_ms"] < f["grace_ms"] and f["last_ms"] <= f["latest_ms"]:
                 return "inbox_not_so_far"
             return "inbox_out_of_reach" if f["first_ack_ms"] < f["inbox_reach_ms"] else "acknowledged_not_handled"
         if not f["deliveries"]:
@@ -111,7 +120,7 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
         if f["deliver_at_ms"]:
             unsure = f["stored_ms"] < f["actions_reach_ms"] and f["broker_seen_ms"] - f["deliver_at_ms"] >= late
             return "cancel_out_of_reach" if unsure else "not_fired"
-        return "placing_in_grace" if f["stored_ms"] > fresh else "never_placed"
+        return "placing_in_grace" if fresh < f["stored_ms"] <= f["latest_ms"] else "never_placed"
     held, given_back = f["last_kind"] == 1, f["last_kind"] in {2, 5}
     soon = f["now_ms"] - f["visible_ms"] < late
     if held and soon:
@@ -128,8 +137,8 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
         return "paused"
     if held or given_back:
         return "not_redelivered"
-    if f["filtered"]:
-        return "not_wanted_or_waiting"
+    if f["filtered"] and f["wanted"] != 1:
+        return {0: "not_wanted", -1: "not_wanted_or_waiting", -2: "filter_changed"}[f["wanted"]]
     return "waiting" if f["now_ms"] - f["ready_ms"] < late else "not_handed_out"
 
 
@@ -138,15 +147,21 @@ def business_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
     if f["keyless"]:
         return "no_key"
     if f["messages"] < f["asked"]:
+        if f["impossible"] or f["newest_ms"] > f["latest_ms"]:
+            return "impossible_time"
         if f["newest_ms"] > f["now_ms"] - f["grace_ms"]:
             return "message_in_grace"
         if f["archive_until_ms"] - f["newest_ms"] < f["grace_ms"]:
             return "message_not_so_far"
         if f["oldest_ms"] < min(f["archive_reach_ms"], f["broker_reach_ms"]):
             return "message_out_of_reach"
+        if f["respelled"]:
+            return "message_key_respelled"
         return "too_few_messages" if f["messages"] else "no_message"
     live = f["messages"] - f["canceled"]
-    if f["business_until_ms"] - f["newest_message_ms"] < f["grace_ms"] and (f["due_differs"] or live > f["asked"]):
+    ahead = f["newest_message_ms"] > f["latest_ms"]
+    behind = f["business_until_ms"] - f["newest_message_ms"] < f["grace_ms"] and not ahead
+    if behind and (f["due_differs"] or live > f["asked"]):
         return "row_not_so_far"
     if f["due_differs"]:
         return "due_time_differs"

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 
-from broker.scope import covers
-from messaging import journal
-from messaging.journal import Frame
+from outbox_broker.common.cancel_scope import covers
+from outbox_core.journal import journal
+from outbox_core.journal.journal import Frame
 from spark_reconcile import run, run_windows
-from spark_reconcile.in_memory import in_memory
-from spark_reconcile.sources.frames import action_rows
+from spark_reconcile.sources.log_records import action_rows
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.test_cancels import SINCE_MS, _found, _found_in, _world
 from tests.spark_reconcile.timed_ids import with_timed_ids
@@ -65,6 +65,30 @@ def test_a_cancel_settles_the_message_of_its_topics_and_no_other_of_its_id(
     assert summary.sentence == "Not balanced: 1 lost."
 
 
+@pytest.mark.spark
+def test_a_cancel_for_one_of_two_topics_with_the_same_id_is_noted_and_takes_that_one_back(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = _world()
+    due_ms = NOW_MS - 2 * HOUR_MS
+    _scheduled(world, "twice")
+    world.sent("twice", key="k", topic="lim.a", deliver_at_ms=due_ms, age_ms=5 * HOUR_MS)
+    world.store("twice", key="k", topic="lim.a", deliver_at_ms=due_ms, scheduled=True, age_ms=5 * HOUR_MS)
+    world.actions.append(
+        journal.Canceled(at_ms=NOW_MS - 3 * HOUR_MS, ids=["twice"], topics=["lim.a"], scope=("lim.*",))
+    )
+    world.sent_cancel("cancel", "twice", "canceled", age_ms=3 * HOUR_MS)
+
+    summary = run(world.write(sqlite, tmp_path), session=spark, now_ms=NOW_MS)
+
+    table = pq.read_table(Path(summary.folder) / "verdicts", filters=[("message_id", "in", ["twice", "cancel"])])
+    rules = {(row["topic"], row["scope"], row["rule"]) for row in table.to_pylist()}
+    assert rules == {
+        (REMINDER, "message", "stored"), (REMINDER, "delivery", "not_fired"), ("lim.a", "message", "canceled"),
+        ("(cancels)", "message", "cancel_taken"),
+    }  # fmt: skip
+
+
 def _scheduled(world: World, message: str) -> None:
     """A message that was due two hours ago, and that never fell due."""
     due_ms = NOW_MS - 2 * HOUR_MS
@@ -73,8 +97,11 @@ def _scheduled(world: World, message: str) -> None:
     world.store(message, key=str(order), topic=REMINDER, deliver_at_ms=due_ms, scheduled=True, age_ms=4 * HOUR_MS)
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("scope", [("lim.*", "x.?"), ("[ab].c",), ("a-b_c",), ("a.b",), ("*.end", "begin.*.end")])
-def test_the_rows_of_a_cancel_name_the_topics_that_the_broker_takes_it_for(scope: tuple[str, ...]) -> None:
+def test_the_rows_of_a_cancel_name_the_topics_that_the_broker_takes_it_for(
+    spark: SparkSession, scope: tuple[str, ...]
+) -> None:
     topics = [
         "lim.a",
         "lim.",
@@ -91,11 +118,10 @@ def test_the_rows_of_a_cancel_name_the_topics_that_the_broker_takes_it_for(scope
         "begin.x.end",
     ]
     cancel = journal.Canceled(at_ms=1, ids=["m"], topics=[""], scope=scope)
-    with in_memory() as memory:
-        (row,) = action_rows(Frame(0, journal.encode_record(cancel)))
-        frame = memory.createDataFrame([(one, row[9]) for one in topics], "topic string, within string")
+    (row,) = action_rows(Frame(0, journal.encode_record(cancel)))
+    frame = spark.createDataFrame([(one, row[9]) for one in topics], "topic string, within string")
 
-        found = [topic for topic, _ in frame.where("rlike(topic, within)").rows()]
+    found = [row["topic"] for row in frame.where("rlike(topic, within)").collect()]
 
     assert found == [one for one in topics if covers(scope, one)]
     assert found

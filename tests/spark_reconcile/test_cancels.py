@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import create_engine, text
 
-from messaging import journal
+from outbox_core.journal import journal
 from spark_reconcile import Settings, Summary, run, run_windows
-from spark_reconcile.repair import Action, plan_repairs
-from spark_reconcile.repairing import apply_repairs
-from spark_reconcile.suspects import confirmed_suspects, hour_folders
-from spark_reconcile.window_store import WindowStore
+from spark_reconcile.repair.apply import apply_repairs
+from spark_reconcile.repair.findings import confirmed_suspects, hour_folders
+from spark_reconcile.repair.plan import RepairAction, plan_repairs
+from spark_reconcile.results.window_store import WindowStore
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.timed_ids import with_timed_ids
 from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, REMINDER, World, append, archived, no_wait
@@ -113,7 +113,7 @@ def test_a_cancel_that_was_not_sent_is_told_whatever_its_age_and_made_due_by_a_r
     assert {one.id: one.rule for one in summary.examples} == {
         of_span: "not_sent", older: "not_sent", refused: "parked"
     }  # fmt: skip
-    assert [(one.message_id, one.action) for one in repairs] == [(of_span, Action.MAKE_DUE)]
+    assert [(one.message_id, one.action) for one in repairs] == [(of_span, RepairAction.MAKE_DUE)]
     assert done == repairs
     assert _due(database)[of_span] < far_us == _due(database)[refused]
 

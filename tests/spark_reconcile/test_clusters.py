@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_reconcile import run_windows
-from spark_reconcile.config_file import read_config, settings_of
-from spark_reconcile.window_store import WindowStore
+from spark_reconcile.core.settings_file import read_config, settings_of
+from spark_reconcile.results.window_store import WindowStore
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import plant_all
 from tests.spark_reconcile.timed_ids import with_timed_ids
@@ -35,7 +35,7 @@ START_SECONDS_MAX = 90
 END_SECONDS_MAX = 30
 RUN_SECONDS_MAX = 480
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
-# Of so few rows all time is starting, compiling and planning: as of small runs in spark_reconcile.session.
+# Of so few rows all time is starting, compiling and planning: as of small runs in spark_reconcile.load.spark_session.
 QUICK = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
@@ -54,7 +54,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from spark_reconcile import run_windows
-from spark_reconcile.config_file import read_config, settings_of
+from spark_reconcile.core.settings_file import read_config, settings_of
 path, master, now_ms, since_ms = sys.argv[1:]
 settings = settings_of(read_config(Path(path)), folder=Path(path).parent)
 summary = run_windows(settings, since_ms=int(since_ms), now_ms=int(now_ms), master=master, pause=lambda _: None)

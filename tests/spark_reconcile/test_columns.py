@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messaging import journal
-from messaging.frame_bounds import payload_bounds
-from spark_reconcile.sources.broker_log import LogReader, PushingLogReader
-from spark_reconcile.sources.columns import WIDEST_BYTES, Unusual, message_columns
-from spark_reconcile.sources.frames import MESSAGE_SCHEMA, message_rows
-from spark_reconcile.sources.segments import survey
+from outbox_core.journal import journal
+from outbox_core.journal.frame_bounds import payload_bounds
+from spark_reconcile.sources.log_columns import WIDEST_BYTES, Unusual, message_columns
+from spark_reconcile.sources.log_records import HEADER_SCHEMA, MESSAGE_SCHEMA, header_rows, message_rows
+from spark_reconcile.sources.log_segments import survey
+from spark_reconcile.sources.log_source import LogReader, PushingLogReader
 from tests.spark_reconcile.world import write_log
 
 NAMES = [column.split()[0] for column in MESSAGE_SCHEMA.split(", ")]
@@ -56,6 +56,19 @@ def test_columns_are_the_rows(records: list[journal.MessageRecord]) -> None:
     rows = [row for frame in journal.read_frames(data, first_offset=0) for row in message_rows(frame)]
     assert [tuple(row.values()) for row in columns.to_pylist()] == rows
     columns.validate(full=True)
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=12))
+def test_headers_are_those_of_the_records(records: list[journal.MessageRecord]) -> None:
+    data, _ = journal.frames([journal.encode_record(one) for one in records])
+    names = [column.split()[0] for column in HEADER_SCHEMA.split(", ")]
+
+    columns = _columns(data, names)
+
+    rows = [row for frame in journal.read_frames(data, first_offset=0) for row in header_rows(frame)]
+    assert [tuple(row.values()) for row in columns.to_pylist()] == rows
+    packed = columns.column("headers").to_pylist()
+    assert [msgspec.msgpack.decode(one) for one in packed] == [one.headers for one in records]
 
 
 @pytest.mark.parametrize(
@@ -123,12 +136,12 @@ def test_columns_that_are_not_wanted_are_not_made(tmp_path: Path) -> None:
     assert rows == [{"id": one, "stored_ms": 6, "damage": None} for one in ("a", "b")]
 
 
-def _columns(data: bytes) -> pa.RecordBatch:
+def _columns(data: bytes, names: list[str] = NAMES) -> pa.RecordBatch:
     begins, behind = payload_bounds(data, start=0, frames_max=1000)
     assert behind == len(data)
     starts = np.array(begins, np.int64)
     ends = np.append(starts[1:] - journal.FRAME_BYTES, behind)
-    return message_columns(data + bytes(WIDEST_BYTES), starts, ends, NAMES)
+    return message_columns(data + bytes(WIDEST_BYTES), starts, ends, names)
 
 
 def _read(folder: Path) -> list[dict[str, Any]]:

@@ -7,22 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_reconcile import Summary, run, run_windows, second_look
-from spark_reconcile.in_memory import FewRows, Memory
+from spark_reconcile import Summary, run, run_windows
+from spark_reconcile.recheck import suspect_records
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MAIL, NOW_MS, PAID, TICKETS, World, append, archived, no_wait
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 _PLAIN = {"stored", "done", "announced"}
 _COUNTS = ("messages", "message_groups", "stored", "delivered", "acknowledged", "business_rows", "sentence", "books")
-_APPENDED_MAX = 20
 
 
 def test_what_arrives_between_both_looks_of_a_whole_run_is_no_finding(
@@ -69,7 +67,7 @@ def test_more_suspects_than_are_looked_at_again_are_findings_that_nobody_confirm
         world.sent(f"of-{order}", key=str(order))
     settings = world.write(sqlite, tmp_path)
 
-    monkeypatch.setattr(second_look, "SUSPECTS_MAX", 2)
+    monkeypatch.setattr(suspect_records, "SUSPECTS_MAX", 2)
     summary = run(settings, session=spark, now_ms=NOW_MS, pause=no_wait)
 
     assert (summary.resolved, summary.sentence) == (0, "Not balanced: 3 lost.")
@@ -77,8 +75,8 @@ def test_more_suspects_than_are_looked_at_again_are_findings_that_nobody_confirm
 
 
 @pytest.mark.parametrize("looked_at", ["whole", "by the hour"])
-def test_more_than_may_be_fetched_of_what_came_between_both_looks_is_searched_by_spark(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_at: str
+def test_what_came_between_both_looks_is_searched_with_what_an_archive_of_files_has(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, looked_at: str
 ) -> None:
     world = _world()
     slow, lost, changed = world.order(), world.order(), world.order()
@@ -87,18 +85,15 @@ def test_more_than_may_be_fetched_of_what_came_between_both_looks_is_searched_by
     _stored(world, f"of-{changed}", changed, body="another", is_sent=True)
     sent = [world.archive.pop() for _ in range(len(world.archive))]
     settings = archived(world.write(sqlite, tmp_path), tmp_path / "archive", sent)
-    fetched = _rows_fetched(monkeypatch)
 
     def pause(_: float) -> None:
         known = len(world.stored), len(world.actions)
         _stored(world, f"of-{slow}", slow, is_sent=True)
-        for number in range(_APPENDED_MAX):
-            _stored(world, f"another-{number}", 1_000 + number, is_sent=True)
+        _stored(world, "another", 1_000, is_sent=True)
         world.write_tables(sqlite)
         append(settings, "messages", world.stored[known[0] :])
         append(settings, "actions", world.actions[known[1] :])
 
-    monkeypatch.setattr(second_look, "APPENDED_ROWS_MAX", _APPENDED_MAX)
     if looked_at == "whole":
         summary = run(settings, session=spark, now_ms=NOW_MS, pause=pause)
         resolved = summary.resolved
@@ -114,13 +109,10 @@ def test_more_than_may_be_fetched_of_what_came_between_both_looks_is_searched_by
     assert {book.rule: book.count for book in summary.books if book.rule not in _PLAIN} == {
         "not_in_broker": 1, "message_lost": 1, "body_differs": 1, "message_mismatch": 1
     }  # fmt: skip
-    assert fetched, "the first look's rows are not here"
-    assert max(fetched) <= _APPENDED_MAX
 
 
-@pytest.mark.parametrize("looked_at", ["whole", "by the hour"])
-def test_a_key_with_more_rows_than_may_be_fetched_is_looked_at_again_by_spark(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_at: str
+def test_rows_that_came_under_a_key_between_both_looks_ask_for_messages_too(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
     world = _world()
     orders = [world.order(remind_at_ms=7) for _ in range(3)]
@@ -130,47 +122,14 @@ def test_a_key_with_more_rows_than_may_be_fetched_is_looked_at_again_by_spark(
     settings = replace(settings, rules=[replace(settings.rules[0], key_column="remind_at_us")])
 
     def pause(_: float) -> None:
-        orders.extend(world.order(remind_at_ms=7) for _ in range(_APPENDED_MAX))
+        orders.extend(world.order(remind_at_ms=7) for _ in range(20))
         world.write_tables(sqlite)
 
-    fetched = _tables_fetched(monkeypatch)
-    monkeypatch.setattr(second_look, "APPENDED_ROWS_MAX", _APPENDED_MAX)
-    if looked_at == "whole":
-        summary = run(settings, session=spark, now_ms=NOW_MS, pause=pause)
-    else:
-        summary = run_windows(settings, since_ms=NOW_MS - 5 * HOUR_MS, now_ms=NOW_MS, session=spark, pause=pause)
+    summary = run_windows(settings, since_ms=NOW_MS - 5 * HOUR_MS, now_ms=NOW_MS, session=spark, pause=pause)
 
     found = {book.rule: book.count for book in summary.books if book.rule not in _PLAIN}
     beside = {"no_key": 4, "no_business_row": 3}
     assert found == {**beside, "not_in_broker": 1, "too_few_messages": len(orders)}
-    assert max(fetched) <= _APPENDED_MAX
-
-
-def _tables_fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows are brought here each time that tables are asked again, from now on."""
-    counts: list[int] = []
-    of_arrow = Memory.of_arrow
-
-    def counted(memory: Memory, table: pa.Table) -> FewRows:
-        counts.append(table.num_rows)
-        return of_arrow(memory, table)
-
-    monkeypatch.setattr(Memory, "of_arrow", counted)
-    return counts
-
-
-def _rows_fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows Spark hands over each time that a frame is brought to few rows, from now on."""
-    counts: list[int] = []
-    fetched = Memory.fetched
-
-    def counted(memory: Memory, frame: DataFrame) -> FewRows:
-        found = fetched(memory, frame)
-        counts.append(found.count())
-        return found
-
-    monkeypatch.setattr(Memory, "fetched", counted)
-    return counts
 
 
 def _world() -> World:

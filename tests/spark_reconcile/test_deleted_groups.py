@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
-from broker.engine import Engine
-from messaging.clock import ManualClock
-from messaging.message import GroupConfig, Message
+from outbox_broker.engine.engine import Engine
+from outbox_core.common.clock import ManualClock
+from outbox_core.messages.message import GroupConfig, Message
 from spark_reconcile import Summary, run
-from spark_reconcile.delivery_evidence import GroupFacts, group_facts
+from spark_reconcile.evidence.delivery_evidence import GroupFacts, group_facts
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World
 
@@ -31,7 +31,7 @@ def test_deleted_groups_and_topics_are_no_finding_and_those_made_again_are_judge
 ) -> None:
     world = World()
     _work(world, tmp_path / "engine")
-    settings = replace(world.write(sqlite, tmp_path), broker_data=tmp_path / "engine", archive_days=30)
+    settings = replace(world.write(sqlite, tmp_path), broker_data=tmp_path / "engine", archive_days=30, inboxes=[])
 
     summary = run(settings, session=spark, now_ms=NOW_MS)
 

@@ -12,9 +12,9 @@ from benchmarks.reconcile.checking import check, found_in_windows
 from benchmarks.reconcile.contest import ours
 from benchmarks.reconcile.faults import changed, doubled, lost, phantom, unannounced
 from benchmarks.reconcile.records import write_records
-from spark_reconcile.verdict import Scope
-from spark_reconcile.window_results import books_of
-from spark_reconcile.window_store import WindowStore
+from spark_reconcile.results.window_store import WindowStore
+from spark_reconcile.results.window_totals import books_of
+from spark_reconcile.rules.verdict import Scope
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spark_reconcile import run
-from spark_reconcile.errors import OutputFailed
-from tests.broker.mounts import small_disk
+from spark_reconcile.core.errors import OutputFailed
 from tests.fixtures.databases import Database
+from tests.outbox_broker.mounts import small_disk
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, World
 
 if TYPE_CHECKING:

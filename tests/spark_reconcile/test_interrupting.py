@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_reconcile.interrupting import Stop, interruptible
+from spark_reconcile.cli.interrupt import Stop, interruptible
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +41,21 @@ def test_a_session_that_is_being_stopped_hides_no_interrupt(monkeypatch: pytest.
         interruptible(job)
 
     assert cleaned.is_set()
+
+
+def test_an_interrupt_that_another_thread_is_handed_ends_the_run() -> None:
+    """The kernel may interrupt any thread of the process; while the job forks, it is the job's."""
+    unasked = threading.Event()
+
+    def job(stop: Stop) -> None:
+        threading.Event().wait(0.2)  # until the main thread waits: there is nothing to see of that
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        for _ in range(1_000):
+            stop.check()
+            threading.Event().wait(0.01)
+        unasked.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        interruptible(job)
+
+    assert not unasked.is_set(), "the job was not told"

@@ -13,14 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_reconcile import Settings, kept_digests, run_windows
-from spark_reconcile.kept_digests import FOLDER, KeptDigests
-from spark_reconcile.parts import digest
-from spark_reconcile.reading import archive_files
-from spark_reconcile.sources import files as source_files
-from spark_reconcile.sources import sealed
-from spark_reconcile.sources.files import Files
-from spark_reconcile.window_store import WindowStore
+from spark_reconcile import Settings, run_windows
+from spark_reconcile.compare import digest_cache
+from spark_reconcile.compare.digest_cache import FOLDER, KeptDigests
+from spark_reconcile.compare.key_digests import digest
+from spark_reconcile.results.window_store import WindowStore
+from spark_reconcile.sources import parquet_files as source_files
+from spark_reconcile.sources import segment_cache
+from spark_reconcile.sources.parquet_archives import archive_files
+from spark_reconcile.sources.parquet_files import Files
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import plant_all
 from tests.spark_reconcile.test_windows import SINCE_MS, Killed, _books, _judged, _kill_at, _rows_of_windows
@@ -118,7 +119,7 @@ def test_what_other_code_or_half_a_disk_has_kept_is_made_again(
     spark: SparkSession, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, _ = _known(spark, folder, tmp_path)
-    monkeypatch.setattr(kept_digests, "FORMAT", kept_digests.FORMAT + 1)
+    monkeypatch.setattr(digest_cache, "FORMAT", digest_cache.FORMAT + 1)
     of_other_code, scanned = _known(spark, folder, tmp_path)
     assert (of_other_code, len(scanned)) == (wanted, 3)
 
@@ -133,7 +134,7 @@ def test_what_other_code_or_half_a_disk_has_kept_is_made_again(
 def test_generations_become_one_where_there_are_too_many(
     spark: SparkSession, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_digests, "GENERATIONS_MAX", 2)
+    monkeypatch.setattr(digest_cache, "GENERATIONS_MAX", 2)
     generations = []
     for number in range(3, 6):
         _known(spark, folder, tmp_path)
@@ -177,11 +178,15 @@ def test_a_file_that_is_replaced_while_it_is_scanned_is_not_kept(
 def test_a_changed_file_opens_exactly_its_hour_and_only_its_hours_files_are_drilled(
     spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: bool
 ) -> None:
-    settings, hours = _moved(_world(groups=groups), sqlite, tmp_path, monkeypatch)
+    world = _world(groups=groups)
+    settings, hours = _moved(world, sqlite, tmp_path, monkeypatch)
     for number in range(2):  # the log's segments are files from the second run on
         run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS + number, session=spark, pause=no_wait)
-    name, rows = next((name, rows) for name, rows in hours.items() if len(rows) > 2)
-    rows[0]["body_sha256"] = sha("another")
+    stored = {one.id for one in world.stored}
+    name, rows, changed = next(
+        (name, rows, row) for name, rows in hours.items() if len(rows) > 2 for row in rows if row["id"] in stored
+    )
+    changed["body_sha256"] = sha("another")
     _write(settings.archives[0] / name, rows)
     before = _versions(settings)
 
@@ -189,9 +194,9 @@ def test_a_changed_file_opens_exactly_its_hour_and_only_its_hours_files_are_dril
 
     assert _judged(summary) == 1
     assert {start for start, version in _versions(settings).items() if version != before[start]} == {
-        rows[0]["created_at_us"] // 1000 // HOUR_MS * HOUR_MS
+        changed["created_at_us"] // 1000 // HOUR_MS * HOUR_MS
     }
-    assert ("message", rows[0]["id"], None, "body_differs", "mismatch") in _rows_of_windows(settings)
+    assert ("message", changed["id"], None, "body_differs", "mismatch") in _rows_of_windows(settings)
 
 
 @pytest.mark.spark
@@ -280,7 +285,7 @@ def _moved(
     world: World, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Settings, dict[str, list[Row]]]:
     """Most of the archive moved to a file an hour, and segments that are worth keeping."""
-    monkeypatch.setattr(sealed, "KEPT_BYTES_MIN", 0)
+    monkeypatch.setattr(segment_cache, "KEPT_BYTES_MIN", 0)
     hours: dict[str, list[Row]] = {}
     for row in world.archive[5:]:
         hours.setdefault(f"{row['created_at_us'] // 1000 // HOUR_MS}.parquet", []).append(row)

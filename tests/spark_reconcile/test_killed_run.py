@@ -13,7 +13,7 @@ from typing import IO, Any
 import pyarrow.parquet as pq
 import pytest
 
-from spark_reconcile.window_store import WindowStore
+from spark_reconcile.results.window_store import WindowStore
 from tests.fixtures.databases import Database
 from tests.spark_reconcile import killed_run
 from tests.spark_reconcile.faults import plant_all

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from messaging import journal
+from outbox_core.journal import journal
 from spark_reconcile import Settings, run
 from tests.fixtures.databases import Database
 from tests.spark_reconcile import killed_schedule
@@ -66,7 +66,7 @@ def _published(database: Database, folder: Path) -> Settings:
             told["id"], key=str(order), age_ms=NOW_MS - told["sent_ms"], topic=REMINDER, deliver_at_ms=due_ms,
             outcome=told["outcome"],
         )  # fmt: skip
-    return world.write(database, folder / "unused")
+    return replace(world.write(database, folder / "unused"), inboxes=[])
 
 
 def _told(folder: Path) -> list[dict[str, Any]]:

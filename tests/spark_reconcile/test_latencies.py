@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_reconcile.latencies import _STEP, Hop, Hour, keep_hours, kept_hour, latencies_of, step_of, value_of
+from spark_reconcile.results.latencies import _STEP, Hop, Hour, keep_hours, kept_hour, latencies_of, step_of, value_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

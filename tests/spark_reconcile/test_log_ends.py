@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from messaging import journal
+from outbox_core.journal import journal
 from spark_reconcile import NotComparable, Settings, run
-from spark_reconcile.log_ends import beyond_the_end, torn_tail
-from spark_reconcile.planning import check_sources
-from spark_reconcile.reading import LegCount, read_all
-from spark_reconcile.sources import segments as segments_module
-from spark_reconcile.sources.segments import Segment, survey
+from spark_reconcile.core.counts import LegCount
+from spark_reconcile.load.evidence import read_all
+from spark_reconcile.load.log_ends import beyond_the_end, torn_tail
+from spark_reconcile.load.source_check import check_sources
+from spark_reconcile.sources import log_segments as segments_module
+from spark_reconcile.sources.log_segments import LogSegment, survey
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World
 
@@ -110,15 +111,15 @@ def test_a_broker_that_writes_while_it_is_read_is_looked_at_again_before_it_is_r
     plan = check_sources(written)
     path.write_bytes(good[:begins])
 
-    look: Callable[[Path, str], list[Segment]] = segments_module.survey
+    look: Callable[[Path, str], list[LogSegment]] = segments_module.survey
 
-    def grows(folder: Path, log: str) -> list[Segment]:
+    def grows(folder: Path, log: str) -> list[LogSegment]:
         found = look(folder, log)
         if log == "messages":
             path.write_bytes(good)
         return found
 
-    monkeypatch.setattr("spark_reconcile.reading.survey", grows)
+    monkeypatch.setattr("spark_reconcile.load.evidence.survey", grows)
 
     evidence = read_all(spark, written, plan, now_ms=NOW_MS, say=lambda _: None)
 

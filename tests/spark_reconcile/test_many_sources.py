@@ -11,11 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import create_engine, text
 
-from messaging.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import OutboxSource, Settings, State, run
-from spark_reconcile.config_file import settings_of
-from spark_reconcile.planning import check_sources
-from spark_reconcile.sources.statements import ARCHIVE_COLUMNS, Leg, Span
+from spark_reconcile.core.settings_file import settings_of
+from spark_reconcile.core.time_range import Span
+from spark_reconcile.load.source_check import check_sources
+from spark_reconcile.sources.sql_statements import ARCHIVE_COLUMNS, Leg
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World
 
@@ -152,7 +153,7 @@ def _world(count: int) -> World:
 def _rows(settings: Settings, span: Span) -> list[str]:
     """The legs of all rows that are read."""
     from spark_reconcile.sources.database import Place
-    from spark_reconcile.sources.sql import Part, SqlReader
+    from spark_reconcile.sources.sql_source import Part, SqlReader
 
     plan, found = check_sources(settings, span=span), []
     for read in (*plan.inboxes, *plan.rest):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from messaging.judged import JudgedFile
-from spark_reconcile.needed import needed_since, write_needed
-from spark_reconcile.slots import HOUR_MS
-from spark_reconcile.summary import Input
+from outbox_core.runtime.evidence_watermark import JudgedFile
+from spark_reconcile.core.time_buckets import HOUR_MS
+from spark_reconcile.load.inputs import Input
+from spark_reconcile.results.retention_watermark import needed_since, write_needed
 
 
 def test_evidence_is_needed_from_the_first_hour_on_that_was_never_judged() -> None:

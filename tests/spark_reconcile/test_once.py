@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import make_url
 
-from messaging.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import InboxSource, OutboxSource, Settings
-from spark_reconcile.planning import check_sources
+from spark_reconcile.load.source_check import check_sources
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import PAID, REMINDER, TICKETS, World
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.reconcile.checking import (
@@ -26,11 +24,9 @@ from benchmarks.reconcile.checking import (
 )
 from benchmarks.reconcile.records import HOUR_MS, START_MS
 from benchmarks.reconcile.sources import ALL_KINDS, write_sources
-from spark_reconcile import Settings, bringing, run, run_windows
-from spark_reconcile.config_file import read_config, settings_of
-from spark_reconcile.verdict import State
-from spark_reconcile.verdict_files import TABLES
-from spark_reconcile.window_store import WindowStore
+from spark_reconcile import Settings, run, run_windows
+from spark_reconcile.core.settings_file import read_config, settings_of
+from spark_reconcile.rules.verdict import State
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,37 +59,16 @@ def test_a_whole_run_finds_every_kind_of_fault_among_thousands_at_its_id_by_its_
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_run_by_the_hour_finds_the_same_of_the_hours_that_are_over_and_so_do_both_engines(
-    spark: SparkSession, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_by_the_hour_finds_the_same_of_the_hours_that_are_over(
+    spark: SparkSession, sources: Path, tmp_path: Path
 ) -> None:
     planted = planted_in(sources)
+    settings = _settings(sources, tmp_path)
+
+    run_windows(settings, since_ms=START_MS, now_ms=planted["now_ms"], session=spark, pause=lambda _: None)
+
     last_ms = planted["now_ms"] // HOUR_MS * HOUR_MS
-
-    def judged() -> dict[str, Any]:
-        settings = _settings(sources, tmp_path / str(bringing.FEW_ROWS_MAX))
-        run_windows(settings, since_ms=START_MS, now_ms=planted["now_ms"], session=spark, pause=lambda _: None)
-        assert check(planted, found_in_windows(settings.output), before_ms=last_ms) > ROUNDS * len(ALL_KINDS) / 2
-        return _shown(settings.output)
-
-    here = judged()
-    monkeypatch.setattr(bringing, "FEW_ROWS_MAX", 0)
-    there = judged()
-
-    assert here == there
-    assert sum(len(rows) for rows in here.values()) > ROUNDS * len(ALL_KINDS)
-
-
-def _shown(output: Path) -> dict[str, list[Any]]:
-    """Each window's numbers, and its tables: their columns, their types, and each row whole."""
-    store, found = WindowStore(output), {}
-    for start, window in store.windows.items():
-        found[f"{start}"] = [window.fingerprint, window.open, window.result]
-        for name in TABLES:
-            folder = store.folder(start) / name
-            table = pq.read_table(folder) if folder.exists() else pa.table({})
-            types = [(field.name, str(field.type)) for field in table.schema]
-            found[f"{start} {name}"] = [types, *sorted(map(repr, table.to_pylist()))]
-    return found
+    assert check(planted, found_in_windows(settings.output), before_ms=last_ms) > ROUNDS * len(ALL_KINDS) / 2
 
 
 def test_each_rule_is_planted_here_or_in_a_test_of_its_own(sources: Path) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from spark_reconcile import Settings
-from spark_reconcile.output import staging
-from spark_reconcile.publishing import publish, write_aggregates
-from spark_reconcile.summary import Book, Input, Summary, WindowCounts
-from spark_reconcile.verdict import Scope, Severity, State
-from spark_reconcile.window_results import Tally
+from spark_reconcile.load.inputs import Input
+from spark_reconcile.report.writer import publish, write_aggregates
+from spark_reconcile.results.output_folder import staging
+from spark_reconcile.results.summary import Book, Summary, WindowCounts
+from spark_reconcile.results.window_totals import Tally
+from spark_reconcile.rules.verdict import Scope, Severity, State
 
 HOUR_MS = 3_600_000
 

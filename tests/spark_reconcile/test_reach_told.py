@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from spark_reconcile import BusinessRule, InboxSource, Settings, Summary
-from spark_reconcile.delivery_evidence import GroupFacts
-from spark_reconcile.figures import inputs
-from spark_reconcile.reaching import Reach
-from spark_reconcile.reading import NEVER_MS, Evidence, LegCount
+from spark_reconcile.core.counts import LegCount
+from spark_reconcile.evidence.delivery_evidence import GroupFacts
+from spark_reconcile.load.completeness import Reach
+from spark_reconcile.load.evidence import NEVER_MS, Evidence
+from spark_reconcile.load.inputs import Input
 from spark_reconcile.report.page import page_of
-from spark_reconcile.sources.statements import Leg
-from spark_reconcile.summary import Input, WindowCounts
+from spark_reconcile.results.run_totals import inputs
+from spark_reconcile.results.summary import WindowCounts
+from spark_reconcile.sources.sql_statements import Leg
 
 HOUR_MS = 3_600_000
 NOW_MS = 500_000 * HOUR_MS

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from messaging.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import InboxSource, NotComparable, OutboxSource, Settings, Summary, Until, run, run_windows
-from spark_reconcile.reaching import lag_ms, reach_of
-from spark_reconcile.window_store import WindowStore
+from spark_reconcile.load.completeness import lag_ms, reach_of
+from spark_reconcile.results.window_store import WindowStore
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import LocalServer
 from tests.spark_reconcile.timed_ids import with_timed_ids
@@ -22,7 +22,7 @@ from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_reconcile.reaching import Reach
+    from spark_reconcile.load.completeness import Reach
 
 HOUR_AGO = Until(complete_until_ms=NOW_MS - HOUR_MS)
 WELL = {"stored", "done", "announced"}

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import create_engine, text
 
-from messaging import journal
+from outbox_core.journal import journal
 from spark_reconcile import BusinessRule, InboxSource, Settings, State, Summary, run
-from spark_reconcile.judging import RULES
+from spark_reconcile.classify.classification import RULES
 from spark_reconcile.sources.database import Reader
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import Verdict, plant_all
@@ -29,8 +29,9 @@ pytestmark = pytest.mark.spark
 
 _PLAIN = {"stored", "done", "announced"}
 _ELSEWHERE = re.compile(
-    r'"(\w+_out_of_reach|\w+_not_so_far|message_unknown|not_wanted_or_waiting'
-    r'|group_deleted|handled_twice|no_key|too_few_messages)"'
+    r'"(\w+_out_of_reach|\w+_not_so_far|message_unknown|not_wanted|filter_changed|not_wanted_or_waiting'
+    r"|group_deleted|handled_twice|no_key|too_few_messages|archived_twice|impossible_time|key_respelled"
+    r'|message_key_respelled)"'
 )
 """Rules whose records are of worlds of their own: each is expected by name in one of the tests here."""
 DATABASE_TIMES = {"paid_at_us", "due_at_us", "created_at_us", "sent_at_us", "handled_at_us"}
@@ -101,7 +102,7 @@ def test_a_rerun_gives_identical_tables_and_the_manifest_names_the_newer(
     manifest = json.loads((settings.output / "manifest.json").read_text())
     assert manifest["newest"] == second.run_id
     assert sorted(path.name for path in settings.output.iterdir()) == sorted(
-        [".lock", first.run_id, second.run_id, "manifest.json"]
+        [".lock", first.run_id, second.run_id, "manifest.json", "totals.json"]
     )
 
 
@@ -250,7 +251,7 @@ def test_what_a_filter_may_have_passed_by_is_not_late(spark: SparkSession, sqlit
     summary = run(world.write(sqlite, tmp_path), session=spark, now_ms=NOW_MS)
 
     assert _unsettled(summary) == {
-        ("delivery", one, "picky", "unknown", "not_wanted_or_waiting") for one in ("good-2", "good-3")
+        ("delivery", one, "picky", "unknown", "filter_changed") for one in ("good-2", "good-3")
     }
 
 

@@ -12,19 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import create_engine, text
+from typer.testing import CliRunner
 
-from messaging.errors import ConfigurationError
-from outbox.ordering import order_key
-from outbox.row import CANCEL_TOPIC
+from outbox.store.ordering import order_key
+from outbox.store.row import CANCEL_TOPIC
+from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import Settings
-from spark_reconcile.planned import read_plan, still_to_do
-from spark_reconcile.repair import Action, Suspect, plan_repairs
-from spark_reconcile.repair_cli import repair
-from spark_reconcile.repairing import apply_repairs
-from spark_reconcile.suspects import hour_folders
-from spark_reconcile.window_store import Window, WindowStore
+from spark_reconcile.cli.repair_command import repair
+from spark_reconcile.cli.run_command import app
+from spark_reconcile.repair.apply import apply_repairs
+from spark_reconcile.repair.findings import hour_folders
+from spark_reconcile.repair.plan import RepairAction, Suspect, plan_repairs
+from spark_reconcile.repair.plan_file import read_plan, still_to_do
+from spark_reconcile.results.window_store import Window, WindowStore
 from tests.fixtures.databases import Database
-from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World, outbox_rows
+from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, SETTINGS, World, outbox_rows
 
 HOUR_US = 3_600_000_000
 FAR_US = (NOW_MS + 365 * 24 * 3_600_000) * 1000
@@ -47,7 +49,12 @@ def test_unsent_rows_become_due_and_rows_that_somebody_holds_are_left_alone(data
     before = outbox_rows(database)
     done = apply_repairs(repairs)
 
-    assert [one.action for one in repairs] == [Action.MAKE_DUE, Action.MAKE_DUE, Action.NOTHING, Action.NOTHING]
+    assert [one.action for one in repairs] == [
+        RepairAction.MAKE_DUE,
+        RepairAction.MAKE_DUE,
+        RepairAction.NOTHING,
+        RepairAction.NOTHING,
+    ]
     assert [one.message_id for one in done] == ["mine"]
     after = outbox_rows(database)
     assert after["mine"]["due_at_us"] < FAR_US
@@ -56,6 +63,31 @@ def test_unsent_rows_become_due_and_rows_that_somebody_holds_are_left_alone(data
         name: row for name, row in before.items() if name != "mine"
     }
     assert apply_repairs(repairs) == [], "twice is once"
+
+
+def test_what_a_repair_left_as_it_was_is_counted_by_why_and_leaves_nothing_to_do(
+    database: Database, tmp_path: Path
+) -> None:
+    world = World()
+    world.groups()
+    for name, token in (("mine", None), ("due", None), ("held", "abc"), ("sent since", None)):
+        world.unsent(name, key="1")
+        world.outbox[-1].update(due_at_us=HOUR_US if name == "due" else FAR_US, token=token)
+    settings = world.write(database, tmp_path)
+    repairs = plan_repairs(settings, [_suspect(row["id"], "not_sent") for row in world.outbox], repairs_max=10)
+    plan, config = tmp_path / "repairs.jsonl", tmp_path / "reconcile.toml"
+    plan.write_text("".join(f"{json.dumps(one.as_dict())}\n" for one in repairs))
+    config.write_text(SETTINGS.format(url=database.url).replace("[broker]", f'schema = "{settings.schema}"\n[broker]'))
+    world.outbox.pop()
+    world.write_tables(database)
+
+    repaired = CliRunner().invoke(app, ["repair", "apply", str(plan), "--config", str(config), "--yes"])
+
+    assert repaired.exit_code == 0, repaired.exception
+    told = " ".join(repaired.stderr.split())
+    assert "repaired 1 of 3; the compensator sends them now" in told
+    assert "left as they are: 1 due already: the compensator sends them without a repair" in told
+    assert "left as they are: 1 held by a sender" in told
 
 
 def test_a_lost_message_is_written_again_with_the_very_body_it_had(database: Database, tmp_path: Path) -> None:
@@ -85,7 +117,7 @@ def test_what_cannot_be_made_again_is_named_and_left(
 
     (planned,) = plan_repairs(settings, [_suspect(lost, "not_in_broker", key=str(order))], repairs_max=10)
 
-    assert planned.action is Action.NOTHING
+    assert planned.action is RepairAction.NOTHING
     assert told in planned.reason
     assert apply_repairs([planned]) == []
     assert outbox_rows(sqlite) == {}
@@ -111,10 +143,10 @@ def test_a_cancel_that_the_broker_forgot_is_sent_again_as_long_as_its_message_is
     done = apply_repairs(later)
 
     assert [(one.action, one.reason.split(":")[0]) for one in repairs] == [
-        (Action.CANCEL_AGAIN, "the broker took it, and has no note of it; its message is not due yet"),
-        (Action.NOTHING, "its message was due, so no cancel can hold it back any more"),
-        (Action.NOTHING, "the broker's log does not tell which message it cancels"),
-        (Action.NOTHING, "the broker's log does not tell which message it cancels"),
+        (RepairAction.CANCEL_AGAIN, "the broker took it, and has no note of it; its message is not due yet"),
+        (RepairAction.NOTHING, "its message was due, so no cancel can hold it back any more"),
+        (RepairAction.NOTHING, "the broker's log does not tell which message it cancels"),
+        (RepairAction.NOTHING, "the broker's log does not tell which message it cancels"),
     ]
     assert later == done == repairs[:1]
     ((name, row),) = outbox_rows(database).items()
@@ -135,7 +167,7 @@ def test_nothing_is_changed_by_a_dry_run_or_without_yes_and_the_plan_is_written(
 ) -> None:
     settings, order, lost = _lost(sqlite, tmp_path, body={"order_id": "id", "status": "status"})
     suspects = [_suspect(lost, "not_in_broker", key=str(order))]
-    monkeypatch.setattr("spark_reconcile.repair_cli.confirmed_suspects", lambda *_, **__: suspects)
+    monkeypatch.setattr("spark_reconcile.cli.repair_command.confirmed_suspects", lambda *_, **__: suspects)
     common: dict[str, Any] = {"tables": [], "repairs_max": 10, "folder": tmp_path}
 
     assert repair(settings, **common, yes=False, dry_run=True) == []
@@ -161,7 +193,7 @@ def test_a_message_of_an_ordered_key_is_not_written_again_out_of_its_order(datab
 
     (planned,) = plan_repairs(settings, [_suspect(lost, "not_in_broker", key=str(order))], repairs_max=10)
 
-    assert (planned.action, "ordered" in planned.reason) == (Action.NOTHING, True)
+    assert (planned.action, "ordered" in planned.reason) == (RepairAction.NOTHING, True)
     assert apply_repairs([planned]) == []
     assert outbox_rows(database) == {}
 

@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import create_engine, text
 from typer.testing import CliRunner, Result
 
-from messaging import journal
-from messaging.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.journal import journal
 from spark_reconcile import Settings
-from spark_reconcile.cli import app
-from spark_reconcile.planned import read_plan, still_to_do
-from spark_reconcile.repair import Action, Suspect, plan_repairs
+from spark_reconcile.cli.run_command import app
+from spark_reconcile.repair.plan import RepairAction, Suspect, plan_repairs
+from spark_reconcile.repair.plan_file import read_plan, still_to_do
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import NOW_MS, PAID, World, outbox_rows, write_log
 
@@ -60,7 +60,7 @@ def test_what_changed_since_is_named_and_left(sqlite: Database, tmp_path: Path, 
 
     held = still_to_do(settings, read_plan(plan), repairs_max=10)
 
-    (left,) = [one for one in held if one.action is Action.NOTHING]
+    (left,) = [one for one in held if one.action is RepairAction.NOTHING]
     assert left.reason.startswith("it is not as it was planned any more: ")
     assert told in left.reason
     assert left.message_id == ("unsent" if "outbox_message" in change else "lost")
@@ -75,7 +75,7 @@ def test_what_the_broker_has_stored_since_is_not_written_again(sqlite: Database,
     done = _apply(tmp_path, plan, "--yes")
 
     lost = next(one for one in still_to_do(settings, read_plan(plan), repairs_max=10) if one.message_id == "lost")
-    assert (lost.action, lost.reason) == (Action.NOTHING, "the broker has stored it since it was planned")
+    assert (lost.action, lost.reason) == (RepairAction.NOTHING, "the broker has stored it since it was planned")
     assert "repaired 1 of 1" in done.stderr
     assert sorted(outbox_rows(sqlite)) == ["unsent"]
 

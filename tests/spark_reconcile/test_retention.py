@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
-from broker.engine import Engine
-from broker.options import EngineOptions
-from messaging import journal
-from messaging.clock import ManualClock
-from messaging.message import GroupConfig, Message
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.engine import Engine
+from outbox_core.common.clock import ManualClock
+from outbox_core.journal import journal
+from outbox_core.messages.message import GroupConfig, Message
 from spark_reconcile import InboxSource, Summary, run
-from spark_reconcile.delivery_evidence import GroupFacts, group_facts
-from spark_reconcile.sources.segments import begins_whole, survey
+from spark_reconcile.evidence.delivery_evidence import GroupFacts, group_facts
+from spark_reconcile.sources.log_segments import begins_whole, survey
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, TICKETS, World
 
@@ -72,8 +72,8 @@ def test_a_group_that_acted_before_it_was_declared_is_an_old_one_declared_again(
     )
 
     assert found == [
-        GroupFacts(topic=PAID, consumer_group=IDLE, filtered=1),
-        GroupFacts(topic=PAID, consumer_group=MAIL),
+        GroupFacts(topic=PAID, consumer_group=IDLE, filtered=1, filter_since_ms=-1),
+        GroupFacts(topic=PAID, consumer_group=MAIL, filter_since_ms=5_000),
         GroupFacts(topic=PAID, consumer_group=TICKETS, floor=7, since_ms=5_000),
     ]
 

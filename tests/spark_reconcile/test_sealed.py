@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from messaging import journal
+from outbox_core.journal import journal
 from spark_reconcile import NotComparable, Settings, run
-from spark_reconcile.errors import OutputBusy
-from spark_reconcile.output import staging
-from spark_reconcile.reading import LegCount, read_log
-from spark_reconcile.reconciliation import only_run
-from spark_reconcile.sources import sealed
-from spark_reconcile.sources.segments import survey
+from spark_reconcile.core.counts import LegCount
+from spark_reconcile.core.errors import OutputBusy
+from spark_reconcile.load.evidence import read_log
+from spark_reconcile.results.output_folder import staging
+from spark_reconcile.runs.full_run import only_run
+from spark_reconcile.sources import segment_cache
+from spark_reconcile.sources.log_segments import survey
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World
 
@@ -29,7 +30,7 @@ RECORDS_A_SEGMENT = 4
 @pytest.fixture
 def written(sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Ten settled messages in segments of four records, all worth keeping."""
-    monkeypatch.setattr(sealed, "KEPT_BYTES_MIN", 0)
+    monkeypatch.setattr(segment_cache, "KEPT_BYTES_MIN", 0)
     world = World()
     world.groups()
     for number in range(10):

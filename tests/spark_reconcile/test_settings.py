@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from messaging.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import Condition, Operator, Settings, Until
-from spark_reconcile.config_file import read_config, settings_of
-from spark_reconcile.session import spark_session
+from spark_reconcile.core.settings_file import read_config, settings_of
+from spark_reconcile.load.spark_session import spark_session
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, World
 
@@ -169,7 +169,8 @@ def test_without_java_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_importing_the_command_imports_no_spark() -> None:
     script = (
-        "import sys, spark_reconcile, spark_reconcile.cli; print('pyspark' in sys.modules, 'pyarrow' in sys.modules)"
+        "import sys, spark_reconcile, spark_reconcile.cli.run_command; "
+        "print('pyspark' in sys.modules, 'pyarrow' in sys.modules)"
     )
 
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

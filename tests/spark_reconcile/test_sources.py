@@ -14,22 +14,23 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan, StringStartsWith
 from sqlalchemy import create_engine, text
 
-from broker import operating
-from broker.engine import Engine
-from messaging import journal
-from messaging.clock import ManualClock
-from messaging.errors import ConfigurationError, DatabaseUnavailable, SchemaMissing
-from messaging.message import GroupConfig, Message
+from outbox_broker.engine import operating
+from outbox_broker.engine.engine import Engine
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, SchemaMissing
+from outbox_core.journal import journal
+from outbox_core.messages.message import GroupConfig, Message
 from spark_reconcile import Condition, NotComparable, Operator, Settings, run
-from spark_reconcile.planning import check_sources
-from spark_reconcile.session import Size
-from spark_reconcile.sources.broker_log import BrokerLogSource, PushingLogReader, SegmentPart
+from spark_reconcile.core.time_range import Span
+from spark_reconcile.load.source_check import check_sources
+from spark_reconcile.load.spark_session import Size
+from spark_reconcile.sources.action_runs import named_runs, single
 from spark_reconcile.sources.database import Place, Reader, reading
-from spark_reconcile.sources.frames import ACTION_SCHEMA, RUN_SCHEMA, action_rows
-from spark_reconcile.sources.naming import named_runs, single
-from spark_reconcile.sources.segments import survey
-from spark_reconcile.sources.sql import Part, PushingSqlReader, SqlReader
-from spark_reconcile.sources.statements import Leg, Span, Statement, business_statement
+from spark_reconcile.sources.log_records import ACTION_SCHEMA, RUN_SCHEMA, action_rows
+from spark_reconcile.sources.log_segments import survey
+from spark_reconcile.sources.log_source import BrokerLogSource, PushingLogReader, SegmentPart
+from spark_reconcile.sources.sql_source import Part, PushingSqlReader, SqlReader
+from spark_reconcile.sources.sql_statements import Leg, Statement, business_statement
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, PAID, World, write_log
 
@@ -348,7 +349,7 @@ def test_large_tables_are_read_one_after_the_other_and_small_ones_in_one_snapsho
     written: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = check_sources(written)
-    monkeypatch.setattr("spark_reconcile.planning.SNAPSHOT_ROWS_MAX", 5)
+    monkeypatch.setattr("spark_reconcile.load.source_check.SNAPSHOT_ROWS_MAX", 5)
     large = check_sources(written)
 
     assert [read.snapshot for read in small.rest] == [True]
@@ -359,9 +360,9 @@ def test_large_tables_are_read_one_after_the_other_and_small_ones_in_one_snapsho
 
 def test_java_is_set_for_how_much_there_is_to_read(written: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [check_sources(written).size]
-    monkeypatch.setattr("spark_reconcile.planning.SNAPSHOT_ROWS_MAX", 5)
+    monkeypatch.setattr("spark_reconcile.load.source_check.SNAPSHOT_ROWS_MAX", 5)
     sizes.append(check_sources(written).size)
-    monkeypatch.setattr("spark_reconcile.planning.MEDIUM_ROWS_MAX", 5)
+    monkeypatch.setattr("spark_reconcile.load.source_check.MEDIUM_ROWS_MAX", 5)
     sizes.append(check_sources(written).size)
 
     assert sizes == [Size.SMALL, Size.MEDIUM, Size.LARGE]
@@ -372,7 +373,7 @@ def test_reading_in_ranges_gives_the_same_verdicts_as_one_snapshot(
     database: Database, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = _world(10).write(database, tmp_path)
-    monkeypatch.setattr("spark_reconcile.planning.SNAPSHOT_ROWS_MAX", 0)
+    monkeypatch.setattr("spark_reconcile.load.source_check.SNAPSHOT_ROWS_MAX", 0)
 
     summary = run(settings, session=spark, now_ms=NOW_MS)
 
@@ -406,7 +407,7 @@ def test_a_database_tells_its_own_clock(mysql_like: Database) -> None:
 def test_clocks_that_are_apart_make_a_run_as_patient(
     written: Settings, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, patience: tuple[float, float]
 ) -> None:
-    monkeypatch.setattr("spark_reconcile.planning.time.time_ns", lambda: NOW_MS * 1_000_000)
+    monkeypatch.setattr("spark_reconcile.load.source_check.time.time_ns", lambda: NOW_MS * 1_000_000)
     monkeypatch.setattr(Reader, "now_ms", lambda _: NOW_MS + ahead_ms)
 
     plan = check_sources(written)
@@ -420,7 +421,7 @@ def test_clocks_that_are_apart_make_a_run_as_patient(
 def test_an_inbox_is_read_from_where_a_span_begins_by_its_own_clock(
     written: Settings, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, earlier_ms: int
 ) -> None:
-    monkeypatch.setattr("spark_reconcile.planning.time.time_ns", lambda: NOW_MS * 1_000_000)
+    monkeypatch.setattr("spark_reconcile.load.source_check.time.time_ns", lambda: NOW_MS * 1_000_000)
     monkeypatch.setattr(Reader, "now_ms", lambda _: NOW_MS + ahead_ms)
 
     plan = check_sources(written, span=Span(since_ms=NOW_MS - HOUR_MS, until_ms=NOW_MS))

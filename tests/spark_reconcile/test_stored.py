@@ -10,18 +10,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from messaging.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import Grace, Settings, Summary
-from spark_reconcile.cli import app
-from spark_reconcile.flow import Axis, Flow
-from spark_reconcile.latencies import Hop, Hour, keep_hours
-from spark_reconcile.output import staging
-from spark_reconcile.publishing import publish
-from spark_reconcile.stored import stored_hours, stored_run
-from spark_reconcile.summary import Book, Example, Input, Latency, Unjudged, WindowCounts
-from spark_reconcile.verdict import Scope, Severity, State
-from spark_reconcile.window_results import Tally
-from spark_reconcile.window_store import Window, WindowStore
+from spark_reconcile.cli.run_command import app
+from spark_reconcile.core.time_axis import Axis
+from spark_reconcile.load.inputs import Input
+from spark_reconcile.report.writer import publish
+from spark_reconcile.results.causes import Cause
+from spark_reconcile.results.latencies import Hop, Hour, keep_hours
+from spark_reconcile.results.output_folder import staging
+from spark_reconcile.results.summary import Book, Example, Latency, Unjudged, WindowCounts
+from spark_reconcile.results.time_series import Flow
+from spark_reconcile.results.window_store import Window, WindowStore
+from spark_reconcile.results.window_totals import Tally
+from spark_reconcile.rules.verdict import Scope, Severity, State
+from spark_reconcile.runs.stored_run import stored_hours, stored_run
 
 HOUR_MS = 3_600_000
 NOW_MS = 500_000 * HOUR_MS
@@ -38,7 +41,7 @@ def test_a_stored_run_reads_back_as_it_was_and_gives_the_same_page(tmp_path: Pat
     assert stored_run(tmp_path / "out") == published
     assert page.read_text() == before
     assert made.exit_code == 0
-    assert made.stdout == f"{published.sentence}\nreport: {page}\n"
+    assert made.stdout == f"Cause: It ends.\n{published.sentence}\nreport: {page}\n"
 
 
 def test_the_newest_run_is_taken_unless_one_is_named_wherever_the_folder_stands_by_now(tmp_path: Path) -> None:
@@ -159,6 +162,7 @@ def _published(output: Path, *, lost: int = 2) -> Summary:
         summary = Summary(
             run_id=stage.run_id, judged_at_ms=NOW_MS, business_rows=1, messages=12, message_groups=4, stored=10,
             delivered=4, redelivered=1, acknowledged=3, resent=1, deduplicated_by_broker=0, deduplicated_by_inbox=1,
+            causes=[Cause(sentence="It ends.", source="broker", what="message log", count=lost)],
             books=[Book(scope=Scope.MESSAGE, topic="t", of="", state=State.LOST, severity=Severity.FINDING,
                         rule="not_in_broker", count=lost)],
             latencies=[Latency(hop="commit to broker", topic="t", of="", count=9, p50_ms=3, p95_ms=5, p99_ms=8,

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from spark_reconcile import Settings, run_windows, second_look
-from spark_reconcile.second_look import Suspects, parted
-from spark_reconcile.suspects import confirmed_suspects, hour_folders
-from spark_reconcile.window_store import WindowStore
+from spark_reconcile import Settings, run_windows
+from spark_reconcile.recheck import suspect_records
+from spark_reconcile.recheck.suspect_records import Suspects, parted
+from spark_reconcile.repair.findings import confirmed_suspects, hour_folders
+from spark_reconcile.results.window_store import WindowStore
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.timed_ids import with_timed_ids
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World, no_wait
@@ -38,7 +39,7 @@ def test_suspects_in_parts_get_the_verdicts_of_one_look_at_all(
 
     at_once = replace(settings, output=tmp_path / "at-once")
     looks = [_run(at_once, spark)]
-    monkeypatch.setattr(second_look, "SUSPECTS_A_LOOK", 3)
+    monkeypatch.setattr(suspect_records, "SUSPECTS_A_LOOK", 3)
     looks.append(_run(settings, spark))
     expected, found = _rows(at_once), _rows(settings)
     cleared = replace(settings, output=tmp_path / "cleared")
@@ -48,7 +49,7 @@ def test_suspects_in_parts_get_the_verdicts_of_one_look_at_all(
     assert found == expected
     assert Counter(rule for *_, rule, confirmed in found if confirmed) == {
         "not_sent": 5, "message_unsent": 5, "not_in_broker": 3, "message_lost": 3, "key_differs": 2,
-        "message_mismatch": 1, "no_message": 2,
+        "message_mismatch": 2, "no_message": 1,
     }  # fmt: skip
     suspects = confirmed_suspects(hour_folders(settings.output, since_ms=SINCE_MS, until_ms=NOW_MS))
     assert Counter(one.rule for one in suspects) == {"not_sent": 5, "not_in_broker": 3}
@@ -57,21 +58,25 @@ def test_suspects_in_parts_get_the_verdicts_of_one_look_at_all(
 
 
 def test_a_key_is_in_one_part_with_all_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(second_look, "SUSPECTS_A_LOOK", 3)
-    monkeypatch.setattr(second_look, "SUSPECTS_MAX", 12)
-    keyed: dict[Any, list[str]] = {
-        (PAID, "1"): ["b", "a"], (PAID, "2"): ["c", "d"], (PAID, "3"): [], (PAID, "4"): ["e"],
-        (PAID, "hot"): ["f", "g", "h", "i"], None: ["y", "x"],
+    monkeypatch.setattr(suspect_records, "SUSPECTS_A_LOOK", 3)
+    monkeypatch.setattr(suspect_records, "SUSPECTS_MAX", 12)
+    keyed: dict[Any, list[tuple[str, str]]] = {
+        (PAID, "1"): _named("ba"), (PAID, "2"): _named("cd"), (PAID, "3"): [], (PAID, "4"): _named("e"),
+        (PAID, "hot"): _named("fghi"), None: _named("yx"),
     }  # fmt: skip
 
     assert parted(keyed) == [
-        Suspects(ids=["a", "b"], keys=[(PAID, "1")]),
-        Suspects(ids=["c", "d", "e"], keys=[(PAID, "2"), (PAID, "3"), (PAID, "4")]),
-        Suspects(ids=["x", "y"], keys=[]),
+        Suspects(messages=_named("ab"), keys=[(PAID, "1")]),
+        Suspects(messages=_named("cde"), keys=[(PAID, "2"), (PAID, "3"), (PAID, "4")]),
+        Suspects(messages=_named("xy"), keys=[]),
     ]
-    assert parted({**keyed, (PAID, "5"): ["k", "l"]}) is None, "13 ids"
+    assert parted({**keyed, (PAID, "5"): _named("kl")}) is None, "13 ids"
     assert parted({(PAID, str(number)): [] for number in range(13)}) is None
     assert parted({}) == []
+
+
+def _named(ids: str) -> list[tuple[str, str]]:
+    return [(PAID, id_) for id_ in ids]
 
 
 def _incident() -> World:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spark_reconcile import Settings, Summary, run_windows
-from spark_reconcile.exposition import metrics_text
-from spark_reconcile.slots import HOUR_MS
-from spark_reconcile.summary import Input, Unjudged
-from spark_reconcile.unjudged import first_looked_at_late, reaches, unjudged, with_notes
-from spark_reconcile.window_store import Window
+from spark_reconcile.core.time_buckets import HOUR_MS
+from spark_reconcile.load.inputs import Input
+from spark_reconcile.report.prometheus import metrics_text
+from spark_reconcile.results.retention_gaps import first_looked_at_late, reaches, unjudged, with_notes
+from spark_reconcile.results.summary import Unjudged
+from spark_reconcile.results.window_store import Window
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import MINUTE_MS, NOW_MS, World, no_wait
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_reconcile.business_rules import BUSINESS_RULES
-from spark_reconcile.delivery_rules import DELIVERY_RULES
-from spark_reconcile.judging import RULES, judged
-from spark_reconcile.message_rules import MESSAGE_RULES
+from spark_reconcile.classify.classification import RULES, judged
 from spark_reconcile.report.page import WORDS
-from spark_reconcile.verdict import UNEXPLAINED, Rule, Severity, State, classify, facts_asked
+from spark_reconcile.rules.business_rules import BUSINESS_RULES
+from spark_reconcile.rules.delivery_rules import DELIVERY_RULES
+from spark_reconcile.rules.message_rules import MESSAGE_RULES
+from spark_reconcile.rules.verdict import UNEXPLAINED, Rule, Severity, State, classify, facts_asked
 from tests.spark_reconcile import oracle
 
 if TYPE_CHECKING:
@@ -27,10 +27,13 @@ NOW_MS = 10_000_000
 BOUNDS = {
     "now_ms": NOW_MS, "grace_ms": 60_000, "late_after_ms": 120_000, "clock_skew_ms": 1_000,
     "archive_reach_ms": 2_000_000, "archive_until_ms": 6_000_000, "broker_reach_ms": 1_000_000,
-    "broker_seen_ms": NOW_MS - 60_000,
+    "broker_seen_ms": NOW_MS - 60_000, "earliest_ms": 1, "latest_ms": NOW_MS + 86_400_000,
 }  # fmt: skip
-# Before any reach, within it, at the edges of the grace time, now, and ahead.
-TIMES = [0, 500_000, 1_500_000, 5_000_000, NOW_MS - 60_001, NOW_MS - 60_000, NOW_MS - 59_999, NOW_MS, NOW_MS + 600_000]
+# Before any reach, within it, at the edges of the grace time, now, ahead, and further ahead than can be.
+TIMES = [
+    0, 500_000, 1_500_000, 5_000_000, NOW_MS - 60_001, NOW_MS - 60_000, NOW_MS - 59_999, NOW_MS, NOW_MS + 600_000,
+    NOW_MS + 86_400_001,
+]  # fmt: skip
 FLAG, COUNT = [0, 1], [0, 1, 2]
 
 MESSAGE_FACTS: Mapping[str, Sequence[int]] = {
@@ -39,6 +42,7 @@ MESSAGE_FACTS: Mapping[str, Sequence[int]] = {
     "due_differs": FLAG, "created_ms": TIMES, "sent_ms": TIMES, "accepted_ms": TIMES, "deliver_at_ms": TIMES,
     "repeated": FLAG, "business_reach_ms": [0, 3_000_000], "actions_reach_ms": [0, 3_000_000],
     "business_until_ms": [4_000_000, NOW_MS], "cancel": FLAG, "took_effect": FLAG, "cancel_noted": [-1, 0, 1],
+    "respelled": FLAG,
 }  # fmt: skip
 DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
     "stored": COUNT, "deliveries": COUNT, "acks": COUNT, "nacks": COUNT, "redrives": FLAG, "seeks": FLAG,
@@ -47,12 +51,13 @@ DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
     "deliver_at_ms": TIMES, "ready_ms": TIMES, "stored_ms": TIMES,
     "first_delivered_ms": TIMES, "first_ack_ms": TIMES, "effect_ms": TIMES, "last_ms": TIMES,
     "visible_ms": [0, NOW_MS - 120_000, NOW_MS - 119_999, NOW_MS + 1], "inbox_reach_ms": [0, 3_000_000],
-    "inbox_until_ms": [4_000_000, NOW_MS], "actions_reach_ms": [0, 3_000_000],
+    "inbox_until_ms": [4_000_000, NOW_MS], "actions_reach_ms": [0, 3_000_000], "wanted": [-2, -1, 0, 1],
 }  # fmt: skip
 BUSINESS_FACTS: Mapping[str, Sequence[int]] = {
-    "keyless": FLAG, "asked": [1, 2], "messages": [0, 1, 2, 3], "due_differs": FLAG, "newest_ms": TIMES,
-    "oldest_ms": TIMES, "newest_message_ms": TIMES, "business_until_ms": [4_000_000, NOW_MS],
-    "lost": FLAG, "unsent": FLAG, "pending": FLAG, "parked": FLAG, "canceled": FLAG, "mismatch": FLAG,
+    "keyless": FLAG, "impossible": FLAG, "respelled": FLAG, "asked": [1, 2], "messages": [0, 1, 2, 3],
+    "due_differs": FLAG, "newest_ms": TIMES, "oldest_ms": TIMES, "newest_message_ms": TIMES,
+    "business_until_ms": [4_000_000, NOW_MS], "lost": FLAG, "unsent": FLAG, "pending": FLAG, "parked": FLAG,
+    "canceled": FLAG, "mismatch": FLAG,
     "duplicate": FLAG, "unknown": FLAG,
 }  # fmt: skip
 Scope = tuple[tuple[Rule, ...], Mapping[str, Sequence[int]], Callable[[Mapping[str, int]], str]]

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from messaging.clock import ManualClock
-from messaging.errors import ConfigurationError
-from spark_reconcile.errors import NotComparable, OutputBusy, OutputFailed
-from spark_reconcile.exposition import metrics_text, write_metrics
-from spark_reconcile.moments import length_ms, moment_ms
-from spark_reconcile.summary import Book, Input, Summary, WindowCounts
-from spark_reconcile.verdict import Scope, Severity, State
-from spark_reconcile.watching import RETRY_MS, Schedule, Watch
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.cli.schedule import RETRY_MS, Schedule, ScheduledRuns
+from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed
+from spark_reconcile.core.time_arguments import length_ms, moment_ms
+from spark_reconcile.load.inputs import Input
+from spark_reconcile.report.prometheus import metrics_text, write_metrics
+from spark_reconcile.results.summary import Book, Summary, WindowCounts
+from spark_reconcile.rules.verdict import Scope, Severity, State
 
 HOUR_MS = 3_600_000
 NOON_MS = 12 * HOUR_MS
@@ -42,7 +43,7 @@ def test_it_runs_at_once_then_every_hour_and_sooner_after_a_failure(failure: Exc
         if len(ran) == 2:
             raise failure
 
-    watch = Watch(once, schedule=Schedule(every_ms=HOUR_MS, after_ms=0), clock=clock)
+    watch = ScheduledRuns(once, schedule=Schedule(every_ms=HOUR_MS, after_ms=0), clock=clock)
     thread = threading.Thread(target=watch.run)
     thread.start()
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from messaging import journal
+from outbox_core.journal import journal
 from tests.spark_reconcile.faults import Verdict
 from tests.spark_reconcile.world import World, sha
 

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, create_engine, insert, text
 from sqlalchemy.schema import CreateSchema
 
-from messaging import journal
-from outbox.row import CANCEL_TOPIC
-from outbox.schema import outbox_tables
+from outbox.store.row import CANCEL_TOPIC
+from outbox.store.schema import outbox_tables
+from outbox_core.journal import journal
 from spark_reconcile import BusinessRule, Condition, Grace, InboxSource, Settings
-from spark_reconcile.sources.segments import survey
+from spark_reconcile.sources.log_segments import survey
 from tests.fixtures.databases import Database
 
 NOW_MS = 1_800_001_800_000

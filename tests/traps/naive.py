@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database import error_code
+from outbox.store.database import error_code
 from tests.outbox.shop import Shop
 
 WAIT_SECONDS = 300

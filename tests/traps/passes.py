@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy import Engine
 
-from compensator.scan import Scan, ScanOptions
-from messaging.broker import Broker
+from compensator.work.table_scan import Scan, ScanOptions
 from outbox import RelayPolicy
-from outbox.database import background_engine
+from outbox.store.database import background_engine
+from outbox_core.messages.broker_port import Broker
 from tests.outbox.shop import Shop
 
 

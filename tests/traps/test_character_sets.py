@@ -9,7 +9,7 @@ from sqlalchemy import event, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from outbox.database import background_engine
+from outbox.store.database import background_engine
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 from tests.traps.naive import assert_fails, make_naive_outbox, run

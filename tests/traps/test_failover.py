@@ -14,12 +14,13 @@ from sqlalchemy import Engine, create_engine, inspect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from messaging.errors import OutboxError
-from messaging.message import Message
-from outbox import Outbox, migrating
-from outbox.inbox import InboxStore
-from outbox.row import publish_row
-from outbox.schema import outbox_tables
+from outbox import Outbox
+from outbox.consumers.inbox import InboxStore
+from outbox.migrate import schema_upgrade
+from outbox.store.row import publish_row
+from outbox.store.schema import outbox_tables
+from outbox_core.common.errors import OutboxError
+from outbox_core.messages.message import Message
 from tests.fixtures.cutting_proxy import CuttingProxy, Moment, cutting_proxy
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import WAIT_SECONDS, RecordingBroker
@@ -192,12 +193,12 @@ def test_an_upgrade_cut_anywhere_can_be_run_again(mysql_like: Database, moment: 
     with cutting_proxy(mysql_like.url) as proxy:
         for _ in (cuts := Cuts(proxy, moment)).each():
             with fresh_engine(proxy) as engine, contextlib.suppress(DBAPIError, OutboxError):
-                migrating.upgrade(engine, schema=schema)
-            again = migrating.upgrade(direct, schema=schema)
+                schema_upgrade.upgrade(engine, schema=schema)
+            again = schema_upgrade.upgrade(direct, schema=schema)
             with direct.begin() as connection:
                 found = set(inspect(connection).get_table_names(schema=schema))
                 connection.exec_driver_sql(f"DROP DATABASE {schema}")
-            assert again == migrating.head(), f"after a cut at {proxy.cut_statement}"
+            assert again == schema_upgrade.head(), f"after a cut at {proxy.cut_statement}"
             assert {table.name for table in outbox_tables(schema).metadata.sorted_tables} <= found
     direct.dispose()
 

@@ -11,13 +11,13 @@ from sqlalchemy import Engine, create_engine, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
-from compensator.retention import Retention, RetentionOptions
-from messaging.errors import ConfigurationError
-from outbox import migrating
-from outbox.archive import ArchiveStore
-from outbox.database import database_errors
-from outbox.inbox import InboxStore
-from outbox.ordering import OrderStore
+from compensator.retention.retention import Retention, RetentionOptions
+from outbox.consumers.inbox import InboxStore
+from outbox.migrate import schema_upgrade
+from outbox.store.archive_purge import ArchiveStore
+from outbox.store.database import database_errors
+from outbox.store.ordering import OrderStore
+from outbox_core.common.errors import ConfigurationError
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, Payment, Shop
 from tests.traps.naive import run
@@ -131,9 +131,9 @@ def test_reconciliation_reads_both_schemas_and_writes_none(mysql_shop: Shop, use
 def test_migrate_makes_the_tables_and_sees_no_business_table(mysql_shop: Shop, users: Users) -> None:
     mysql_shop.execute(f"DROP DATABASE {mysql_shop.database.schema}")
 
-    reached = migrating.upgrade(users.engine("migrate").url, schema=mysql_shop.database.schema)
+    reached = schema_upgrade.upgrade(users.engine("migrate").url, schema=mysql_shop.database.schema)
 
-    assert reached == migrating.head()
+    assert reached == schema_upgrade.head()
     assert mysql_shop.rows() == []
 
 
@@ -143,4 +143,4 @@ def test_nobody_but_migrate_makes_tables(users: Users, mysql_shop: Shop, role: s
     mysql_shop.execute(f"DROP TABLE {mysql_shop.database.schema}.message")
 
     with pytest.raises(ConfigurationError, match=r"databases\.md"):
-        migrating.upgrade(engine.url, schema=mysql_shop.database.schema)
+        schema_upgrade.upgrade(engine.url, schema=mysql_shop.database.schema)

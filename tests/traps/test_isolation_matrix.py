@@ -13,14 +13,14 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
-from messaging.message import Message
-from outbox import migrating
-from outbox.archive import ArchiveStore
-from outbox.database import background_engine
-from outbox.desk import MessageDesk
-from outbox.inbox import InboxStore
-from outbox.ordering import OrderStore
-from outbox.row import publish_row
+from outbox.admin.message_admin import MessageDesk
+from outbox.consumers.inbox import InboxStore
+from outbox.migrate import schema_upgrade
+from outbox.store.archive_purge import ArchiveStore
+from outbox.store.database import background_engine
+from outbox.store.ordering import OrderStore
+from outbox.store.row import publish_row
+from outbox_core.messages.message import Message
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 from tests.traps.naive import rows_locked
@@ -270,7 +270,7 @@ def test_an_upgrade_makes_producers_wait_for_nothing_when_there_is_nothing_to_do
 ) -> None:
     with bench.shop.engine.begin() as connection:
         bench.shop.tables.metadata.drop_all(connection)
-    migrating.upgrade(bench.shop.engine, schema=bench.shop.database.schema)
+    schema_upgrade.upgrade(bench.shop.engine, schema=bench.shop.database.schema)
     box = bench.shop.box(broker, engine=bench.producers, sender=NO_SENDER)
 
     with Session(bench.producers) as session:
@@ -278,7 +278,7 @@ def test_an_upgrade_makes_producers_wait_for_nothing_when_there_is_nothing_to_do
         box.publish("topic", "", session=session)
         box.write(session.connection(), session.info["outbox.units_of_work"][box])
         # This transaction holds the metadata lock of the message table until its end.
-        migrating.upgrade(bounded(bench.shop), schema=bench.shop.database.schema)
+        schema_upgrade.upgrade(bounded(bench.shop), schema=bench.shop.database.schema)
         session.commit()
 
     assert bench.shop.payments() == [1]

@@ -8,16 +8,16 @@ from random import Random
 
 from sqlalchemy import event
 
-from compensator.retention import Retention, RetentionOptions
-from messaging.message import Message
+from compensator.retention.retention import Retention, RetentionOptions
 from outbox import RelayPolicy
-from outbox.archive import ArchiveStore
-from outbox.database import background_engine
-from outbox.inbox import InboxStore
-from outbox.ordering import OrderStore
-from outbox.relay import Relay
-from outbox.row import publish_row
-from outbox.schema import RowState, schema_for
+from outbox.consumers.inbox import InboxStore
+from outbox.delivery.relay import Relay
+from outbox.store.archive_purge import ArchiveStore
+from outbox.store.database import background_engine
+from outbox.store.ordering import OrderStore
+from outbox.store.row import publish_row
+from outbox.store.schema import RowState, schema_for
+from outbox_core.messages.message import Message
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Payment, Shop
 from tests.traps.naive import make_naive_outbox, rows_read, run, transaction

@@ -11,12 +11,13 @@ import pytest
 from sqlalchemy import Connection, Engine, inspect
 from sqlalchemy.orm import Session
 
-from messaging.message import Message
-from outbox import Outbox, migrating
-from outbox.archive import ArchiveStore
-from outbox.database import background_engine
-from outbox.row import publish_row
-from outbox.schema import outbox_tables
+from outbox import Outbox
+from outbox.migrate import schema_upgrade
+from outbox.store.archive_purge import ArchiveStore
+from outbox.store.database import background_engine
+from outbox.store.row import publish_row
+from outbox.store.schema import outbox_tables
+from outbox_core.messages.message import Message
 from tests.fixtures.databases import Database
 from tests.outbox.lock_waits import wait_for_lock_waits
 from tests.outbox.recording_broker import RecordingBroker
@@ -283,10 +284,10 @@ def test_an_upgrade_that_waits_for_a_reader_lets_producers_through(
     schema = mysql_like.schema
     with open_shop(mysql_like) as shop:
         shop.execute(f"DROP DATABASE {schema}")
-        migrating.upgrade(shop.engine, schema=schema, revision="0001")
+        schema_upgrade.upgrade(shop.engine, schema=schema, revision="0001")
         reached: list[str | None] = []
         upgrade = threading.Thread(
-            target=lambda: reached.append(migrating.upgrade(mysql_like.url, schema=schema)), daemon=True
+            target=lambda: reached.append(schema_upgrade.upgrade(mysql_like.url, schema=schema)), daemon=True
         )
 
         with transaction(shop) as reader:
@@ -307,7 +308,7 @@ def test_an_upgrade_that_waits_for_a_reader_lets_producers_through(
                     run(producer, "SET SESSION lock_wait_timeout = DEFAULT")
         upgrade.join(60)
 
-        assert reached == [migrating.head()]
+        assert reached == [schema_upgrade.head()]
         assert len(shop.rows()) == 3
 
 

@@ -10,9 +10,9 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from messaging.errors import TransactionDoomed
 from outbox import Outbox
-from outbox.database import background_engine, error_code
+from outbox.store.database import background_engine, error_code
+from outbox_core.common.errors import TransactionDoomed
 from tests.fixtures.cutting_proxy import Moment, cutting_proxy
 from tests.outbox.deadlock import add_rows_to_fight_over, become_a_deadlocks_victim
 from tests.outbox.recording_broker import RecordingBroker

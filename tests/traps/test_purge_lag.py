@@ -8,11 +8,11 @@ from random import Random
 import pytest
 from sqlalchemy import Connection
 
-from compensator.breaker import BreakerOptions
-from compensator.gate import Gates
-from compensator.source import Source
-from compensator.turn import TurnOptions, Turns
-from messaging.clock import ManualClock
+from compensator.admission.circuit_breaker import BreakerOptions
+from compensator.admission.gate import Gates
+from compensator.work.source import Source
+from compensator.work.work_slice import TurnOptions, Turns
+from outbox_core.common.clock import ManualClock
 from tests.compensator.serving import HOUR_US, add_due, source_of
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop

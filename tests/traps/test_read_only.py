@@ -11,9 +11,9 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
-from messaging.errors import ConfigurationError, DatabaseUnavailable
-from messaging.message import Message
-from outbox.row import publish_row
+from outbox.store.row import publish_row
+from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
+from outbox_core.messages.message import Message
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop, open_shop

@@ -6,7 +6,7 @@ import contextlib
 
 from sqlalchemy.orm import Session
 
-from outbox.database import background_engine
+from outbox.store.database import background_engine
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 from tests.traps.naive import insert, make_naive_outbox, run, transaction

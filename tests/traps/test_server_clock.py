@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
-from compensator.scan import PassReport, Scan, ScanOptions
-from messaging.errors import BrokerUnavailable
+from compensator.work.table_scan import PassReport, Scan, ScanOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
-from outbox.archive import ArchiveStore
-from outbox.database import background_engine
+from outbox.store.archive_purge import ArchiveStore
+from outbox.store.database import background_engine
+from outbox_core.common.errors import BrokerUnavailable
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Payment, Shop
 

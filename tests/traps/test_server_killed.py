@@ -12,8 +12,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from messaging.errors import OutboxError
 from outbox import Outbox
+from outbox_core.common.errors import OutboxError
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, Payment, Shop, open_shop

@@ -19,23 +19,23 @@ from sqlalchemy.orm import Session
 
 from compensator.assignment import SourceName
 from compensator.assignment.lease_store import LeaseStore
-from compensator.assignment.leased import LeasedAssignment
-from compensator.due_tables import DueTables
-from messaging.errors import BrokerUnavailable
-from messaging.message import Message
+from compensator.assignment.leased_assignment import LeasedAssignment
+from compensator.work.due_row_query import DueTables
 from outbox import Outbox, consumer
-from outbox.archive import ArchiveStore
-from outbox.database import background_engine, error_code
-from outbox.desk import Action, MessageDesk, Wanted
-from outbox.handling import Outcome
-from outbox.inbox import InboxStore
-from outbox.migrating import upgrade
-from outbox.ordering import OrderStore
-from outbox.placement import MessageTable
-from outbox.row import publish_row
-from outbox.row_insert import RowInsert
-from outbox.schema import RowState
-from outbox.sharing import read_sharing
+from outbox.admin.message_admin import AdminAction, MessageDesk, MessageSelection
+from outbox.admin.source_shares import read_sharing
+from outbox.consumers.handler import Outcome
+from outbox.consumers.inbox import InboxStore
+from outbox.migrate.schema_upgrade import upgrade
+from outbox.store.archive_purge import ArchiveStore
+from outbox.store.database import background_engine, error_code
+from outbox.store.ordering import OrderStore
+from outbox.store.row import publish_row
+from outbox.store.row_insert import RowInsert
+from outbox.store.schema import RowState
+from outbox.store.table_placement import MessageTable
+from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.messages.message import Message
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
@@ -230,11 +230,11 @@ def _produce_and_compensate(shop: Shop, engine: Engine) -> None:
 
 def _park_and_retry(shop: Shop, connection: Connection) -> None:
     desk = MessageDesk(dialect=connection.dialect, schema=shop.database.schema)
-    ids = desk.ids(connection, Wanted(topic="topic"), action=Action.PARK, limit=10)
+    ids = desk.ids(connection, MessageSelection(topic="topic"), action=AdminAction.PARK, limit=10)
     assert desk.park(connection, ids) == 2
     shown = [desk.show(connection, one, body_bytes_max=1_000) for one in ids]
     assert sorted(row["body"] for row in shown if row) == sorted([BODY, b""])
-    assert len(desk.rows(connection, Wanted(state=RowState.PARKED, key=INJECTION), limit=10)) == 1
+    assert len(desk.rows(connection, MessageSelection(state=RowState.PARKED, key=INJECTION), limit=10)) == 1
     assert desk.retry(connection, ids) == 2
 
 

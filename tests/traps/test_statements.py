@@ -10,13 +10,13 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from outbox import migrating
-from outbox.archive import ArchiveStore
-from outbox.database import background_engine
-from outbox.desk import MessageDesk, Wanted
-from outbox.inbox import InboxStore
-from outbox.ordering import OrderStore
-from outbox.schema import RowState, message_table_names
+from outbox.admin.message_admin import MessageDesk, MessageSelection
+from outbox.consumers.inbox import InboxStore
+from outbox.migrate import schema_upgrade
+from outbox.store.archive_purge import ArchiveStore
+from outbox.store.database import background_engine
+from outbox.store.ordering import OrderStore
+from outbox.store.schema import RowState, message_table_names
 from tests.fixtures.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import RecordingBroker
@@ -116,7 +116,7 @@ def test_every_delete_and_update_of_rows_names_them_by_their_key(
 
 def use_everything(engine: Engine, database: Database, broker: RecordingBroker) -> None:
     """All that the SDK and the compensator do with a database, once."""
-    migrating.upgrade(engine, schema=database.schema)
+    schema_upgrade.upgrade(engine, schema=database.schema)
     Base.metadata.create_all(engine)
     shop = Shop(database, engine)
     with contextlib.closing(shop):
@@ -170,9 +170,11 @@ def operate(shop: Shop) -> None:
     """What people do with rows."""
     desk = MessageDesk(dialect=shop.engine.dialect, schema=shop.database.schema)
     with shop.engine.begin() as connection:
-        desk.rows(connection, Wanted(state=RowState.PARKED, topic="topic", key="k", older_than_us=0), limit=10)
+        desk.rows(
+            connection, MessageSelection(state=RowState.PARKED, topic="topic", key="k", older_than_us=0), limit=10
+        )
         desk.show(connection, "never", body_bytes_max=10)
         desk.retry(connection, ["never"])
         desk.park(connection, ["never"])
         desk.discard(connection, ["never"])
-        migrating.current(connection, schema=shop.database.schema)
+        schema_upgrade.current(connection, schema=shop.database.schema)

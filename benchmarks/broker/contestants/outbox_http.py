@@ -17,9 +17,9 @@ from benchmarks.broker.contestants.shape import (
     stamped,
 )
 from broker_adapter.http import HttpBroker
-from messaging import Message
-from messaging.message import Delivery, PublishResult
-from outbox.consumer import ConsumerRunner, consumer
+from outbox.consumers.consumer_decorator import ConsumerRunner, consumer
+from outbox_core import Message
+from outbox_core.messages.message import Delivery, PublishResult
 
 GROUP = "bench"
 POOL = 32

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from messaging import Broker, Message
-from messaging.broadcast import Broadcaster, TopicRead
-from messaging.errors import BrokerRefused, InvalidMessage
+from outbox_core import Broker, Message
+from outbox_core.common.errors import BrokerRefused, InvalidMessage
+from outbox_core.messages.broadcast_port import Broadcaster, TopicRead
 
 WAIT_S = 60
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from messaging import Broker, GroupConfig, Message
-from messaging.errors import BrokerRefused, InvalidMessage
-from messaging.ids import new_message_id
+from outbox_core import Broker, GroupConfig, Message
+from outbox_core.common.errors import BrokerRefused, InvalidMessage
+from outbox_core.messages.ids import new_message_id
 
 
 def publish(broker: Broker, topic: str, count: int = 1) -> list[str]:

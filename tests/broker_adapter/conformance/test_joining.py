@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from messaging import Broker, Message
-from messaging.ids import new_message_id
+from outbox_core import Broker, Message
+from outbox_core.messages.ids import new_message_id
 
 GROUP = "g"
 BATCH = 2

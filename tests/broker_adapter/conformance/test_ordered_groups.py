@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from messaging import Broker, Delivery, GroupConfig, Message
-from messaging.ids import new_message_id
+from outbox_core import Broker, Delivery, GroupConfig, Message
+from outbox_core.messages.ids import new_message_id
 from tests.broker_adapter.servers import Restartable
 
 

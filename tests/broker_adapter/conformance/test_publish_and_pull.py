@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from messaging import Broker, Message, PublishStatus
-from messaging.errors import InvalidMessage
-from messaging.ids import new_message_id
+from outbox_core import Broker, Message, PublishStatus
+from outbox_core.common.errors import InvalidMessage
+from outbox_core.messages.ids import new_message_id
 
 WAIT_MS = 60_000
 STORED, DUPLICATE, REJECTED = PublishStatus.STORED, PublishStatus.DUPLICATE, PublishStatus.REJECTED

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from messaging import GroupConfig, Message
-from messaging.ids import new_message_id
+from outbox_core import GroupConfig, Message
+from outbox_core.messages.ids import new_message_id
 from tests.broker_adapter.servers import Restartable
 
 WAIT_MS = 60_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from messaging import Broker, Message
-from messaging.ids import new_message_id
+from outbox_core import Broker, Message
+from outbox_core.messages.ids import new_message_id
 
 WAIT_MS = 60_000
 HOUR_MS = 3_600_000

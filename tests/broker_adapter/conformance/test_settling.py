@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from messaging import Broker, Delivery, GroupConfig, Message
-from messaging.ids import new_message_id
+from outbox_core import Broker, Delivery, GroupConfig, Message
+from outbox_core.messages.ids import new_message_id
 
 WAIT_MS = 60_000
 
@@ -240,7 +240,7 @@ def test_an_extension_of_a_delivery_that_is_not_the_newest_is_stale(broker: Brok
 
 @pytest.mark.parametrize("invisible_ms", [0, -1, 10**12])
 def test_an_invisible_time_out_of_bounds_is_refused(broker: Broker, topic: str, invisible_ms: int) -> None:
-    from messaging.errors import InvalidMessage
+    from outbox_core.common.errors import InvalidMessage
 
     with pytest.raises(InvalidMessage):
         broker.pull(topic, "g", invisible_ms=invisible_ms)

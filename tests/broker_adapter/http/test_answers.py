@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from requests import exceptions as http
 
-from broker_adapter.http import HttpBroker, answers
-from broker_adapter.http.answers import Answer, read_answer
-from messaging.errors import BrokerUnavailable
+from broker_adapter.http import HttpBroker, response_reader
+from broker_adapter.http.response_reader import HttpResponse, read_answer
+from outbox_core.common.errors import BrokerUnavailable
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: %d\r\n\r\n"
 BODY_BYTES = 100_000
@@ -61,7 +61,7 @@ def test_an_answer_that_trickles_is_given_up_though_every_byte_comes_in_time() -
 
 
 def test_an_answer_that_never_ends_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "ANSWER_BYTES_MAX", BODY_BYTES // 2)
+    monkeypatch.setattr(response_reader, "ANSWER_BYTES_MAX", BODY_BYTES // 2)
     with answering(HEAD % BODY_BYTES, trickles=False) as (url, _):
         broker = HttpBroker(url)
 
@@ -91,7 +91,7 @@ class Pieces:
         return self.left.popleft() if self.left else b""
 
 
-def read(*pieces: bytes) -> Answer:
+def read(*pieces: bytes) -> HttpResponse:
     return read_answer(Pieces(*pieces), timeout_s=20)
 
 

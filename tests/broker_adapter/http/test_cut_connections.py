@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.http import HttpBroker
-from messaging import Delivery, Message
-from messaging.errors import BrokerUnavailable
-from messaging.ids import new_message_id
+from outbox_core import Delivery, Message
+from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.messages.ids import new_message_id
 from tests.broker_adapter.servers import served
 from tests.fixtures.cutting_http_proxy import CuttingHttpProxy, Point, cutting_http_proxy
 

@@ -9,9 +9,9 @@ import pytest
 import requests
 from requests import exceptions as http
 
-from broker_adapter.http import failures
-from messaging import errors
-from messaging.problem import ProblemAnswer, ProblemKind
+from broker_adapter.http import error_mapping
+from outbox_core.common import errors
+from outbox_core.protocol.problem import ProblemAnswer, ProblemKind
 
 
 def answered(status: int, content: bytes = b"", **headers: str) -> requests.Response:
@@ -36,12 +36,12 @@ def every_exception() -> list[type[http.RequestException]]:
 
 
 def test_every_exception_of_requests_is_in_the_table() -> None:
-    assert {known for known, _ in failures.OF_EXCEPTIONS} == set(every_exception())
+    assert {known for known, _ in error_mapping.OF_EXCEPTIONS} == set(every_exception())
 
 
 def test_no_entry_of_the_table_hides_a_later_one() -> None:
     seen: list[type] = []
-    for known, _ in failures.OF_EXCEPTIONS:
+    for known, _ in error_mapping.OF_EXCEPTIONS:
         assert not any(issubclass(known, earlier) for earlier in seen), known
         seen.append(known)
 
@@ -52,7 +52,7 @@ def test_an_exception_becomes_an_error_that_says_what_was_tried(kind: type[http.
         warnings.simplefilter("ignore")
         exception = kind("why", "x", 0) if issubclass(kind, http.JSONDecodeError) else kind("why")
 
-    error = failures.of_exception(exception, what="POST /v1/x")
+    error = error_mapping.of_exception(exception, what="POST /v1/x")
 
     assert isinstance(error, errors.BrokerUnavailable | errors.ConfigurationError)
     assert "POST /v1/x" in str(error)
@@ -60,7 +60,7 @@ def test_an_exception_becomes_an_error_that_says_what_was_tried(kind: type[http.
 
 @pytest.mark.parametrize("kind", list(ProblemKind))
 def test_every_kind_of_problem_is_an_error(kind: ProblemKind) -> None:
-    error = failures.of_answer(answered(400, problem(kind, 400)), what="POST /v1/x")
+    error = error_mapping.of_answer(answered(400, problem(kind, 400)), what="POST /v1/x")
 
     assert isinstance(error, errors.BrokerError)
     assert str(error) == "POST /v1/x: d"
@@ -77,11 +77,11 @@ def test_every_kind_of_problem_is_an_error(kind: ProblemKind) -> None:
         ("throttled", errors.BrokerThrottled),
         ("storage-failed", errors.StorageFailed),
         ("internal", errors.BrokerUnavailable),
-        ("unknown-route", failures.NoSuchRoute),
+        ("unknown-route", error_mapping.NoSuchRoute),
     ],
 )
 def test_a_problem_is_the_error_of_its_kind(kind: str, expected: type[errors.BrokerError]) -> None:
-    assert type(failures.of_answer(answered(400, problem(kind, 400)), what="x")) is expected
+    assert type(error_mapping.of_answer(answered(400, problem(kind, 400)), what="x")) is expected
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_problem_is_the_error_of_its_kind(kind: str, expected: type[errors.Bro
 def test_what_somebody_in_between_answers_is_never_taken_for_a_refusal(
     response: requests.Response, expected: type[errors.BrokerError]
 ) -> None:
-    assert type(failures.of_answer(response, what="x")) is expected
+    assert type(error_mapping.of_answer(response, what="x")) is expected
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_somebody_in_between_answers_is_never_taken_for_a_refusal(
     ],
 )
 def test_a_pause_is_taken_from_the_answer_and_bounded(response: requests.Response, pause_ms: int) -> None:
-    error = failures.of_answer(response, what="x")
+    error = error_mapping.of_answer(response, what="x")
 
     assert isinstance(error, errors.BrokerThrottled)
     assert error.retry_after_ms == pause_ms
@@ -126,4 +126,4 @@ def test_where_a_request_was_wrong_is_in_the_text() -> None:
     shown = ProblemAnswer(type=ProblemKind.WRONG_SHAPE.uri, title="t", status=422, detail="d", where="$.a")
     content = problem("wrong-shape", 422, where=shown.where)
 
-    assert "$.a" in str(failures.of_answer(answered(422, content), what="x"))
+    assert "$.a" in str(error_mapping.of_answer(answered(422, content), what="x"))

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.http.gathering import CALL_MESSAGES_MAX, Gathering, Outcome, _Call, _Lane, _leave
-from messaging import Message
-from messaging.errors import BrokerThrottled, BrokerUnavailable, OutboxError
-from messaging.limits import BATCH_MESSAGES_MAX
-from messaging.message import PublishResult, PublishStatus
+from broker_adapter.http.publish_batching import CALL_MESSAGES_MAX, Gathering, Outcome, _Call, _Lane, _leave
+from outbox_core import Message
+from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable, OutboxError
+from outbox_core.messages.limits import BATCH_MESSAGES_MAX
+from outbox_core.messages.message import PublishResult, PublishStatus
 
 DEADLINE_S = 120.0
 

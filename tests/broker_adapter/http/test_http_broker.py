@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker.http.access import Access, load_tokens
-from broker.http.server import HttpServer
-from broker.http.settings import HttpSettings
 from broker_adapter.http import HttpBroker
-from broker_adapter.http.connection import Connection, Options
-from messaging import Broker, Message, connect
-from messaging.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, NotAuthorized, StorageFailed
-from messaging.ids import new_message_id
+from broker_adapter.http.request_sender import Options, RequestSender
+from outbox_broker.http.access_control import Access, load_tokens
+from outbox_broker.http.http_settings import HttpSettings
+from outbox_broker.http.server import HttpServer
+from outbox_core import Broker, Message, connect
+from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, NotAuthorized, StorageFailed
+from outbox_core.messages.ids import new_message_id
 from tests.broker_adapter.servers import served
 
 
@@ -267,7 +267,7 @@ def test_a_broker_that_is_not_there_is_unavailable(connected: Callable[..., Http
     ],
 )  # fmt: skip
 def test_a_broker_is_named_by_its_host_and_its_port(url: str, place: str) -> None:
-    assert Connection(Options(url=url, token="secret")).place == place
+    assert RequestSender(Options(url=url, token="secret")).place == place
 
 
 def test_a_broker_that_does_not_answer_is_given_up_after_the_time_out(connected: Callable[..., HttpBroker]) -> None:
@@ -419,7 +419,7 @@ def test_many_threads_share_one_broker(start: Callable[..., HttpServer], connect
 FORKING = """
 import os, sys
 from broker_adapter.http import HttpBroker
-from messaging import Message
+from outbox_core import Message
 
 broker = HttpBroker(sys.argv[1])
 broker.publish([Message(id="before", topic="t", body=b"")])

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.http import HttpBroker, submitting
-from broker_adapter.http.gathering import Outcome
-from broker_adapter.http.submitting import Submitting
-from messaging import Message
-from messaging.errors import (
+from broker_adapter.http import HttpBroker, async_publisher
+from broker_adapter.http.async_publisher import Submitting
+from broker_adapter.http.publish_batching import Outcome
+from outbox_core import Message
+from outbox_core.common.errors import (
     BrokerRefused,
     BrokerThrottled,
     BrokerUnavailable,
     ConfigurationError,
     NotAuthorized,
 )
-from messaging.message import PublishResult, PublishStatus
+from outbox_core.messages.message import PublishResult, PublishStatus
 from tests.broker_adapter.servers import served
 
 DEADLINE_S = 120.0
@@ -178,8 +178,8 @@ def test_a_thread_that_cannot_be_started_takes_no_message_and_the_next_submit_tr
 def test_no_request_carries_more_than_a_request_may(
     line: Submitting, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submitting, "BATCH_MESSAGES_MAX", 2)
-    monkeypatch.setattr(submitting, "REQUEST_BYTES_MAX", 10)
+    monkeypatch.setattr(async_publisher, "BATCH_MESSAGES_MAX", 2)
+    monkeypatch.setattr(async_publisher, "REQUEST_BYTES_MAX", 10)
     sizes = {"a": 1, "b": 1, "c": 1, "d": 6, "e": 6, "f": 30}
     futures = submit_behind_a_request(line, wire, *(message(one, size=size) for one, size in sizes.items()))
 
@@ -192,7 +192,7 @@ def test_no_request_carries_more_than_a_request_may(
 def test_who_submits_more_than_there_is_room_for_waits_and_then_is_told(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submitting, "SUBMITTED_MAX", 2)
+    monkeypatch.setattr(async_publisher, "SUBMITTED_MAX", 2)
     line = Submitting(wire.publish, place="host:1", wait_s_max=0.05)
     futures = submit_behind_a_request(line, wire, message("a"), message("b"))
 
@@ -208,7 +208,7 @@ def test_who_submits_more_than_there_is_room_for_waits_and_then_is_told(
 def test_what_tells_of_one_may_submit_the_next_even_where_there_is_no_room(
     line: Submitting, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submitting, "SUBMITTED_MAX", 1)
+    monkeypatch.setattr(async_publisher, "SUBMITTED_MAX", 1)
     wire.go_on.release(100)
     told: list[str] = []
     done = threading.Event()
@@ -252,7 +252,7 @@ def test_the_end_sends_what_is_left_and_takes_nothing_more(line: Submitting, wir
 def test_a_thread_with_nothing_to_do_ends_and_another_goes_on(
     line: Submitting, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submitting, "IDLE_S_MAX", 0.01)
+    monkeypatch.setattr(async_publisher, "IDLE_S_MAX", 0.01)
     futures = submit_behind_a_request(line, wire, message("a"))
     thread = line._line.thread
     wire.go_on.release(2)

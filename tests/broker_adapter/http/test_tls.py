@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from broker.http.server import HttpServer, Tls
 from broker_adapter.http import HttpBroker
-from messaging import Message
-from messaging.errors import BrokerUnavailable, ConfigurationError
-from messaging.ids import new_message_id
+from outbox_broker.http.server import HttpServer, Tls
+from outbox_core import Message
+from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
+from outbox_core.messages.ids import new_message_id
 from tests.broker_adapter.servers import served
 
 Start = Callable[..., tuple[HttpServer, Path]]

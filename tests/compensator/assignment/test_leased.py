@@ -14,7 +14,7 @@ from sqlalchemy import event, insert, text, update
 
 from compensator.assignment import AlwaysMine, LeaseOptions, SourceName, open_assignment
 from compensator.assignment.lease_store import END_NEVER
-from messaging.errors import ConfigurationError, SchemaMissing
+from outbox_core.common.errors import ConfigurationError, SchemaMissing
 from tests.compensator.assignment.fleet import LONG, Fleet, names
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.shop import Shop, open_shop

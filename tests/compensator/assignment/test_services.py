@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.http import HttpBroker
-from messaging.message import Message
-from outbox import migrating
-from outbox.database import background_engine, open_engine
-from outbox.row import publish_row
-from outbox.store import MessageStore
+from outbox.migrate import schema_upgrade
+from outbox.store.database import background_engine, open_engine
+from outbox.store.message_table import MessageStore
+from outbox.store.row import publish_row
+from outbox_core.messages.message import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.receiving import pull_some
 from tests.fixtures.databases import Server
@@ -76,7 +76,7 @@ def schemas(shared_mariadb: Server) -> Iterator[tuple[str, list[str]]]:
         databases = [stack.enter_context(shared_mariadb.fresh_database()) for _ in range(SCHEMAS)]
         names = [database.schema or "" for database in databases]
         for name in names:
-            migrating.upgrade(databases[0].url, schema=name)
+            schema_upgrade.upgrade(databases[0].url, schema=name)
         yield databases[0].url, names
 
 

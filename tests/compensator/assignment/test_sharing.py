@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compensator.assignment.decision import Lease, View, decide
+from compensator.assignment.even_shares import share_out
+from compensator.assignment.lease_decision import Lease, View, decide
 from compensator.assignment.port import SourceName
-from compensator.assignment.sharing import share_out
 
 ZONES = [None, "a", "b", "c"]
 

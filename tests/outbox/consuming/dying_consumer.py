@@ -17,9 +17,10 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.orm import Session
 
 from broker_adapter.embedded import EmbeddedBroker
-from messaging.message import AckStatus, Delivery
-from outbox import consumer, consumer_runner
-from outbox.consumer import ConsumerRunner
+from outbox import consumer
+from outbox.consumers import consumer_runner
+from outbox.consumers.consumer_decorator import ConsumerRunner
+from outbox_core.messages.message import AckStatus, Delivery
 from tests.outbox.shop import Payment
 
 SECOND = b"2"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import sys
 
-from messaging.message import Delivery
 from outbox import consumer, run_consumers
+from outbox_core.messages.message import Delivery
 
 
 @consumer("orders", group="g")

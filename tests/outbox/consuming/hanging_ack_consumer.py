@@ -10,9 +10,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from messaging.message import AckStatus
 from outbox import consumer
-from outbox.consumer import ConsumerRunner
+from outbox.consumers.consumer_decorator import ConsumerRunner
+from outbox_core.messages.message import AckStatus
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker
 
 came = threading.Event()

@@ -14,8 +14,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from messaging.message import Delivery
 from outbox import OutboxError, consumer
+from outbox_core.messages.message import Delivery
 from tests.outbox.shop import Payment
 from tests.outbox.watched_broker import delivery
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from messaging.message import AckStatus, Delivery
 from outbox import consumer
-from outbox.acking import AcksBeside
-from outbox.consumer import ConsumerRunner
-from outbox.held import Held
+from outbox.consumers.ack_sender import AcksBeside
+from outbox.consumers.consumer_decorator import ConsumerRunner
+from outbox.consumers.in_flight import InFlightDelivery
+from outbox_core.messages.message import AckStatus, Delivery
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 
 ROOT = Path(__file__).parents[3]
@@ -102,7 +102,7 @@ def test_what_is_handled_while_an_ack_is_on_its_way_goes_together_with_the_next(
 def test_an_ack_waits_for_company_only_where_messages_come_while_one_is_on_its_way(
     watched: SlowToAck, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.acking.COMPANY_MS", 1_000 * 4 * WAIT_SECONDS)
+    monkeypatch.setattr("outbox.consumers.ack_sender.COMPANY_MS", 1_000 * 4 * WAIT_SECONDS)
     watched.let_through.set()
     running(consumer("orders", group="g")(lambda _one: None))
 
@@ -116,7 +116,7 @@ def test_an_ack_waits_for_company_only_where_messages_come_while_one_is_on_its_w
 def test_a_batch_s_worth_of_acks_waits_for_no_more_company(
     watched: SlowToAck, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.acking.COMPANY_MS", 1_000 * 4 * WAIT_SECONDS)
+    monkeypatch.setattr("outbox.consumers.ack_sender.COMPANY_MS", 1_000 * 4 * WAIT_SECONDS)
     handle_behind_an_ack(watched, running, count=2, prefetch=2)
 
     watched.let_through.set()
@@ -128,7 +128,7 @@ def test_a_batch_s_worth_of_acks_waits_for_no_more_company(
 def test_a_stop_sends_what_waits_for_company(
     watched: SlowToAck, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.acking.COMPANY_MS", 1_000 * 4 * WAIT_SECONDS)
+    monkeypatch.setattr("outbox.consumers.ack_sender.COMPANY_MS", 1_000 * 4 * WAIT_SECONDS)
     runner = handle_behind_an_ack(watched, running, count=2, prefetch=10)
 
     watched.let_through.set()
@@ -165,9 +165,9 @@ def assert_told(event: threading.Event) -> None:
     assert event.wait(WAIT_SECONDS)
 
 
-def held(number: int) -> Held:
+def held(number: int) -> InFlightDelivery:
     made = consumer("orders", group="g")(lambda _one: None)
-    return Held(consumer=made, delivery=delivery(number), since_ms=0, until_ms=1, extend_at_ms=1)
+    return InFlightDelivery(consumer=made, delivery=delivery(number), since_ms=0, until_ms=1, extend_at_ms=1)
 
 
 def test_a_stop_waits_for_the_ack_on_its_way(watched: SlowToAck, running: Running) -> None:

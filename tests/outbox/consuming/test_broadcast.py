@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 
-from broker.options import EngineOptions
 from broker_adapter.embedded import EmbeddedBroker
-from messaging.backoff import Backoff
-from messaging.clock import ManualClock
-from messaging.errors import BrokerUnavailable, ConfigurationError, NotSupported
-from messaging.limits import ATTEMPTS_MAX_DEFAULT
-from messaging.message import Delivery
-from outbox import Consumer, RetryLater, broadcast_reading, consumer
-from outbox.consumer import ConsumerRunner
-from outbox.consumer_runner import PULL_WAIT_MS
+from outbox import Consumer, RetryLater, consumer
+from outbox.consumers import broadcast_reader
+from outbox.consumers.consumer_decorator import ConsumerRunner
+from outbox.consumers.consumer_runner import PULL_WAIT_MS
 from outbox.testing import MemoryBroker
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_core.common.backoff import Backoff
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, NotSupported
+from outbox_core.messages.limits import ATTEMPTS_MAX_DEFAULT
+from outbox_core.messages.message import Delivery
 from tests.outbox.shop import Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
@@ -30,7 +31,7 @@ Running = Callable[..., ConsumerRunner]
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broadcast_reading, "RETRIES", Backoff(initial_ms=1, max_ms=2))
+    monkeypatch.setattr(broadcast_reader, "RETRIES", Backoff(initial_ms=1, max_ms=2))
 
 
 def stop(runner: ConsumerRunner, clock: ManualClock) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from messaging.message import Delivery
 from outbox import Consumer, consumer
-from outbox.consumer import ConsumerRunner
+from outbox.consumers.consumer_decorator import ConsumerRunner
+from outbox_core.messages.message import Delivery
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
 ROOT = Path(__file__).parents[3]

@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from messaging.clock import ManualClock
-from messaging.errors import BrokerUnavailable
-from messaging.logs import formatter
-from messaging.message import Delivery, GroupConfig
 from outbox import RetryLater, consumer, run_consumers
-from outbox.consumer import ConsumerRunner
-from outbox.failure_log import KINDS_MAX, REPEAT_MS, FailureLog
+from outbox.consumers.consumer_decorator import ConsumerRunner
+from outbox.telemetry.failure_log import KINDS_MAX, REPEAT_MS, FailureLog
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.messages.message import Delivery, GroupConfig
+from outbox_core.runtime.logs import formatter
 from tests.outbox.shop import Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 

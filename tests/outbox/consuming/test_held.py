@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from messaging.clock import ManualClock
-from messaging.message import Delivery, ExtendStatus
 from outbox import Consumer, consumer
-from outbox.held import Held, HeldDeliveries, still_held
+from outbox.consumers.in_flight import HeldDeliveries, InFlightDelivery, still_held
 from outbox.telemetry import NO_TRACING, Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
+from outbox_core.common.clock import ManualClock
+from outbox_core.messages.message import Delivery, ExtendStatus
 from tests.outbox.watched_broker import WatchedBroker, message
 
 INVISIBLE_MS = 30_000
@@ -35,7 +35,7 @@ class Hands:
             lambda _one: None
         )
 
-    def pull(self) -> list[Held]:
+    def pull(self) -> list[InFlightDelivery]:
         """Take all that there is in hand."""
         return self.held.hold(self.consumer, self.broker.pull("orders", "g", invisible_ms=INVISIBLE_MS))
 

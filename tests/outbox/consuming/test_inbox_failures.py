@@ -11,9 +11,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from messaging.message import Delivery
 from outbox import Consumer, NotTried, consumer
-from outbox.consumer import CommittedByHandler, Outcome
+from outbox.consumers.consumer_decorator import CommittedByHandler, Outcome
+from outbox_core.messages.message import Delivery
 from tests.outbox.consuming.test_async import DRIVERS
 from tests.outbox.lock_waits import wait_for_lock_waits
 from tests.outbox.shop import Payment, Shop

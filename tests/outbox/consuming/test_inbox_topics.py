@@ -6,10 +6,10 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from messaging.message import Delivery
 from outbox import Consumer, consumer
-from outbox.consumer import Outcome
-from outbox.inbox import InboxStore
+from outbox.consumers.consumer_decorator import Outcome
+from outbox.consumers.inbox import InboxStore
+from outbox_core.messages.message import Delivery
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import delivery
 

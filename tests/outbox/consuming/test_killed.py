@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from messaging.message import Delivery
 from outbox import Consumer, consumer
-from outbox.consumer import ConsumerRunner
+from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.testing import AdvancingClock
+from outbox_core.messages.message import Delivery
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import WatchedBroker, message
 

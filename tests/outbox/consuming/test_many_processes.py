@@ -18,7 +18,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from broker_adapter.http import HttpBroker
-from messaging.message import GroupConfig
+from outbox_core.messages.message import GroupConfig
 from tests.broker_adapter.servers import ServerProcess
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import message

@@ -13,17 +13,17 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
-from messaging.backoff import Backoff
-from messaging.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, ConfigurationError
-from messaging.limits import REASON_CHARS_MAX
-from messaging.message import AckStatus, Delivery, GroupConfig
 from outbox import Consumer, RetryLater, consumer, run_consumers
-from outbox.consumer import ConsumerRunner
-from outbox.consumer_runner import PAUSES, THREADS_MAX
-from outbox.settling import ACK_TRIES_MAX
+from outbox.consumers.acknowledgements import ACK_TRIES_MAX
+from outbox.consumers.consumer_decorator import ConsumerRunner
+from outbox.consumers.consumer_runner import PAUSES, THREADS_MAX
 from outbox.telemetry import NO_TRACING, Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox.testing import AdvancingClock
+from outbox_core.common.backoff import Backoff
+from outbox_core.common.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, ConfigurationError
+from outbox_core.messages.limits import REASON_CHARS_MAX
+from outbox_core.messages.message import AckStatus, Delivery, GroupConfig
 from tests.outbox.shop import Payment, Shop, open_shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
@@ -269,7 +269,7 @@ def test_neighbours_of_a_hung_handler_go_to_another_worker(
 def test_what_is_handled_is_acknowledged_while_its_batch_goes_on(
     watched: WatchedBroker, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.consumer_runner.ACK_DELAY_MS", 0)
+    monkeypatch.setattr("outbox.consumers.consumer_runner.ACK_DELAY_MS", 0)
     go_on = threading.Event()
 
     def handle(one: Delivery) -> None:
@@ -286,7 +286,7 @@ def test_what_is_handled_is_acknowledged_while_its_batch_goes_on(
 
 
 def test_a_quick_batch_costs_one_ack(watched: WatchedBroker, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outbox.consumer_runner.ACK_DELAY_MS", 60_000)
+    monkeypatch.setattr("outbox.consumers.consumer_runner.ACK_DELAY_MS", 60_000)
     watched.publish([message(number) for number in range(40)])
 
     running(handler_of([], prefetch=20))
@@ -425,7 +425,7 @@ def test_signals_are_for_the_main_thread(watched: WatchedBroker) -> None:
 
 
 def test_a_broker_that_the_runner_opened_is_closed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outbox.consumer_runner.PULL_WAIT_MS", 20)
+    monkeypatch.setattr("outbox.consumers.consumer_runner.PULL_WAIT_MS", 20)
     runner = run_consumers([handler_of([])], broker=f"embedded:{tmp_path / 'data'}")
     assert runner.stop(timeout_seconds=WAIT_SECONDS)
 

@@ -13,8 +13,8 @@ import threading
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
-from messaging.message import Delivery
 from outbox import consumer, run_consumers
+from outbox_core.messages.message import Delivery
 from tests.outbox.shop import Payment
 
 url, schema, broker_url, invisible_ms = sys.argv[1:5]

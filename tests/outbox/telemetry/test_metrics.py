@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from messaging.clock import ManualClock
-from messaging.errors import (
+from outbox.store.row import OutboxRow, cancel_row, publish_row
+from outbox.telemetry import NO_TRACING, Sending, SendPath, Telemetry
+from outbox.telemetry.metrics import COMMITS_KEPT_MAX, OutboxMetrics, reason_of
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import (
     BrokerRefused,
     BrokerThrottled,
     BrokerUnavailable,
@@ -18,10 +21,7 @@ from messaging.errors import (
     NotSupported,
     StorageFailed,
 )
-from messaging.message import Message, PublishResult, PublishStatus
-from outbox.row import OutboxRow, cancel_row, publish_row
-from outbox.telemetry import NO_TRACING, Sending, SendPath, Telemetry
-from outbox.telemetry.metrics import COMMITS_KEPT_MAX, OutboxMetrics, reason_of
+from outbox_core.messages.message import Message, PublishResult, PublishStatus
 from tests.outbox.watched_broker import delivery
 
 

@@ -1,1 +1,0 @@
-"""The broker: stores messages durably and delivers them to consumer groups. Its public face is broker.engine."""

@@ -1,1 +1,0 @@
-"""Consumption: topics' indexes, consumer groups, receipts. No I/O."""

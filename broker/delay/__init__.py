@@ -1,1 +1,0 @@
-"""Delay: what is scheduled, and when it is due. No I/O yet."""

@@ -1,0 +1,179 @@
+"""Publishes that nobody waits for: a thread sends what has gathered, and tells each what became of it. No requests.
+
+While a request is on its way the next one gathers, so many small publishes of one thread, or of an event loop, cost few
+requests, and nobody waits for the sake of a batch. One request is on its way at a time: order is the order of submit().
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final
+
+from broker_adapter.http.error_mapping import own
+from broker_adapter.http.publish_batching import REQUEST_BYTES_MAX, Send
+from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, OutboxError
+from outbox_core.messages.limits import BATCH_MESSAGES_MAX
+from outbox_core.messages.message import Message, PublishResult
+
+logger = logging.getLogger(__name__)
+
+SUBMITTED_MAX: Final = 10_000
+"""So many messages wait or are on their way; who submits more waits."""
+IDLE_S_MAX: Final = 5.0
+"""A thread that has had nothing to do for so long ends; the next submit() starts another."""
+
+Told = Future[PublishResult]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    message: Message
+    told: Told
+
+
+@dataclass(slots=True)
+class _Line:
+    """What waits to be sent. A forked child begins with none: its parent sends what was submitted there."""
+
+    process: int = field(default_factory=os.getpid)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    waiting: deque[_Entry] = field(default_factory=deque)
+    on_their_way: int = 0
+    thread: threading.Thread | None = None
+    closed: bool = False
+
+
+class Submitting:
+    """Of one client. Thread-safe and fork-safe; its thread starts with the first submit()."""
+
+    def __init__(self, publish: Send, *, place: str, wait_s_max: float) -> None:
+        """`wait_s_max` bounds how long submit() waits for room, and close() for what is left; `place` is where they go,
+        for messages.
+        """
+        self._publish = publish
+        self._place = place
+        self._wait_s_max = wait_s_max
+        self._line = _Line()
+
+    def submit(self, message: Message) -> Told:
+        """Have a message published; what comes of it is the future's. A callback of a future runs in the thread that
+        sends: it may submit, and must not wait.
+
+        Raises BrokerUnavailable where there was no room in time, ConfigurationError behind close().
+        """
+        line, told = self._own_line(), Told()
+        with line.changed:
+            if line.thread is not threading.current_thread():
+                in_time = line.changed.wait_for(lambda: line.closed or _has_room(line), self._wait_s_max)
+                if not in_time:
+                    raise BrokerUnavailable(
+                        f"{SUBMITTED_MAX:,} messages wait for {self._place} to take them; this one was not sent"
+                    )
+            if line.closed:
+                raise ConfigurationError("this broker was closed; connect again")
+            if line.thread is None:
+                thread = threading.Thread(target=self._run, args=(line,), name="broker-submit", daemon=True)
+                thread.start()  # where none can be started nothing was taken in
+                line.thread = thread
+            line.waiting.append(_Entry(message, told))
+            if len(line.waiting) == 1:
+                line.changed.notify_all()
+        return told
+
+    def close(self) -> None:
+        """Send what is left, within the time; idempotent."""
+        line = self._own_line()
+        with line.changed:
+            line.closed = True
+            line.changed.notify_all()
+            thread = line.thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(self._wait_s_max)
+
+    def _run(self, line: _Line) -> None:
+        batch: list[_Entry] = []
+        try:
+            while batch := _next(line):
+                self._send(batch)
+        finally:
+            for one in _left(line, batch):  # where this thread ends before its time; the next submit() starts another
+                _tell(one, BrokerUnavailable(f"what sends to {self._place} was interrupted: this may have arrived"))
+
+    def _send(self, batch: Sequence[_Entry]) -> None:
+        wanted = [one for one in batch if one.told.set_running_or_notify_cancel()]
+        outcomes: Sequence[PublishResult | Exception]
+        try:
+            outcomes = self._publish([one.message for one in wanted]) if wanted else []
+        except OutboxError as error:
+            outcomes = [error] * len(wanted)
+        except Exception as error:  # the thread boundary: who waits for a future must hear of it
+            logger.exception("submit_failed", extra={"messages": len(wanted)})
+            outcomes = [error] * len(wanted)
+        for one, outcome in zip(wanted, outcomes, strict=True):
+            _tell(one, outcome)
+
+    def _own_line(self) -> _Line:
+        if self._line.process != os.getpid():
+            self._line = _Line()
+        return self._line
+
+
+def _has_room(line: _Line) -> bool:
+    return len(line.waiting) + line.on_their_way < SUBMITTED_MAX
+
+
+def _next(line: _Line) -> list[_Entry]:
+    """What the next request carries, once there is anything; nothing where the thread is to end."""
+    with line.changed:
+        line.on_their_way = 0
+        line.changed.notify_all()
+        if not line.waiting and not line.closed:
+            line.changed.wait(IDLE_S_MAX)
+        if not line.waiting:
+            line.thread = None
+            return []
+        batch = _taken(line.waiting)
+        line.on_their_way = len(batch)
+        return batch
+
+
+def _left(line: _Line, batch: Sequence[_Entry]) -> list[_Entry]:
+    """What nobody will send any more, where the thread ended before its time."""
+    with line.changed:
+        if line.thread is not threading.current_thread():
+            return []
+        left = [one for one in (*batch, *line.waiting) if not one.told.done()]
+        line.waiting.clear()
+        line.thread, line.on_their_way = None, 0
+        line.changed.notify_all()
+        return left
+
+
+def _tell(entry: _Entry, outcome: PublishResult | Exception) -> None:
+    try:
+        if isinstance(outcome, OutboxError):
+            entry.told.set_exception(own(outcome))
+        elif isinstance(outcome, Exception):
+            entry.told.set_exception(outcome)
+        else:
+            entry.told.set_result(outcome)
+    except BaseException:  # a callback's SystemExit, which a future lets through: it is no business of the others
+        logger.exception("submit_callback_failed", extra={"message_id": entry.message.id})
+
+
+def _taken(waiting: deque[_Entry]) -> list[_Entry]:
+    """The first that wait, as many as a request may carry."""
+    taken = [waiting.popleft()]
+    size_bytes = len(taken[0].message.body)
+    while waiting and len(taken) < BATCH_MESSAGES_MAX:
+        size_bytes += len(waiting[0].message.body)
+        if size_bytes > REQUEST_BYTES_MAX:
+            break
+        taken.append(waiting.popleft())
+    return taken

@@ -1,0 +1,278 @@
+"""HttpBroker: the Broker port over the HTTP protocol. Not how bytes travel, nor what errors mean."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import lru_cache
+from typing import Final, TypeVar
+
+import msgspec
+
+from broker_adapter.http.async_publisher import Submitting
+from broker_adapter.http.error_mapping import own
+from broker_adapter.http.http_admin import HttpAdmin
+from broker_adapter.http.publish_batching import Gathering, Outcome
+from broker_adapter.http.publish_requests import PublishRequests, requests_of
+from broker_adapter.http.request_sender import Options, RequestSender, WireCodec
+from broker_adapter.http.topic_reader import read_topic
+from outbox_core.common.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    ConfigurationError,
+    InvalidMessage,
+)
+from outbox_core.messages import limits
+from outbox_core.messages.broadcast_port import Start, TopicRead
+from outbox_core.messages.broker_port import BrokerAdmin
+from outbox_core.messages.message import (
+    AckStatus,
+    CancelStatus,
+    Delivery,
+    ExtendStatus,
+    Message,
+    NackStatus,
+    PublishResult,
+    check_group,
+    check_message_id,
+    check_topic,
+)
+from outbox_core.protocol import wire, wire_messages
+
+TURN_TIMEOUTS_MAX: Final = 4
+"""A publish waits at most this many time-outs for those before it."""
+
+Entry = TypeVar("Entry")
+Status = TypeVar("Status")
+Key = TypeVar("Key")
+
+
+class _Deliveries(msgspec.Struct, frozen=True):
+    """wire.PackedPullAnswer, read into what callers get: in MessagePack a body is always `bin`, so nothing is left to
+    decode, and a message costs a quarter of what two objects for each would.
+    """
+
+    deliveries: list[Delivery]
+
+
+class HttpBroker:
+    """A Broker at a URL, e.g. `http://127.0.0.1:7788`. Does no I/O before it is used; all methods are thread-safe.
+
+    Small publishes of many threads share requests, see gathering. A publish of many topics is one request, to a broker
+    that knows of these, and else one a topic. One that is refused for what is in it is halved until the message at
+    fault is alone, so that only that one is `rejected`. Requests are repeated where that is safe, see
+    Connection.send(): publish, ack, extend, cancel and whatever only reads, but neither pull nor nack.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout_ms: int = 10_000,
+        ca_file: str | None = None,
+        pool_size: int = 16,
+        codec: str = WireCodec.MSGPACK,
+    ) -> None:
+        """`timeout_ms` bounds each request; a pull may take its `wait_ms` longer. `codec` is "msgpack" or "json"."""
+        if codec not in tuple(WireCodec):
+            raise ConfigurationError(f"codec is one of {', '.join(WireCodec)}, not {codec!r}")
+        self._connection = RequestSender(
+            Options(
+                url=url,
+                token=token,
+                timeout_ms=timeout_ms,
+                ca_file=ca_file,
+                pool_size=pool_size,
+                codec=WireCodec(codec),
+            )
+        )
+        self._admin = HttpAdmin(self._connection)
+        publish = PublishRequests(self._connection).publish
+        turns_s_max = TURN_TIMEOUTS_MAX * timeout_ms / 1000
+        self._submitting = Submitting(publish, place=self._connection.place, wait_s_max=turns_s_max)
+        self._gathering = Gathering(publish, place=self._connection.place, wait_s_max=turns_s_max)
+
+    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+        """Store a batch; one result a message, in order.
+
+        Where the token does not allow some of its topics, the others are published all the same, and NotAuthorized is
+        raised in the end: publish the batch again once an operator has seen to it.
+        """
+        outcomes: list[Outcome] = []
+        for chunk in requests_of(batch):
+            outcomes += self._gathering.publish(chunk)
+        results = [one for one in outcomes if type(one) is PublishResult]
+        if len(results) < len(batch):
+            refusal = next(one for one in outcomes if isinstance(one, BrokerRefused))
+            raise own(refusal) from refusal
+        return results
+
+    def submit(self, message: Message) -> Future[PublishResult]:
+        """Publish without waiting: what becomes of the message is the future's, once it is durable.
+
+        Messages that are submitted while a request is on its way share the next one, in order; up to 10,000 wait, who
+        submits more waits for room. An asyncio program awaits `asyncio.wrap_future(broker.submit(message))`. A callback
+        of the future runs in the thread that sends, and must not wait. close() sends what is left.
+        """
+        return self._submitting.submit(message)
+
+    def pull(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 100,
+        wait_ms: int = 0,
+        invisible_ms: int = limits.INVISIBLE_MS_DEFAULT,
+    ) -> list[Delivery]:
+        """Take what is ready, waiting up to `wait_ms` for the first; at most 1,000 messages and 60 s a call."""
+        if max_messages < 1 or wait_ms < 0 or not limits.INVISIBLE_MS_MIN <= invisible_ms <= limits.INVISIBLE_MS_MAX:
+            raise InvalidMessage(
+                f"max_messages is at least 1, wait_ms at least 0, invisible_ms up to {limits.INVISIBLE_MS_MAX}"
+            )
+        request = wire.PullRequest(
+            max_messages=min(max_messages, limits.PULL_MESSAGES_MAX),
+            wait_ms=min(wait_ms, limits.PULL_WAIT_MS_MAX),
+            invisible_ms=invisible_ms,
+        )
+        path = f"{_group_path(topic, group)}/pull"
+        if self._connection.packed:
+            return self._connection.send("POST", path, _Deliveries, body=request, wait_ms=request.wait_ms).deliveries
+        answer = self._connection.send("POST", path, wire.PullAnswer, body=request, wait_ms=request.wait_ms)
+        return [wire_messages.delivery_of(one) for one in answer.deliveries]
+
+    def read(
+        self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,
+        wait_ms: int = 0,
+    ) -> TopicRead:  # fmt: skip
+        """Read a topic on, without a group; at most 1,000 messages and 60 s a call."""
+        return read_topic(
+            self._connection, topic, offset=offset, start=start, max_messages=max_messages, wait_ms=wait_ms
+        )
+
+    def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
+        """Settle deliveries; a text that is no receipt is `unknown`."""
+
+        def send(path: str, chunk: list[str]) -> list[AckStatus]:
+            body = wire.AckRequest(receipts=chunk)
+            answer = self._connection.send("POST", f"{path}/ack", wire.AckAnswer, body=body, repeatable=True)
+            return [one.status for one in answer.results]
+
+        return _settled(receipts, send=send, foreign=AckStatus.UNKNOWN, place=self._connection.place)
+
+    def nack(
+        self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
+    ) -> list[NackStatus]:
+        """Give deliveries back; a text that is no receipt is `stale`. A reason is cut to 1,024 characters."""
+        reason = reason[: limits.REASON_CHARS_MAX] if reason else None
+
+        def send(path: str, chunk: list[str]) -> list[NackStatus]:
+            body = wire.NackRequest(receipts=chunk, delay_ms=delay_ms, reason=reason, counts=counts)
+            return [
+                one.status for one in self._connection.send("POST", f"{path}/nack", wire.NackAnswer, body=body).results
+            ]
+
+        return _settled(receipts, send=send, foreign=NackStatus.STALE, place=self._connection.place)
+
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+        """Keep deliveries invisible for `invisible_ms` from now."""
+
+        def send(path: str, chunk: list[str]) -> list[ExtendStatus]:
+            body = wire.ExtendRequest(receipts=chunk, invisible_ms=invisible_ms)
+            answer = self._connection.send("POST", f"{path}/extend", wire.ExtendAnswer, body=body, repeatable=True)
+            return [one.status for one in answer.results]
+
+        return _settled(receipts, send=send, foreign=ExtendStatus.STALE, place=self._connection.place)
+
+    def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
+        """Cancel scheduled messages; `canceled` means never delivered."""
+        for message_id in message_ids:
+            check_message_id(message_id)
+        statuses: list[CancelStatus] = []
+        for chunk in _slices(message_ids):
+            body = wire.CancelRequest(ids=list(chunk))
+            answer = self._connection.send(
+                "POST", "/v1/scheduled/cancel", wire.CancelAnswer, body=body, repeatable=True
+            )
+            _check_count(answer.results, chunk, place=self._connection.place)
+            statuses += [one.status for one in answer.results]
+        return statuses
+
+    @property
+    def admin(self) -> BrokerAdmin:
+        """Groups, figures, dead letters."""
+        return self._admin
+
+    def close(self) -> None:
+        """Send what was submitted, and let go of the connections; idempotent."""
+        self._submitting.close()
+        self._connection.close()
+
+
+def _settled(
+    receipts: Sequence[str], *, send: Callable[[str, list[str]], list[Status]], foreign: Status, place: str
+) -> list[Status]:
+    """One status a receipt, each asked for where its group is."""
+    path = _common_path(receipts)
+    if path is not None:
+        answered = send(path, list(receipts))
+        _check_count(answered, receipts, place=place)
+        return answered
+    statuses = [foreign] * len(receipts)
+    for path, places in _by(receipts, key=_receipt_path).items():
+        if path is None:
+            continue
+        for chunk in _slices(places):
+            answered = send(path, [receipts[number] for number in chunk])
+            _check_count(answered, chunk, place=place)
+            for number, status in zip(chunk, answered, strict=True):
+                statuses[number] = status
+    return statuses
+
+
+def _common_path(receipts: Sequence[str]) -> str | None:
+    """Where all of these are settled by one request; None where it takes several, or none."""
+    if not 0 < len(receipts) <= limits.BATCH_MESSAGES_MAX:
+        return None
+    topic, _, rest = receipts[0].partition("/")
+    start = f"{topic}/{rest.partition('/')[0]}/"
+    return _receipt_path(start) if all(one.startswith(start) for one in receipts) else None
+
+
+def _check_count(answered: Sequence[object], asked: Sequence[object], *, place: str) -> None:
+    if len(answered) != len(asked):
+        raise BrokerUnavailable(f"the broker at {place} answered {len(answered)} results for {len(asked)} entries")
+
+
+def _receipt_path(receipt: str) -> str | None:
+    """Where a receipt is settled: it begins with its topic and group. None for a text that is none of the broker's."""
+    topic, _, rest = receipt.partition("/")
+    group, slash, _ = rest.partition("/")
+    return _known_path(topic, group) if slash else None
+
+
+@lru_cache(maxsize=1024)
+def _known_path(topic: str, group: str) -> str | None:
+    try:
+        return _group_path(topic, group)
+    except InvalidMessage:
+        return None
+
+
+def _group_path(topic: str, group: str) -> str:
+    return f"/v1/topics/{check_topic(topic)}/groups/{check_group(group)}"
+
+
+def _by(entries: Iterable[Entry], *, key: Callable[[Entry], Key]) -> dict[Key, list[int]]:
+    """The places of entries in their list, by key, in order."""
+    found: defaultdict[Key, list[int]] = defaultdict(list)
+    for place, entry in enumerate(entries):
+        found[key(entry)].append(place)
+    return found
+
+
+def _slices(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    for start in range(0, len(entries), limits.BATCH_MESSAGES_MAX):
+        yield entries[start : start + limits.BATCH_MESSAGES_MAX]

@@ -1,0 +1,200 @@
+"""Small publishes of many threads share requests, as commits share a sync. Not how a request is made, nor its retries.
+
+A call that finds fewer than two requests on the way sends its own at once. Calls that come meanwhile wait; when a
+request ends, the first of them sends one request for all, whatever their topics, and gives each its results. So nobody
+is delayed for the sake of a batch, and no thread works for others for longer than one request. A thread's own order
+stays: it waits. Two, since the broker writes one while it syncs the other.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from broker_adapter.http.error_mapping import own
+from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, OutboxError
+from outbox_core.messages import limits
+from outbox_core.messages.message import Message, PublishResult
+
+CALL_MESSAGES_MAX: Final = 100
+CALL_BYTES_MAX: Final = 256 * 1024
+"""Larger publishes gain nothing by company, and go by themselves."""
+REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
+ON_THEIR_WAY_MAX: Final = 2
+
+Outcome = PublishResult | BrokerRefused
+"""What became of one message; an error where its topic is refused, whatever the message."""
+Send = Callable[[Sequence[Message]], Sequence[Outcome]]
+"""Publishes: by one request, or several where it is refused."""
+
+
+class _Signal:
+    """An event for one who waits, and told once. A lock by itself: threading.Event costs more than its message."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Tell."""
+        self._lock.release()
+
+    def wait(self, timeout_s: float = -1) -> bool:
+        """Wait until told; whether it was."""
+        told = self._lock.acquire(timeout=timeout_s)
+        if told:
+            self._lock.release()
+        return told
+
+    def is_set(self) -> bool:
+        """Whether it was told."""
+        return not self._lock.locked()
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """One publish that waits. `leads` is what it is to send, itself first; else `results` or `error` is what it got."""
+
+    messages: Sequence[Message]
+    woken: _Signal = field(default_factory=_Signal)
+    leads: list[_Call] | None = None
+    results: Sequence[Outcome] | None = None
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class _Lane:
+    """How many requests are on their way, and the calls that wait for one of them to end. A forked child begins with
+    none.
+    """
+
+    process: int = field(default_factory=os.getpid)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    on_their_way: int = 0
+    waiting: list[_Call] = field(default_factory=list)
+
+
+class Gathering:
+    """Publishes of one client."""
+
+    def __init__(self, send: Send, *, place: str, wait_s_max: float, on_their_way_max: int = ON_THEIR_WAY_MAX) -> None:
+        """`wait_s_max` bounds how long a call waits for its turn; `place` is where they go, for messages."""
+        self._send = send
+        self._on_their_way_max = on_their_way_max
+        self._place = place
+        self._wait_s_max = wait_s_max
+        self._lane = _Lane()
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        """As `send`, perhaps together with others'. Raises what `send` raises, and BrokerUnavailable out of turn."""
+        if len(messages) > CALL_MESSAGES_MAX or _size_bytes(messages) > CALL_BYTES_MAX:
+            return self._send(messages)
+        lane = self._own_lane()
+        with lane.lock:
+            call = None if lane.on_their_way < self._on_their_way_max else _Call(messages)
+            if call is None:
+                lane.on_their_way += 1
+            else:
+                lane.waiting.append(call)
+        if call is None:
+            try:
+                return self._send(messages)
+            finally:
+                _hand_over(lane)
+        self._wait(lane, call)
+        return _outcome(call)
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for their turn."""
+        lane = self._own_lane()
+        with lane.lock:
+            return len(lane.waiting)
+
+    def _wait(self, lane: _Lane, call: _Call) -> None:
+        try:
+            in_turn = call.woken.wait(self._wait_s_max)
+        except BaseException:  # an interrupt: whoever waits behind this one must not wait for it
+            _leave(lane, call)
+            raise
+        if not in_turn and _leave(lane, call):
+            raise BrokerUnavailable(f"no answer at {self._place} for the publishes before this one; it was not sent")
+        call.woken.wait()  # was taken along by a request at the last moment, which ends by its own time-out
+        if call.leads is not None:
+            self._lead(lane, call.leads)
+
+    def _lead(self, lane: _Lane, calls: list[_Call]) -> None:
+        """One request for all; each call gets its part of the results, or the error."""
+        try:
+            results = iter(self._send([message for call in calls for message in call.messages]))
+            for call in calls:
+                call.results = [next(results) for _ in call.messages]
+        except BaseException as error:
+            for call in calls:
+                call.error = error
+            if not isinstance(error, OutboxError):
+                raise
+        finally:
+            _hand_over(lane)
+            for call in calls[1:]:
+                call.woken.set()
+
+    def _own_lane(self) -> _Lane:
+        if self._lane.process != os.getpid():
+            self._lane = _Lane()
+        return self._lane
+
+
+def _hand_over(lane: _Lane) -> None:
+    """A request has ended: the first that waits leads the next one, of as many as fit."""
+    with lane.lock:
+        if not lane.waiting:
+            lane.on_their_way -= 1
+            return
+        count = _count_that_fits(lane.waiting)
+        leader = lane.waiting[0]
+        leader.leads, lane.waiting = lane.waiting[:count], lane.waiting[count:]
+    leader.woken.set()
+
+
+def _leave(lane: _Lane, call: _Call) -> bool:
+    """Stop waiting; False where a request has taken the call along. One that was to lead lets the next one lead."""
+    with lane.lock:
+        if call in lane.waiting:
+            lane.waiting.remove(call)
+            return True
+        if call.leads is None:
+            return False
+        lane.waiting = call.leads[1:] + lane.waiting
+        call.leads = None
+    _hand_over(lane)
+    return True
+
+
+def _count_that_fits(calls: Sequence[_Call]) -> int:
+    messages = size_bytes = 0
+    for count, call in enumerate(calls):
+        messages += len(call.messages)
+        size_bytes += _size_bytes(call.messages)
+        if count and (messages > limits.BATCH_MESSAGES_MAX or size_bytes > REQUEST_BYTES_MAX):
+            return count
+    return len(calls)
+
+
+def _outcome(call: _Call) -> Sequence[Outcome]:
+    match call.error:
+        case None if call.results is not None:
+            return call.results
+        case OutboxError() as error:
+            raise own(error) from error
+        case error:
+            raise BrokerUnavailable("the thread that sent this publish was interrupted: it may have arrived") from error
+
+
+def _size_bytes(messages: Sequence[Message]) -> int:
+    return sum([len(message.body) for message in messages])

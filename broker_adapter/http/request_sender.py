@@ -1,0 +1,234 @@
+"""One broker's address and a pool of connections to it: a request in, an answer or an error out. Not what they mean."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, TypeVar
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
+
+import msgspec
+from requests import exceptions as http
+from urllib3.connection import HTTPConnection
+from urllib3.exceptions import NewConnectionError, ProtocolError
+
+from broker_adapter.http.connection_pool import PORTS, Sockets
+from broker_adapter.http.error_mapping import of_answer, of_exception
+from broker_adapter.http.response_reader import HttpResponse, read_answer
+from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
+from outbox_core.protocol.decoder_cache import json_decoder, msgpack_decoder
+from outbox_core.protocol.wire import (
+    JSON_TYPE,
+    MSGPACK_TYPE,
+)
+
+Shape = TypeVar("Shape", bound=msgspec.Struct)
+
+CONNECT_TIMEOUT_S_MAX: Final = 5.0
+USER_AGENT: Final = "outbox-mq"
+
+
+class WireCodec(StrEnum):
+    """What goes over the wire: MessagePack for speed, JSON to read along."""
+
+    MSGPACK = "msgpack"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to reach a broker. `ca_file` None means the certificates that requests brings."""
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+    timeout_ms: int = 10_000
+    ca_file: str | None = None
+    pool_size: int = 16
+    codec: WireCodec = WireCodec.MSGPACK
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            _host_of(parts)
+        except ValueError as error:
+            raise ConfigurationError(f"an HTTP broker's URL has no host or port that could be: {error}") from error
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigurationError(
+                "an HTTP broker's URL looks like http://127.0.0.1:7788, with nothing behind the path"
+            )
+        if parts.username or parts.password:
+            raise ConfigurationError("a broker's URL carries no user or password; pass token=")
+        if self.timeout_ms < 1 or self.pool_size < 1:
+            raise ConfigurationError("timeout_ms and pool_size must be at least 1")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
+            raise ConfigurationError("a token is printable ASCII, and not empty")
+
+
+class RequestSender:
+    """Thread-safe and fork-safe: a child process gets connections of its own, never its parent's."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._parts = urlsplit(options.url.rstrip("/"))
+        self._lock = threading.Lock()
+        self._sockets: Sockets | None = None
+        self._process = os.getpid()
+        self._closed = False
+        self._type = MSGPACK_TYPE if options.codec is WireCodec.MSGPACK else JSON_TYPE
+        self._base = quote(self._parts.path, safe="/%:@!$&'()*+,;=~")
+        self._head = _head_of(self._parts, accept=self._type, token=options.token)
+        self.place = _place_of(self._parts)
+        """Host and port, for messages: never a user, a password or a token."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether MessagePack is spoken."""
+        return self.options.codec is WireCodec.MSGPACK
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        answer: type[Shape],
+        *,
+        body: msgspec.Struct | None = None,
+        query: dict[str, str] | None = None,
+        wait_ms: int = 0,
+        repeatable: bool = False,
+    ) -> Shape:
+        """One request. Each try takes at most the time-out, `wait_ms` on top of it, and a second a MiB of the answer.
+
+        It is sent a second time, once, where that is safe: where no connection could be made, so that nothing was sent,
+        or, if it is `repeatable`, where the connection broke before the answer was whole. After a time-out it is not:
+        a broker that is late is not helped by the same work twice.
+        """
+        what = f"{method} {path} at {self.place}"
+        request = self._request(method, path, body, query=query)
+        try:
+            response = self._exchange(request, wait_ms=wait_ms)
+        except http.RequestException as first:
+            if not _may_repeat(first, repeatable=repeatable):
+                raise of_exception(first, what=what) from first
+            try:
+                response = self._exchange(request, wait_ms=wait_ms)
+            except http.RequestException as error:
+                raise of_exception(error, what=what) from error
+        if response.status_code != 200:
+            raise of_answer(response, what=what)
+        return self._decode(response, answer, what=what)
+
+    def close(self) -> None:
+        """Close the connections of this process; idempotent."""
+        with self._lock:
+            self._closed = True
+            sockets, self._sockets = self._sockets, None
+            owned = self._process == os.getpid()
+        if sockets is not None and owned:
+            sockets.close()
+
+    def _request(self, method: str, path: str, body: msgspec.Struct | None, *, query: dict[str, str] | None) -> bytes:
+        """The request as it goes over the wire."""
+        target = self._base + path + (f"?{urlencode(query)}" if query else "")
+        if body is None:
+            length = "" if method == "GET" else "content-length: 0\r\n"
+            return f"{method} {target} HTTP/1.1\r\n{self._head}{length}\r\n".encode("ascii")
+        data = self._encode(body)
+        fields = f"content-type: {self._type}\r\ncontent-length: {len(data)}\r\n"
+        return f"{method} {target} HTTP/1.1\r\n{self._head}{fields}\r\n".encode("ascii") + data
+
+    def _exchange(self, request: bytes, *, wait_ms: int) -> HttpResponse:
+        timeout_s = self.options.timeout_ms / 1000
+        sockets = self._own_sockets()
+        connection = sockets.take()
+        stays_open = False
+        try:
+            answer = _asked(connection, request, timeout_s=timeout_s, wait_s=wait_ms / 1000)
+            stays_open = answer.stays_open
+            return answer
+        finally:  # whatever ended it, an interrupt too: only what is whole leaves the connection in a known state
+            if stays_open:
+                sockets.give_back(connection)
+            else:
+                connection.close()
+
+    def _own_sockets(self) -> Sockets:
+        """This process's connections. After a fork the parent's are left alone: they are not ours to write to."""
+        with self._lock:
+            if self._closed:
+                raise ConfigurationError("this broker was closed; connect again")
+            if self._sockets is None or self._process != os.getpid():
+                self._sockets, self._process = self._new_sockets(), os.getpid()
+            return self._sockets
+
+    def _new_sockets(self) -> Sockets:
+        return Sockets(
+            self._parts,
+            kept_max=self.options.pool_size,
+            connect_timeout_s=min(self.options.timeout_ms / 1000, CONNECT_TIMEOUT_S_MAX),
+            ca_file=self.options.ca_file,
+        )
+
+    def _encode(self, body: msgspec.Struct) -> bytes:
+        return msgspec.msgpack.encode(body) if self.packed else msgspec.json.encode(body)
+
+    def _decode(self, response: HttpResponse, answer: type[Shape], *, what: str) -> Shape:
+        kind = response.headers.get("content-type", "").partition(";")[0]
+        try:
+            return _decoder(kind, answer).decode(response.content)
+        except (msgspec.DecodeError, UnicodeDecodeError, LookupError) as error:
+            raise BrokerUnavailable(f"{what}: the answer is not one of this protocol ({error})") from error
+
+
+def _head_of(parts: SplitResult, *, accept: str, token: str | None) -> str:
+    """The header lines that all requests have in common."""
+    lines = [f"host: {_host_of(parts)}", f"accept: {accept}", "accept-encoding: identity", f"user-agent: {USER_AGENT}"]
+    if token is not None:
+        lines.append(f"authorization: Bearer {token}")
+    return "".join(f"{line}\r\n" for line in lines)
+
+
+def _host_of(parts: SplitResult) -> str:
+    """Host and port as a request names them. Raises ValueError where there can be none like it."""
+    name = parts.hostname.encode("idna").decode("ascii") if parts.hostname else ""
+    return (f"[{name}]" if ":" in name else name) + (f":{parts.port}" if parts.port else "")
+
+
+def _place_of(parts: SplitResult) -> str:
+    return _host_of(parts) if parts.port else f"{_host_of(parts)}:{PORTS[parts.scheme]}"
+
+
+def _asked(connection: HTTPConnection, request: bytes, *, timeout_s: float, wait_s: float) -> HttpResponse:
+    """Send a request and read its answer. Raises exceptions of requests."""
+    socket = connection.sock
+    if socket is None:
+        raise http.ConnectionError(ProtocolError("the connection is closed"))
+    try:
+        socket.settimeout(timeout_s)
+        socket.sendall(request)
+        socket.settimeout(timeout_s + wait_s)
+    except TimeoutError as error:
+        raise http.ReadTimeout(error) from error
+    except BrokenPipeError:
+        pass  # refused before all of it was sent; the answer says why
+    except OSError as error:
+        raise http.ConnectionError(ProtocolError("the connection broke", error)) from error
+    return read_answer(socket, timeout_s=timeout_s)
+
+
+def _may_repeat(error: http.RequestException, *, repeatable: bool) -> bool:
+    if isinstance(error, http.Timeout | http.SSLError | http.ProxyError):
+        return False
+    inner = error.args[0] if error.args else None
+    if isinstance(inner, NewConnectionError):
+        return True
+    return repeatable and isinstance(error, http.ConnectionError) and isinstance(inner, ProtocolError)
+
+
+def _decoder(kind: str, answer: type[Shape]) -> msgspec.json.Decoder[Shape] | msgspec.msgpack.Decoder[Shape]:
+    if kind == MSGPACK_TYPE:
+        return msgpack_decoder(answer)
+    if kind == JSON_TYPE:
+        return json_decoder(answer)
+    raise LookupError(f"media type {kind!r}")

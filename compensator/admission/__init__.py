@@ -1,0 +1,1 @@
+"""Whether rows may be claimed now: circuit breakers and rate limits."""

@@ -1,0 +1,89 @@
+"""What one instance does with the leases at one beat, decided from what it saw. Pure; the acts are leased's.
+
+A lease ends when its holder dies, or at its own end: a holder that should not have a source any more ends the lease and
+goes on serving until another has taken it, so that a change of hands leaves no gap, and a source that nobody else knows
+is never dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from compensator.assignment.even_shares import share_out
+from compensator.assignment.port import SourceName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """One row of the lease table; `ended` by the database's clock. Whether the holder lives is the instance table's."""
+
+    holder: str | None
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What one instance saw: the live instances with their zones, itself among them, and all leases by source."""
+
+    me: str
+    instances: Mapping[str, str | None]
+    leases: Mapping[str, Lease]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do, each a sorted list of sources; `waiting` are free sources that another live instance should take."""
+
+    add: tuple[str, ...]
+    take: tuple[str, ...]
+    keep: tuple[str, ...]
+    offer: tuple[str, ...]
+    release: tuple[str, ...]
+    waiting: frozenset[str]
+
+
+def decide(view: View, sources: Sequence[SourceName], *, overdue: AbstractSet[str]) -> Decision:
+    """What this instance does now.
+
+    `overdue` are sources that another should have taken for some beats and did not, because it does not know them, say:
+    whoever notices takes them.
+    """
+    known = {source.name for source in sources}
+    held = {name for name, lease in view.leases.items() if lease.holder == view.me}
+    free = {name for name in known if _is_free(name, view)}
+    wanted = _wanted(view, sources)
+    take = free & (wanted | overdue)
+    return Decision(
+        add=_sorted(known - view.leases.keys()),
+        take=_sorted(take),
+        keep=_sorted({name for name in held & wanted if view.leases[name].ended}),
+        offer=_sorted({name for name in held & known - wanted if not view.leases[name].ended}),
+        release=_sorted(held - known),
+        waiting=frozenset(_unserved(free - take, view)),
+    )
+
+
+def _wanted(view: View, sources: Sequence[SourceName]) -> set[str]:
+    holders = {name: lease.holder for name, lease in view.leases.items() if lease.holder is not None}
+    shared = share_out(sources, instances=view.instances, holders=holders)
+    return {name for name, instance in shared.items() if instance == view.me}
+
+
+def _is_free(name: str, view: View) -> bool:
+    """Whether this instance may take a source: it is another's no more, or nobody's yet."""
+    lease = view.leases.get(name)
+    if lease is None or lease.holder is None:
+        return True
+    return lease.holder != view.me and (lease.ended or lease.holder not in view.instances)
+
+
+def _unserved(names: AbstractSet[str], view: View) -> set[str]:
+    """Those that no live instance serves meanwhile; who offers a source goes on serving it."""
+    return {name for name in names if name not in view.leases or view.leases[name].holder not in view.instances}
+
+
+def _sorted(names: AbstractSet[str]) -> tuple[str, ...]:
+    # Sorted, so that statements of many instances lock rows in one order.
+    return tuple(sorted(names))

@@ -1,0 +1,205 @@
+"""`outbox compensator run|once`: options in, a wired-up compensator out. No logic of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from compensator.core.batch_totals import PassReport
+from compensator.core.config import CompensatorConfig, load
+from compensator.entry.process import serve
+from compensator.entry.progress_line import watched
+from compensator.entry.single_pass import pass_over
+from compensator.entry.wiring import Parts, wire
+from outbox.telemetry import trace_context
+from outbox_core.common.clock import SystemClock
+from outbox_core.runtime import logs
+
+app = typer.Typer(help="Find what was committed and not sent, and send it.", no_args_is_help=True)
+talk = Console(stderr=True)
+
+Urls = Annotated[list[str] | None, typer.Option("--url", help="Database, e.g. mysql+pymysql://u@h/d. May be repeated.")]
+Schemas = Annotated[
+    list[str] | None, typer.Option("--schema", help="Schema of outbox tables (MySQL; outbox). May be repeated.")
+]
+PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="File with the databases' password.")]
+BrokerUrl = Annotated[str | None, typer.Option("--broker", help="Broker, e.g. http://host:7788.")]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with the broker's token.")]
+Config = Annotated[Path | None, typer.Option("--config", envvar="OUTBOX_CONFIG", help="TOML file, e.g. outbox.toml.")]
+Batch = Annotated[int | None, typer.Option("--batch", min=1, max=1000, help="Rows claimed and sent at once (200).")]
+LeaseMs = Annotated[
+    int | None, typer.Option("--lease-ms", min=1000, help="How long a claim holds before others take over (60000).")
+]
+RateLimit = Annotated[float | None, typer.Option("--rate-limit", help="Rows a second, of all sources together.")]
+Archive = Annotated[
+    bool | None, typer.Option("--archive/--no-archive", help="Keep sent rows as evidence for reconciliation.")
+]
+IntervalMs = Annotated[
+    int | None, typer.Option("--interval-ms", min=10, help="Until the next look after rows were found (1000).")
+]
+Workers = Annotated[int | None, typer.Option("--workers", help="Sources served at once (4, 12 at most).")]
+Leases = Annotated[
+    bool | None,
+    typer.Option("--leases/--no-leases", help="Share sources among instances by leases (where there are several)."),
+]
+Zone = Annotated[str | None, typer.Option("--zone", help="This instance's zone: it is given that one's sources first.")]
+Host = Annotated[str | None, typer.Option("--host", help="Address of the status page (127.0.0.1).")]
+ArchiveDays = Annotated[
+    float | None, typer.Option("--archive-days", min=0, help="Delete archive rows older than this; never by default.")
+]
+InboxDays = Annotated[
+    float | None, typer.Option("--inbox-days", min=0, help="Delete inbox rows older than this; never by default.")
+]
+JudgedFile = Annotated[
+    Path | None,
+    typer.Option("--judged-file", help="What this judged.json says is not judged yet goes after twice the days."),
+]
+Port = Annotated[int | None, typer.Option("--port", help="Port of /metrics and /readyz; none by default.")]
+StopTimeout = Annotated[
+    str | None, typer.Option("--stop-timeout", help="How long what is in hand may take to end (25s).")
+]
+LogFormat = Annotated[str | None, typer.Option("--log-format", help="text or json (json, on a terminal text).")]
+LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error (info).")]
+
+
+@app.command()
+def once(
+    url: Urls = None,
+    broker: BrokerUrl = None,
+    schema: Schemas = None,
+    password_file: PasswordFile = None,
+    token_file: TokenFile = None,
+    config: Config = None,
+    batch: Batch = None,
+    lease_ms: LeaseMs = None,
+    rate_limit: RateLimit = None,
+    archive: Archive = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Make one pass and say what it did.
+
+    Exit status 1 when the broker was out or took nothing, or a source could not be served.
+
+    Example: outbox compensator once --url sqlite:///shop.db --broker http://127.0.0.1:7788
+    """
+    flags = _flags(url, schema, password_file, broker, token_file)
+    flags["compensator"] |= {
+        "batch_rows": batch, "lease": _ms(lease_ms), "rate_limit": rate_limit, "archive": archive,
+    }  # fmt: skip
+    chosen, clock = load(flags, file=config), SystemClock()
+    _configure_logs(chosen, level="warning")
+    parts = wire(chosen, clock=clock)
+    try:
+        _check(parts)
+        with watched(parts.sources, talk) as told:
+            report, errors = pass_over(parts.sources, options=parts.options.turn, clock=clock, told=told)
+    finally:
+        parts.close()
+    for error in errors:
+        talk.print(f"a source was left out: {error}", markup=False, highlight=False, soft_wrap=True)
+    _print(report, as_json=as_json)
+    raise typer.Exit(1 if report.outage or errors or _nothing_went(report) else 0)
+
+
+@app.command()
+def run(
+    url: Urls = None,
+    broker: BrokerUrl = None,
+    schema: Schemas = None,
+    password_file: PasswordFile = None,
+    token_file: TokenFile = None,
+    config: Config = None,
+    batch: Batch = None,
+    lease_ms: LeaseMs = None,
+    rate_limit: RateLimit = None,
+    archive: Archive = None,
+    interval_ms: IntervalMs = None,
+    workers: Workers = None,
+    leases: Leases = None,
+    zone: Zone = None,
+    host: Host = None,
+    archive_days: ArchiveDays = None,
+    inbox_days: InboxDays = None,
+    judged_file: JudgedFile = None,
+    port: Port = None,
+    stop_timeout: StopTimeout = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; what is in hand is finished first. A second signal ends it at once.
+
+    Each option is also OUTBOX_COMPENSATOR__NAME in the environment and a key of [compensator] in the file; flags win.
+
+    Example: outbox compensator run --url mysql+pymysql://app@db/shop --broker http://broker:7788 --port 9100
+    """
+    flags = _flags(url, schema, password_file, broker, token_file)
+    flags |= {"log_format": log_format, "log_level": log_level}
+    flags["compensator"] |= {
+        "batch_rows": batch, "lease": _ms(lease_ms), "rate_limit": rate_limit, "archive": archive,
+        "interval": _ms(interval_ms), "workers": workers, "leases": leases, "zone": zone, "host": host, "port": port,
+        "archive_days": archive_days, "inbox_days": inbox_days, "judged_file": judged_file,
+        "stop_timeout": stop_timeout,
+    }  # fmt: skip
+    chosen, clock = load(flags, file=config), SystemClock()
+    _configure_logs(chosen, level=chosen.log_level)
+    parts = wire(chosen, clock=clock)
+    try:
+        _check(parts)
+        serve(parts, chosen, clock=clock, say=lambda text: talk.print(text, soft_wrap=True, highlight=False))
+    finally:
+        parts.close()
+
+
+def _flags(
+    urls: list[str] | None,
+    schemas: list[str] | None,
+    password_file: Path | None,
+    broker: str | None,
+    token_file: Path | None,
+) -> dict[str, Any]:
+    """What is common to both commands, nested as the file is. Databases that flags name stand for those of the file."""
+    one = {"schemas": schemas, "password_file": password_file}
+    sources = [{"url": url, **{name: value for name, value in one.items() if value}} for url in urls or []]
+    return {
+        "database": {} if urls else one,
+        "broker": {"url": broker, "token_file": token_file},
+        "compensator": {"sources": sources},
+    }
+
+
+def _ms(value: int | None) -> str | None:
+    return None if value is None else f"{value}ms"
+
+
+def _check(parts: Parts) -> None:
+    """Where there is one source, a wrong URL or missing tables are said now, and not in a log."""
+    if len(parts.sources) == 1:
+        parts.sources[0].look()
+
+
+def _configure_logs(config: CompensatorConfig, *, level: str) -> None:
+    chosen = config.log_format or logs.fitting_format(sys.stderr)
+    logs.configure(format=chosen, level=level, context=trace_context, quiet={"apscheduler": "error"})
+
+
+def _print(report: PassReport, *, as_json: bool) -> None:
+    names = ("batches", "claimed", "accepted", "retried", "held", "parked", "stale")
+    figures = {name: getattr(report, name) for name in names}
+    if as_json:
+        typer.echo(json.dumps({**figures, "outage": str(report.outage) if report.outage else None}))
+        return
+    typer.echo(", ".join(f"{name} {value:,}" for name, value in figures.items()))
+    if report.outage is not None:
+        talk.print(f"the broker was out: {report.outage}", markup=False, highlight=False, soft_wrap=True)
+    elif report.retried or report.parked:
+        talk.print("why some were not taken: outbox messages list --url URL", markup=False, highlight=False)
+
+
+def _nothing_went(report: PassReport) -> bool:
+    """Whether the broker took none of what it was offered: a wrong token, for instance."""
+    return bool(report.retried or report.parked) and not report.accepted

@@ -1,0 +1,39 @@
+"""A progress line on a terminal while a large backlog is sent. Nothing where nobody watches, or little is to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from compensator.core.batch_totals import PassReport
+from compensator.work.source import Source
+from outbox_core.common.errors import OutboxError
+
+WORTH_ROWS: Final = 1_000
+
+
+@contextmanager
+def watched(sources: Sequence[Source], console: Console) -> Iterator[Callable[[PassReport], None]]:
+    """Yields what is to be told each report; the whole is what is pending, counted up to a bound."""
+    whole = _pending(sources) if console.is_terminal else 0
+    if whole < WORTH_ROWS:
+        yield lambda _report: None
+        return
+    columns = (TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("sending", total=whole)
+        yield lambda report: progress.update(task, completed=report.claimed, total=max(whole, report.claimed))
+
+
+def _pending(sources: Sequence[Source]) -> int:
+    total = 0
+    for source in sources:
+        try:
+            total += source.counts().pending
+        except OutboxError:
+            continue  # the pass says what is wrong with it
+    return total

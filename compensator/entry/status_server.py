@@ -1,0 +1,78 @@
+"""/livez, /readyz, /healthz and /metrics of a compensator, on a port of its own. Not an API."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from compensator.service.service import CompensatorService
+from outbox_core.common.errors import ConfigurationError
+
+_REQUEST_TIMEOUT_SECONDS: Final = 5
+
+
+class StatusServer:
+    """Serves from a thread; start() and stop() are idempotent."""
+
+    def __init__(self, service: CompensatorService, *, registry: CollectorRegistry, host: str, port: int) -> None:
+        """Raises ConfigurationError where the port cannot be had."""
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = _REQUEST_TIMEOUT_SECONDS
+
+            def do_GET(self) -> None:
+                match self.path.partition("?")[0]:
+                    case "/metrics":
+                        self._answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
+                    case "/livez":
+                        self._say({"status": "ok"}) if service.alive() else self._say({"status": "fail"}, 503)
+                    case "/readyz" | "/healthz":
+                        health = service.health()
+                        self._say(health.as_json(), 200 if health.well else 503)
+                    case _:
+                        self._say({"status": "no such page"}, 404)
+
+            def _say(self, body: Mapping[str, Any], status: int = 200) -> None:
+                self._answer(status, "application/json", json.dumps(body).encode())
+
+            def _answer(self, status: int, content_type: str, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Cache-Control", "no-store")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+                """Probes are not news."""
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {host}:{port} ({error.strerror}); choose another port"
+            ) from error
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="compensator-status", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Begin to serve."""
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End serving and let go of the port."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join(_REQUEST_TIMEOUT_SECONDS)
+        self._server.server_close()

@@ -1,0 +1,195 @@
+"""From a configuration to a compensator's parts, put together. No logic of its own, and no I/O but for secret files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from urllib.parse import urlsplit
+
+from sqlalchemy.engine import URL
+
+from compensator.admission.circuit_breaker import BreakerOptions
+from compensator.admission.gate import Gates
+from compensator.admission.rate_limiter import RateOptions
+from compensator.assignment import AlwaysMine, Assignment, open_assignment
+from compensator.core.config import CompensatorConfig, SourceTable
+from compensator.retention.retention import Retention, RetentionOptions
+from compensator.service.metrics import CompensatorMetrics
+from compensator.service.service import ServiceOptions
+from compensator.work.claim_and_relay import Batches, ScanOptions
+from compensator.work.engines import InstanceEngines
+from compensator.work.source import Source, source_name
+from compensator.work.source_schedule import PacingOptions
+from compensator.work.work_slice import TurnOptions
+from outbox.consumers.inbox import InboxStore
+from outbox.delivery.relay import RelayPolicy
+from outbox.store.archive_purge import ArchiveStore
+from outbox.store.database_url import database_url
+from outbox.store.message_table import MessageStore
+from outbox.store.ordering import OrderStore
+from outbox.store.schema import schema_for
+from outbox.telemetry import Telemetry
+from outbox.telemetry.metrics import OutboxMetrics
+from outbox_core import Broker, connect
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.secret_files import read_secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A compensator's sources, what they share, where they count, and what is to be let go of at the end."""
+
+    sources: Sequence[Source]
+    gates: Gates
+    assignment: Assignment
+    options: ServiceOptions
+    metrics: CompensatorMetrics
+    closing: ExitStack
+
+    def close(self) -> None:
+        """Close brokers and connections. Idempotent."""
+        self.closing.close()
+
+
+def wire(config: CompensatorConfig, *, clock: Clock) -> Parts:
+    """Put a compensator together. Raises ConfigurationError for what cannot work."""
+    with ExitStack() as closing:
+        builder = _Builder(config, clock=clock, closing=closing)
+        sources = [source for table in config.source_tables() for source in builder.sources(table)]
+        _refuse_twins(sources)
+        return Parts(
+            sources=sources,
+            gates=builder.gates,
+            assignment=_assignment(config, several=len(sources) > 1),
+            options=service_options(config),
+            metrics=builder.metrics,
+            closing=closing.pop_all(),
+        )
+
+
+def service_options(config: CompensatorConfig) -> ServiceOptions:
+    """The service's part of the configuration."""
+    chosen = config.compensator
+    return ServiceOptions(
+        workers=chosen.workers,
+        pacing=PacingOptions(interval_ms=chosen.interval, idle_ms=max(chosen.interval, chosen.idle_interval)),
+        turn=TurnOptions(batch_rows=chosen.batch_rows),
+        stop_timeout_ms=chosen.stop_timeout,
+    )
+
+
+class _Builder:
+    """Makes sources; instances and brokers that several of them name are made once."""
+
+    def __init__(self, config: CompensatorConfig, *, clock: Clock, closing: ExitStack) -> None:
+        self._config = config
+        self._clock = clock
+        self._closing = closing
+        self._engines: dict[URL, InstanceEngines] = {}
+        self._brokers: dict[tuple[str, Path | None], Broker] = {}
+        self.metrics = CompensatorMetrics()
+        self._telemetry = Telemetry(metrics=OutboxMetrics(registry=self.metrics.registry, clock=clock))
+        chosen = config.compensator
+        breaker = BreakerOptions(probe_rows=chosen.probe_rows, drain_rows_per_second=chosen.drain_rate)
+        self.gates = Gates(clock=clock, random=Random(), breaker=breaker, limit=_limit(chosen.rate_limit))
+
+    def sources(self, table: SourceTable) -> list[Source]:
+        """A source for each schema of an instance."""
+        url = database_url(table.url, password_file=table.password_file)
+        if url not in self._engines:
+            self._engines[url] = InstanceEngines(url)
+            self._closing.callback(self._engines[url].close)
+        schemas: list[str | None] = [*table.schemas] or [None]
+        return [self._source(table, url, schema) for schema in schemas]
+
+    def _source(self, table: SourceTable, url: URL, schema: str | None) -> Source:
+        engines = self._engines[url]
+        actual = schema_for(engines.work.dialect, schema)
+        broker_url, broker = self._broker(table)
+        shown = _shown(broker_url)
+        return Source(
+            source_name(url, actual, zone=table.zone),
+            schema=actual,
+            broker=shown,
+            work=engines.work,
+            looks=engines.looks,
+            batches=self._batches(engines, schema, broker),
+            gate=self.gates.gate(shown, limit=_limit(table.rate_limit)),
+            clock=self._clock,
+            retention=self._retention(engines, schema),
+            look_ahead_ms=service_options(self._config).pacing.look_ahead_ms,
+        )
+
+    def _batches(self, engines: InstanceEngines, schema: str | None, broker: Broker) -> Batches:
+        chosen = self._config.compensator
+        return Batches(
+            engine=engines.work,
+            store=MessageStore(dialect=engines.work.dialect, schema=schema),
+            broker=broker,
+            policy=RelayPolicy(keep_archive=chosen.archive),
+            options=ScanOptions(batch_rows=chosen.batch_rows, lease_ms=chosen.lease),
+            telemetry=self._telemetry,
+        )
+
+    def _retention(self, engines: InstanceEngines, schema: str | None) -> Retention:
+        chosen, dialect = self._config.compensator, engines.work.dialect
+        return Retention(
+            engine=engines.work,
+            archive=ArchiveStore(dialect=dialect, schema=schema),
+            inbox=InboxStore(dialect=dialect, schema=schema),
+            order=OrderStore(dialect=dialect, schema=schema_for(dialect, schema)),
+            options=RetentionOptions(
+                archive_days=chosen.archive_days,
+                inbox_days=chosen.inbox_days,
+                order_head_days=chosen.order_head_days,
+                judged_file=chosen.judged_file,
+            ),
+            clock=self._clock,
+        )
+
+    def _broker(self, table: SourceTable) -> tuple[str, Broker]:
+        own = table.broker is not None
+        url = table.broker or self._config.broker.url
+        token_file = table.token_file or (None if own else self._config.broker.token_file)
+        if url is None:
+            raise ConfigurationError("no broker is named: give --broker, OUTBOX_BROKER__URL or `broker` of the source")
+        if (url, token_file) not in self._brokers:
+            options = {} if token_file is None else {"token": read_secret(token_file, what="token")}
+            broker = connect(url, **options)
+            self._closing.callback(broker.close)
+            self._brokers[(url, token_file)] = broker
+        return url, self._brokers[(url, token_file)]
+
+
+def _assignment(config: CompensatorConfig, *, several: bool) -> Assignment:
+    """Leases where they are asked for, and where there are several sources to share out."""
+    chosen = config.compensator
+    if not (several if chosen.leases is None else chosen.leases):
+        return AlwaysMine()
+    first = config.source_tables()[0]
+    url = database_url(chosen.lease_url or first.url, password_file=None if chosen.lease_url else first.password_file)
+    schema = chosen.lease_schema or (first.schemas[0] if first.schemas and not chosen.lease_url else None)
+    return open_assignment(url, schema=schema, zone=chosen.zone)
+
+
+def _refuse_twins(sources: Sequence[Source]) -> None:
+    seen: set[str] = set()
+    for source in sources:
+        if source.name in seen:
+            raise ConfigurationError(f"the source {source.name} is named twice; name each schema of an instance once")
+        seen.add(source.name)
+
+
+def _limit(rows_per_second: float | None) -> RateOptions | None:
+    return None if rows_per_second is None else RateOptions(rows_per_second=rows_per_second)
+
+
+def _shown(broker_url: str) -> str:
+    """A broker's name for people: its URL without user, password and query, which may hold secrets."""
+    parts = urlsplit(broker_url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}" if host else f"{parts.scheme}:{parts.path}"

@@ -1,0 +1,143 @@
+"""What the compensator tells Prometheus. Names by convention; it counts what it is told, and asks nobody.
+
+Labels are bounded: sources and brokers by the configuration, topics by TOPICS_MAX. Series of a source that is another's
+now go away, so that a stale figure raises no alarm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from compensator.admission.circuit_breaker import BreakerState
+from compensator.core.batch_totals import OUTCOMES
+from compensator.retention.retention import Purged
+from compensator.work.source import SourceCounts
+from compensator.work.source_schedule import HeldBack
+from compensator.work.work_slice import TurnReport
+from outbox_core.runtime.build_info import build
+
+TOPICS_MAX: Final = 500
+OTHER_TOPICS: Final = "_other"
+_SCANS: Final = ("ok", "outage", "held", "error")
+
+
+class CompensatorMetrics:
+    """Metrics in a registry of their own, so that two compensators in one process do not collide. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._topics: set[str] = set()
+        self._scans = self._counter("scans", "Turns of sources, by result.", "result")
+        self._rows = self._counter("rows", "Rows handled, by outcome.", "outcome")
+        self._resent = self._counter("resent", "Rows sent again, by topic, whatever the broker said.", "topic")
+        self._defects = self._counter("defects", "Deliveries that failed in a way that nobody foresaw.")
+        self._purged = self._counter("purged_rows", "Rows deleted by retention, by table.", "table")
+        self._chores = self._counter("chore_failures", "Beats, gauges and retention rounds that failed.", "chore")
+        self._duration = Histogram(
+            "outbox_compensator_scan_duration_seconds", "How long a turn took.", registry=self.registry
+        )
+        self._last_success = self._gauge(
+            "compensator_last_success_timestamp_seconds", "When a turn last ended without an error.", "source"
+        )
+        self._leader = self._gauge("compensator_leader", "1 where this instance serves the source.", "source")
+        self._sources = self._gauge("compensator_sources", "Sources that this instance serves.")
+        self._failed_beats = self._gauge(
+            "compensator_assignment_failed_beats", "How many beats in a row the lease database has not answered."
+        )
+        self._breaker = self._gauge("compensator_breaker_open", "1 while nothing is claimed for the broker.", "broker")
+        self._pending = self._gauge("pending_messages", "Rows that wait, counted up to a bound.", "source")
+        self._parked = self._gauge("parked_messages", "Rows set aside for people.", "source")
+        self._oldest = self._gauge("oldest_due_age_seconds", "How long the longest due row has been due.", "source")
+        self._oldest_at = self._gauge(
+            "oldest_pending_timestamp_seconds", "Since when the longest due row has been due; 0 if none is.", "source"
+        )
+        self._by_source = (
+            self._last_success, self._leader, self._pending, self._parked, self._oldest, self._oldest_at,
+        )  # fmt: skip
+        self._begin_at_zero()
+
+    def passed(self, source: str, turn: TurnReport, *, seconds: float, now_seconds: float) -> None:
+        """A turn ended, well or by the broker's outage."""
+        report = turn.report
+        held = isinstance(turn.outcome, HeldBack) and not report.batches
+        self._scans.labels("outage" if report.outage else "held" if held else "ok").inc()
+        self._duration.observe(seconds)
+        for outcome in OUTCOMES:
+            self._rows.labels(outcome).inc(getattr(report, outcome))
+        for topic, rows in turn.topics.items():
+            self._resent.labels(self._bounded(topic)).inc(rows)
+        self._defects.inc(report.defects)
+        self._last_success.labels(source).set(now_seconds)
+        if report.parked:
+            self._parked.labels(source).inc(report.parked)
+        if turn.oldest_due_us is not None:
+            self._oldest.labels(source).set(turn.oldest_due_us / 1_000_000)
+            since = now_seconds - turn.oldest_due_us / 1_000_000 if turn.oldest_due_us else 0
+            self._oldest_at.labels(source).set(since)
+            if not turn.pending:
+                self._pending.labels(source).set(0)
+
+    def failed(self, source: str) -> None:
+        """A turn ended by an error."""
+        del source
+        self._scans.labels("error").inc()
+
+    def stands(self, source: str, counts: SourceCounts) -> None:
+        """How a source's tables stand."""
+        self._pending.labels(source).set(counts.pending)
+        self._parked.labels(source).set(counts.parked)
+
+    def purged(self, purged: Purged) -> None:
+        """A round of retention ended."""
+        self._purged.labels("archive").inc(purged.archive_rows)
+        self._purged.labels("inbox").inc(purged.inbox_rows)
+        self._purged.labels("order_head").inc(purged.order_heads)
+
+    def chore_failed(self, chore: str) -> None:
+        """A beat, a gauge or a round of retention ended by an error."""
+        self._chores.labels(chore).inc()
+
+    def beat(self, *, failed: int, sources: int) -> None:
+        """A beat ended; `failed`: how many in a row found no answer. What was ours stays ours then."""
+        self._sources.set(sources)
+        self._failed_beats.set(failed)
+        if failed:
+            self.chore_failed("beat")
+
+    def serves(self, sources: Mapping[str, bool]) -> None:
+        """Which sources are this instance's now; the others' series go away, but for their 0 of leadership."""
+        for source, ours in sources.items():
+            if not ours:
+                for gauge in self._by_source:
+                    gauge.remove_by_labels({"source": source})
+            self._leader.labels(source).set(1 if ours else 0)
+
+    def breaker(self, broker: str, state: BreakerState) -> None:
+        """A broker's breaker has changed."""
+        self._breaker.labels(broker).set(1 if state in {BreakerState.OPEN, BreakerState.HALF_OPEN} else 0)
+
+    def _begin_at_zero(self) -> None:
+        for result in _SCANS:
+            self._scans.labels(result)
+        for outcome in OUTCOMES:
+            self._rows.labels(outcome)
+        for table in ("archive", "inbox", "order_head"):
+            self._purged.labels(table)
+        built = Gauge("outbox_build_info", "What runs here.", ["version", "revision", "python"], registry=self.registry)
+        here = build()
+        built.labels(here.version, here.revision, here.python).set(1)
+
+    def _bounded(self, topic: str) -> str:
+        if topic in self._topics or len(self._topics) < TOPICS_MAX:
+            self._topics.add(topic)
+            return topic
+        return OTHER_TOPICS
+
+    def _counter(self, name: str, says: str, *labels: str) -> Counter:
+        return Counter(f"outbox_compensator_{name}", says, labels, registry=self.registry)
+
+    def _gauge(self, name: str, says: str, *labels: str) -> Gauge:
+        return Gauge(f"outbox_{name}", says, labels, registry=self.registry)

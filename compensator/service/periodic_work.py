@@ -1,0 +1,96 @@
+"""Work that is done again and again beside the turns: beats, gauges, retention. When, and in which thread; not what.
+
+A chore runs at its interval, one at a time for each chore, and never ends for an error. A clock that is stepped back
+would leave the scheduler waiting for a time that was: mind_clock() notices, and lets every chore run at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.interval import IntervalTrigger
+
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import OutboxError
+
+logger = logging.getLogger(__name__)
+
+STEP_MS: Final = 1_000
+_JITTER: Final = 0.1
+
+
+class Chores:
+    """A scheduler and what it is to do. start() and stop() are idempotent."""
+
+    def __init__(self, *, clock: Clock, failed: Callable[[str], None]) -> None:
+        """`failed` is told the name of a chore that ended by an error."""
+        self._clock = clock
+        self._failed = failed
+        self._scheduler = BackgroundScheduler(timezone=UTC)
+        self._changed = threading.Condition()
+        self._running: set[str] = set()
+        self._stopping = False
+        self._offset_ms = self._offset()
+
+    def add(self, name: str, work: Callable[[], None], *, every_ms: int) -> None:
+        """Do this every so often, with some jitter, the first time at once."""
+        seconds = every_ms / 1_000
+        self._scheduler.add_job(
+            lambda: self._do(name, work),
+            IntervalTrigger(seconds=seconds, jitter=seconds * _JITTER, timezone=UTC),
+            id=name,
+            max_instances=1,
+            coalesce=True,
+            misfire_grace_time=None,
+            next_run_time=datetime.now(UTC),
+        )
+
+    def start(self) -> None:
+        """Begin."""
+        if not self._scheduler.running:
+            self._scheduler.start()
+
+    def stop(self, *, timeout_ms: int) -> bool:
+        """Begin nothing more; True when what ran has ended in time."""
+        with self._changed:
+            self._stopping = True
+            ended = self._changed.wait_for(lambda: not self._running, timeout_ms / 1_000)
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
+        return ended
+
+    def mind_clock(self) -> None:
+        """Where the wall clock was stepped, let every chore run now and count its interval from there."""
+        offset_ms = self._offset()
+        if abs(offset_ms - self._offset_ms) < STEP_MS:
+            return
+        logger.warning("clock_stepped", extra={"by_ms": offset_ms - self._offset_ms})
+        self._offset_ms = offset_ms
+        for job in self._scheduler.get_jobs():
+            job.modify(next_run_time=datetime.now(UTC))
+
+    def _offset(self) -> int:
+        return self._clock.now_ms() - self._clock.monotonic_ms()
+
+    def _do(self, name: str, work: Callable[[], None]) -> None:
+        with self._changed:
+            if self._stopping:
+                return
+            self._running.add(name)
+        try:
+            work()
+        except OutboxError as error:
+            logger.warning("chore_failed", extra={"chore": name, "error": str(error)})
+            self._failed(name)
+        except Exception:  # the thread boundary: the next one must come, whatever this one met
+            logger.exception("chore_failed", extra={"chore": name})
+            self._failed(name)
+        finally:
+            with self._changed:
+                self._running.discard(name)
+                self._changed.notify_all()

@@ -1,0 +1,267 @@
+"""The compensator as a service: workers that take turns of sources, periodic work beside them, an orderly stop.
+
+When a source has its turn is decided by work.source_schedule and admission.circuit_breaker; what a turn does is
+work.work_slice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from compensator.admission.circuit_breaker import BreakerState
+from compensator.admission.gate import Gates
+from compensator.assignment import AlwaysMine, Assignment
+from compensator.service.health import Health, Seen, judge
+from compensator.service.metrics import CompensatorMetrics
+from compensator.service.periodic_work import Chores
+from compensator.service.source_upkeep import Upkeep, UpkeepOptions
+from compensator.work.source import Source
+from compensator.work.source_schedule import Failed, Outcome, PacingOptions, TurnQueue
+from compensator.work.work_slice import TurnOptions, TurnReport, Turns
+from outbox_core.common.clock import Clock, SystemClock
+from outbox_core.common.errors import OutboxError
+
+logger = logging.getLogger(__name__)
+
+WAIT_MS_MAX: Final = 5_000
+STALE_AFTER_IDLES: Final = 3
+STALE_AFTER_MS_MIN: Final = 10_000
+STALE_AFTER_BEATS: Final = 15
+STUCK_AFTER_MS: Final = 15 * 60 * 1_000
+"""A turn is bounded by time-outs far below this; a process whose every worker is past it will not recover by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """How many sources are served at once, how each is paced, and how long a stop may take.
+
+    `suspects_max`: how many workers may be with sources that failed last time; by default a quarter of them.
+    """
+
+    workers: int = 4
+    suspects_max: int | None = None
+    pacing: PacingOptions = field(default_factory=PacingOptions)
+    turn: TurnOptions = field(default_factory=TurnOptions)
+    upkeep: UpkeepOptions = field(default_factory=UpkeepOptions)
+    beat_ms: int = 2_000
+    stop_timeout_ms: int = 25_000
+
+
+class CompensatorService:
+    """Serves sources until stopped. start() and stop() are idempotent; a failing turn never ends the loop."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        gates: Gates,
+        options: ServiceOptions,
+        metrics: CompensatorMetrics,
+        assignment: Assignment | None = None,
+        clock: Clock | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self._options = options
+        self._metrics = metrics
+        self._gates = gates
+        self._assignment = assignment or AlwaysMine()
+        self._clock = clock or SystemClock()
+        self._sources = {source.name: source for source in sources}
+        self._turns = {source.name: Turns(source, options=options.turn, clock=self._clock) for source in sources}
+        self._mine: frozenset[str] = frozenset()
+        self._stopping = threading.Event()
+        self._changed = threading.Condition()
+        suspects_max = options.suspects_max or max(1, options.workers // 4)
+        self._queue = TurnQueue(options.pacing, suspects_max=suspects_max, random=random or Random())
+        self._began_ms: dict[str, int] = {}
+        self._last_success_ms = self._last_beat_ms = self._clock.monotonic_ms()
+        self._workers = [
+            threading.Thread(target=self._work, name=f"compensator-{number}", daemon=True)
+            for number in range(options.workers)
+        ]
+        self._started = False
+        self._stopped: bool | None = None
+        self._chores = Chores(clock=self._clock, failed=metrics.chore_failed)
+        self._upkeep = Upkeep(metrics, options=options.upkeep, clock=self._clock, stopping=self._stopping)
+        gates.listen(self._breaker_changed)
+
+    # -- the outside -------------------------------------------------------------------------------------------------
+
+    @property
+    def chores(self) -> Chores:
+        """Where an entry point may add what is to be done beside the turns. Before start()."""
+        return self._chores
+
+    def start(self) -> None:
+        """Begin: every source that is ours has its first turn at once. Raises UsageError where leases cannot work."""
+        if self._started:
+            return
+        self._beat()
+        self._started = True
+        self._chores.add("beat", self._beat, every_ms=self._options.beat_ms)
+        self._chores.add(
+            "gauges", lambda: self._upkeep.count(self._well()), every_ms=self._options.upkeep.gauges_check_ms
+        )
+        self._chores.add(
+            "retention", lambda: self._upkeep.retain(self._well()), every_ms=self._options.upkeep.retention_ms
+        )
+        self._chores.start()
+        for worker in self._workers:
+            worker.start()
+
+    def stop(self) -> bool:
+        """Let the batches in hand end, claim nothing more, give leases up; True when that was done in time."""
+        if self._stopped is None:
+            self._stopped = self._stop()
+        return self._stopped
+
+    def health(self) -> Health:
+        """How it is: see compensator.service.health."""
+        now_ms = self._clock.monotonic_ms()
+        with self._changed:
+            failing = sorted(name for name in self._mine if self._queue.failures(name))
+        idle_ms = max(self._options.pacing.idle_ms, self._options.pacing.interval_ms)
+        return judge(
+            Seen(
+                stopping=self._stopping.is_set(),
+                sources=len(self._sources),
+                ours=len(self._mine),
+                failing=failing,
+                breakers=self._gates.states,
+                seconds_since_success=(now_ms - self._last_success_ms) / 1_000,
+                seconds_since_beat=(now_ms - self._last_beat_ms) / 1_000,
+                workers=len(self._workers) if self._started else 0,
+                workers_alive=sum(worker.is_alive() for worker in self._workers),
+                success_within_seconds=max(STALE_AFTER_IDLES * idle_ms, STALE_AFTER_MS_MIN) / 1_000,
+                beat_within_seconds=STALE_AFTER_BEATS * self._options.beat_ms / 1_000,
+            )
+        )
+
+    def alive(self) -> bool:
+        """Whether the process is worth keeping: not all workers are dead or stuck. Asks no database."""
+        now_ms = self._clock.monotonic_ms()
+        with self._changed:
+            stuck = sum(now_ms - began_ms > STUCK_AFTER_MS for began_ms in self._began_ms.values())
+        return not self._started or sum(worker.is_alive() for worker in self._workers) > stuck
+
+    # -- the workers -------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (name := self._next()) is not None:
+            outcome = self._serve(name)
+            with self._changed:
+                self._began_ms.pop(name, None)
+                self._queue.done(name, outcome, now_ms=self._clock.monotonic_ms())
+                self._changed.notify_all()
+            self._chores.mind_clock()
+
+    def _next(self) -> str | None:
+        """The source whose turn it is; waits for one. None: the service stops."""
+        with self._changed:
+            while not self._stopping.is_set():
+                now_ms = self._clock.monotonic_ms()
+                name = self._queue.take(now_ms=now_ms)
+                if name is not None:
+                    self._began_ms[name] = now_ms
+                    return name
+                wait_ms = self._queue.wait_ms(now_ms=now_ms)
+                self._clock.wait(self._changed, WAIT_MS_MAX if wait_ms is None else min(wait_ms, WAIT_MS_MAX))
+                self._chores.mind_clock()
+        return None
+
+    def _serve(self, name: str) -> Outcome:
+        began_ms = self._clock.monotonic_ms()
+        try:
+            turn = self._turns[name].take(going_on=lambda: name in self._mine and not self._stopping.is_set())
+        except OutboxError as error:
+            self._metrics.failed(name)
+            logger.warning("turn_failed", extra={"source": name, "error": str(error)})
+            return Failed()
+        except Exception:  # the thread boundary: the next turn must come, whatever this one met
+            self._metrics.failed(name)
+            logger.exception("turn_failed", extra={"source": name})
+            return Failed()
+        self._last_success_ms = self._clock.monotonic_ms()
+        seconds = (self._last_success_ms - began_ms) / 1_000
+        self._metrics.passed(name, turn, seconds=seconds, now_seconds=self._clock.now_ms() / 1_000)
+        if turn.report.claimed:
+            self._upkeep.busy(name)
+            _log_turn(name, turn)
+        return turn.outcome
+
+    def _breaker_changed(self, broker: str, state: BreakerState) -> None:
+        """All sources of the broker ask again at once, instead of when they were told to: that costs no query."""
+        self._metrics.breaker(broker, state)
+        with self._changed:
+            concerned = [name for name, source in self._sources.items() if source.broker == broker]
+            self._queue.hasten(concerned, now_ms=self._clock.monotonic_ms())
+            self._changed.notify_all()
+
+    # -- chores ------------------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        mine = self._assignment.beat([source.source_name for source in self._sources.values()])
+        failed, now_ms = self._assignment.failed_beats, self._clock.monotonic_ms()
+        with self._changed:
+            if self._stopping.is_set():
+                return
+            changed = mine != self._mine or not self._started
+            self._mine = mine
+            if not failed:  # else it keeps what it has, but it has not been heard
+                self._last_beat_ms = now_ms
+            if not failed and not mine:
+                self._last_success_ms = now_ms  # a stand-by is well as long as it beats
+            self._queue.keep(sorted(mine), now_ms=now_ms)
+            self._changed.notify_all()
+        self._metrics.beat(failed=failed, sources=len(mine))
+        if changed:
+            self._metrics.serves({name: name in mine for name in self._sources})
+
+    def _well(self) -> list[Source]:
+        """Our sources whose database answers."""
+        with self._changed:
+            return [self._sources[name] for name in sorted(self._mine) if not self._queue.failures(name)]
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _stop(self) -> bool:
+        ends_ms = SystemClock().monotonic_ms() + self._options.stop_timeout_ms
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+        ended = [self._ended(worker, ends_ms) for worker in self._workers]
+        ended.append(self._chores.stop(timeout_ms=_left_ms(ends_ms)))
+        self._mine = frozenset()
+        self._assignment.leave()
+        return all(ended)
+
+    def _ended(self, worker: threading.Thread, ends_ms: int) -> bool:
+        if self._started:
+            worker.join(_left_ms(ends_ms) / 1_000)
+        return not worker.is_alive()
+
+
+def _left_ms(ends_ms: int) -> int:
+    """Stopping goes by the machine's clock, whatever clock the turns go by."""
+    return max(0, ends_ms - SystemClock().monotonic_ms())
+
+
+def _log_turn(name: str, turn: TurnReport) -> None:
+    report = turn.report
+    logger.info(
+        "turn_done",
+        extra={
+            "source": name,
+            "claimed": report.claimed,
+            "accepted": report.accepted,
+            "retried": report.retried,
+            "held": report.held,
+            "parked": report.parked,
+            "outage": str(report.outage) if report.outage else None,
+        },
+    )

@@ -1,0 +1,92 @@
+"""What is done for sources beside their turns: counting for the gauges, and retention. Not the schedule."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from compensator.service.metrics import CompensatorMetrics
+from compensator.work.source import Source
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import OutboxError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepOptions:
+    """How often rows are counted - seldom where nothing was found since - and how often old evidence is deleted."""
+
+    gauges_ms: int = 60_000
+    gauges_idle_ms: int = 300_000
+    gauges_check_ms: int = 10_000
+    retention_ms: int = 60_000
+
+
+class Upkeep:
+    """The chores of many sources, one source after the other: one that is out must not keep the others from it."""
+
+    def __init__(
+        self, metrics: CompensatorMetrics, *, options: UpkeepOptions, clock: Clock, stopping: threading.Event
+    ) -> None:
+        self._metrics = metrics
+        self._options = options
+        self._clock = clock
+        self._stopping = stopping
+        self._counted_at_ms: dict[str, int] = {}
+        self._busy: set[str] = set()
+
+    def busy(self, source: str) -> None:
+        """Rows were found there: it is worth counting sooner."""
+        self._busy.add(source)
+
+    def count(self, sources: Iterable[Source]) -> None:
+        """Count the rows of those whose time it is."""
+        for source in sources:
+            if self._stopping.is_set():
+                return
+            if self._is_time(source.name):
+                self._count(source)
+
+    def retain(self, sources: Iterable[Source]) -> None:
+        """Delete old evidence, a round of each in turn, until none has more to delete."""
+        left = [source for source in sources if source.retention is not None]
+        while left and not self._stopping.is_set():
+            left = [source for source in left if self._retain(source)]
+
+    def _is_time(self, source: str) -> bool:
+        counted_ms = self._counted_at_ms.get(source)
+        every_ms = self._options.gauges_ms if source in self._busy else self._options.gauges_idle_ms
+        return counted_ms is None or self._clock.monotonic_ms() - counted_ms >= every_ms
+
+    def _count(self, source: Source) -> None:
+        self._counted_at_ms[source.name] = self._clock.monotonic_ms()
+        self._busy.discard(source.name)
+        try:
+            self._metrics.stands(source.name, source.counts())
+        except OutboxError as error:
+            logger.warning("count_failed", extra={"source": source.name, "error": str(error)})
+
+    def _retain(self, source: Source) -> bool:
+        """One round; whether there is more to delete."""
+        if source.retention is None or self._stopping.is_set():
+            return False
+        try:
+            purged = source.retention.run(stopping=self._stopping)
+        except OutboxError as error:
+            logger.warning("retention_failed", extra={"source": source.name, "error": str(error)})
+            return False
+        self._metrics.purged(purged)
+        if purged:
+            logger.info(
+                "retention_done",
+                extra={
+                    "source": source.name,
+                    "archive_rows": purged.archive_rows,
+                    "inbox_rows": purged.inbox_rows,
+                    "order_heads": purged.order_heads,
+                },
+            )
+        return purged.more

@@ -1,0 +1,41 @@
+"""How many rows of unknown size to read at once, so that their bodies stay within a bound. It decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from outbox.store.row import OutboxRow
+
+BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Bodies of one batch; a single row may have half of that."""
+FIRST_ROWS: Final = 32
+"""Rows that are read before anything is known of their size."""
+
+
+class BatchBytes:
+    """Learns how large a source's bodies are. One that guesses wrong once guesses right from then on."""
+
+    def __init__(self, *, bytes_max: int = BATCH_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._row_bytes: float | None = None
+
+    def rows(self, so_far: Sequence[OutboxRow], *, rows_max: int) -> int:
+        """How many more rows to read into a batch that has these; 0: it is full."""
+        room = rows_max - len(so_far)
+        if not so_far:
+            known = self._row_bytes
+            return min(room, FIRST_ROWS) if known is None else self._fitting(room, known, self._bytes_max)
+        taken = sum(len(row.body) for row in so_far)
+        mean = max(taken / len(so_far), self._row_bytes or 0)
+        return self._fitting(room, mean, self._bytes_max - taken, least=0)
+
+    def learn(self, rows: Sequence[OutboxRow]) -> None:
+        """These were read: what is large is believed at once, what is small by and by."""
+        if rows:
+            mean = sum(len(row.body) for row in rows) / len(rows)
+            self._row_bytes = max(mean, 0.75 * (self._row_bytes or 0))
+
+    @staticmethod
+    def _fitting(room: int, row_bytes: float, bytes_max: float, *, least: int = 1) -> int:
+        return room if row_bytes <= 0 else max(least if room else 0, min(room, int(bytes_max / row_bytes)))

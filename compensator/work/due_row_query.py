@@ -1,0 +1,201 @@
+"""Which of a schema's message tables have due rows, asked by one statement for all of them. It claims nothing.
+
+It reads one row a table: the pending one that falls due first, from a given due time on (low_water_mark.py says which)
+and up to some time ahead. So it costs the same however long the backlog is, it says which table waits longest, and
+until when there is nothing to do: a row's due time is written when the row is, one lease or one backoff ahead, long
+before it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnClause,
+    Connection,
+    FromClause,
+    Integer,
+    Select,
+    String,
+    bindparam,
+    column,
+    func,
+    literal,
+    literal_column,
+    select,
+    table,
+    union_all,
+)
+from sqlalchemy.engine import Dialect
+
+from outbox.store.database import now_us
+from outbox.store.prepared_statements import Hinted, prepare
+from outbox.store.schema import RowState, along_due_index
+
+MYSQL_TABLES_A_STATEMENT: Final = 2_048
+SQLITE_TABLES_A_STATEMENT: Final = 400
+"""SQLite takes 500 SELECTs in a compound at most."""
+COUNTED_TABLES_A_STATEMENT: Final = 256
+_PENDING: Final = literal_column(f"'{RowState.PENDING.value}'", String())
+_NO_TABLE: Final = -1
+_EVERYWHERE: Final[Mapping[str, int]] = {}
+_EVER_US: Final = 10**17
+"""Three thousand years."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableDue:
+    """A message table with pending rows: when the first of them falls due, and in how long (negative: since when it
+    is).
+    """
+
+    table: str
+    due_at_us: int
+    due_in_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look saw: the database's clock, and the tables that have pending rows, the longest due first.
+
+    `whole`: it looked at all rows, whenever they fall due.
+    """
+
+    now_us: int
+    due: Sequence[TableDue]
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableCounts:
+    """How many rows of a message table are pending and parked, each counted up to a bound."""
+
+    table: str
+    pending: int
+    parked: int
+
+
+class DueTables:
+    """The statements for one set of message tables, compiled once: SQLAlchemy would walk a thousand SELECTs each time.
+
+    Stateless after that, so safe in any thread. It opens no connection and commits nothing.
+    """
+
+    def __init__(self, *, dialect: Dialect, schema: str | None, tables: Sequence[str]) -> None:
+        """`schema`: as it applies on the dialect, None on SQLite."""
+        self.tables = tuple(tables)
+        self._dialect = dialect
+        self._schema = schema
+        self._tables_max = SQLITE_TABLES_A_STATEMENT if dialect.name == "sqlite" else MYSQL_TABLES_A_STATEMENT
+        self._looks = self._look_statements()
+        self._counts: list[str] = []
+        self._counted_up_to = 0
+
+    def look(self, connection: Connection, *, from_us: Mapping[str, int] = _EVERYWHERE, ahead_us: int = 0) -> Look:
+        """The tables that have pending rows that fall due at `from_us` or later, where that is given for a table, and
+        so long from now at the latest; without `from_us`, all rows are looked at. One statement, no lock.
+        """
+        values: dict[str, object] = {
+            _parameter(number): from_us.get(name, 0) for number, name in enumerate(self.tables)
+        }
+        values["ahead_us"] = ahead_us if from_us else _EVER_US
+        clocks, due = list[int](), list[TableDue]()
+        for statement in self._looks:
+            found = {int(number): int(us) for number, us, _ in map(tuple[Any, ...], statement.run(connection, values))}
+            clocks.append(clock := found.pop(_NO_TABLE))
+            due += [TableDue(self.tables[number], us, us - clock) for number, us in found.items()]
+        due.sort(key=lambda one: (one.due_in_us, one.table))
+        return Look(min(clocks, default=0), due, whole=not from_us)
+
+    def count(self, connection: Connection, *, rows_max: int) -> list[TableCounts]:
+        """The tables' rows by state, each counted up to `rows_max`: never a walk over millions."""
+        if self._counted_up_to != rows_max:
+            tables_max = min(COUNTED_TABLES_A_STATEMENT, self._tables_max)
+            self._counts = self._statements(partial(_count, rows_max=rows_max), tables_max)
+            self._counted_up_to = rows_max
+        return [
+            TableCounts(self.tables[number], pending, parked)
+            for statement in self._counts
+            for number, pending, parked in connection.exec_driver_sql(statement)
+        ]
+
+    def _statements(self, build: Callable[[int, FromClause], Select[Any]], tables_max: int) -> list[str]:
+        """One SELECT a table, so many of them in a statement, as text without parameters."""
+        return [
+            str(union_all(*parts).compile(dialect=self._dialect, compile_kwargs={"literal_binds": True}))
+            for parts in self._parts(build, tables_max)
+        ]
+
+    def _look_statements(self) -> list[Hinted]:
+        """As above, with a parameter for each table; one more SELECT says what time it is."""
+        now = now_us(self._dialect)
+        clock: Any = select(literal_column(str(_NO_TABLE)).label("n"), now.label("due"), literal_column("0").label("t"))
+        hinted, plain = (
+            [
+                prepare(self._dialect, union_all(*parts, self._part(_NO_TABLE, clock)))
+                for parts in self._parts(partial(build, now=now), self._tables_max - 1)
+            ]
+            for build in (self._first_due_hinted, _first_due)
+        )
+        return [Hinted(one, other) for one, other in zip(hinted, plain, strict=True)]
+
+    def _first_due_hinted(self, number: int, message: FromClause, *, now: Any) -> Select[Any]:
+        first = _first_due(number, message, now=now)
+        return along_due_index(first, message, table=self.tables[number], dialect=self._dialect)
+
+    def _parts(self, build: Callable[[int, FromClause], Select[Any]], tables_max: int) -> list[list[Any]]:
+        messages = [(number, _message(self._schema, name)) for number, name in enumerate(self.tables)]
+        parts = [self._part(number, build(number, message)) for number, message in messages]
+        return [parts[first : first + tables_max] for first in range(0, len(parts), tables_max)]
+
+    def _part(self, number: int, one: Select[Any]) -> Any:
+        # MySQL would write each sub-query of FROM into a table of its own; SQLite takes no brackets with a LIMIT.
+        return select(one.subquery(f"t{number + 1}")) if self._dialect.name == "sqlite" else one.self_group()
+
+
+def _message(schema: str | None, name: str) -> FromClause:
+    """A message table with no more columns than are asked for here: to define all of them a thousand times is slow."""
+    columns: tuple[ColumnClause[Any], ...] = (
+        column("state", String()),
+        column("due_at_us", BigInteger()),
+        column("id"),
+        column("attempts", Integer()),
+    )
+    return table(name, *columns, schema=schema).alias("m")
+
+
+def _parameter(number: int) -> str:
+    return f"from_{number}"
+
+
+def _first_due(number: int, message: FromClause, *, now: Any) -> Select[Any]:
+    """One row at most: the table's number, and when its first pending row falls due.
+
+    The attempts are nobody's business. But the index does not have them, and only for a statement that it cannot answer
+    alone do the servers check the range's upper end at entries of deleted rows too, by the pushed index condition.
+    """
+    from_us, ahead_us = bindparam(_parameter(number), type_=BigInteger()), bindparam("ahead_us", type_=BigInteger())
+    return (
+        select(literal_column(str(number)).label("n"), message.c.due_at_us.label("due"), message.c.attempts.label("t"))
+        .where(message.c.state == _PENDING, message.c.due_at_us.between(from_us, now + ahead_us))
+        .order_by(message.c.state, message.c.due_at_us, message.c.id)
+        .limit(literal_column("1"))
+    )
+
+
+def _count(number: int, message: FromClause, *, rows_max: int) -> Select[Any]:
+    """One row: the table's number and its bounded counts."""
+
+    def bounded(state: RowState) -> Any:
+        inner = select(literal(1)).select_from(message).where(message.c.state == state).limit(rows_max).subquery()
+        return select(func.count()).select_from(inner).scalar_subquery()
+
+    return select(
+        literal_column(str(number)).label("n"),
+        bounded(RowState.PENDING).label("pending"),
+        bounded(RowState.PARKED).label("parked"),
+    )

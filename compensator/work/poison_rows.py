@@ -1,0 +1,184 @@
+"""Delivery that outlives a defect of an adapter or of our own: one row at fault must not fail its batch for ever.
+
+A batch that fails in a way that nobody foresaw is parted until what fails is alone; that is put off by its own
+backoff, and everything else is sent. Foreseen errors are the relay's, and pass through.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import Final, TypeVar, assert_never
+
+from sqlalchemy import Engine
+
+from compensator.core.batch_totals import OUTCOMES, PassReport, add
+from outbox.delivery.relay import ORDERED_OUTAGE_DELAY_MS, Relay, RelayPolicy
+from outbox.delivery.send_decision import Accepted, Decision, Hold, Park, Retry, RowSettlement
+from outbox.store.database import database_errors
+from outbox.store.message_table import MessageStore
+from outbox.store.row import OutboxRow
+from outbox.store.table_placement import MessageTable
+from outbox_core.common.errors import BrokerError, OutboxError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+DEFECTS_PER_BATCH_MAX: Final = 32
+"""Four rows at fault among 200 are found in fewer calls; where everything fails, parting any further finds nothing."""
+UNFORESEEN: Final = "an error that nobody foresaw; the compensator's log has it as delivery_defect"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A batch that the broker has answered. `settlements` are still to be written down; `settled` is what has been,
+    where the batch had to be parted.
+    """
+
+    rows: Sequence[OutboxRow]
+    token: str
+    settlements: Sequence[RowSettlement] = ()
+    outage: BrokerError | None = None
+    settled: PassReport | None = None
+
+    @property
+    def accepted(self) -> Mapping[str, Collection[str]]:
+        """By order key, the ids that the broker took."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for settlement in self.settlements:
+            if settlement.number is not None and isinstance(settlement.decision, Accepted):
+                found[settlement.number[0]].add(settlement.row_id)
+        return found
+
+    @property
+    def answer(self) -> PassReport:
+        """What the broker's answer comes to; whether the rows were still ours is not known yet."""
+        if self.settled is not None:
+            return self.settled
+        counted = Counter(_word(settlement.decision) for settlement in self.settlements)
+        return PassReport(batches=1, claimed=len(self.rows), outage=self.outage, **counted)
+
+
+class CarefulRelay:
+    """The relay, and what is done with rows that it fails on. Safe in any thread."""
+
+    def __init__(
+        self, relay: Relay, *, engine: Engine, store: MessageStore, policy: RelayPolicy, random: Random
+    ) -> None:
+        self._relay = relay
+        self._engine = engine
+        self._store = store
+        self._policy = policy
+        self._random = random
+
+    def send(
+        self, rows: Sequence[OutboxRow], *, token: str, accepted: Mapping[str, Collection[str]] | None = None
+    ) -> Sent:
+        """Send rows that `token` owns. Raises what Relay.send is documented to raise, and nothing else."""
+        answer = self._try(rows, partial(self._relay.send, rows, accepted=accepted), first=True)
+        if answer is not None:
+            settlements, outage = answer
+            return Sent(rows=rows, token=token, settlements=settlements, outage=outage)
+        settled = self._apart(rows, token=token)
+        return Sent(rows=rows, token=token, outage=settled.outage, settled=settled)
+
+    def settle(self, sent: Sent) -> PassReport:
+        """Write down what became of rows. Raises what Relay.settle is documented to raise, and nothing else."""
+        if sent.settled is not None:
+            return sent.settled
+        settle = partial(self._relay.settle, sent.settlements, token=sent.token)
+        changed = self._try(sent.rows, settle, first=True)
+        if changed is None:
+            return self._apart(sent.rows, token=sent.token)
+        return replace(sent.answer, stale=len(sent.settlements) - changed)
+
+    def release(self, rows: Sequence[OutboxRow], error: BrokerError | None, *, token: str) -> None:
+        """Give rows back that were not sent: after an outage for a while, else at once. No attempt of theirs."""
+        tables: defaultdict[tuple[MessageTable | None, bool], list[str]] = defaultdict(list)
+        for row in rows:
+            tables[(row.table, row.order_key is not None)].append(row.id)
+        outage_ms = self._policy.outage_delay_ms
+        said = None if error is None else str(error)
+        for (table, is_ordered), ids in tables.items():
+            delay_us = min(outage_ms, ORDERED_OUTAGE_DELAY_MS) * 1_000 if is_ordered else self._spread_us(outage_ms)
+            delay_us = 0 if error is None else delay_us
+            with database_errors(self._engine.url), self._engine.begin() as connection:
+                self._store.at(table).release(connection, ids, token=token, delay_us=delay_us, error=said)
+
+    # -- parting what failed -----------------------------------------------------------------------------------------
+
+    def _apart(self, rows: Sequence[OutboxRow], *, token: str) -> PassReport:
+        """What becomes of a batch that has failed as a whole."""
+        total = PassReport(batches=1, claimed=len(rows), defects=1)
+        parts = _parted(rows)
+        while parts:
+            part = parts.pop()
+            if total.outage is not None:
+                self.release(part, total.outage, token=token)
+                total = add(total, PassReport(retried=len(part)))
+                continue
+            hopeless = len(rows) == 1 or total.defects >= DEFECTS_PER_BATCH_MAX
+            report = None if hopeless else self._deliver(part, token=token)
+            if report is not None:
+                total = add(total, report)
+            elif hopeless or len(part) == 1:
+                total = add(total, self._put_off(part, token=token, defects=0 if hopeless else 1))
+            else:
+                parts += _parted(part)
+                total = add(total, PassReport(defects=1))
+        return total
+
+    def _deliver(self, rows: Sequence[OutboxRow], *, token: str) -> PassReport | None:
+        """None where the call failed in an unforeseen way again."""
+        report = self._try(rows, partial(self._relay.deliver, rows, token=token), first=False)
+        if report is None:
+            return None
+        return PassReport(outage=report.outage, **{name: getattr(report, name) for name in OUTCOMES})
+
+    def _try(self, rows: Sequence[OutboxRow], call: Callable[[], T], *, first: bool) -> T | None:
+        """None where the call failed in an unforeseen way."""
+        try:
+            return call()
+        except OutboxError:
+            raise
+        except Exception:  # the boundary to adapters, which are anybody's code: see the module's first lines
+            # One stack trace a batch: where everything fails, a log must not be filled by it.
+            logger.exception("delivery_defect", exc_info=first, extra={"message_ids": [row.id for row in rows]})
+            return None
+
+    def _put_off(self, rows: Sequence[OutboxRow], *, token: str, defects: int) -> PassReport:
+        """Each by its own backoff; by few statements, since few counts of attempts differ."""
+        alike: defaultdict[tuple[MessageTable | None, int], list[str]] = defaultdict(list)
+        for row in rows:
+            alike[(row.table, self._policy.backoff.delay_ms(row.attempts))].append(row.id)
+        for (table, delay_ms), ids in alike.items():
+            store, delay_us = self._store.at(table), self._spread_us(delay_ms)
+            with database_errors(self._engine.url), self._engine.begin() as connection:
+                store.reschedule(connection, ids, token=token, delay_us=delay_us, error=UNFORESEEN)
+        return PassReport(retried=len(rows), defects=defects)
+
+    def _spread_us(self, delay_ms: int) -> int:
+        return int(delay_ms * 1_000 * (1 + self._random.random() / 4))
+
+
+def _parted(rows: Sequence[OutboxRow]) -> list[Sequence[OutboxRow]]:
+    middle = len(rows) // 2
+    return [rows[middle:], rows[:middle]] if middle else [rows]
+
+
+def _word(decision: Decision) -> str:
+    match decision:
+        case Accepted():
+            return "accepted"
+        case Retry():
+            return "retried"
+        case Hold():
+            return "held"
+        case Park():
+            return "parked"
+        case _:
+            assert_never(decision)

@@ -1,0 +1,1 @@
+"""What an operator may see of rows in the outbox tables, and do with them."""

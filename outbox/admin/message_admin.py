@@ -1,0 +1,187 @@
+"""What an operator may do with rows of one message table: list, show, retry, park, discard. It opens and commits
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, assert_never
+
+from sqlalchemy import ColumnElement, Connection, delete, func, null, select, update
+from sqlalchemy.engine import Dialect
+
+from outbox.store.database import Write, by_primary_key, now_us
+from outbox.store.ordering import OrderStore
+from outbox.store.schema import RowState, message_table, plain_message_table_name, schema_for
+
+PARKED_BY_HAND: Final = "parked by an operator"
+
+
+class AdminAction(StrEnum):
+    """What may be done to rows."""
+
+    RETRY = "retry"
+    PARK = "park"
+    DISCARD = "discard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageSelection:
+    """Which rows are meant; None is any."""
+
+    state: RowState | None = None
+    topic: str | None = None
+    key: str | None = None
+    older_than_us: int | None = None
+
+
+class MessageDesk:
+    """The operator's statements. A row that somebody is just sending is left alone: their settlement decides."""
+
+    def __init__(self, *, dialect: Dialect, schema: str | None = None, table: str | None = None) -> None:
+        """`table`: which of the schema's message tables; the plain one by default."""
+        actual = schema_for(dialect, schema)
+        self.table: str = table or plain_message_table_name(actual)
+        self._message = message_table(actual, self.table)
+        self._dialect = dialect
+        self._order = OrderStore(dialect=dialect, schema=actual)
+        self._now_us = now_us(dialect)
+        nobodys = self._message.c.token.is_(None) | (self._message.c.due_at_us <= self._now_us)
+        self._free = (self._message.c.state == RowState.PENDING) & nobodys
+        self._parked = self._message.c.state == RowState.PARKED
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def rows(self, connection: Connection, wanted: MessageSelection, *, limit: int) -> list[dict[str, Any]]:
+        """Rows without bodies and headers, the longest due first."""
+        message = self._message
+        statement = (
+            select(*self._plain_columns())
+            .where(*self._conditions(wanted))
+            .order_by(message.c.state, message.c.due_at_us, message.c.id)
+            .limit(limit)
+        )
+        return [dict(row) for row in connection.execute(statement).mappings()]
+
+    def show(self, connection: Connection, message_id: str, *, body_bytes_max: int) -> dict[str, Any] | None:
+        """One row with all that it holds, of its body so many bytes; None where it is not here."""
+        message = self._message
+        statement = select(
+            *self._plain_columns(),
+            message.c.headers,
+            message.c.body_sha256,
+            message.c.order_key,
+            message.c.order_seq,
+            func.length(message.c.body).label("body_bytes"),
+            func.substr(message.c.body, 1, body_bytes_max).label(message.c.body.name),
+        ).where(message.c.id == message_id)
+        row = connection.execute(statement).mappings().one_or_none()
+        return None if row is None else {**row, "body": bytes(row["body"] or b"")}
+
+    def ids(self, connection: Connection, wanted: MessageSelection, *, action: AdminAction, limit: int) -> list[str]:
+        """Ids of the rows that are meant and that the action may be done to now, the longest due first."""
+        message = self._message
+        statement = (
+            select(message.c.id)
+            .where(*self._conditions(wanted), self._allowed(action))
+            .order_by(message.c.state, message.c.due_at_us, message.c.id)
+            .limit(limit)
+        )
+        return list(connection.scalars(statement))
+
+    def among(self, connection: Connection, ids: Sequence[str]) -> list[str]:
+        """Those of the ids that are rows of this table."""
+        message = self._message
+        return list(connection.scalars(select(message.c.id).where(message.c.id.in_(sorted(ids)))))
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    def change(self, connection: Connection, action: AdminAction, ids: Sequence[str]) -> int:
+        """Do an action to rows by id; returns to how many it could be done."""
+        match action:
+            case AdminAction.RETRY:
+                return self.retry(connection, ids)
+            case AdminAction.PARK:
+                return self.park(connection, ids)
+            case AdminAction.DISCARD:
+                return self.discard(connection, ids)
+            case _:
+                assert_never(action)
+
+    def retry(self, connection: Connection, ids: Sequence[str]) -> int:
+        """Make rows due now, parked ones too; returns how many."""
+        message = self._message
+        statement = (
+            update(message)
+            .where(message.c.id.in_(sorted(ids)), self._allowed(AdminAction.RETRY))
+            .values(state=RowState.PENDING, token=null(), due_at_us=self._now_us)
+        )
+        return self._write(connection, statement)
+
+    def park(self, connection: Connection, ids: Sequence[str]) -> int:
+        """Set pending rows aside; returns how many."""
+        message = self._message
+        statement = (
+            update(message)
+            .where(message.c.id.in_(sorted(ids)), self._allowed(AdminAction.PARK))
+            .values(state=RowState.PARKED, token=null(), last_error=PARKED_BY_HAND)
+        )
+        return self._write(connection, statement)
+
+    def discard(self, connection: Connection, ids: Sequence[str]) -> int:
+        """Delete parked rows; returns how many. Nothing that might still be sent is deleted.
+
+        What is younger under an ordered key need not wait for them any more.
+        """
+        message = self._message
+        mine = message.c.id.in_(sorted(ids))
+        numbers = select(message.c.id, message.c.order_key, message.c.order_seq).where(
+            mine, self._parked, message.c.order_key.is_not(None)
+        )
+        ordered = connection.execute(numbers).all()
+        gone = self._write(connection, delete(message).where(mine, self._allowed(AdminAction.DISCARD)))
+        if ordered:
+            kept = set(self.among(connection, [row.id for row in ordered]))
+            forgotten = [(row.order_key, row.order_seq) for row in ordered if row.id not in kept]
+            self._order.forget(connection, forgotten)
+        return gone
+
+    def _write(self, connection: Connection, statement: Write) -> int:
+        return connection.execute(by_primary_key(statement, self._dialect)).rowcount
+
+    def _allowed(self, action: AdminAction) -> ColumnElement[bool]:
+        match action:
+            case AdminAction.RETRY:
+                return self._free | self._parked
+            case AdminAction.PARK:
+                return self._free
+            case AdminAction.DISCARD:
+                return self._parked
+            case _:
+                assert_never(action)
+
+    def _conditions(self, wanted: MessageSelection) -> list[ColumnElement[bool]]:
+        message = self._message
+        # Both states by name, where any will do: so the index on state and due time serves the order too.
+        conditions: list[ColumnElement[bool]] = [
+            message.c.state.in_([wanted.state] if wanted.state else list(RowState)),
+        ]
+        if wanted.topic is not None:
+            conditions.append(message.c.topic == wanted.topic)
+        if wanted.key is not None:
+            conditions.append(message.c.message_key == wanted.key)
+        if wanted.older_than_us is not None:
+            conditions.append(message.c.created_at_us <= self._now_us - wanted.older_than_us)
+        return conditions
+
+    def _plain_columns(self) -> list[ColumnElement[Any]]:
+        message = self._message
+        in_hand = (message.c.state == RowState.PENDING) & message.c.token.is_not(None)
+        return [
+            message.c.id, message.c.kind, message.c.topic, message.c.message_key.label("key"), message.c.state,
+            message.c.attempts, message.c.created_at_us, message.c.deliver_at_ms, message.c.last_error,
+            (message.c.due_at_us - self._now_us).label("due_in_us"),
+            (in_hand & (message.c.due_at_us > self._now_us)).label("in_hand"),
+        ]  # fmt: skip

@@ -1,0 +1,127 @@
+"""How messages are shown to people, and as JSON to programs. Whatever a message holds, it cannot steer the terminal."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from outbox_core.runtime.terminal_text import moment, plain
+
+_SECOND_US: Final = 1_000_000
+
+
+def print_list(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Rows, one a line, and the reason why it is not sent on a line below. Long lines are left to the terminal."""
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(dict(row)))
+        return
+    for row in rows:
+        typer.echo("  ".join(_cells(row)))
+        if row["last_error"]:
+            typer.echo(f"    {plain(row['last_error'])}")
+    if not rows:
+        typer.echo("no such messages")
+
+
+def _cells(row: Mapping[str, Any]) -> Iterator[str]:
+    yield row["id"]
+    yield plain(row["topic"])
+    if row["key"]:
+        yield f"key={plain(row['key'])}"
+    yield _state(row)
+    yield f"attempts={row['attempts']}"
+    seconds = row["due_in_us"] / _SECOND_US
+    yield f"due in {seconds:.1f} s" if seconds > 0 else f"due for {-seconds:.1f} s"
+
+
+def print_message(row: Mapping[str, Any], *, with_body: bool, as_json: bool) -> None:
+    """One message; its body and the values of its headers only where asked for."""
+    shown = {name: value for name, value in row.items() if name not in {"body", "headers"}}
+    headers = _headers(row["headers"])
+    shown["headers"] = headers if with_body else sorted(headers)
+    if as_json:
+        typer.echo(json.dumps(shown | (_json_body(row) if with_body else {})))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in _for_people({**shown, "state": _state(row)}).items():
+        table.add_row(name, Text(plain(value), overflow="fold"))
+    Console().print(table)
+    if with_body:
+        typer.echo("")
+        typer.echo(_text_body(row))
+
+
+def print_sent(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """A message that is not waiting any more, as the archive has it."""
+    for row in rows:
+        if as_json:
+            typer.echo(json.dumps({**row, "state": "sent"}))
+        else:
+            sent = moment(row["sent_at_us"] // 1000)
+            typer.echo(f"{row['id']} was sent to {plain(row['topic'])} at {sent}: {row['outcome']}")
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    return f"{row['state']}, in hand" if row["in_hand"] else str(row["state"])
+
+
+def _for_people(row: Mapping[str, Any]) -> dict[str, str]:
+    """The fields that say something, times as moments."""
+    headers = row["headers"]
+    fields: dict[str, str | None] = {
+        "id": row["id"],
+        "state": row["state"],
+        "kind": row["kind"],
+        "table": row["table"],
+        "topic": row["topic"],
+        "key": row["key"],
+        "attempts": str(row["attempts"]),
+        "created": moment(row["created_at_us"] // 1000),
+        "due in": f"{row['due_in_us'] / _SECOND_US:,.1f} s",
+        "deliver at": moment(row["deliver_at_ms"]) if row["deliver_at_ms"] is not None else None,
+        "order": f"{row['order_key']} number {row['order_seq']}" if row["order_key"] else None,
+        "headers": json.dumps(headers, ensure_ascii=False) if isinstance(headers, dict) else ", ".join(headers),
+        "body": f"{row['body_bytes']:,} bytes, SHA-256 {row['body_sha256']}",
+        "last error": row["last_error"],
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _headers(text: str | None) -> dict[str, Any]:
+    """The headers, or what stands in their place where newer or other code wrote them."""
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        return {"unreadable": text}
+    return found if isinstance(found, dict) else {"unreadable": text}
+
+
+def _json_body(row: Mapping[str, Any]) -> dict[str, Any]:
+    text = _decoded(row)
+    body = {"body_base64": base64.b64encode(row["body"]).decode()} if text is None else {"body": text}
+    return {**body, "body_is_cut": len(row["body"]) < row["body_bytes"]}
+
+
+def _text_body(row: Mapping[str, Any]) -> str:
+    text = _decoded(row)
+    shown = base64.b64encode(row["body"]).decode() if text is None else plain(text, but="\n\t")
+    cut = len(row["body"]) < row["body_bytes"]
+    return f"{shown}\n[the first {len(row['body']):,} of {row['body_bytes']:,} bytes]" if cut else shown
+
+
+def _decoded(row: Mapping[str, Any]) -> str | None:
+    """The body as text, without the character that the cut went through; None where it is not UTF-8."""
+    whole = len(row["body"]) == row["body_bytes"]
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(row["body"], final=whole)
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,66 @@
+"""How compensators share sources, as the instance and lease tables of one schema say. It only reads; who writes them is
+the compensator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, inspect, select
+from sqlalchemy.engine import Dialect
+
+from outbox.store.database import now_us
+from outbox.store.schema import outbox_tables, schema_for
+
+INSTANCES_MAX: Final = 1_000
+SOURCES_MAX: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceShare:
+    """A live compensator: its zone, for how long it has lived, and how many sources are its own."""
+
+    id: str
+    zone: str | None
+    age_us: int
+    sources: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """The live compensators, the most burdened first, and the sources that none of them serves."""
+
+    instances: tuple[InstanceShare, ...]
+    unserved: tuple[str, ...]
+
+
+def read_sharing(connection: Connection, *, dialect: Dialect, schema: str | None) -> Sharing | None:
+    """How it stands; None where no compensator has ever used leases here. Plain reads."""
+    actual = schema_for(dialect, schema)
+    tables = outbox_tables(actual)
+    if not inspect(connection).has_table(tables.lease.name, schema=actual):  # tables of revision 0001
+        return None
+    leases = connection.execute(select(tables.lease.c.source, tables.lease.c.instance).limit(SOURCES_MAX)).all()
+    columns = tables.instance.c
+    now = now_us(dialect)
+    living = connection.execute(
+        select(columns.id, columns.zone, (now - columns.started_at_us).label("age_us"))
+        .where(columns.alive_until_us > now)
+        .limit(INSTANCES_MAX)
+    ).all()
+    if not leases and not living:
+        return None
+    held = dict.fromkeys((row.id for row in living), 0)
+    unserved = []
+    for lease in leases:
+        if lease.instance in held:
+            held[lease.instance] += 1
+        else:
+            unserved.append(lease.source)
+    shares = [
+        InstanceShare(id=row.id, zone=row.zone or None, age_us=row.age_us, sources=held[row.id]) for row in living
+    ]
+    return Sharing(
+        instances=tuple(sorted(shares, key=lambda one: (-one.sources, one.id))), unserved=tuple(sorted(unserved))
+    )

@@ -1,0 +1,1 @@
+"""The command `outbox`, and its sub-commands on the tables of one outbox."""

@@ -1,0 +1,110 @@
+"""The one command `outbox`: finds its sub-commands by entry point, turns our errors into one line and an exit
+status.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import entry_points, version
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from outbox_core.common.errors import OutboxError, UsageError
+from outbox_core.runtime.command import EXIT_INTERRUPTED
+
+COMMANDS_GROUP: Final = "outbox.commands"
+EXIT_ERROR: Final = 1
+EXIT_USAGE: Final = 2
+
+_EXTRAS: Final = {
+    "broker": "broker",
+    "delay": "broker",
+    "compensator": "compensator",
+    "reconcile": "spark",
+    "demo": "all",
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and exit: 0 ok, 1 a failure, 2 a usage error, 130 an interrupt. No stack trace for what we
+    foresee.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        _application(arguments)(args=arguments, prog_name="outbox")
+    except ModuleNotFoundError as error:  # a room imports its heavy packages only when one of its commands runs
+        if not arguments or arguments[0] not in _EXTRAS:
+            raise
+        sys.exit(_complain(_missing(arguments[0], error)))
+    except OutboxError as error:
+        sys.exit(_complain(error))
+    except KeyboardInterrupt:  # while a room was imported: from a command on it is typer's to end with its status
+        _say_interrupted()
+        sys.exit(EXIT_INTERRUPTED)
+    except SystemExit as ended:
+        if ended.code == EXIT_INTERRUPTED:
+            _say_interrupted()
+        raise
+
+
+def _complain(error: OutboxError) -> int:
+    """Say it in one line; returns the exit status."""
+    Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
+    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR
+
+
+def _say_interrupted() -> None:
+    Console(stderr=True).print("interrupted: what was done before stands", highlight=False)
+
+
+def _missing(room: str, error: ModuleNotFoundError) -> UsageError:
+    extra = _EXTRAS.get(room, "all")
+    return UsageError(
+        f"`outbox {room}` needs the package {error.name!r}, which comes with the extra {extra!r}: "
+        f"pip install '.[{extra}]' in a checkout"
+    )
+
+
+def _application(arguments: list[str]) -> typer.Typer:
+    """The command with its sub-commands. Only the one that is called is imported, all of them for the help page."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.callback()(_outbox)
+    entries = {entry.name: entry for entry in entry_points(group=COMMANDS_GROUP)}
+    called = arguments[0] if arguments and arguments[0] in entries else None
+    for name in [called] if called else sorted(entries):
+        try:
+            app.add_typer(entries[name].load(), name=name)
+        except ModuleNotFoundError as error:
+            missing = _missing(name, error)
+            if called:
+                raise missing from error
+            app.add_typer(typer.Typer(help=str(missing)), name=name)
+    return app
+
+
+def _outbox(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None:
+    """Transactional outbox, compensation, broker and reconciliation.
+
+    Examples:
+
+      outbox demo
+
+      outbox db upgrade --url mysql+pymysql://app@db/shop
+
+      outbox broker serve --data ./broker-data --port 7788
+
+      outbox compensator run --url mysql+pymysql://app@db/shop --broker http://127.0.0.1:7788
+    """
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("outbox-mq"))
+        raise typer.Exit

@@ -1,0 +1,57 @@
+"""`outbox db upgrade|current`: the outbox tables from the command line."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from outbox.alembic import protects_tables
+from outbox.migrate import schema_upgrade
+from outbox.store.database import database_errors, open_engine
+from outbox.store.schema import TABLES_MAX
+
+app: typer.Typer = typer.Typer(help="Make and upgrade the outbox tables.", no_args_is_help=True)
+
+Url = Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database, e.g. mysql+pymysql://u@h/d.")]
+Schema = Annotated[str | None, typer.Option("--schema", help="Schema of the outbox tables (MySQL; default: outbox).")]
+Schemas = Annotated[
+    list[str] | None,
+    typer.Option("--schema", help="Schema of the outbox tables (MySQL; default: outbox); repeat it to split."),
+]
+Tables = Annotated[
+    int,
+    typer.Option("--tables", min=1, max=TABLES_MAX, help="Message tables over all schemas, split by CRC32 of the key."),
+]
+
+
+@app.command()
+def upgrade(url: Url, schema: Schemas = None, tables: Tables = 1) -> None:
+    """Make the tables, or bring them up to date. Safe to run again.
+
+    Examples:
+
+      outbox db upgrade --url mysql+pymysql://root@127.0.0.1/shop
+
+      outbox db upgrade --url mysql+pymysql://root@db/shop --schema outbox_0 --schema outbox_1 --tables 256
+    """
+    reached = schema_upgrade.upgrade(url, schema=schema or None, tables=tables)
+    typer.echo(f"the outbox tables are at revision {reached}")
+    if not protects_tables():
+        typer.echo("in your own alembic env.py: context.configure(..., include_object=outbox.alembic.include_object)")
+
+
+@app.command()
+def current(url: Url, schema: Schema = None) -> None:
+    """Print the revision that the tables are at, and exit with status 1 where it is not the newest.
+
+    Example: outbox db current --url mysql+pymysql://root@127.0.0.1/shop
+    """
+    engine = open_engine(url)
+    try:
+        with database_errors(engine.url), engine.connect() as connection:
+            found = schema_upgrade.current(connection, schema=schema)
+    finally:
+        engine.dispose()
+    typer.echo(found or "none")
+    raise typer.Exit(0 if found == schema_upgrade.head() else 1)

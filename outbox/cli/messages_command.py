@@ -1,0 +1,239 @@
+"""`outbox messages list|show|retry|park|discard`: unsent messages, for people. What it prints is messages_view's."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from outbox.admin.message_admin import AdminAction, MessageSelection
+from outbox.admin.message_view import print_list, print_message, print_sent
+from outbox.admin.schema_admin import Desks, open_desks
+from outbox.store.database_url import database_url
+from outbox.store.schema import RowState
+from outbox_core.common.errors import UsageError
+from outbox_core.runtime.command import EXIT_INTERRUPTED
+
+app: typer.Typer = typer.Typer(
+    help="Look at messages that are not sent yet, and decide about parked ones.", no_args_is_help=True
+)
+
+BODY_BYTES_MAX: Final = 64 * 1024
+ROWS_DEFAULT: Final = 100_000
+ROWS_MAX: Final = 1_000_000
+_AGE: Final = re.compile(r"(\d{1,9})(s|m|h|d)")
+_UNIT_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
+
+Url = Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database, e.g. mysql+pymysql://u@h/d.")]
+Schema = Annotated[str | None, typer.Option("--schema", help="Schema of the outbox tables (MySQL; default: outbox).")]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option("--password-file", envvar="OUTBOX_DATABASE__PASSWORD_FILE", help="File with the database's password."),
+]
+State = Annotated[RowState | None, typer.Option("--state", help="Only messages in this state.")]
+Topic = Annotated[str | None, typer.Option("--topic", help="Only messages of this topic.")]
+Key = Annotated[str | None, typer.Option("--key", help="Only messages of this key.")]
+OlderThan = Annotated[
+    str | None, typer.Option("--older-than", help="Only messages published longer ago than this: 30s, 15m, 2h, 7d.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Ids = Annotated[list[str] | None, typer.Argument(help="Message ids; or --all.")]
+All = Annotated[bool, typer.Option("--all", help="All that the filters leave, instead of ids.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say how many it would be, and change nothing.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=ROWS_MAX, help="With --all: at most so many.")]
+
+
+@app.command("list")
+def list_messages(
+    url: Url,
+    schema: Schema = None,
+    password_file: PasswordFile = None,
+    state: State = None,
+    topic: Topic = None,
+    key: Key = None,
+    older_than: OlderThan = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000)] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """List unsent messages, the longest due first. Bodies are not shown; see `show --body`.
+
+    Example: outbox messages list --url sqlite:///shop.db --state parked --older-than 15m
+    """
+    wanted = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
+    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
+        found = desks.rows(wanted, limit=limit)
+    print_list(found, as_json=as_json)
+
+
+@app.command()
+def show(
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
+    url: Url,
+    schema: Schema = None,
+    password_file: PasswordFile = None,
+    body: Annotated[
+        bool, typer.Option("--body", help="Show its body too, 64 KiB at most, and what its headers say.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show one message: where it stands and why it is not sent. Exit status 1 where it is not waiting.
+
+    Example: outbox messages show 019a0c5d7b7a7c1e9d0c3f5a6b7c8d9e --url sqlite:///shop.db
+    """
+    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
+        row = desks.show(message_id, body_bytes_max=BODY_BYTES_MAX if body else 0)
+        sent = [] if row else desks.sent(message_id)
+    if row is not None:
+        print_message(row, with_body=body, as_json=as_json)
+        return
+    print_sent(sent, as_json=as_json)
+    if not sent:
+        _talk().print(f"no message {message_id} waits here, and the archive knows none", markup=False)
+    raise typer.Exit(1)
+
+
+@app.command()
+def retry(
+    url: Url, ids: Ids = None, schema: Schema = None, password_file: PasswordFile = None, all_: All = False,
+    state: State = None, topic: Topic = None, key: Key = None, older_than: OlderThan = None,
+    limit: Limit = ROWS_DEFAULT, yes: Yes = False, dry_run: DryRun = False, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Make messages due now; parked ones are taken up again. With --all: parked ones, unless --state says otherwise.
+
+    Example: outbox messages retry --url sqlite:///shop.db --all --topic payments --dry-run
+    """
+    wanted = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
+    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
+        places = _places(desks, AdminAction.RETRY, wanted, ids=ids, all_=all_, limit=limit)
+        _change(desks, AdminAction.RETRY, places, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+def park(
+    url: Url, ids: Ids = None, schema: Schema = None, password_file: PasswordFile = None, all_: All = False,
+    state: State = None, topic: Topic = None, key: Key = None, older_than: OlderThan = None,
+    limit: Limit = ROWS_DEFAULT, yes: Yes = False, dry_run: DryRun = False, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Set messages aside: nothing sends them until `retry`. Those that are just being sent are left alone.
+
+    Example: outbox messages park --url sqlite:///shop.db --all --topic payments
+    """
+    wanted = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
+    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
+        places = _places(desks, AdminAction.PARK, wanted, ids=ids, all_=all_, limit=limit)
+        _change(desks, AdminAction.PARK, places, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+def discard(
+    url: Url, ids: Ids = None, schema: Schema = None, password_file: PasswordFile = None, all_: All = False,
+    state: State = None, topic: Topic = None, key: Key = None, older_than: OlderThan = None,
+    limit: Limit = ROWS_DEFAULT, yes: Yes = False, dry_run: DryRun = False, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Delete parked messages for good. Only parked ones: what might still be sent is not deleted.
+
+    Example: outbox messages discard --url sqlite:///shop.db --all --topic payments --older-than 7d
+    """
+    wanted = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
+    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
+        places = _places(desks, AdminAction.DISCARD, wanted, ids=ids, all_=all_, limit=limit)
+        _change(desks, AdminAction.DISCARD, places, ids=ids, yes=yes, dry_run=dry_run, as_json=as_json)
+
+
+def _places(
+    desks: Desks, action: AdminAction, wanted: MessageSelection, *, ids: Sequence[str] | None, all_: bool, limit: int
+) -> dict[str, list[str]]:
+    """The rows that are meant, by table. Raises UsageError where that is not said clearly."""
+    filtered = wanted != MessageSelection()
+    if bool(ids) == all_ or (ids and filtered):
+        raise UsageError("name either ids, or --all and perhaps filters (--state, --topic, --key, --older-than)")
+    if ids:
+        return desks.locate(ids)
+    ordinary = RowState.PENDING if action is AdminAction.PARK else RowState.PARKED
+    state = wanted.state or ordinary
+    if state is not ordinary and action is not AdminAction.RETRY:
+        raise UsageError(f"`{action}` is for {ordinary} messages")
+    chosen = MessageSelection(state=state, topic=wanted.topic, key=wanted.key, older_than_us=wanted.older_than_us)
+    places = desks.find(chosen, action=action, rows_max=limit)
+    if _count(places) == limit:
+        _talk().print(f"there may be more than these {limit:,}; run it again for the rest", markup=False)
+    return places
+
+
+def _change(
+    desks: Desks, action: AdminAction, places: Mapping[str, Sequence[str]], *, ids: Sequence[str] | None, yes: bool,
+    dry_run: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Ask, do, say; exit status 1 where an id could not be changed."""
+    asked = len(set(ids)) if ids else _count(places)
+    if dry_run:
+        _say(action, asked=asked, changed=0, would=_count(places), as_json=as_json)
+        raise typer.Exit(0 if _count(places) == asked else 1)
+    if not yes and _count(places):
+        _confirm(action, _count(places))
+    changed, whole = _do(desks, action, places)
+    _say(action, asked=asked, changed=changed, would=None, as_json=as_json)
+    if not whole:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    raise typer.Exit(1 if ids and changed < asked else 0)
+
+
+def _do(desks: Desks, action: AdminAction, places: Mapping[str, Sequence[str]]) -> tuple[int, bool]:
+    """How many were changed, and whether nobody interrupted it. A batch is changed as a whole or not at all."""
+    changed = 0
+    talk = _talk()
+    with Progress(console=talk, disable=not talk.is_terminal, transient=True) as progress:
+        task = progress.add_task(action.value, total=_count(places))
+        try:
+            for more in desks.change(action, places, after_batch=lambda tried: progress.advance(task, tried)):
+                changed += more
+        except KeyboardInterrupt:
+            return changed, False
+    return changed, True
+
+
+def _confirm(action: AdminAction, count: int) -> None:
+    what = {
+        AdminAction.RETRY: f"Send {count:,} message(s) again?",
+        AdminAction.PARK: f"Set {count:,} message(s) aside?",
+        AdminAction.DISCARD: f"Delete {count:,} message(s)? They will never be sent.",
+    }
+    if not sys.stdin.isatty():
+        raise UsageError(f"nothing was changed: say --yes to {action} {count:,} message(s) without being asked")
+    if not typer.confirm(what[action], err=True):
+        raise UsageError("nothing was changed")
+
+
+def _say(action: AdminAction, *, asked: int, changed: int, would: int | None, as_json: bool) -> None:
+    if as_json:
+        figures = {"action": action.value, "asked": asked, "changed": changed}
+        typer.echo(json.dumps(figures if would is None else {**figures, "would_change": would}))
+    elif would is None:
+        typer.echo(f"{action}: {changed:,} of {asked:,}")
+    else:
+        typer.echo(f"would {action}: {would:,} of {asked:,}")
+
+
+def _age_us(text: str | None) -> int | None:
+    if text is None:
+        return None
+    found = _AGE.fullmatch(text)
+    if found is None:
+        raise UsageError(f"an age is a number and one of s, m, h, d, like 15m, not {text!r}")
+    return int(found[1]) * _UNIT_US[found[2]]
+
+
+def _count(places: Mapping[str, Sequence[str]]) -> int:
+    return sum(len(ids) for ids in places.values())
+
+
+def _talk() -> Console:
+    return Console(stderr=True)

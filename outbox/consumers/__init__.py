@@ -1,0 +1,1 @@
+"""Consumers: pull, handle each message once, acknowledge."""

@@ -1,0 +1,131 @@
+"""One topic read on by a broadcast consumer: its place, and what it does where a message fails. No threads.
+
+Nobody else gets what this process fails to handle, so a message is tried again where it stands, and holds up what comes
+behind it: no later message is handled before it is done, or given up.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+import msgspec
+
+from outbox.consumers.handler import Consumer, Outcome, RetryLater
+from outbox.telemetry import Telemetry
+from outbox_core.common.backoff import Backoff
+from outbox_core.messages.broadcast_port import Broadcaster, Start, TopicRead
+from outbox_core.messages.limits import ATTEMPTS_MAX_DEFAULT
+from outbox_core.messages.message import Delivery
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+RETRIES: Final = Backoff(initial_ms=200, multiplier=2, max_ms=30_000, jitter=0.5)
+"""Between the tries of one message."""
+
+
+class BroadcastReading:
+    """Where one consumer is in one topic. Used by one thread."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        topic: str,
+        *,
+        start: Start,
+        broker: Broadcaster,
+        call: Callable[[Consumer, Delivery], Outcome],
+        failed: Callable[[Consumer, Delivery, BaseException], None],
+        count: Callable[[str], None],
+        pause: Callable[[float], bool],
+        telemetry: Telemetry,
+        random: Random,
+    ) -> None:
+        """`call` has a delivery handled, `failed` logs what it raised, `count` counts an outcome, `pause` waits
+        seconds: True, and it stops.
+        """
+        self._consumer, self._topic, self._start = consumer, topic, start
+        self._broker, self._call, self._failed, self._count, self._pause = broker, call, failed, count, pause
+        self._telemetry, self._random = telemetry, random
+        self._offset: int | None = None
+
+    def round(self, *, wait_ms: int) -> None:
+        """Read once, and handle what came. The first read waits for nothing: it tells where this consumer begins.
+
+        Raises the broker's errors; what was read and not handled by then is read again.
+        """
+        started_at_ns = time.time_ns()
+        found = self._broker.read(
+            self._topic, offset=self._offset, start=self._start, max_messages=self._consumer.prefetch,
+            wait_ms=0 if self._offset is None else wait_ms,
+        )  # fmt: skip
+        self._tell_of_gaps(found)
+        if self._offset is not None and found.next_offset < self._offset:
+            self._offset = None  # to begin anew, as it began
+            return
+        if found.deliveries:
+            self._telemetry.received(
+                self._topic, self._consumer.group, deliveries=found.deliveries, started_at_ns=started_at_ns
+            )
+        if all(self._settled(one) for one in found.deliveries):
+            self._offset = found.next_offset
+
+    def _settled(self, delivery: Delivery) -> bool:
+        """Try until it is handled, or given up; False where the consumer stops before."""
+        for attempt in range(1, ATTEMPTS_MAX_DEFAULT + 1):
+            failure = self._try(msgspec.structs.replace(delivery, attempt=attempt))
+            if failure is None:
+                return True
+            if attempt == ATTEMPTS_MAX_DEFAULT:
+                break
+            asked_ms = failure.delay_ms if isinstance(failure, RetryLater) else None
+            pause_ms = RETRIES.delay_ms(attempt, self._random) if asked_ms is None else asked_ms
+            if self._pause(pause_ms / 1000):
+                return False
+        self._count("given_up")
+        self._telemetry.counted("broadcast_given_up", self._topic, self._consumer.group)
+        logger.error(
+            "broadcast_given_up",
+            extra={"message_id": delivery.id, "topic": self._topic, "group": self._consumer.group,
+                   "attempts": ATTEMPTS_MAX_DEFAULT},
+        )  # fmt: skip
+        return True
+
+    def _try(self, delivery: Delivery) -> BaseException | None:
+        """What the handler raised."""
+        group = self._consumer.group
+        with self._telemetry.handling(delivery, group=group) as handling:
+            try:
+                outcome = self._call(self._consumer, delivery)
+            except BaseException as error:  # noqa: BLE001 - the boundary to the user's code: "not handled"
+                handling.outcome = "retry_later" if isinstance(error, RetryLater) else "failed"
+                handling.error = None if isinstance(error, RetryLater) else error
+                failure = error
+            else:
+                handling.outcome = str(outcome)
+                self._count(outcome)
+                return None
+        self._count("failed")
+        self._failed(self._consumer, delivery, failure)
+        return failure
+
+    def _tell_of_gaps(self, found: TopicRead) -> None:
+        """Retention may have dropped messages before this consumer came to them; a broker that lost its data begins
+        anew: neither may pass in silence.
+        """
+        if self._offset is None:
+            return
+        group = self._consumer.group
+        if found.offset > self._offset:
+            missed = found.offset - self._offset
+            self._telemetry.counted("broadcast_missed", self._topic, group, by=missed)
+            logger.error("broadcast_missed", extra={"topic": self._topic, "group": group, "messages": missed})
+        if found.next_offset < self._offset:
+            self._telemetry.counted("broadcast_begun_anew", self._topic, group)
+            logger.error(
+                "broadcast_begun_anew",
+                extra={"topic": self._topic, "group": group, "place": self._offset, "topic_ends_at": found.next_offset},
+            )

@@ -1,0 +1,135 @@
+"""@consumer makes a handler of a function, run_consumers runs handlers on a broker. Neither handles nor delivers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from outbox.consumers.consumer_runner import ConsumerFigures, ConsumerHealth, ConsumerRunner
+from outbox.consumers.handler import (
+    CommittedByHandler,
+    Consumer,
+    NotTried,
+    Outcome,
+    RetryLater,
+    check_handler,
+    is_async,
+)
+from outbox.consumers.in_flight import still_held
+from outbox.consumers.inbox import InboxStore
+from outbox.producer.engine_hooks import listen_to_engines
+from outbox.store.database import open_engine
+from outbox.telemetry import Telemetry
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.broadcast_port import Start
+from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.connect import connect
+from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT, INVISIBLE_MS_MAX, PULL_MESSAGES_MAX
+from outbox_core.messages.message import Delivery, check_group, check_topic
+
+__all__ = [
+    "CommittedByHandler",
+    "Consumer",
+    "ConsumerFigures",
+    "ConsumerHealth",
+    "ConsumerRunner",
+    "Delivery",
+    "NotTried",
+    "Outcome",
+    "RetryLater",
+    "consumer",
+    "run_consumers",
+    "still_held",
+]
+
+WORKERS_MAX: Final = 64
+TOPICS_MAX: Final = 64
+HANDLE_MS_MAX_DEFAULT: Final = 60 * 60 * 1000
+
+
+def consumer(
+    topic: str | Sequence[str],
+    *,
+    group: str,
+    inbox: Engine | AsyncEngine | URL | str | None = None,
+    schema: str | None = None,
+    workers: int = 1,
+    prefetch: int = 50,
+    invisible_ms: int = INVISIBLE_MS_DEFAULT,
+    handle_ms_max: int = HANDLE_MS_MAX_DEFAULT,
+    broadcast: bool | Start = False,
+) -> Callable[[Callable[..., object]], Consumer]:
+    """Make a consumer of a function, plain or `async def`, for one topic or several.
+
+    `inbox`: the database (engine or URL) whose tables the handler changes; its effects then happen once. Without one
+    the handler gets a message at least once and should be idempotent. `workers` threads a topic pull up to `prefetch`
+    each. A handler that takes longer than `invisible_ms` keeps its message, for up to `handle_ms_max`.
+
+    `broadcast`: every process that runs the consumer gets every message, in the topic's order, from its own start on
+    (True or "latest") or from the topic's ("earliest"); `group` is only its name in logs and metrics. What fails is
+    tried again in place, up to 16 times, and then passed over. It has no inbox: that is for one of many.
+    """
+    topics = (topic,) if isinstance(topic, str) else tuple(topic)
+    for one in topics:
+        check_topic(one)
+    check_group(group)
+    _check("topics", len(topics), at_most=TOPICS_MAX)
+    _check("workers", workers, at_most=WORKERS_MAX)
+    _check("prefetch", prefetch, at_most=PULL_MESSAGES_MAX)
+    _check("invisible_ms", invisible_ms, at_most=INVISIBLE_MS_MAX)
+    _check("handle_ms_max", handle_ms_max, at_most=None)
+    begins = None if broadcast is False else _broadcast_start(str(broadcast), inbox=inbox, workers=workers)
+    engine = None if inbox is None else open_engine(inbox)
+    store = None if engine is None else InboxStore(dialect=engine.dialect, schema=schema)
+    async_engine = inbox if isinstance(inbox, AsyncEngine) else None
+    if engine is not None:
+        listen_to_engines()
+        if engine.dialect.is_async and async_engine is None:
+            async_engine = AsyncEngine(engine)
+
+    def decorate(function: Callable[..., object]) -> Consumer:
+        check_handler(function, engine)
+        return Consumer(
+            topics=topics, group=group, handler=function, engine=engine, async_engine=async_engine, store=store,
+            workers=workers, prefetch=prefetch, invisible_ms=invisible_ms, handle_ms_max=handle_ms_max,
+            is_async=is_async(function), broadcast=begins,
+        )  # fmt: skip
+
+    return decorate
+
+
+def run_consumers(
+    consumers: Sequence[Consumer], *, broker: Broker | str, telemetry: Telemetry | None = None
+) -> ConsumerRunner:
+    """Start consumers on a broker (URL or object) and return their runner.
+
+    End it with stop(), or leave it to run_until_signal(). A broker that was given as a URL is closed with it.
+    """
+    opened = connect(broker) if isinstance(broker, str) else broker
+    closes, url = (opened, broker) if isinstance(broker, str) else (None, None)
+    runner = ConsumerRunner(consumers, broker=opened, telemetry=telemetry, closes_broker=closes, broker_url=url)
+    runner.start()
+    return runner
+
+
+def _broadcast_start(broadcast: str, *, inbox: object, workers: int) -> Start:
+    starts: dict[str, Start] = {"True": "latest", "latest": "latest", "earliest": "earliest"}
+    if broadcast not in starts:
+        raise ConfigurationError(f'broadcast is True, "latest" or "earliest", not {broadcast!r}')
+    if inbox is not None:
+        raise ConfigurationError(
+            "a broadcast consumer has no inbox: what one process has handled, all others would take for a duplicate"
+        )
+    if workers != 1:
+        raise ConfigurationError("a broadcast consumer has one worker a topic: it handles messages in their order")
+    return starts[broadcast]
+
+
+def _check(name: str, value: int, *, at_most: int | None) -> None:
+    if value < 1 or (at_most is not None and value > at_most):
+        bound = "at least 1" if at_most is None else f"from 1 to {at_most:,}"
+        raise ConfigurationError(f"{name} must be {bound}, not {value:,}")

@@ -1,0 +1,399 @@
+"""Runs consumers: pulls, hands each delivery to its handler, settles it. Not how a handler is called, nor a broker."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from random import Random
+from types import FrameType
+from typing import Final, Self
+
+from outbox.consumers.ack_sender import AcksBeside
+from outbox.consumers.acknowledgements import Settling
+from outbox.consumers.broadcast_reader import BroadcastReading
+from outbox.consumers.handler import Consumer, NotTried, Outcome, RetryLater, reason_for
+from outbox.consumers.in_flight import HeldDeliveries, InFlightDelivery
+from outbox.store.event_loop import EventLoopThread
+from outbox.telemetry import Telemetry, default_telemetry
+from outbox.telemetry.failure_log import FailureLog, root_cause
+from outbox_core.common.backoff import Backoff
+from outbox_core.common.clock import Clock, SystemClock
+from outbox_core.common.errors import BrokerThrottled, ConfigurationError, NotSupported, OutboxError
+from outbox_core.messages.broadcast_port import Broadcaster
+from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.message import Delivery
+from outbox_core.runtime.logs import mask_secrets
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+PULL_WAIT_MS: Final = 5_000
+STOP_TIMEOUT_SECONDS: Final = 25.0
+THREADS_MAX: Final = 256
+ACK_DELAY_MS: Final = 100
+"""How long a handled message waits, at most, for others to be acknowledged with it, while its batch goes on."""
+PAUSES: Final = Backoff(initial_ms=200, multiplier=2, max_ms=30_000, jitter=0.5)
+"""Between pulls while the broker, or the inbox's database, is out."""
+
+
+@dataclass(slots=True)
+class ConsumerFigures:
+    """What a runner has done so far, in deliveries. `lost` were not begun since their receipts were stale; `given_up`
+    were broadcast, and failed at every try.
+    """
+
+    handled: int = 0
+    deduplicated: int = 0
+    failed: int = 0
+    handed_back: int = 0
+    lost: int = 0
+    given_up: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerHealth:
+    """How a runner is: `reasons` say what is wrong with it, and are empty where nothing is."""
+
+    workers: int
+    workers_alive: int
+    stopping: bool
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether all of its threads work, or it stops as it was told to."""
+        return not self.reasons
+
+
+class ConsumerRunner:
+    """Runs consumers in threads until told to stop. start() and stop() are idempotent; it starts once."""
+
+    def __init__(
+        self,
+        consumers: Sequence[Consumer],
+        *,
+        broker: Broker,
+        telemetry: Telemetry | None = None,
+        clock: Clock | None = None,
+        random: Random | None = None,
+        pauses: Backoff = PAUSES,
+        closes_broker: Broker | None = None,
+        broker_url: str | None = None,
+    ) -> None:
+        """`closes_broker` is let go of at the end: the broker, where the runner is its only user. `broker_url` names
+        the broker in logs.
+        """
+        threads = sum(one.workers * len(one.topics) for one in consumers)
+        if threads > THREADS_MAX:
+            raise ConfigurationError(f"{threads} worker threads are more than {THREADS_MAX}; run several processes")
+        if any(one.broadcast for one in consumers) and not isinstance(broker, Broadcaster):
+            raise NotSupported(f"{type(broker).__name__} cannot be read without a group, as a broadcast consumer does")
+        self._consumers = consumers
+        self._broker = broker
+        self._closes_broker = closes_broker
+        self._telemetry = telemetry or default_telemetry()
+        self._clock = clock or SystemClock()
+        self._random = random or Random()
+        self._pauses = pauses
+        self._held = HeldDeliveries(broker=broker, clock=self._clock, telemetry=self._telemetry)
+        self._settling = Settling(broker=broker, telemetry=self._telemetry, random=self._random)
+        self._failures = FailureLog(logger, clock=self._clock)
+        self._broker_name = mask_secrets(broker_url) if broker_url is not None else type(broker).__name__
+        self._exit: BaseException | None = None
+        self._loop: EventLoopThread | None = None
+        self._stopping = threading.Event()
+        self._told: SimpleQueue[int] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._ended = False
+        self.figures: ConsumerFigures = ConsumerFigures()
+
+    def start(self) -> None:
+        """Start `workers` threads a consumer and topic, and one that extends what is held."""
+        with self._lock:  # a first worker's handler may stop all of them before the last one is started
+            if self._threads:
+                return
+            if any(one.is_async for one in self._consumers):
+                self._loop = EventLoopThread(exits=self._stop_after)
+                self._loop.start()
+            self._held.start()
+            for one in self._consumers:
+                for topic, n in itertools.product(one.topics, range(one.workers)):
+                    name = f"consumer-{one.group}-{n}"
+                    thread = threading.Thread(target=self._work, args=(one, topic), name=name, daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
+
+    def stop(self, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
+        """Finish the message in hand, give the others back untried, and stop; True when all did in time.
+
+        A pull that waits for messages ends within its PULL_WAIT_MS. What is not finished in time stays invisible to
+        others as long as this process lives, and comes back afterwards.
+        """
+        self._stopping.set()
+        self._told.put(0)
+        deadline = time.monotonic() + timeout_seconds
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
+            if thread is not threading.current_thread():  # a handler may call it too; then it returns False
+                thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            logger.warning("consumers_still_at_work")
+            return False
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                self._end()
+        return True
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until somebody calls stop(); False when the time ran out."""
+        return self._stopping.wait(timeout_seconds)
+
+    def run_until_signal(self, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
+        """Work until SIGTERM or SIGINT, or until stop() is called, then stop(); what stop() returned. Main thread only.
+
+        A second signal does what it did before: it ends the process, and what is in hand comes back. Raises
+        SystemExit(1), once all is stopped, where a handler raised SystemExit or KeyboardInterrupt.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigurationError("signals reach the main thread alone: call run_until_signal() there")
+
+        def told(number: int, _frame: FrameType | None) -> None:
+            self._told.put(number)  # of all queues and events the one that a signal handler may use
+
+        before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self.start()
+            number = self._told.get()
+        finally:
+            for known, handler in before.items():
+                signal.signal(known, handler)
+        self._stopping.set()
+        logger.info("consumers_stop", extra={"signal": number})
+        stopped = self.stop(timeout_seconds=timeout_seconds)
+        if self._exit is not None:
+            raise SystemExit(1) from self._exit
+        return stopped
+
+    def health(self) -> ConsumerHealth:
+        """How it is; it asks neither the broker nor a database."""
+        alive = sum(thread.is_alive() for thread in self._threads)
+        stopping = self._stopping.is_set()
+        reasons = [f"a handler raised {type(self._exit).__name__}: all consumers stop"] if self._exit else []
+        if self._threads and not stopping:
+            if alive < len(self._threads):
+                reasons.append(f"{len(self._threads) - alive} of {len(self._threads)} workers are gone")
+            if not self._held.is_alive():
+                reasons.append("the thread that keeps messages invisible is gone")
+            if self._loop is not None and not self._loop.is_alive():
+                reasons.append("the event loop of the async handlers is gone")
+        return ConsumerHealth(
+            workers=len(self._threads), workers_alive=alive, stopping=stopping, reasons=tuple(reasons)
+        )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- a worker's thread -------------------------------------------------------------------------------------------
+
+    def _work(self, consumer: Consumer, topic: str) -> None:
+        try:
+            self._work_until_stopped(consumer, topic)
+        except BaseException:  # the thread boundary: health() tells that the worker is gone
+            logger.critical("consumer_worker_gone", extra={"topic": topic, "group": consumer.group}, exc_info=True)
+
+    def _work_until_stopped(self, consumer: Consumer, topic: str) -> None:
+        failures = 0
+        acks = AcksBeside(self._ack, name=f"{threading.current_thread().name}-ack", ahead_max=consumer.prefetch)
+        reading = self._reading(consumer, topic)
+
+        def act() -> BaseException | None:
+            if reading is None:
+                return self._round(consumer, topic, acks)
+            reading.round(wait_ms=PULL_WAIT_MS)
+            return None
+
+        while not self._stopping.is_set():
+            failed = self._tried(act, consumer, topic)
+            failures = 0 if failed is None else failures + 1
+            if failed is not None:
+                self._pause(failed, consumer, topic, failures=failures)
+        self._tried(acks.end, consumer, topic)
+
+    def _reading(self, consumer: Consumer, topic: str) -> BroadcastReading | None:
+        """How a broadcast consumer reads; None for one that shares with its group."""
+        if consumer.broadcast is None or not isinstance(self._broker, Broadcaster):
+            return None
+        return BroadcastReading(
+            consumer, topic, start=consumer.broadcast, broker=self._broker, call=self._call, failed=self._log_failed,
+            count=self._count, pause=self._stopping.wait, telemetry=self._telemetry, random=self._random,
+        )  # fmt: skip
+
+    def _tried(self, act: Callable[[], BaseException | None], consumer: Consumer, topic: str) -> BaseException | None:
+        """What went wrong in a worker's round; whatever it is, the worker goes on, or stops in order."""
+        try:
+            return act()
+        except OutboxError as error:
+            return error
+        except (SystemExit, KeyboardInterrupt) as error:
+            self._stop_after(error)
+            return error
+        except BaseException as error:  # noqa: BLE001 - a worker that ended here would be missed by nobody
+            fields = {"topic": topic, "group": consumer.group, "error": reason_for(error)}
+            self._failures.write("consumer_failed", error, fields=fields, kind=(topic, consumer.group))
+            return error
+
+    def _stop_after(self, error: BaseException) -> None:
+        """Stop all consumers in order: a handler asked for the end of the process. The first one is remembered."""
+        with self._lock:
+            if self._exit is not None:
+                return
+            self._exit = error
+        logger.critical("consumers_exit", extra={"error": reason_for(error)}, exc_info=error)
+        self._stopping.set()
+        # Not by this thread, which is one of those that stop() waits for.
+        threading.Thread(target=self.stop, name="consumer-stop", daemon=True).start()
+
+    def _pause(self, error: BaseException, consumer: Consumer, topic: str, *, failures: int) -> None:
+        """Wait, longer each time, so that consumers neither hammer what is out nor come back all at once."""
+        pause_ms = self._pauses.delay_ms(failures, self._random)
+        if isinstance(error, BrokerThrottled):
+            pause_ms = max(pause_ms, error.retry_after_ms)
+        event = "inbox_unavailable" if isinstance(error, NotTried) else "pull_failed"
+        self._telemetry.counted(event, topic, consumer.group)
+        fields = {
+            "topic": topic, "group": consumer.group, "url": self._broker_name, "error": reason_for(error),
+            "cause": reason_for(root_cause(error)), "pause_ms": pause_ms,
+        }  # fmt: skip
+        self._failures.write_outage(event, error, fields=fields, kind=(topic, consumer.group))
+        self._stopping.wait(pause_ms / 1000)
+
+    def _round(self, consumer: Consumer, topic: str, acks: AcksBeside) -> NotTried | None:
+        """Pull and handle once; what it returns says that the inbox's database is out. Raises the broker's errors."""
+        started_at_ns = time.time_ns()
+        deliveries = self._broker.pull(
+            topic, consumer.group,
+            max_messages=consumer.prefetch, wait_ms=PULL_WAIT_MS, invisible_ms=consumer.invisible_ms,
+        )  # fmt: skip
+        if not deliveries:
+            return None
+        held = self._held.hold(consumer, deliveries)
+        try:
+            self._telemetry.received(topic, consumer.group, deliveries=deliveries, started_at_ns=started_at_ns)
+            return self._handle_all(held, acks)
+        finally:
+            self._held.release([one for one in held if not one.acking])
+
+    def _handle_all(self, held: Sequence[InFlightDelivery], acks: AcksBeside) -> NotTried | None:
+        """Handle one after the other, acknowledging as it goes, beside the handling and the next pull: a crash repeats
+        little, a batch costs few acks, and none of them holds up a message.
+        """
+        done: list[InFlightDelivery] = []
+        acked_at_ms = self._clock.monotonic_ms()
+        try:
+            for position, one in enumerate(held):
+                if self._stopping.is_set():
+                    self._hand_back(held[position:], delay_ms=0, reason="consumer stops")
+                    return None
+                if not self._held.may_begin(one):
+                    self._count("lost")
+                    continue
+                try:
+                    if self._handle_one(one):
+                        done.append(one)
+                except NotTried as error:
+                    untried = [one] if error.conflict else held[position:]
+                    self._hand_back(untried, delay_ms=self._pauses.initial_ms, reason=reason_for(error))
+                    if not error.conflict:
+                        return error
+                if done and self._clock.monotonic_ms() - acked_at_ms >= ACK_DELAY_MS:
+                    acks.put(done)
+                    done = []
+                    acked_at_ms = self._clock.monotonic_ms()
+        finally:
+            acks.put(done)
+        return None
+
+    def _ack(self, done: Sequence[InFlightDelivery]) -> None:
+        try:
+            self._settling.ack(done)
+        finally:
+            self._held.release(done)
+
+    def _handle_one(self, held: InFlightDelivery) -> bool:
+        """True when the delivery is to be acknowledged; otherwise it has been given back. Raises NotTried."""
+        consumer, delivery = held.consumer, held.delivery
+        with self._telemetry.handling(delivery, group=consumer.group) as handling, self._held.handling(held):
+            try:
+                outcome = self._call(consumer, delivery)
+            except NotTried as error:
+                handling.outcome, handling.error = "not_tried", error
+                raise
+            except RetryLater as retry:
+                handling.outcome = "retry_later"
+                failed: tuple[str, int | None] = (reason_for(retry), retry.delay_ms)
+                self._log_failed(consumer, delivery, retry)
+            except BaseException as error:  # noqa: BLE001 - the boundary to the user's code: "not handled"
+                handling.outcome, handling.error = "failed", error
+                failed = (reason_for(error), None)
+                self._log_failed(consumer, delivery, error)
+            else:
+                handling.outcome = str(outcome)
+                self._count(outcome)
+                return True
+        self._count("failed")
+        reason, delay_ms = failed
+        self._settling.nack([held], delay_ms=delay_ms, reason=reason, counts=True)
+        return False
+
+    def _call(self, consumer: Consumer, delivery: Delivery) -> Outcome:
+        try:
+            if self._loop is not None and consumer.is_async:
+                return self._loop.run(consumer.handle_async(delivery))
+            return consumer.handle(delivery)
+        except (SystemExit, KeyboardInterrupt) as error:
+            self._stop_after(error)
+            raise
+
+    def _log_failed(self, consumer: Consumer, delivery: Delivery, error: BaseException) -> None:
+        """Inside the span of the handling, so that a log of the user's has the trace's id beside it."""
+        fields = {
+            "topic": delivery.topic, "group": consumer.group, "message_id": delivery.id, "attempt": delivery.attempt,
+            "error": reason_for(error),
+        }  # fmt: skip
+        if isinstance(error, RetryLater):  # as the handler asked: no failure to look into
+            logger.info("handler_retries_later", extra=fields)
+        else:
+            self._failures.write("handler_failed", error, fields=fields, kind=(delivery.topic, consumer.group))
+
+    def _hand_back(self, held: Sequence[InFlightDelivery], *, delay_ms: int, reason: str) -> None:
+        """Give back untried, in one call, what is still ours."""
+        ours = [one for one in held if not one.lost]
+        for _ in ours:
+            self._count("handed_back")
+        self._settling.nack(ours, delay_ms=delay_ms, reason=reason, counts=False)
+
+    def _count(self, name: str) -> None:
+        with self._lock:  # workers count side by side
+            setattr(self.figures, name, getattr(self.figures, name) + 1)
+
+    def _end(self) -> None:
+        """All workers are done: end what served them."""
+        self._held.stop(timeout_seconds=STOP_TIMEOUT_SECONDS)
+        if self._loop is not None:
+            for engine in {one.async_engine for one in self._consumers if one.async_engine is not None}:
+                self._loop.run(engine.dispose())  # its connections belong to this loop, which ends
+            self._loop.stop(timeout_seconds=STOP_TIMEOUT_SECONDS)
+        if self._closes_broker is not None:
+            self._closes_broker.close()

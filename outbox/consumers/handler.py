@@ -1,0 +1,249 @@
+"""Consumer: a handler, and how it handles one delivery: effect and inbox mark in one transaction. No threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction, isgeneratorfunction, signature
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, StatementError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from outbox.consumers.inbox import InboxStore
+from outbox.producer.engine_hooks import refuse_if_doomed
+from outbox.store.database import CONFLICTS, error_code, is_autocommit, translate
+from outbox_core.common.errors import ConfigurationError, OutboxError
+from outbox_core.messages.broadcast_port import Start
+from outbox_core.messages.limits import DELAY_MAX_MS, REASON_CHARS_MAX
+from outbox_core.messages.message import Delivery
+
+
+class RetryLater(Exception):
+    """Raised by a handler: give this message back and deliver it again after `delay_ms` (it uses up an attempt)."""
+
+    def __init__(self, *, delay_ms: int, reason: str = "handler asked for a retry") -> None:
+        if not 0 <= delay_ms <= DELAY_MAX_MS:
+            raise ConfigurationError(f"delay_ms must be from 0 to {DELAY_MAX_MS:,}, not {delay_ms:,}")
+        super().__init__(reason)
+        self.delay_ms = delay_ms
+
+
+class NotTried(OutboxError):
+    """The inbox's database failed before the handler was called: the message keeps its attempts.
+
+    The cause says whether trying again can help. With `conflict` it lost against another transaction, most likely a
+    duplicate's, and the database is well.
+    """
+
+    retryable = True
+
+    def __init__(self, message: str, *, conflict: bool = False) -> None:
+        super().__init__(message)
+        self.conflict = conflict
+
+
+class CommittedByHandler(OutboxError):
+    """The handler committed its session and then failed: its mark is committed too, so the message counts as handled
+    from now on, whatever the handler left undone. The cause is what it failed with.
+    """
+
+    retryable = False
+
+
+class Outcome(StrEnum):
+    """What handling one delivery came to."""
+
+    HANDLED = "handled"
+    DEDUPLICATED = "deduplicated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumer:
+    """A handler and what it consumes.
+
+    With an inbox it is called as handler(session, delivery), else as handler(delivery). An `async def` handler gets an
+    AsyncSession, and its inbox is on an AsyncEngine.
+    """
+
+    topics: tuple[str, ...]
+    group: str
+    handler: Callable[..., object]
+    engine: Engine | None
+    async_engine: AsyncEngine | None
+    store: InboxStore | None
+    workers: int
+    prefetch: int
+    invisible_ms: int
+    handle_ms_max: int
+    is_async: bool
+    broadcast: Start | None = None
+    """Where it begins, if it gets every message of its topics; else it shares them with the others of its group."""
+
+    @property
+    def topic(self) -> str:
+        """The topic; the first of many."""
+        return self.topics[0]
+
+    def handle(self, delivery: Delivery) -> Outcome:
+        """Handle one delivery; what the handler raises is raised on.
+
+        With an inbox the handler's effect and the mark commit together: whatever was handled before is not handled
+        again, whoever delivers it how often. Raises NotTried where the inbox cannot be asked, CommittedByHandler where
+        the handler has committed its session, and the mark with it, before it failed.
+        """
+        if self.is_async:
+            raise ConfigurationError(f"{self.handler} is async: await handle_async(delivery)")
+        if self.engine is None or self.store is None:
+            _refuse_awaitable(self.handler(delivery))
+            return Outcome.HANDLED
+        with Session(self.engine) as session, session.begin() as transaction:
+            with not_tried(self.engine):
+                connection = session.connection()
+                is_new = self._mark(connection, delivery)
+            if not is_new:
+                return Outcome.DEDUPLICATED
+            try:
+                _refuse_awaitable(self.handler(session, delivery))
+            except BaseException as error:
+                if not transaction.is_active and self._is_marked(self.engine, delivery):
+                    raise _committed_by_handler(error) from error
+                raise
+            # A deadlock that the handler swallowed has undone the mark and half of the effect: never acknowledge that.
+            refuse_if_doomed(connection)
+            return Outcome.HANDLED
+
+    async def handle_async(self, delivery: Delivery) -> Outcome:
+        """What handle() is to a plain function, to an `async def` one."""
+        if self.async_engine is None:
+            await self._awaited(delivery)
+            return Outcome.HANDLED
+        async with AsyncSession(self.async_engine) as session, session.begin() as transaction:
+            with not_tried(self.async_engine.sync_engine):
+                connection = await session.connection()
+                is_new = await connection.run_sync(self._mark, delivery)
+            if not is_new:
+                return Outcome.DEDUPLICATED
+            try:
+                await self._awaited(session, delivery)
+            except BaseException as error:
+                if not transaction.is_active and await self._is_marked_async(self.async_engine, delivery):
+                    raise _committed_by_handler(error) from error
+                raise
+            await connection.run_sync(refuse_if_doomed)
+            return Outcome.HANDLED
+
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
+        """The undecorated handler, as tests call it."""
+        return self.handler(*args, **kwargs)
+
+    def _mark(self, connection: Connection, delivery: Delivery) -> bool:
+        if self.store is None:
+            return True
+        if is_autocommit(connection):
+            raise ConfigurationError(
+                "the inbox's engine is in AUTOCOMMIT: effect and mark would not commit together; use another engine"
+            )
+        return self.store.mark(connection, group=self.group, message_id=delivery.id, topic=delivery.topic)
+
+    def _is_marked(self, engine: Engine, delivery: Delivery) -> bool:
+        """Whether the mark is committed; False where the inbox cannot be asked."""
+        try:
+            with engine.connect() as connection:
+                return self._has_mark(connection, delivery)
+        except (DBAPIError, PoolTimeoutError):
+            return False
+
+    async def _is_marked_async(self, engine: AsyncEngine, delivery: Delivery) -> bool:
+        try:
+            async with engine.connect() as connection:
+                return await connection.run_sync(self._has_mark, delivery)
+        except (DBAPIError, PoolTimeoutError):
+            return False
+
+    def _has_mark(self, connection: Connection, delivery: Delivery) -> bool:
+        return self.store is not None and self.store.handled(
+            connection, group=self.group, message_id=delivery.id, topic=delivery.topic
+        )
+
+    async def _awaited(self, *arguments: object) -> None:
+        result = self.handler(*arguments)
+        if isawaitable(result):
+            await result
+
+
+def _committed_by_handler(error: BaseException) -> CommittedByHandler:
+    return CommittedByHandler(
+        f"the handler committed its session and then failed ({reason_for(error)}): the message counts as handled from "
+        "now on, so see to what is missing; leave the commit to the consumer: flush(), or begin_nested()"
+    )
+
+
+@contextmanager
+def not_tried(engine: Engine) -> Iterator[None]:
+    """Say of what fails here that the handler was not called."""
+    try:
+        yield
+    except (DBAPIError, PoolTimeoutError) as error:
+        conflict = isinstance(error, DBAPIError) and error_code(error) in CONFLICTS
+        raise NotTried(str(translate(error, engine.url)), conflict=conflict) from error
+    except ConfigurationError as error:
+        raise NotTried(str(error)) from error
+
+
+def is_async(handler: Callable[..., object]) -> bool:
+    """Whether a handler is to be awaited: `async def`, also as an object's __call__."""
+    return iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+def check_handler(handler: Callable[..., object], engine: Engine | None) -> None:
+    """Raise ConfigurationError for a handler that its inbox cannot serve, or whose body would never run."""
+    name = getattr(handler, "__qualname__", repr(handler))
+    if isgeneratorfunction(handler) or isasyncgenfunction(handler):
+        raise ConfigurationError(f"the handler {name} is a generator: calling it would run nothing of it")
+    if engine is not None and is_async(handler) and not engine.dialect.is_async:
+        raise ConfigurationError(
+            f"the handler {name} is async, its inbox is not: use an AsyncEngine (create_async_engine)"
+        )
+    if engine is not None and not is_async(handler) and engine.dialect.is_async:
+        raise ConfigurationError(
+            f"the inbox of the handler {name} is on an async engine: write `async def`, or use a plain engine"
+        )
+    _check_parameters(handler, name, with_session=engine is not None)
+
+
+def _check_parameters(handler: Callable[..., object], name: str, *, with_session: bool) -> None:
+    """A handler that cannot be called would fail at every delivery, until all were dead letters."""
+    given = ("session", "delivery") if with_session else ("delivery",)
+    try:
+        signature(handler).bind(*given)
+    except TypeError as error:
+        because = "with an inbox" if with_session else "without an inbox"
+        raise ConfigurationError(
+            f"the handler {name} is called as {name}({', '.join(given)}) {because}: {error}"
+        ) from error
+    except ValueError:  # something built in, which does not say what it takes
+        return
+
+
+def reason_for(error: BaseException) -> str:
+    """Why a delivery failed, for logs and the broker: short, and without the values that a statement had."""
+    text = str(error)
+    if isinstance(error, RetryLater):
+        return text[:REASON_CHARS_MAX]
+    if isinstance(error, StatementError):  # its own text lists the parameters
+        text = str(error.orig).partition("\n")[0]
+    return f"{type(error).__name__}: {text}"[:REASON_CHARS_MAX]
+
+
+def _refuse_awaitable(result: object) -> None:
+    """A plain function that returns a coroutine has done nothing yet: acknowledging would lose the message."""
+    if isawaitable(result):
+        if iscoroutine(result):
+            result.close()
+        raise ConfigurationError("the handler returned an awaitable that nobody awaits: write it as `async def`")

@@ -1,0 +1,235 @@
+"""What consumers hold in their hands: kept invisible while it is handled, given back when it cannot be. No handling.
+
+A delivery is held from its pull to its settlement. When half of its invisible time is gone it is extended, if its
+handler has begun; one that waits behind a slow neighbour for longer than its invisible time is given back untried, so
+that a hung handler holds up nothing but its own message. Where the broker says that the receipt is stale, somebody
+else has the message or will have it: it is not begun any more, and a handler at work can ask still_held().
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from typing import Final
+
+from outbox.consumers.handler import Consumer
+from outbox.telemetry import Telemetry
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import OutboxError
+from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.limits import PULL_MESSAGES_MAX
+from outbox_core.messages.message import Delivery, ExtendStatus
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+EXTEND_PAUSE_MS_MIN: Final = 10
+EXTEND_RETRY_MS: Final = 1_000
+IDLE_WAIT_MS: Final = 60_000
+
+
+@dataclass(slots=True, eq=False)
+class InFlightDelivery:
+    """One delivery in hand, by the monotonic clock: invisible to others until `until_ms`, as far as we know."""
+
+    consumer: Consumer
+    delivery: Delivery
+    since_ms: int
+    until_ms: int
+    extend_at_ms: int
+    begun: bool = False
+    settling: bool = False
+    acking: bool = False
+    """Its ack is on its way, or done, and lets go of it."""
+    lost: bool = False
+
+
+_current: ContextVar[tuple[InFlightDelivery, Clock] | None] = ContextVar("outbox_held", default=None)
+
+
+class _InHand:
+    """HeldDeliveries.handling; entered for every message."""
+
+    __slots__ = ("_in_hand", "_token")
+
+    def __init__(self, held: InFlightDelivery, clock: Clock) -> None:
+        self._in_hand = (held, clock)
+        self._token: Token[tuple[InFlightDelivery, Clock] | None] | None = None
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._in_hand)
+
+    def __exit__(self, *_: object) -> None:
+        if self._token is not None:
+            _current.reset(self._token)
+
+
+def still_held() -> bool:
+    """Asked by a handler: whether the message it is working on is still its own.
+
+    False means that the broker has handed it to somebody else, or may have: an inbox lets only one of them commit;
+    without one, stop before the next effect. True where no runner is involved, as in a test.
+    """
+    found = _current.get()
+    if found is None:
+        return True
+    held, clock = found
+    return not held.lost and clock.monotonic_ms() < held.until_ms
+
+
+class HeldDeliveries:
+    """All that one runner holds, and the thread that keeps it invisible. Safe in any thread."""
+
+    def __init__(self, *, broker: Broker, clock: Clock, telemetry: Telemetry) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._telemetry = telemetry
+        self._held: dict[str, InFlightDelivery] = {}
+        self._changed = threading.Condition()
+        self._looks_at_ms = 0
+        self._ending = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread that extends."""
+        self._thread = threading.Thread(target=self._run, name="consumer-extender", daemon=True)
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether the thread that extends runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def stop(self, *, timeout_seconds: float) -> None:
+        """End it; what is still held comes back by itself."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+
+    def hold(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> list[InFlightDelivery]:
+        """Hold what has just been pulled."""
+        now_ms = self._clock.monotonic_ms()
+        found = [
+            InFlightDelivery(
+                consumer=consumer, delivery=delivery, since_ms=now_ms, until_ms=now_ms + consumer.invisible_ms,
+                extend_at_ms=now_ms + consumer.invisible_ms // 2,
+            )
+            for delivery in deliveries
+        ]  # fmt: skip
+        with self._changed:
+            self._held.update({held.delivery.receipt: held for held in found})
+            if now_ms + consumer.invisible_ms // 2 < self._looks_at_ms:
+                self._changed.notify_all()
+        return found
+
+    def release(self, held: Sequence[InFlightDelivery]) -> None:
+        """Let go of what is settled, or never will be."""
+        with self._changed:
+            for one in held:
+                self._held.pop(one.delivery.receipt, None)
+
+    def may_begin(self, held: InFlightDelivery) -> bool:
+        """Begin to handle it, if it is still ours; it is not given back from now on."""
+        with self._changed:
+            now_ms = self._clock.monotonic_ms()
+            if held.lost or now_ms >= held.until_ms:
+                held.lost = True
+                return False
+            held.begun, held.since_ms = True, now_ms
+            return True
+
+    def handling(self, held: InFlightDelivery) -> AbstractContextManager[None]:
+        """While a handler works on it: still_held() is about this one."""
+        return _InHand(held, self._clock)
+
+    def extend_due(self) -> None:
+        """Extend or give back what is due for it."""
+        now_ms = self._clock.monotonic_ms()
+        with self._changed:
+            due = [held for held in self._held.values() if not held.lost and held.extend_at_ms <= now_ms]
+            over = [held for held in due if _is_over(held, now_ms)]
+            for held in over:
+                held.lost = True  # under the lock: nobody begins it any more
+        extended = [held for held in due if not held.lost]
+        for invisible_ms in sorted({held.consumer.invisible_ms for held in extended}):
+            alike = [held for held in extended if held.consumer.invisible_ms == invisible_ms]
+            for start in range(0, len(alike), PULL_MESSAGES_MAX):
+                self._extend(alike[start : start + PULL_MESSAGES_MAX], invisible_ms=invisible_ms)
+        self._let_go([held for held in over if held.begun])
+        self._give_back([held for held in over if not held.begun])
+
+    def _run(self) -> None:
+        while True:
+            pause_ms = 0
+            try:
+                self.extend_due()
+            except BaseException:  # the thread boundary: without this thread slow messages would be handed out twice
+                logger.exception("extend_failed")
+                pause_ms = EXTEND_RETRY_MS
+            with self._changed:
+                if not self._ending:
+                    wait_ms = max(pause_ms, self._until_next_ms())
+                    self._looks_at_ms = self._clock.monotonic_ms() + wait_ms
+                    self._clock.wait(self._changed, wait_ms)
+                if self._ending:
+                    return
+
+    def _until_next_ms(self) -> int:
+        """How long nothing is due. The caller has the lock."""
+        at_ms = min((held.extend_at_ms for held in self._held.values() if not held.lost), default=None)
+        return IDLE_WAIT_MS if at_ms is None else max(EXTEND_PAUSE_MS_MIN, at_ms - self._clock.monotonic_ms())
+
+    def _extend(self, held: Sequence[InFlightDelivery], *, invisible_ms: int) -> None:
+        try:
+            statuses = self._broker.extend([one.delivery.receipt for one in held], invisible_ms=invisible_ms)
+        except OutboxError as error:
+            logger.warning("extend_failed", extra={"receipts": len(held), "error": str(error)})
+            again_at_ms = self._clock.monotonic_ms() + min(EXTEND_RETRY_MS, invisible_ms // 8)
+            for one in held:
+                one.extend_at_ms = again_at_ms
+            return
+        now_ms = self._clock.monotonic_ms()
+        for one, status in zip(held, statuses, strict=True):
+            if status is ExtendStatus.EXTENDED:
+                one.until_ms, one.extend_at_ms = now_ms + invisible_ms, now_ms + invisible_ms // 2
+                self._count("extended", one)
+            elif not one.settling:  # what is being acknowledged just now is stale for a good reason
+                self._lose(one)
+
+    def _lose(self, held: InFlightDelivery) -> None:
+        held.lost = True
+        self._count("receipt_lost", held)
+        logger.warning(
+            "receipt_lost", extra={"message_id": held.delivery.id, "group": held.consumer.group, "begun": held.begun}
+        )
+
+    def _let_go(self, held: Sequence[InFlightDelivery]) -> None:
+        """Handlers that overran their bound: their messages are left to come back by themselves."""
+        for one in held:
+            self._count("overdue", one)
+            logger.error("handler_overdue", extra={"message_id": one.delivery.id, "group": one.consumer.group})
+
+    def _give_back(self, held: Sequence[InFlightDelivery]) -> None:
+        """What waited too long behind a slow handler goes to whoever is free."""
+        if not held:
+            return
+        for one in held:
+            self._count("handed_back", one)
+        receipts = [one.delivery.receipt for one in held]
+        try:
+            self._broker.nack(receipts, delay_ms=0, reason="waited behind a slow handler", counts=False)
+        except OutboxError as error:
+            logger.warning("nack_failed", extra={"receipts": len(receipts), "error": str(error)})
+
+    def _count(self, event: str, held: InFlightDelivery) -> None:
+        self._telemetry.counted(event, held.delivery.topic, held.consumer.group)
+
+
+def _is_over(held: InFlightDelivery, now_ms: int) -> bool:
+    """Whether it is not to be held any longer. Pure."""
+    bound_ms = held.consumer.handle_ms_max if held.begun else held.consumer.invisible_ms
+    return now_ms - held.since_ms >= bound_ms

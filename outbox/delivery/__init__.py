@@ -1,0 +1,1 @@
+"""A batch of rows to the broker, and what the broker answered back into the table."""

@@ -1,0 +1,361 @@
+"""THE delivery path: a batch of rows to the broker, then what the broker said back into the table. Both the sender
+after a commit and the compensator go through deliver(). It neither claims rows nor loops.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Final, assert_never
+
+from sqlalchemy import Connection, Engine
+
+from outbox.delivery.key_waves import runs, waves
+from outbox.delivery.send_decision import Accepted, Decision, Hold, Park, Retry, RowSettlement, SendBatch
+from outbox.store.async_background import AsyncBackground, transact
+from outbox.store.database import CONFLICT_RETRIES_MAX, database_errors, retry_conflicts
+from outbox.store.message_table import MessageStore
+from outbox.store.ordering import Barrier, KeyRun
+from outbox.store.row import OutboxRow
+from outbox.store.schema import RowKind
+from outbox.store.table_placement import MessageTable
+from outbox.telemetry import NO_TELEMETRY, SendPath, Telemetry
+from outbox_core.common.backoff import Backoff
+from outbox_core.common.errors import (
+    BrokerError,
+    BrokerRefused,
+    BrokerThrottled,
+    DatabaseUnavailable,
+    InvalidMessage,
+    NotAuthorized,
+)
+from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus, check_message_id
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+_Letter = tuple[OutboxRow, Message]
+
+ORDERED_OUTAGE_DELAY_MS: Final = 1_000
+SETTLE_ROWS_MAX: Final = 200
+"""Rows in one settling statement; the knee of the curve between round trips and lock counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayPolicy:
+    """How long a row waits when the broker did not take it; whether accepted rows are kept as evidence.
+
+    After an outage all rows wait for `outage_delay_ms`. A row that was refused for a reason that people can mend waits
+    by its own `backoff`.
+    """
+
+    outage_delay_ms: int = 5_000
+    outage_jitter: float = 0.25
+    backoff: Backoff = field(default_factory=Backoff)
+    keep_archive: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryReport:
+    """What became of a batch: how many were accepted, put off, held behind an older message of their key, and parked;
+    `stale` rows had got another owner meanwhile.
+
+    `outage` carries the broker's error when the broker as a whole did not take anything.
+    """
+
+    accepted: int = 0
+    retried: int = 0
+    held: int = 0
+    parked: int = 0
+    stale: int = 0
+    outage: BrokerError | None = None
+
+
+class Relay:
+    """Delivers rows that a token owns. Safe in any thread; holds no transaction open across the network."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine | AsyncBackground,
+        store: MessageStore,
+        broker: Broker,
+        policy: RelayPolicy,
+        random: Random,
+        telemetry: Telemetry = NO_TELEMETRY,
+        path: SendPath = SendPath.INLINE,
+    ) -> None:
+        """`store`: of any message table on the database; rows that name another one are settled there."""
+        self._engine = engine
+        self._store = store
+        self._broker = broker
+        self._policy = policy
+        self._random = random
+        self._telemetry = telemetry
+        self._path = path
+
+    @property
+    def broker(self) -> Broker:
+        """Where it delivers to."""
+        return self._broker
+
+    def deliver(self, rows: Sequence[OutboxRow], *, token: str) -> DeliveryReport:
+        """Send rows that `token` owns and write down what became of each. Raises DatabaseUnavailable where that failed:
+        then the rows stay ours until the lease ends and are sent again, under the same ids.
+        """
+        settlements, outage = self.send(rows)
+        changed = self.settle(settlements, token=token)
+        kinds = [type(settlement.decision) for settlement in settlements]
+        return DeliveryReport(
+            accepted=kinds.count(Accepted),
+            retried=kinds.count(Retry),
+            held=kinds.count(Hold),
+            parked=kinds.count(Park),
+            stale=len(settlements) - changed,
+            outage=outage,
+        )
+
+    def reset_after_fork(self) -> None:
+        """Let go, in a forked child, of the connections that are the parent's, without a word to the server."""
+        self._engine.dispose(close=False)
+
+    # -- the first half: to the broker -------------------------------------------------------------------------------
+
+    def send(
+        self, rows: Sequence[OutboxRow], *, accepted: Mapping[str, Collection[str]] | None = None
+    ) -> tuple[list[RowSettlement], BrokerError | None]:
+        """To the broker, and what is to become of each row; nothing is written down yet.
+
+        Publishes first, then cancels: a cancel written in the same transaction must find its message. `accepted`: by
+        order key, ids that the broker has already though their rows still stand. Raises DatabaseUnavailable where the
+        order of keys could not be looked up.
+        """
+        batch = SendBatch(rows, self._barriers(rows, accepted or {}), luck=self._random.random())
+        publishes, cancels = self._read(rows, batch)
+        outage = self._publish_in_waves(publishes, batch)
+        if cancels and outage is None:
+            outage = self._cancel(cancels, batch)
+        elif outage is not None:
+            self._put_off([row.id for row in cancels], outage, batch)
+        return batch.settlements(), outage
+
+    def _barriers(self, rows: Sequence[OutboxRow], accepted: Mapping[str, Collection[str]]) -> Mapping[str, Barrier]:
+        """What the ordered rows must wait for: older ones of their keys that are in other hands."""
+        by_schema: defaultdict[str | None, list[OutboxRow]] = defaultdict(list)
+        for row in rows:
+            if row.order_key is not None:
+                by_schema[row.table.schema if row.table is not None else self._store.table.schema].append(row)
+        found: dict[str, Barrier] = {}
+        for ordered in by_schema.values():
+            look = partial(self._barriers_in, self._store.at(ordered[0].table), runs(ordered, accepted=accepted))
+            with database_errors(self._engine.url):
+                found.update(transact(self._engine, look))
+        return found
+
+    def _barriers_in(
+        self, store: MessageStore, wanted: Mapping[str, KeyRun], connection: Connection
+    ) -> dict[str, Barrier]:
+        return store.barriers(connection, wanted)
+
+    def _read(self, rows: Sequence[OutboxRow], batch: SendBatch) -> tuple[dict[str, _Letter], list[OutboxRow]]:
+        """What to publish and what to cancel; a row that says neither is set aside, so that it holds up no other."""
+        publishes: dict[str, _Letter] = {}
+        cancels: list[OutboxRow] = []
+        for row in rows:
+            try:
+                row.check_body()
+                match row.kind:
+                    case RowKind.PUBLISH:
+                        publishes[row.id] = (row, row.message())
+                    case RowKind.CANCEL:
+                        check_message_id(row.cancels)
+                        cancels.append(row)
+                    case RowKind.UNKNOWN:
+                        self._later(row, "written by newer code: upgrade this process", batch)
+                    case _:
+                        assert_never(row.kind)
+            except InvalidMessage as error:
+                batch.decide(row.id, Park(f"the row cannot be sent as it is: {error}"))
+        return publishes, cancels
+
+    def _publish_in_waves(self, publishes: Mapping[str, _Letter], batch: SendBatch) -> BrokerError | None:
+        outage: BrokerError | None = None
+        for wave in waves([row for row, _ in publishes.values()]):
+            going = batch.free(wave)
+            if outage is not None:
+                self._put_off([row.id for row in going], outage, batch)
+            elif going:
+                outage = self._publish([publishes[row.id] for row in going], batch)
+        return outage
+
+    def _publish(self, letters: Sequence[_Letter], batch: SendBatch) -> BrokerError | None:
+        messages = [message for _, message in letters]
+        try:
+            with self._telemetry.sending(messages, path=self._path) as sending:
+                sending.results = results = self._broker.publish(messages)
+        except (BrokerError, InvalidMessage) as error:
+            return self._refused(letters, error, batch)
+        for (row, _), result in zip(letters, results, strict=True):
+            batch.decide(row.id, decide_publish(result))
+        return None
+
+    def _refused(
+        self, letters: Sequence[_Letter], error: BrokerError | InvalidMessage, batch: SendBatch
+    ) -> BrokerError | None:
+        """An outage puts the whole batch off.
+
+        A refusal may be the fault of one row or topic: part them until it is alone.
+        """
+        if not isinstance(error, BrokerRefused | InvalidMessage):
+            self._put_off([row.id for row, _ in letters], error, batch)
+            return error
+        parts = _by_topic(letters) if isinstance(error, NotAuthorized) else _halves(letters)
+        if len(parts) == 1:
+            if isinstance(error, NotAuthorized):
+                topic = letters[0][1].topic
+                logger.warning("send_not_authorized", extra={"topic": topic, "rows": len(letters), "error": str(error)})
+            for row, _ in letters:
+                if isinstance(error, NotAuthorized):  # an operator can mend that
+                    self._later(row, str(error), batch)
+                else:
+                    batch.decide(row.id, Park(f"refused by the broker: {error}"))
+            return None
+        for part in parts:
+            outage = self._publish(part, batch)
+            if outage is not None:
+                self._put_off(batch.undecided(row.id for row, _ in letters), outage, batch)
+                return outage
+        return None
+
+    def _cancel(self, rows: Sequence[OutboxRow], batch: SendBatch) -> BrokerError | None:
+        try:
+            statuses = self._broker.cancel([row.cancels for row in rows])
+        except NotAuthorized as error:
+            for row in rows:
+                self._later(row, str(error), batch)
+            return None
+        except BrokerRefused as error:
+            for row in rows:
+                batch.decide(row.id, Park(f"the broker cannot cancel: {error}"))
+            return None
+        except BrokerError as error:
+            self._put_off([row.id for row in rows], error, batch)
+            return error
+        for row, status in zip(rows, statuses, strict=True):
+            batch.decide(row.id, Accepted(status))
+            if status is not CancelStatus.CANCELED:
+                logger.warning("cancel_without_effect", extra={"message_id": row.cancels, "status": str(status)})
+        return None
+
+    def _put_off(self, ids: Sequence[str], error: BrokerError, batch: SendBatch) -> None:
+        """The broker as a whole did not take them: not their fault, and not an attempt of theirs."""
+        delay_ms = error.retry_after_ms if isinstance(error, BrokerThrottled) else self._policy.outage_delay_ms
+        retry = Retry(int(delay_ms * (1 + self._policy.outage_jitter * batch.luck)), str(error), tried=False)
+        # Younger messages wait for these, so they come again soon: behind all else that is due by then. The breaker,
+        # not their delay, keeps a broker that is out from being asked.
+        soon_ms = delay_ms if isinstance(error, BrokerThrottled) else min(delay_ms, ORDERED_OUTAGE_DELAY_MS)
+        soon = Retry(soon_ms, str(error), tried=False)
+        for row_id in ids:
+            batch.decide(row_id, soon if batch.is_ordered(row_id) else retry)
+
+    def _later(self, row: OutboxRow, error: str, batch: SendBatch) -> None:
+        """This row cannot go until people do something: by its own backoff."""
+        backoff = self._policy.backoff
+        delay_ms = int(backoff.delay_ms(row.attempts) * (1 - backoff.jitter * batch.luck))
+        batch.decide(row.id, Retry(max(1, delay_ms), error, tried=True))
+
+    # -- the second half: into the table -----------------------------------------------------------------------------
+
+    def settle(self, settlements: Sequence[RowSettlement], *, token: str) -> int:
+        """Write decisions down, those that are alike together, in short transactions; returns how many rows were
+        ours.
+        """
+        alike: defaultdict[tuple[MessageTable | None, Decision], list[RowSettlement]] = defaultdict(list)
+        for settlement in settlements:
+            alike[(settlement.table, settlement.decision)].append(settlement)
+        changed = 0
+        for (table, decision), ones in alike.items():
+            for start in range(0, len(ones), SETTLE_ROWS_MAX):
+                chunk = ones[start : start + SETTLE_ROWS_MAX]
+                settle = partial(self._settle_alike, self._store.at(table), decision, chunk, token=token)
+                with database_errors(self._engine.url):
+                    changed += _until_undisturbed(partial(retry_conflicts, settle))
+        if changed < len(settlements):
+            logger.warning("settled_after_lease_was_lost", extra={"rows": len(settlements) - changed})
+        return changed
+
+    def _settle_alike(
+        self, store: MessageStore, decision: Decision, settlements: Sequence[RowSettlement], *, token: str
+    ) -> int:
+        ids = [settlement.row_id for settlement in settlements]
+
+        def settle(connection: Connection) -> int:
+            match decision:
+                case Accepted(outcome):
+                    archived = None
+                    if self._policy.keep_archive:
+                        archived = store.archive(connection, ids, token=token, outcome=outcome)
+                    numbers = {one.row_id: one.number for one in settlements if one.number is not None}
+                    removed = store.remove(connection, ids, token=token, numbers=numbers)
+                    if archived not in (None, removed):
+                        raise _TakenOverError
+                    return removed
+                case Retry(delay_ms, error, tried=True):
+                    return store.reschedule(connection, ids, token=token, delay_us=delay_ms * 1000, error=error)
+                case Retry(delay_ms, error):
+                    return store.release(connection, ids, token=token, delay_us=delay_ms * 1000, error=error)
+                case Hold(delay_ms):
+                    return store.release(connection, ids, token=token, delay_us=delay_ms * 1000, error=None)
+                case Park(error):
+                    logger.warning("messages_parked", extra={"message_ids": ids, "reason": error})
+                    return store.park(connection, ids, token=token, error=error)
+                case _:
+                    assert_never(decision)
+
+        return transact(self._engine, settle)
+
+
+class _TakenOverError(Exception):
+    """A row got another owner between its archive entry and its removal; the transaction is rolled back."""
+
+
+def _until_undisturbed(settle: Callable[[], int]) -> int:
+    """The archive is written from a plain read, which keeps nobody from claiming: done again, it sees the new owner."""
+    for _ in range(CONFLICT_RETRIES_MAX):
+        try:
+            return settle()
+        except _TakenOverError:
+            logger.info("settle_repeated")
+    try:
+        return settle()
+    except _TakenOverError as error:
+        raise DatabaseUnavailable(
+            "rows change hands faster than they can be settled; their leases are too short"
+        ) from error
+
+
+def decide_publish(result: PublishResult) -> Decision:
+    """What to do with a row, from the broker's word on its message. Pure."""
+    match result.status:
+        case PublishStatus.STORED | PublishStatus.DUPLICATE:
+            return Accepted(result.status)
+        case PublishStatus.REJECTED:
+            return Park(f"rejected by the broker: {result.error or 'no reason given'}")
+        case _:
+            assert_never(result.status)
+
+
+def _halves(letters: Sequence[_Letter]) -> list[Sequence[_Letter]]:
+    middle = len(letters) // 2
+    return [letters[:middle], letters[middle:]] if middle else [letters]
+
+
+def _by_topic(letters: Sequence[_Letter]) -> list[Sequence[_Letter]]:
+    topics: defaultdict[str, list[_Letter]] = defaultdict(list)
+    for letter in letters:
+        topics[letter[1].topic].append(letter)
+    return list(topics.values())

@@ -1,0 +1,347 @@
+"""The sender: sends what a commit has just written, from a thread of its own, at once.
+
+It is never the only hope of a row.
+
+Whatever happens here - a full queue, a dead broker, a killed process - the row stays in the table and the compensator
+finds it one lease later. So every shortage is answered by dropping the send, never by making a business call wait.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from weakref import WeakSet, ref
+
+from outbox.delivery.relay import Relay
+from outbox.delivery.send_decision import Accepted, Hold, RowSettlement
+from outbox.store.row import OutboxRow
+from outbox.telemetry import NO_TELEMETRY, Telemetry
+from outbox_core.common.errors import ConfigurationError, OutboxError
+from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.ids import new_token
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+IDLE_WAIT_MS: Final = 5_000
+_senders: WeakSet[Sender] = WeakSet()
+_watching = threading.Lock()
+_hooks_set: list[bool] = []
+_finalized_pids: set[int] = set()
+_bounds_to_sending: Final[list[Callable[[Broker], bool]]] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderLimits:
+    """The sender's bounds.
+
+    `lease_ms` is how long a fresh row belongs to the sender before the compensator may take it. The sender begins no
+    send in the lease's last `lease_margin_ms`, which must exceed the broker adapter's time-out: so the two never race.
+    A commit after a pause is sent at once; while commits keep coming they are gathered for `gather_ms`, which saves
+    both them and the broker a round trip each.
+    A message of an ordered key that must wait for an older one in other hands is looked at again after `held_delay_ms`.
+    What the broker accepted is removed from the table in batches, `settle_delay_ms` later at most: a crash in between
+    means that it is sent again under the same ids.
+    """
+
+    queue_rows_max: int = 10_000
+    queue_bytes_max: int = 64 * 1024 * 1024
+    batch_rows_max: int = 500
+    lease_ms: int = 20_000
+    lease_margin_ms: int = 12_000
+    close_timeout_ms: int = 5_000
+    settle_delay_ms: int = 100
+    settle_rows_max: int = 200
+    held_delay_ms: int = 50
+    gather_ms: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lease_margin_ms < self.lease_ms:
+            raise ConfigurationError(
+                f"lease_margin_ms ({self.lease_margin_ms}) must be below lease_ms ({self.lease_ms}): "
+                "the sender would begin no send at all"
+            )
+        if self.queue_rows_max < 0 or self.batch_rows_max < 1 or self.close_timeout_ms < 0:
+            raise ConfigurationError("queue_rows_max, batch_rows_max and close_timeout_ms must not be negative or none")
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """The rows of one committed transaction, and until when, on the monotonic clock, they may be sent from here."""
+
+    rows: Sequence[OutboxRow]
+    deadline_ms: int
+    body_bytes: int
+
+
+@contextmanager
+def sending_only_to(allowed: Callable[[Broker], bool]) -> Iterator[None]:
+    """Until the block ends, senders of this process send to brokers that are allowed alone.
+
+    For tests: what is committed for another broker stays in its table, as if the queue were full.
+    """
+    _bounds_to_sending.append(allowed)
+    try:
+        yield
+    finally:
+        _bounds_to_sending.remove(allowed)
+
+
+class Sender:
+    """A bounded queue and one daemon thread, started by the first commit of each process (so forks are harmless)."""
+
+    def __init__(self, relay: Relay, *, limits: SenderLimits, telemetry: Telemetry = NO_TELEMETRY) -> None:
+        self._relay = relay
+        self._limits = limits
+        self._telemetry = telemetry
+        telemetry.watch_queue(partial(_queued_rows, ref(self)))
+        self.dropped_rows: int = 0
+        self.failed_batches: int = 0
+        self._token = new_token()
+        self._queue: deque[_Commit] = deque()
+        self._queued_rows = 0
+        self._queued_bytes = 0
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._asleep = False
+        self._closing = False
+        self._stopping = threading.Event()
+        self._give_up_at_ms = 0
+        self._unsettled: list[RowSettlement] = []
+        self._settle_at_ms = 0
+        self._held: list[_Commit] = []
+        self._held_until_ms = 0
+        _watch(self)
+
+    @property
+    def token(self) -> str:
+        """What owns the rows that this process writes, until their lease ends."""
+        return self._token
+
+    def offer(self, rows: Sequence[OutboxRow], *, written_at_ms: int) -> bool:
+        """Queue the rows of a commit. Never blocks and never raises; False when the queue is full or the broker
+        not allowed (sending_only_to): the rows stay put.
+
+        `written_at_ms` is the monotonic time just before their INSERT: the lease cannot end sooner than counted from
+        it.
+        """
+        if not all(allowed(self._relay.broker) for allowed in _bounds_to_sending):
+            return False
+        deadline_ms = written_at_ms + self._limits.lease_ms - self._limits.lease_margin_ms
+        commit = _Commit(rows, deadline_ms, sum(len(row.body) for row in rows))
+        with self._wake:
+            if self._closing or self._is_full(commit):
+                self._drop(commit)
+                return False
+            self._queue.append(commit)
+            self._count(commit, 1)
+            if self._asleep:  # otherwise it looks by itself, soon; waking a thread costs each commit a little
+                self._asleep = False
+                self._wake.notify()
+            return self._thread is not None or self._start()
+
+    def close(self, *, timeout_ms: int | None = None) -> bool:
+        """Send what is queued, for at most `timeout_ms`, and stop; True when the queue was emptied. Idempotent.
+
+        What is not sent by then is in the table, and the compensator sends it.
+        """
+        timeout_ms = self._limits.close_timeout_ms if timeout_ms is None else timeout_ms
+        with self._wake:
+            self._closing = True
+            self._stopping.set()
+            self._give_up_at_ms = _monotonic_ms() + timeout_ms
+            self._wake.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_ms / 1000)
+        with self._wake:
+            return self._queued_rows == 0 and (thread is None or not thread.is_alive())
+
+    def _start(self) -> bool:
+        _drain_with_multiprocessing()
+        self._thread = threading.Thread(target=self._run, name="outbox-sender", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no more threads, or the interpreter is going down
+            self._thread = None
+            logger.warning("sender_not_started")
+            return False
+        return True
+
+    def _run(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            if batch:
+                self._attempt(partial(self._send, batch))
+                self._stopping.wait(self._limits.gather_ms / 1000)
+            if self._unsettled and (not batch or self._settle_is_due()):
+                self._attempt(self._settle)
+        self._attempt(self._settle)
+
+    def _next_batch(self) -> list[_Commit] | None:
+        """What has gathered, up to a batch; empty when it is time to settle, None when it is time to stop."""
+        with self._wake:
+            while not self._queue:
+                now_ms = _monotonic_ms()
+                if self._held and now_ms >= self._held_until_ms:
+                    self._queue.extend(self._held)
+                    self._held = []
+                elif self._closing and not self._held:
+                    return None
+                elif self._unsettled and self._settle_is_due():
+                    return []
+                else:
+                    self._asleep = True
+                    self._wake.wait(max(0, self._next_look_ms() - now_ms) / 1000)
+                    self._asleep = False
+            return self._take_batch(_monotonic_ms())
+
+    def _take_batch(self, now_ms: int) -> list[_Commit]:
+        batch: list[_Commit] = []
+        rows = 0
+        while self._queue and rows < self._limits.batch_rows_max:
+            commit = self._queue.popleft()
+            self._count(commit, -1)
+            if now_ms >= commit.deadline_ms or (self._closing and now_ms >= self._give_up_at_ms):
+                self._drop(commit)  # the compensator may have the lease by now
+                continue
+            batch.append(commit)
+            rows += len(commit.rows)
+        return batch
+
+    def _next_look_ms(self) -> int:
+        """When there is something to do, at the latest, though nobody commits anything."""
+        moments = [_monotonic_ms() + IDLE_WAIT_MS]
+        if self._unsettled:
+            moments.append(self._settle_at_ms)
+        if self._held:
+            moments.append(self._held_until_ms)
+        return min(moments)
+
+    def _is_full(self, commit: _Commit) -> bool:
+        return (
+            self._queued_rows + len(commit.rows) > self._limits.queue_rows_max
+            or self._queued_bytes + commit.body_bytes > self._limits.queue_bytes_max
+        )
+
+    def _drop(self, commit: _Commit) -> None:
+        """Leave it to the compensator."""
+        self.dropped_rows += len(commit.rows)
+        self._telemetry.dropped(len(commit.rows))
+
+    def _count(self, commit: _Commit, sign: int) -> None:
+        self._queued_rows += sign * len(commit.rows)
+        self._queued_bytes += sign * commit.body_bytes
+
+    def _send(self, commits: Sequence[_Commit]) -> None:
+        rows = [row for commit in commits for row in commit.rows]
+        settlements, _ = self._relay.send(rows, accepted=self._accepted())
+        if not self._unsettled:
+            self._settle_at_ms = _monotonic_ms() + self._limits.settle_delay_ms
+        held = {one.row_id for one in settlements if isinstance(one.decision, Hold)}
+        self._unsettled += [one for one in settlements if one.row_id not in held]
+        if held:
+            self._hold(commits, held)
+
+    def _accepted(self) -> dict[str, set[str]]:
+        """By order key, what the broker has accepted and the table does not know yet."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for one in self._unsettled:
+            if one.number is not None and isinstance(one.decision, Accepted):
+                found[one.number[0]].add(one.row_id)
+        return found
+
+    def _hold(self, commits: Sequence[_Commit], held: set[str]) -> None:
+        """Keep what must wait for an older message, within its lease; past that the compensator has it."""
+        with self._wake:
+            self._held_until_ms = _monotonic_ms() + self._limits.held_delay_ms
+            for commit in commits:
+                waiting = [row for row in commit.rows if row.id in held]
+                if waiting:
+                    kept = _Commit(waiting, commit.deadline_ms, sum(len(row.body) for row in waiting))
+                    self._held.append(kept)
+                    self._count(kept, 1)
+
+    def _settle_is_due(self) -> bool:
+        return len(self._unsettled) >= self._limits.settle_rows_max or _monotonic_ms() >= self._settle_at_ms
+
+    def _settle(self) -> None:
+        settlements, self._unsettled = self._unsettled, []
+        self._relay.settle(settlements, token=self._token)
+
+    def _attempt(self, act: Callable[[], None]) -> None:
+        """Whatever fails, the loop goes on: the rows are safe in the table, and the compensator sends them."""
+        try:
+            act()
+        except OutboxError as error:
+            self.failed_batches += 1
+            logger.warning("send_not_settled", extra={"error": str(error)})
+        except Exception:  # the thread boundary: a defect must not end the loop
+            self.failed_batches += 1
+            logger.exception("send_failed")
+
+    def reset_after_fork(self) -> None:
+        """Begin anew in a forked child: the parent's thread, queue, token and connections stay the parent's."""
+        self._relay.reset_after_fork()
+        self._token = new_token()
+        self._queue = deque()
+        self._queued_rows = 0
+        self._queued_bytes = 0
+        self._wake = threading.Condition()
+        self._thread = None
+        self._asleep = False
+        self._closing = False
+        self._stopping = threading.Event()
+        self._unsettled = []
+        self._held = []
+
+
+def _queued_rows(sender: ref[Sender]) -> int:
+    """For whoever watches: without keeping a Sender alive that nobody else has."""
+    found = sender()
+    return 0 if found is None else found._queued_rows  # noqa: SLF001 - this module's own
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _watch(sender: Sender) -> None:
+    """Have this sender reset in forked children and drained at exit; the process's hooks are set by the first one."""
+    with _watching:
+        if not _hooks_set:
+            os.register_at_fork(after_in_child=_after_fork_in_child)
+            atexit.register(_at_exit)
+            _hooks_set.append(True)
+        _senders.add(sender)
+
+
+def _after_fork_in_child() -> None:
+    """The parent's thread and queue are the parent's: the child starts with none, and sends nothing of the parent's."""
+    for sender in list(_senders):
+        sender.reset_after_fork()
+
+
+def _drain_with_multiprocessing() -> None:
+    """Workers of multiprocessing leave without atexit's hooks, but they run its finalizers, which a child starts with
+    none of. So this is asked for by the first commit of each of them.
+    """
+    loaded: tuple[Any, Any] = sys.modules.get("multiprocessing"), sys.modules.get("multiprocessing.util")
+    processes, finalizers = loaded
+    if None in loaded or processes.parent_process() is None or os.getpid() in _finalized_pids:
+        return
+    _finalized_pids.add(os.getpid())
+    finalizers.Finalize(None, _at_exit, exitpriority=10)
+
+
+def _at_exit() -> None:
+    for sender in list(_senders):
+        sender.close()

@@ -1,0 +1,162 @@
+"""@box.transactional: opens, joins or nests the transaction of a business function. Not what is published in it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from enum import StrEnum
+from inspect import Signature, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, assert_never, overload
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from outbox_core.common.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from outbox.producer.outbox_ports import SessionScope
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Propagation(StrEnum):
+    """What a transactional function does about a transaction that is open already.
+
+    required: joins it, or opens one. requires_new: always opens one of its own, on another connection, that commits
+    or rolls back by itself. nested: a savepoint inside it, or a new transaction where none is open.
+    """
+
+    REQUIRED = "required"
+    REQUIRES_NEW = "requires_new"
+    NESTED = "nested"
+
+
+class Transactional(Generic[P, R]):
+    """A business function that is called without a session and gets one as its first argument (behind `self`).
+
+    A plain function gets a Session. Its signature is what callers pass, so that web frameworks read it right; it is
+    pickled by its name, as functions are.
+    """
+
+    __signature__: Signature
+
+    def __init__(self, box: SessionScope, function: Callable[Concatenate[Any, P], R], propagation: Propagation) -> None:
+        if isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise ConfigurationError(
+                f"{function.__qualname__} is a generator: its body runs after the call, when its transaction is over"
+            )
+        self._box = box
+        self._function = function
+        self._propagation = propagation
+        functools.update_wrapper(self, function)
+        self.__signature__ = _without_first(function, 1)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._call((), args, kwargs)
+
+    def __reduce__(self) -> str:
+        return self._function.__qualname__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Transactional[P, R]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Callable[..., R]: ...
+    def __get__(self, instance: object | None, owner: type) -> object:
+        """A method keeps `self` first: the session comes second."""
+        if instance is None:
+            return self
+        return self._bound(instance)
+
+    def _bound(self, instance: object) -> Callable[..., R]:
+        @functools.wraps(self._function)
+        def bound(*args: object, **kwargs: object) -> R:
+            return self._call((instance,), args, kwargs)
+
+        bound.__signature__ = _without_first(self._function, 2)  # type: ignore[attr-defined]
+        return bound
+
+    def _call(self, before: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]) -> R:
+        with session_for(self._box, self._propagation) as session:
+            return self._function(*before, session, *args, **kwargs)  # type: ignore[arg-type]
+
+
+class AsyncTransactional(Transactional[P, R]):
+    """The same of an `async def`: it gets an AsyncSession and is awaited. A class of its own, since frameworks ask
+    whether `__call__` is a coroutine function.
+    """
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # type: ignore[override]
+        return await self._awaited((), args, kwargs)
+
+    def _bound(self, instance: object) -> Callable[..., Any]:
+        @functools.wraps(self._function)
+        async def bound(*args: object, **kwargs: object) -> Any:
+            return await self._awaited((instance,), args, kwargs)
+
+        bound.__signature__ = _without_first(self._function, 2)  # type: ignore[attr-defined]
+        return bound
+
+    async def _awaited(self, before: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+        function: Callable[..., Any] = self._function
+        async with async_session_for(self._box, self._propagation) as session:
+            return await function(*before, session, *args, **kwargs)
+
+
+def transactional(
+    box: SessionScope, function: Callable[Concatenate[Any, P], R], propagation: Propagation
+) -> Transactional[P, R]:
+    """Decorate a plain function or an `async def`."""
+    kind = AsyncTransactional if iscoroutinefunction(function) else Transactional
+    return kind(box, function, propagation)
+
+
+def _without_first(function: Callable[..., Any], count: int) -> Signature:
+    """What callers pass: the signature without the session, and without the `self` of a bound method."""
+    known = signature(function)
+    return known.replace(parameters=list(known.parameters.values())[count:])
+
+
+@contextmanager
+def session_for(box: SessionScope, propagation: Propagation) -> Iterator[Session]:
+    """The session of a transactional function; what was opened here is committed or rolled back here."""
+    current = box.current_session()
+    if isinstance(current, AsyncSession) and propagation is not Propagation.REQUIRES_NEW:
+        raise ConfigurationError(
+            "a plain transactional function cannot join an AsyncSession's transaction; make it `async def`"
+        )
+    match propagation:
+        case Propagation.REQUIRED if isinstance(current, Session):
+            yield current
+        case Propagation.NESTED if isinstance(current, Session):
+            with current.begin_nested():
+                yield current
+        case Propagation.REQUIRED | Propagation.REQUIRES_NEW | Propagation.NESTED:
+            with box.new_session() as session, box.as_current(session), session.begin():
+                yield session
+        case _:
+            assert_never(propagation)
+
+
+@asynccontextmanager
+async def async_session_for(box: SessionScope, propagation: Propagation) -> AsyncIterator[AsyncSession]:
+    """The same for `async def`."""
+    current = box.current_session()
+    if isinstance(current, Session) and propagation is not Propagation.REQUIRES_NEW:
+        raise ConfigurationError(
+            "an async transactional function cannot join a plain Session's transaction; call it outside of one"
+        )
+    match propagation:
+        case Propagation.REQUIRED if isinstance(current, AsyncSession):
+            yield current
+        case Propagation.NESTED if isinstance(current, AsyncSession):
+            async with current.begin_nested():
+                yield current
+        case Propagation.REQUIRED | Propagation.REQUIRES_NEW | Propagation.NESTED:
+            async with box.new_async_session() as session:
+                with box.as_current(session):
+                    async with session.begin():
+                        yield session
+        case _:
+            assert_never(propagation)

@@ -1,0 +1,93 @@
+"""UnitWriter: a transaction's messages into their tables, just before its commit. It begins and commits nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+
+import msgspec
+from sqlalchemy import Connection, Engine, select
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from outbox.producer.engine_hooks import refuse_if_doomed
+from outbox.producer.unit_of_work import UnitOfWork
+from outbox.store.database import is_autocommit, is_mendable, now_us, same_database, translate
+from outbox.store.message_table import MessageStore
+from outbox.store.row import OutboxRow
+from outbox.store.server_limits import ServerBounds
+from outbox.store.table_placement import MessageTable
+from outbox_core.common.errors import ConfigurationError, DuplicateMessageId
+
+
+class UnitWriter:
+    """Writes to one database. What it raises makes the business's commit fail, and roll back. Safe in any thread."""
+
+    def __init__(self, *, engine: Engine, store: MessageStore, lease_ms: int) -> None:
+        """`engine` is the business's. Rows belong to the sender's token until `lease_ms` after they were written."""
+        self._engine = engine
+        self._store = store
+        self._lease_us = lease_ms * 1000
+        self._bounds = ServerBounds(engine=engine, table=store.table)
+
+    def refuse_early(self, row: OutboxRow) -> None:
+        """Raise InvalidMessage for a row that the server, as far as it is known, cannot take. No I/O."""
+        self._bounds.refuse_early(row)
+
+    def shares_database(self, connection: Connection) -> bool:
+        """Whether a transaction of this connection can hold the outbox's rows."""
+        return connection.engine.pool is self._engine.pool or same_database(connection.engine, self._engine)
+
+    def write(self, connection: Connection, unit: UnitOfWork, *, token: str) -> None:
+        """Write a unit's rows on the connection whose transaction is about to commit."""
+        refuse_if_doomed(connection)
+        self._refuse_foreign(connection)
+        packet_bytes = self._bounds.check(connection, unit.rows)
+        unit.start_lease()
+        try:
+            rows = self._dated(connection, unit.rows)
+            written = self._insert(connection, rows, token=token, packet_bytes=packet_bytes)
+        except IntegrityError as error:
+            ids = ", ".join(row.id for row in unit.rows[:3])
+            raise DuplicateMessageId(f"a message id was published before (one of {ids}...)") from error
+        except DBAPIError as error:
+            if is_mendable(error):
+                raise translate(error, self._engine.url) from error
+            raise
+        unit.mark_written(written, transaction=connection.get_transaction())
+
+    def _dated(self, connection: Connection, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
+        """The rows, those with a delay due after it by the database's clock: the table and the send at once say the
+        same.
+        """
+        if all(row.delay_ms is None for row in rows):
+            return rows
+        now_ms = -(-int(connection.scalar(select(now_us(connection.dialect))) or 0) // 1000)
+        return [
+            row if row.delay_ms is None else msgspec.structs.replace(row, deliver_at_ms=max(0, now_ms + row.delay_ms))
+            for row in rows
+        ]
+
+    def _insert(
+        self, connection: Connection, rows: Sequence[OutboxRow], *, token: str, packet_bytes: int | None
+    ) -> Sequence[OutboxRow]:
+        """One INSERT for each table that the rows are in, in the tables' order: two transactions that publish under
+        the same ordered keys lock them in the same order.
+        """
+        by_table: dict[MessageTable, list[OutboxRow]] = {}
+        for row in rows:
+            by_table.setdefault(row.table or self._store.table, []).append(row)
+        written: list[OutboxRow] = []
+        for table, ones in sorted(by_table.items(), key=itemgetter(0)) if len(by_table) > 1 else by_table.items():
+            written += self._store.at(table).insert(
+                connection, ones, token=token, lease_us=self._lease_us, packet_bytes=packet_bytes
+            )
+        return written
+
+    def _refuse_foreign(self, connection: Connection) -> None:
+        if not self.shares_database(connection):
+            raise ConfigurationError(
+                "this session is on another database than the outbox: business tables and message table must share "
+                "one server, or no transaction can hold both"
+            )
+        if is_autocommit(connection):
+            raise ConfigurationError("this connection is in AUTOCOMMIT: there is no transaction to publish in")

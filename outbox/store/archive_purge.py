@@ -1,0 +1,32 @@
+"""The archive's retention: old evidence goes in small batches by primary key. Writing the archive is the store's."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, and_, delete, or_, select
+from sqlalchemy.engine import Dialect
+
+from outbox.store.database import by_primary_key, now_us
+from outbox.store.schema import outbox_tables, schema_for
+
+
+class ArchiveStore:
+    """The archive's SQL. It opens no connection and commits nothing."""
+
+    def __init__(self, *, dialect: Dialect, schema: str | None = None) -> None:
+        self._archive = outbox_tables(schema_for(dialect, schema)).archive
+        self._dialect = dialect
+        self._now_us = now_us(dialect)
+
+    def purge(self, connection: Connection, *, older_than_us: int, limit: int) -> int:
+        """Delete at most `limit` rows that were sent longer ago than an age; returns how many.
+
+        Read first, then delete by primary key: a range DELETE would lock gaps that the relay's INSERT needs.
+        """
+        archive = self._archive
+        key = (archive.c.sent_at_us, archive.c.id)
+        old = select(*key).where(archive.c.sent_at_us < self._now_us - older_than_us).order_by(*key).limit(limit)
+        found = [tuple(row) for row in connection.execute(old)]
+        if not found:
+            return 0
+        pairs = [and_(archive.c.sent_at_us == sent_at_us, archive.c.id == row_id) for sent_at_us, row_id in found]
+        return connection.execute(by_primary_key(delete(archive).where(or_(*pairs)), self._dialect)).rowcount

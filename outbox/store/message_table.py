@@ -1,0 +1,339 @@
+"""The message table's SQL, all of it: insert, claim, settle, count. It opens no connection and commits nothing.
+
+Every write after the insert is guarded by the row's token, never by the id alone: who lost the lease changes nothing.
+Every locking statement names rows by primary key, in sorted order: no gap is locked that a producer's INSERT needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    ColumnElement,
+    Connection,
+    String,
+    Text,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    literal_column,
+    null,
+    select,
+    update,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.sql import ClauseElement
+
+from outbox.store.database import Write, by_primary_key, now_us
+from outbox.store.ordering import Barrier, KeyRun, OrderStore
+from outbox.store.prepared_statements import Hinted, PreparedByIds, prepare
+from outbox.store.row import OutboxRow
+from outbox.store.row_insert import RowInsert
+from outbox.store.schema import (
+    OutboxTables,
+    RowKind,
+    RowState,
+    along_due_index,
+    message_table,
+    outbox_tables,
+    plain_message_table_name,
+    schema_for,
+)
+from outbox.store.table_placement import MessageTable
+
+ERROR_CHARS_MAX: Final = 1024
+BEHIND_SPREAD_US: Final = 1_000_000
+_PENDING: Final = literal_column(f"'{RowState.PENDING.value}'", String())
+_PARKED: Final = literal_column(f"'{RowState.PARKED.value}'", String())
+_ARCHIVED_COLUMNS: Final = (
+    "id", "kind", "topic", "message_key", "body_sha256", "deliver_at_ms", "created_at_us", "attempts",
+)  # fmt: skip
+_ROW_COLUMNS: Final = (
+    "id", "kind", "topic", "body", "body_sha256", "message_key", "headers", "deliver_at_ms", "created_at_us",
+    "attempts", "order_key", "order_seq",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """How a message table stands: rows that wait, rows that are due and not leased, parked rows, age of the
+    oldest due.
+    """
+
+    pending: int
+    due: int
+    parked: int
+    oldest_due_age_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class DueRows:
+    """Rows that are due, the longest due first, and the due time of the last of them: where to go on."""
+
+    rows: Sequence[OutboxRow]
+    last_due_us: int
+
+
+class MessageStore:
+    """The statements on one set of outbox tables, for one dialect. Stateless, so safe in any thread."""
+
+    def __init__(self, *, dialect: Dialect, schema: str | None = None, table: str | None = None) -> None:
+        """`table`: which of the schema's message tables; the plain one by default."""
+        self._dialect = dialect
+        actual = schema_for(dialect, schema)
+        self.table: MessageTable = MessageTable(actual, table or plain_message_table_name(actual))
+        self.tables: OutboxTables = outbox_tables(actual)
+        self._message = message_table(actual, self.table.name)
+        self._archive = self.tables.archive
+        self._order = OrderStore(dialect=dialect, schema=actual)
+        self._now_us = now_us(dialect)
+        self._insert = RowInsert(dialect, self.table)
+        self._by_ids = PreparedByIds(dialect)
+        self._due = self._prepared_due("id")
+        self._due_whole = self._prepared_due(*_ROW_COLUMNS, "due_at_us")
+
+    def at(self, table: MessageTable | None) -> MessageStore:
+        """The store of another message table on the same database; of this one for None."""
+        if table is None or table == self.table:
+            return self
+        return _store(self._dialect, table)
+
+    # -- the business transaction ------------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        connection: Connection,
+        rows: Sequence[OutboxRow],
+        *,
+        token: str,
+        lease_us: int,
+        packet_bytes: int | None = None,
+    ) -> Sequence[OutboxRow]:
+        """Write rows that this token owns until now + lease, by as few multi-row INSERTs as the bounds allow
+        (one, mostly; `packet_bytes` is the server's). Returns them as written: those of ordered keys have got their
+        numbers.
+        """
+        ordered = any(row.order_key is not None for row in rows)
+        if ordered:
+            rows = self._order.number(connection, rows)
+            self._order.enqueue(connection, rows)
+        self._insert(connection, rows, token=token, lease_us=lease_us, packet_bytes=packet_bytes)
+        return rows
+
+    # -- claiming ----------------------------------------------------------------------------------------------------
+
+    def due_ids(self, connection: Connection, *, limit: int, from_us: int = 0) -> list[str]:
+        """Ids of rows whose due time has come, the longest due first. A plain read: it locks nothing.
+
+        The walk begins at the due time `from_us`: from the front it steps over every entry that InnoDB has not purged.
+        """
+        return [row[0] for row in self._due.run(connection, {"limit": limit, "from_us": from_us})]
+
+    def due_rows(self, connection: Connection, *, limit: int, from_us: int = 0) -> DueRows:
+        """The same rows whole, as they are once claimed: the attempt is counted. They are nobody's yet."""
+        found = [tuple(row) for row in self._due_whole.run(connection, {"limit": limit, "from_us": from_us})]
+        rows = [outbox_row(row[:-1], self.table, begun=1) for row in found]
+        return DueRows(rows, found[-1][-1] if found else from_us)
+
+    def claim(self, connection: Connection, ids: Sequence[str], *, token: str, lease_us: int) -> int:
+        """Take the lease of those rows that are still due, by one compare-and-set; returns how many are ours now."""
+        return self._by_ids.count(connection, self._claim_statement, ids, token=token, lease_us=lease_us)
+
+    def claimed(self, connection: Connection, ids: Sequence[str], *, token: str) -> list[OutboxRow]:
+        """The rows among `ids` that this token owns, oldest first."""
+        found = self._by_ids.rows(connection, self._claimed_statement, ids, token=token)
+        return [outbox_row(row, self.table) for row in found]
+
+    def barriers(self, connection: Connection, runs: Mapping[str, KeyRun]) -> dict[str, Barrier]:
+        """What the runs of ordered keys that somebody wants to send must wait for; see OrderStore.barriers."""
+        return self._order.barriers(connection, runs)
+
+    def put_behind(self, connection: Connection, ids: Sequence[str], *, due_at_us: int, first_seq: int) -> int:
+        """Put off rows that are due and that nobody has claimed until this time, and no less than a moment; returns how
+        many. For those of ordered keys that an older message holds up.
+
+        They get due times in the order of their numbers, of which `first_seq` is the least, over a second at most:
+        equal ones would be claimed in the order of ids, and the younger ones wait again.
+        """
+        values = {"later_us": due_at_us, "first_seq": first_seq}
+        return self._by_ids.count(connection, self._put_behind_statement, ids, **values)
+
+    # -- settling, each guarded by the token -------------------------------------------------------------------------
+
+    def remove(
+        self,
+        connection: Connection,
+        ids: Sequence[str],
+        *,
+        token: str,
+        numbers: Mapping[str, tuple[str, int]] | None = None,
+    ) -> int:
+        """Delete rows that the broker accepted; returns how many were still ours. `numbers` are the order keys and
+        numbers of those ids that have some.
+        """
+        removed = self._by_ids.count(connection, self._remove_statement, ids, token=token)
+        if numbers:
+            # A row that was not ours any more is somebody else's to send: what is younger waits for that.
+            message = self._message
+            left = select(message.c.id).where(message.c.id.in_(sorted(numbers)))
+            kept = set(connection.scalars(left)) if removed < len(ids) else set()
+            self._order.forget(connection, [number for id_, number in numbers.items() if id_ not in kept])
+        return removed
+
+    def archive(self, connection: Connection, ids: Sequence[str], *, token: str, outcome: str) -> int:
+        """Copy rows that are still ours into the archive, as evidence for reconciliation; remove() is to follow."""
+        return self._by_ids.count(connection, self._archive_statement, ids, token=token, outcome=outcome)
+
+    def reschedule(self, connection: Connection, ids: Sequence[str], *, token: str, delay_us: int, error: str) -> int:
+        """Give rows back that could not be sent, due again after `delay_us`; returns how many were still ours."""
+        values = {"token": token, "delay_us": delay_us, "error": error[:ERROR_CHARS_MAX]}
+        return self._by_ids.count(connection, self._reschedule_statement, ids, **values)
+
+    def release(
+        self, connection: Connection, ids: Sequence[str], *, token: str, delay_us: int, error: str | None
+    ) -> int:
+        """Give rows back that were not at fault, due again after `delay_us`, and take back the attempt that the claim
+        counted; returns how many were still ours. Without `error` the last one stays.
+        """
+        values = {"token": token, "delay_us": delay_us, "error": None if error is None else error[:ERROR_CHARS_MAX]}
+        return self._by_ids.count(connection, self._release_statement, ids, **values)
+
+    def park(self, connection: Connection, ids: Sequence[str], *, token: str, error: str) -> int:
+        """Set rows aside with the reason: the broker will never take them as they are, people must look."""
+        values = {"token": token, "error": error[:ERROR_CHARS_MAX]}
+        return self._by_ids.count(connection, self._park_statement, ids, **values)
+
+    # -- the statements, compiled ahead ------------------------------------------------------------------------------
+
+    def _prepared_due(self, *columns: str) -> Hinted:
+        """Along the index (state, due_at_us, id) from a due time up to now, so that LIMIT stops the walk.
+
+        MySQL and MariaDB are told to: left alone they sort the whole of a table that has few rows, or walk the index
+        from its front, and step over all that is not purged yet.
+        """
+        message = self._message
+        from_us, limit = bindparam("from_us", type_=BigInteger()), bindparam("limit", type_=BigInteger())
+        plain = (
+            select(*(message.c[name] for name in columns))
+            .where(message.c.state == _PENDING, message.c.due_at_us.between(from_us, self._now_us))
+            .order_by(message.c.state, message.c.due_at_us, message.c.id)
+            .limit(limit)
+        )
+        hinted = along_due_index(plain, message, table=self.table.name, dialect=self._dialect)
+        return Hinted(prepare(self._dialect, hinted), prepare(self._dialect, plain))
+
+    def _claim_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        message = self._message
+        return self._by_key(
+            update(message)
+            .where(message.c.id.in_(ids), message.c.state == _PENDING, message.c.due_at_us <= self._now_us)
+            .values(
+                token=bindparam("token"),
+                due_at_us=self._now_us + bindparam("lease_us", type_=BigInteger()),
+                attempts=message.c.attempts + literal_column("1", BigInteger()),
+            )
+        )
+
+    def _put_behind_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        message, later_us = self._message, bindparam("later_us", type_=BigInteger())
+        one, spread_us = literal_column("1", BigInteger()), literal_column(str(BEHIND_SPREAD_US), BigInteger())
+        place_us = message.c.order_seq - bindparam("first_seq", type_=BigInteger())
+        spread = case((place_us < spread_us, place_us), else_=spread_us)
+        return self._by_key(
+            update(message)
+            .where(message.c.id.in_(ids), message.c.state == _PENDING, message.c.due_at_us <= self._now_us)
+            .values(
+                token=null(),
+                # Only ever on: a low-water mark of a compensator's may be right behind the time that it had.
+                due_at_us=case((message.c.due_at_us < later_us, later_us + spread), else_=message.c.due_at_us + one),
+            )
+        )
+
+    def _claimed_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        message = self._message
+        return (
+            select(*(message.c[name] for name in _ROW_COLUMNS))
+            .where(message.c.id.in_(ids), message.c.token == bindparam("token"))
+            .order_by(message.c.created_at_us, message.c.id)
+        )
+
+    def _remove_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        return self._by_key(delete(self._message).where(*self._ours(ids)))
+
+    def _archive_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        copied = [self._message.c[name] for name in _ARCHIVED_COLUMNS]
+        source = select(*copied, self._now_us, bindparam("outcome", type_=String(32))).where(*self._ours(ids))
+        return insert(self._archive).from_select([*_ARCHIVED_COLUMNS, "sent_at_us", "outcome"], source)
+
+    def _reschedule_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        due_at_us = self._now_us + bindparam("delay_us", type_=BigInteger())
+        given_back = update(self._message).where(*self._ours(ids))
+        return self._by_key(given_back.values(token=null(), due_at_us=due_at_us, last_error=bindparam("error")))
+
+    def _release_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        attempts, error = self._message.c.attempts, self._message.c.last_error
+        zero, one = (literal_column(number, BigInteger()) for number in ("0", "1"))
+        return self._by_key(
+            update(self._message)
+            .where(*self._ours(ids))
+            .values(
+                token=null(),
+                due_at_us=self._now_us + bindparam("delay_us", type_=BigInteger()),
+                attempts=case((attempts > zero, attempts - one), else_=zero),
+                last_error=func.coalesce(bindparam("error", type_=Text()), error),
+            )
+        )
+
+    def _park_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+        aside = update(self._message).where(*self._ours(ids))
+        return self._by_key(aside.values(state=_PARKED, token=null(), last_error=bindparam("error")))
+
+    def _by_key(self, statement: Write) -> Write:
+        return by_primary_key(statement, self._dialect)
+
+    def _ours(self, ids: list[BindParameter[str]]) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+        return self._message.c.id.in_(ids), self._message.c.token == bindparam("token")
+
+    # -- people ------------------------------------------------------------------------------------------------------
+
+    def backlog(self, connection: Connection, *, rows_max: int = 100_000) -> Backlog:
+        """How the table stands; counts stop at `rows_max`, so that the figure never costs a walk over millions."""
+        message = self._message
+        pending = message.c.state == RowState.PENDING
+        due = pending & (message.c.due_at_us <= self._now_us)
+
+        def bounded(condition: Any) -> Any:
+            inner = select(literal(1)).select_from(message).where(condition).limit(rows_max).subquery()
+            return select(func.count()).select_from(inner).scalar_subquery()
+
+        oldest = select(func.min(message.c.due_at_us)).where(due).scalar_subquery()
+        row = connection.execute(
+            select(bounded(pending), bounded(due), bounded(message.c.state == RowState.PARKED), self._now_us - oldest)
+        ).one()
+        return Backlog(pending=row[0], due=row[1], parked=row[2], oldest_due_age_us=max(0, row[3] or 0))
+
+
+def outbox_row(row: Sequence[Any], table: MessageTable, *, begun: int = 0) -> OutboxRow:
+    """A result row of _ROW_COLUMNS as a value, with so many attempts more."""
+    (
+        row_id, kind, topic, body, body_sha256, key, headers_json, deliver_at_ms, created_at_us, attempts,
+        order_key, order_seq,
+    ) = row  # fmt: skip
+    return OutboxRow(
+        id=row_id, kind=RowKind(kind), topic=topic, body=bytes(body), body_sha256=body_sha256, key=key,
+        headers_json=headers_json, deliver_at_ms=deliver_at_ms, created_at_us=created_at_us, attempts=attempts + begun,
+        order_key=order_key, order_seq=order_seq, table=table,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=16 * 1024)
+def _store(dialect: Dialect, table: MessageTable) -> MessageStore:
+    return MessageStore(dialect=dialect, schema=table.schema, table=table.name)

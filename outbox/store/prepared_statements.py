@@ -1,0 +1,99 @@
+"""Statements that are compiled once and then run as the driver's own: for what runs for every batch of rows.
+
+SQLAlchemy builds an IN list of hundreds of parameters anew for each execution, which costs more than the server takes
+to answer. What is written is still SQLAlchemy's expression language; only the compiling is done ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from sqlalchemy import BindParameter, Connection, CursorResult, String, bindparam
+from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql import ClauseElement
+
+from outbox.store.database import NO_SUCH_INDEX, error_code
+
+_SIZES: Final = (1, 10, 50, 200, 1_000)
+"""Lists are filled up to one of these lengths with their last id, so that few statements are compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A statement in the driver's words, and the names of its parameters in the order in which it wants them.
+
+    `constants` are parameters that the compiler has made itself.
+    """
+
+    sql: str
+    names: tuple[str, ...]
+    constants: Mapping[str, object]
+
+    def run(self, connection: Connection, values: Mapping[str, object]) -> CursorResult[Any]:
+        """Run it on the connection; results are as the driver gives them."""
+        given = {**self.constants, **values} if self.constants else values
+        return connection.exec_driver_sql(self.sql, tuple(given[name] for name in self.names))
+
+
+def prepare(dialect: Dialect, statement: ClauseElement) -> Prepared:
+    """Compile a statement whose parameters are all named by bindparam()."""
+    # exec_driver_sql takes a tuple of parameters, which every driver of ours understands in its positional style.
+    positional = cast("Any", type(dialect))(paramstyle="qmark" if dialect.name == "sqlite" else "format")
+    compiled = cast("Any", statement.compile(dialect=positional))
+    constants = {name: value for name, value in compiled.params.items() if value is not None}
+    return Prepared(str(compiled), tuple(compiled.positiontup or ()), constants)
+
+
+@dataclass(frozen=True, slots=True)
+class Hinted:
+    """A statement that names the index to use, and the same without: an index that was made by hand may have another
+    name, and then the server chooses.
+    """
+
+    hinted: Prepared
+    plain: Prepared
+
+    def run(self, connection: Connection, values: Mapping[str, object]) -> CursorResult[Any]:
+        """Run it on the connection; results are as the driver gives them."""
+        try:
+            return self.hinted.run(connection, values)
+        except DBAPIError as error:
+            if error_code(error) != NO_SUCH_INDEX:
+                raise
+            return self.plain.run(connection, values)
+
+
+Build = Callable[[list[BindParameter[str]]], ClauseElement]
+"""Makes the statement of the parameters for the ids. The same object each time, and the same of the same."""
+
+
+class PreparedByIds:
+    """Statements over lists of row ids, each compiled once for each of a few lengths. Safe in any thread."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._prepared: dict[tuple[object, int], Prepared] = {}
+
+    def rows(self, connection: Connection, build: Build, ids: Sequence[str], **values: object) -> list[tuple[Any, ...]]:
+        """What a SELECT finds, as the driver gives it."""
+        return [tuple(row) for row in self._run(connection, build, ids, values)] if ids else []
+
+    def count(self, connection: Connection, build: Build, ids: Sequence[str], **values: object) -> int:
+        """How many rows an UPDATE, DELETE or INSERT met. It locks the ids in their sorted order."""
+        return self._run(connection, build, ids, values).rowcount if ids else 0
+
+    def _run(
+        self, connection: Connection, build: Build, ids: Sequence[str], values: dict[str, object]
+    ) -> CursorResult[Any]:
+        size = next((size for size in _SIZES if size >= len(ids)), len(ids))
+        prepared = self._prepared.get((build, size))
+        if prepared is None:
+            bound = [bindparam(f"id_{number}", type_=String()) for number in range(size)]
+            prepared = self._prepared[(build, size)] = prepare(self._dialect, build(bound))
+        ordered = sorted(ids)
+        ordered += ordered[-1:] * (size - len(ordered))
+        values.update((f"id_{number}", one) for number, one in enumerate(ordered))
+        return prepared.run(connection, values)

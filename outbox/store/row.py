@@ -1,0 +1,103 @@
+"""A row of the message table as a value, and how a message becomes one. No SQL."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from outbox.store.schema import RowKind
+from outbox.store.table_placement import MessageTable
+from outbox_core.common.errors import InvalidMessage
+from outbox_core.messages.ids import new_message_id
+from outbox_core.messages.message import NO_HEADERS, Message
+
+CANCEL_TOPIC = "-"
+_encode_headers = msgspec.json.Encoder().encode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to the broker, as it stands in the message table. A cancel's body is the id of what it cancels."""
+
+    id: str
+    kind: RowKind
+    topic: str
+    body: bytes
+    body_sha256: str
+    key: str | None = None
+    headers_json: str | None = None
+    deliver_at_ms: int | None = None
+    delay_ms: int | None = None
+    """Where the due time counts from the INSERT, by the database's clock; `deliver_at_ms` is then set when it is
+    written.
+    """
+    created_at_us: int = 0
+    attempts: int = 0
+    order_key: str | None = None
+    order_seq: int | None = None
+    table: MessageTable | None = None
+    """Where the row stands; None is the table of whoever reads it."""
+
+    def message(self) -> Message:
+        """The message as the broker gets it. Raises InvalidMessage where the row was not written by this code."""
+        try:
+            headers = _decode_headers(self.headers_json) if self.headers_json else NO_HEADERS
+        except msgspec.DecodeError as error:
+            raise InvalidMessage(f"the headers of row {self.id} are not a JSON object of strings: {error}") from error
+        return Message(
+            id=self.id,
+            topic=self.topic,
+            body=self.body,
+            key=self.key,
+            headers=headers,
+            created_at_ms=self.created_at_us // 1000,
+            deliver_at_ms=self.deliver_at_ms,
+        )
+
+    def check_body(self) -> None:
+        """Raise InvalidMessage where the body is not the one that was published: a driver or a hand has altered it."""
+        if hashlib.sha256(self.body).hexdigest() != self.body_sha256:
+            raise InvalidMessage(f"the body of row {self.id} does not have the SHA-256 that body_sha256 says")
+
+    @property
+    def cancels(self) -> str:
+        """The id of the message that this row cancels."""
+        return self.body.decode("ascii", "replace")
+
+
+def publish_row(
+    message: Message,
+    *,
+    table: MessageTable | None = None,
+    order_key: str | None = None,
+    delay_ms: int | None = None,
+) -> OutboxRow:
+    """The row that carries a message."""
+    return OutboxRow(
+        id=message.id,
+        kind=RowKind.PUBLISH,
+        topic=message.topic,
+        body=message.body,
+        body_sha256=hashlib.sha256(message.body).hexdigest(),
+        key=message.key,
+        headers_json=_encode_headers(dict(message.headers)).decode() if message.headers else None,
+        deliver_at_ms=message.deliver_at_ms,
+        delay_ms=delay_ms,
+        created_at_us=message.created_at_ms * 1000,
+        order_key=order_key,
+        table=table,
+    )
+
+
+def cancel_row(message_id: str, *, table: MessageTable | None = None) -> OutboxRow:
+    """The row that asks the broker to cancel a scheduled message."""
+    body = message_id.encode()
+    return OutboxRow(
+        id=new_message_id(),
+        kind=RowKind.CANCEL,
+        topic=CANCEL_TOPIC,
+        body=body,
+        body_sha256=hashlib.sha256(body).hexdigest(),
+        table=table,
+    )

@@ -1,0 +1,129 @@
+"""RowInsert: the INSERT of rows into one message table, in statements that the server takes. It commits nothing.
+
+On MySQL and MariaDB keys, headers and bodies are bound as hexadecimal digits. Drivers differ in how they escape bytes:
+asyncmy writes backslashes, which under NO_BACKSLASH_ESCAPES escape nothing, so that a quote in a key would be SQL.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, Connection, bindparam, func, insert, literal_column
+from sqlalchemy.engine import Dialect
+
+from outbox.store.database import MYSQL_DIALECTS, now_us
+from outbox.store.prepared_statements import Prepared, prepare
+from outbox.store.row import OutboxRow
+from outbox.store.schema import RowState, message_table
+from outbox.store.server_limits import STATEMENT_BYTES_MAX, row_bytes
+from outbox.store.table_placement import MessageTable
+
+_ROWS_MAX: Final = 100
+_BYTES_MAX: Final = 8 * 1024 * 1024
+_PARAMETERS: Final = (
+    "id", "kind", "lease", "token", "topic", "message_key", "headers", "body", "body_sha256", "deliver_at_ms", "place",
+    "order_key", "order_seq",
+)  # fmt: skip
+_INTEGERS: Final = frozenset({"lease", "deliver_at_ms", "place", "order_seq"})
+
+
+class RowInsert:
+    """Called with rows, it inserts them. Stateless but for compiled statements, so safe in any thread."""
+
+    def __init__(self, dialect: Dialect, table: MessageTable) -> None:
+        self._dialect = dialect
+        self._message = message_table(table.schema, table.name)
+        self._mysql = dialect.name in MYSQL_DIALECTS
+        self._prepared: dict[int, Prepared] = {}
+
+    def __call__(
+        self,
+        connection: Connection,
+        rows: Sequence[OutboxRow],
+        *,
+        token: str,
+        lease_us: int,
+        packet_bytes: int | None,
+    ) -> None:
+        """All rows of a statement see one `now`: each is written a microsecond after the one before it, so that the
+        messages of a transaction keep their order in due and creation times, whatever their ids are.
+        """
+        places_us = itertools.count()
+        for chunk in _chunks(rows, packet_bytes):
+            parameters: list[object] = []
+            for row, place_us in zip(chunk, places_us, strict=False):
+                parameters += (
+                    row.id, row.kind.value, lease_us + place_us, token, row.topic, self._text(row.key),
+                    self._text(row.headers_json), row.body.hex() if self._mysql else row.body, row.body_sha256,
+                    row.deliver_at_ms, place_us, row.order_key, row.order_seq,
+                )  # fmt: skip
+            connection.exec_driver_sql(self._statement(len(chunk)).sql, tuple(parameters))
+
+    def _text(self, text: str | None) -> str | None:
+        """As the hexadecimal digits of its UTF-8, whatever character set the connection speaks."""
+        return text.encode().hex() if text is not None and self._mysql else text
+
+    def _statement(self, rows: int) -> Prepared:
+        """The multi-row INSERT for so many rows, compiled once: SQLAlchemy would compile multi-row VALUES each time."""
+        if rows not in self._prepared:
+            statement = insert(self._message).values([self._values(number) for number in range(rows)])
+            prepared = prepare(self._dialect, statement)
+            if list(prepared.names) != [f"{name}_{number}" for number in range(rows) for name in _PARAMETERS]:
+                raise RuntimeError(f"SQLAlchemy bound the INSERT's parameters in an unexpected order: {prepared.names}")
+            self._prepared[rows] = prepared
+        return self._prepared[rows]
+
+    def _values(self, number: int) -> dict[str, Any]:
+        now = now_us(self._dialect)
+        bound: dict[str, Any] = {
+            name: bindparam(f"{name}_{number}", type_=BigInteger() if name in _INTEGERS else None)
+            for name in _PARAMETERS
+        }
+        return {
+            "id": bound["id"],
+            "kind": bound["kind"],
+            "state": literal_column(f"'{RowState.PENDING.value}'"),
+            "due_at_us": now + bound["lease"],
+            "token": bound["token"],
+            # Tries begun, of which the sender's own after the commit is the first.
+            "attempts": literal_column("1"),
+            "topic": bound["topic"],
+            "message_key": self._utf8(bound["message_key"]),
+            "headers": self._utf8(bound["headers"]),
+            "body": self._bytes(bound["body"]),
+            "body_sha256": bound["body_sha256"],
+            "deliver_at_ms": bound["deliver_at_ms"],
+            "created_at_us": now + bound["place"],
+            "order_key": bound["order_key"],
+            "order_seq": bound["order_seq"],
+        }
+
+    def _bytes(self, value: Any) -> Any:
+        """What the hexadecimal digits of a body say. Under EMPTY_STRING_IS_NULL (MariaDB) those of an empty one are
+        NULL.
+        """
+        return func.coalesce(func.unhex(value), literal_column("x''")) if self._mysql else value
+
+    def _utf8(self, value: Any) -> Any:
+        return func.convert(func.unhex(value).op("USING")(literal_column("utf8mb4"))) if self._mysql else value
+
+
+def _chunks(rows: Sequence[OutboxRow], packet_bytes: int | None) -> list[Sequence[OutboxRow]]:
+    """Split so that no statement outgrows the server's packet: by count, and by bytes. A row that is above the bound
+    by itself goes alone.
+    """
+    budget = min(_BYTES_MAX, packet_bytes or _BYTES_MAX) - STATEMENT_BYTES_MAX
+    sizes = [row_bytes(row) for row in rows]
+    if len(rows) <= _ROWS_MAX and sum(sizes) <= budget:
+        return [rows]
+    chunks: list[list[OutboxRow]] = []
+    filled = budget + 1
+    for row, size in zip(rows, sizes, strict=True):
+        filled += size
+        if filled > budget or len(chunks[-1]) >= _ROWS_MAX:
+            chunks.append([])
+            filled = size
+        chunks[-1].append(row)
+    return list(chunks)

@@ -1,0 +1,127 @@
+"""What a MySQL server sets bounds to: the largest packet, and whether the tables keep transactions at all. Not SQL of
+the tables themselves, and not the bounds of a message: those are outbox_core.messages.limits.
+
+Both are learnt from the connections that the business uses: a failover may bring a server that is set otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine import Dialect
+
+from outbox.store.database import MYSQL_DIALECTS
+from outbox.store.row import OutboxRow
+from outbox.store.table_placement import MessageTable
+from outbox_core.common.errors import ConfigurationError, InvalidMessage
+
+ROW_BYTES_MAX: Final = 2 * 1024
+"""The INSERT's text for one row: SQL, ids, topic, hash. Bodies, keys and headers come on top."""
+STATEMENT_BYTES_MAX: Final = 4 * 1024
+"""The INSERT's text before its rows."""
+_PACKET_KEY: Final = "outbox.max_allowed_packet"
+_ENGINE_OF: Final = (
+    "SELECT t.engine, e.transactions FROM information_schema.tables t "
+    "LEFT JOIN information_schema.engines e ON e.engine = t.engine WHERE t.table_schema = %s AND t.table_name = %s"
+)
+
+
+def row_bytes(row: OutboxRow) -> int:
+    """What a row takes of an INSERT at most: drivers write bytes as hex and escape quotes, so each counts twice."""
+    return 2 * (len(row.body) + _utf8_bytes(row.key) + _utf8_bytes(row.headers_json)) + ROW_BYTES_MAX
+
+
+class ServerBounds:
+    """The bounds of the server behind one Outbox. Safe in any thread."""
+
+    def __init__(self, *, engine: Engine, table: MessageTable) -> None:
+        """`table` is where rows go that name none. Asks nothing yet; each new connection of `engine` will be asked."""
+        self._table = table
+        self._packet_bytes: int | None = None
+        self._sound: set[MessageTable] = set()
+        self._driver_error = _driver_error(engine.dialect)
+        if engine.dialect.name in MYSQL_DIALECTS:
+            event.listen(engine, "connect", self._connected)
+
+    def refuse_early(self, row: OutboxRow) -> None:
+        """Raise InvalidMessage for a row that no INSERT could carry, as far as the server is known. No I/O."""
+        if self._packet_bytes is not None:
+            _refuse_too_large(row, self._packet_bytes)
+
+    def check(self, connection: Connection, rows: Sequence[OutboxRow]) -> int | None:
+        """Raise what must fail this connection's commit before the INSERT is tried; returns the bytes that an INSERT
+        may have, None without a bound.
+
+        A packet above the bound would cost the connection, and the caller would hear of it in the driver's words.
+        """
+        if connection.dialect.name not in MYSQL_DIALECTS:
+            return None
+        packet_bytes = self._packet_bytes_of(connection)
+        if packet_bytes is not None:
+            for row in rows:
+                _refuse_too_large(row, packet_bytes)
+        for table in {row.table or self._table for row in rows} - self._sound:
+            self._refuse_without_transactions(connection, table)
+        return packet_bytes
+
+    def _packet_bytes_of(self, connection: Connection) -> int | None:
+        """As the server told this connection; it may be older than this Outbox, or another engine's."""
+        info = connection.info
+        if _PACKET_KEY not in info:
+            self._connected(connection.connection, connection.connection)
+        known: int | None = info.get(_PACKET_KEY)
+        return known
+
+    def _connected(self, connection: Any, record: Any) -> None:
+        """Ask a new connection. Without a statement of SQLAlchemy's: nobody's transaction begins by it."""
+        if _PACKET_KEY not in record.info:
+            for (found,) in _ask(connection, "SELECT @@max_allowed_packet", (), self._driver_error):
+                record.info[_PACKET_KEY] = int(found)
+        self._packet_bytes = record.info.get(_PACKET_KEY, self._packet_bytes)
+
+    def _refuse_without_transactions(self, connection: Connection, table: MessageTable) -> None:
+        found = _ask(connection.connection, _ENGINE_OF, (table.schema, table.name), _driver_error(connection.dialect))
+        for engine, transactions in found:
+            if transactions != "YES":
+                raise ConfigurationError(
+                    f"{table.schema}.{table.name} is on the storage engine {engine}, which keeps no transactions: a "
+                    "message would stay although its business transaction rolled back; run: "
+                    f"ALTER TABLE {table.schema}.{table.name} ENGINE=InnoDB"
+                )
+            self._sound.add(table)
+
+
+def _ask(
+    connection: Any, question: str, parameters: tuple[Any, ...], driver_error: type[Exception]
+) -> list[tuple[Any, ...]]:
+    """Nothing where the server could not be asked: what comes next on the connection will say why."""
+    with closing(connection.cursor()) as cursor:
+        try:
+            cursor.execute(question, parameters)
+            return list(cursor.fetchall())
+        except driver_error:
+            return []
+
+
+def _driver_error(dialect: Dialect) -> type[Exception]:
+    found: type[Exception] = dialect.loaded_dbapi.Error
+    return found
+
+
+def _refuse_too_large(row: OutboxRow, packet_bytes: int) -> None:
+    needed = STATEMENT_BYTES_MAX + row_bytes(row)
+    if needed > packet_bytes:
+        raise InvalidMessage(
+            f"message {row.id} needs up to {needed:,} bytes of an INSERT (its body of {len(row.body):,} bytes counts "
+            f"twice there), more than the server's max_allowed_packet of {packet_bytes:,}; raise that, or store the "
+            "body elsewhere and publish a reference"
+        )
+
+
+def _utf8_bytes(text: str | None) -> int:
+    if text is None:
+        return 0
+    return len(text) if text.isascii() else len(text.encode())

@@ -1,0 +1,128 @@
+"""The ports Metrics and Tracing, and the values that they are given.
+
+An implementation must neither slow down nor fail what it watches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from outbox.store.row import OutboxRow
+from outbox_core.messages.message import Delivery, Message, PublishResult
+
+
+class SendPath(StrEnum):
+    """Who sends: the sender right after the commit, or the compensator."""
+
+    INLINE = "inline"
+    COMPENSATOR = "compensator"
+
+
+class Settlement(StrEnum):
+    """How deliveries are settled."""
+
+    ACK = "ack"
+    NACK = "nack"
+
+
+@dataclass(slots=True)
+class Sending:
+    """One batch on its way to the broker, sent by `path`. The relay writes `results` down; `error` is what publish
+    raised.
+    """
+
+    path: SendPath
+    results: Sequence[PublishResult] = ()
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class Handling:
+    """One delivery in a handler's hands. The consumer writes `outcome` down, a word of a small set."""
+
+    outcome: str = ""
+    error: BaseException | None = None
+
+
+class Metrics(Protocol):
+    """Counts and times. Called from any thread; must not block, and must not raise."""
+
+    def committed(self, rows: Sequence[OutboxRow]) -> None:
+        """A business transaction has committed these rows."""
+
+    def dropped(self, rows: int) -> None:
+        """The sender gave so many rows up to the compensator: its queue was full, or their lease was ending."""
+
+    def watch_queue(self, length: Callable[[], int]) -> None:
+        """`length` tells, whenever asked, how many rows wait in a sender's queue."""
+
+    def sent(self, messages: Sequence[Message], sending: Sending, *, path: SendPath, seconds: float) -> None:
+        """The broker has answered one batch, or has not."""
+
+    def received(self, topic: str, group: str, *, deliveries: int) -> None:
+        """A pull has brought so many deliveries."""
+
+    def handled(self, delivery: Delivery, handling: Handling, *, group: str, seconds: float) -> None:
+        """A handler is done with a delivery, well or not."""
+
+    def counted(self, event: str, topic: str, group: str, *, by: int = 1) -> None:
+        """Something else happened in a consumer; `event` is a word of a small set."""
+
+
+class Tracing(Protocol):
+    """Spans. Called from any thread; must not block, and must not raise anything of its own."""
+
+    def stamp(self, headers: dict[str, str], *, topic: str, message_id: str) -> None:
+        """A message is made in the caller's trace: add to its headers what takes the trace along."""
+
+    def sending(self, messages: Sequence[Message], sending: Sending) -> AbstractContextManager[None]:
+        """Around one batch to the broker."""
+
+    def received(self, topic: str, group: str, *, deliveries: Sequence[Delivery], started_at_ns: int) -> None:
+        """A pull that began at this wall time has brought something."""
+
+    def handling(self, delivery: Delivery, handling: Handling, *, group: str) -> AbstractContextManager[None]:
+        """Around a handler; what it calls sees the span as the current one."""
+
+    def settling(
+        self, settlement: Settlement, deliveries: Sequence[Delivery], *, group: str
+    ) -> AbstractContextManager[None]:
+        """Around an ack or nack."""
+
+
+class _NoMetrics:
+    """Counts nothing."""
+
+    def committed(self, rows: Sequence[OutboxRow]) -> None: ...
+    def dropped(self, rows: int) -> None: ...
+    def watch_queue(self, length: Callable[[], int]) -> None: ...
+    def sent(self, messages: Sequence[Message], sending: Sending, *, path: SendPath, seconds: float) -> None: ...
+    def received(self, topic: str, group: str, *, deliveries: int) -> None: ...
+    def handled(self, delivery: Delivery, handling: Handling, *, group: str, seconds: float) -> None: ...
+    def counted(self, event: str, topic: str, group: str, *, by: int = 1) -> None: ...
+
+
+class _NoTracing:
+    """Makes no span."""
+
+    _nothing: AbstractContextManager[None] = nullcontext()
+
+    def stamp(self, headers: dict[str, str], *, topic: str, message_id: str) -> None: ...
+    def received(self, topic: str, group: str, *, deliveries: Sequence[Delivery], started_at_ns: int) -> None: ...
+
+    def sending(self, *_: object) -> AbstractContextManager[None]:
+        return self._nothing
+
+    def handling(self, *_: object, **__: object) -> AbstractContextManager[None]:
+        return self._nothing
+
+    def settling(self, *_: object, **__: object) -> AbstractContextManager[None]:
+        return self._nothing
+
+
+NO_METRICS: Metrics = _NoMetrics()
+NO_TRACING: Tracing = _NoTracing()

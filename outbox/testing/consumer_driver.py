@@ -1,0 +1,168 @@
+"""Runs consumers in the test's own thread until nothing is due: no broker process, no threads, no waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from outbox.consumers.handler import Consumer, Outcome, RetryLater, reason_for
+from outbox.store.schema import RowKind
+from outbox.testing.capture import Capture
+from outbox.testing.memory_broker import MemoryBroker
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.message import Delivery
+
+DELIVERIES_MAX: Final = 10_000
+_SAVEPOINT: Final = "create_savepoint"
+
+
+@dataclass(slots=True)
+class RunReport:
+    """What a run did, in deliveries: `put_off` are those whose handler raised RetryLater."""
+
+    handled: int = 0
+    deduplicated: int = 0
+    put_off: int = 0
+
+
+class ConsumerRun:
+    """Delivers what the test has published to its consumers, and what those publish, until nothing is due.
+
+        outbox_run([issue_ticket])                 in a plain test
+        await outbox_run.awaited([issue_ticket])   in an async one
+
+    What a handler raises is raised in the test; its message is due again, and the next run delivers it again.
+    """
+
+    def __init__(self, *, capture: Capture, broker: MemoryBroker) -> None:
+        self._capture = capture
+        self._broker = broker
+        self._forwarding = threading.Lock()
+        capture.deliver = self.forward  # at once, or a cancel that comes in time would come too late
+
+    def __call__(self, consumers: Sequence[Consumer], *, connection: Connection | None = None) -> RunReport:
+        """Run to the end. `connection`: handlers with an inbox work in savepoints of its open transaction, as the
+        code under test does where the test rolls everything back.
+        """
+        if any(consumer.is_async for consumer in consumers):
+            return self._in_a_loop_of_its_own(consumers, connection)
+        report = RunReport()
+        for consumer, delivery in self._due(consumers):
+            with self._settled(delivery, report):
+                _count(report, _handle(consumer, delivery, connection))
+        return report
+
+    async def awaited(self, consumers: Sequence[Consumer], *, connection: AsyncConnection | None = None) -> RunReport:
+        """The same in the loop that is running, for `async def` handlers and plain ones."""
+        report = RunReport()
+        for consumer, delivery in self._due(consumers):
+            with self._settled(delivery, report):
+                if consumer.is_async:
+                    _count(report, await _handle_async(consumer, delivery, connection))
+                else:
+                    _count(report, consumer.handle(delivery))
+        return report
+
+    def forward(self) -> None:
+        """Hand what was captured to the in-memory broker; it drops what a sender has brought there already."""
+        rows = self._capture.undelivered
+        with self._forwarding:
+            while rows:
+                if rows[0].kind is RowKind.CANCEL:
+                    self._broker.cancel([rows[0].cancels])
+                else:
+                    self._broker.publish([rows[0].message()])
+                rows.popleft()
+
+    def _due(self, consumers: Sequence[Consumer]) -> Iterator[tuple[Consumer, Delivery]]:
+        """One delivery after the other, of each consumer and topic in turn, until a whole turn brings none."""
+        places = [(consumer, topic) for consumer in consumers for topic in consumer.topics]
+        idle = 0
+        for number in range(DELIVERIES_MAX * max(1, len(places))):
+            if idle >= len(places):
+                return
+            consumer, topic = places[number % len(places)]
+            self.forward()
+            found = self._broker.pull(topic, consumer.group, max_messages=1, invisible_ms=consumer.invisible_ms)
+            idle = 0 if found else idle + 1
+            for delivery in found:
+                yield consumer, delivery
+        raise AssertionError(
+            f"still messages after {DELIVERIES_MAX:,} rounds: does a handler publish to its own topic?"
+        )
+
+    @contextmanager
+    def _settled(self, delivery: Delivery, report: RunReport) -> Iterator[None]:
+        """Settle as the block ends: what raises is given back and raised on."""
+        try:
+            yield
+        except RetryLater as retry:
+            report.put_off += 1
+            self._broker.nack([delivery.receipt], delay_ms=retry.delay_ms, reason=str(retry))
+        except BaseException as error:
+            self._broker.nack([delivery.receipt], delay_ms=0, reason=reason_for(error))
+            raise
+        else:
+            self._broker.ack([delivery.receipt])
+
+    def _in_a_loop_of_its_own(self, consumers: Sequence[Consumer], connection: Connection | None) -> RunReport:
+        if connection is not None or _in_a_loop():
+            raise ConfigurationError("write `await outbox_run.awaited(...)`, with an AsyncConnection if with any")
+        return asyncio.run(self._awaited_and_disposed(consumers))
+
+    async def _awaited_and_disposed(self, consumers: Sequence[Consumer]) -> RunReport:
+        try:
+            return await self.awaited(consumers)
+        finally:
+            for engine in {one.async_engine for one in consumers if one.async_engine is not None}:
+                await engine.dispose()  # its connections belong to this loop, which ends
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _handle(consumer: Consumer, delivery: Delivery, connection: Connection | None) -> Outcome:
+    if connection is None or consumer.store is None:
+        return consumer.handle(delivery)
+    with Session(connection, join_transaction_mode=_SAVEPOINT) as session, session.begin():
+        if not _mark(consumer, delivery, session.connection()):
+            return Outcome.DEDUPLICATED
+        consumer.handler(session, delivery)
+    return Outcome.HANDLED
+
+
+async def _handle_async(consumer: Consumer, delivery: Delivery, connection: AsyncConnection | None) -> Outcome:
+    if connection is None or consumer.store is None:
+        return await consumer.handle_async(delivery)
+    async with AsyncSession(connection, join_transaction_mode=_SAVEPOINT) as session, session.begin():
+        inner = await session.connection()
+        if not await inner.run_sync(lambda it: _mark(consumer, delivery, it)):
+            return Outcome.DEDUPLICATED
+        await consumer.handler(session, delivery)  # type: ignore[misc]
+    return Outcome.HANDLED
+
+
+def _mark(consumer: Consumer, delivery: Delivery, connection: Connection) -> bool:
+    return consumer.store is None or consumer.store.mark(
+        connection, group=consumer.group, message_id=delivery.id, topic=delivery.topic
+    )
+
+
+def _count(report: RunReport, outcome: Outcome) -> None:
+    if outcome is Outcome.HANDLED:
+        report.handled += 1
+    else:
+        report.deduplicated += 1

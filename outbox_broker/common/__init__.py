@@ -1,0 +1,1 @@
+"""Options and small values that all layers share."""

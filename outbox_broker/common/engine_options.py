@@ -1,0 +1,98 @@
+"""What an operator may choose about an engine, with safe defaults. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from outbox_broker.filter import INDEX_HEADER
+from outbox_core.common.errors import ConfigurationError
+
+SEGMENT_BYTES_MIN: Final = 4096
+
+
+class Durability(StrEnum):
+    """When a publish or an acknowledgement is answered: once it is on disk, or once the operating system has it."""
+
+    FSYNC = "fsync"
+    OS = "os"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Bounds and choices of one engine. `durability` OS survives kill -9 but not a power cut.
+
+    Segments that are older than `retention_ms`, or beyond `retention_bytes`, are dropped once no group needs them any
+    more; with `retention_drops_unread` also before. What `judged_file`, which reconciliation writes, says that it has
+    not judged yet is kept for up to twice `retention_ms`, as long as `retention_bytes` allow it. `filter_scan_max` is
+    how many messages a pull looks through for one that its group's filter takes. Filters are indexed by the header
+    `filter_index_header`, or by what `filter_index_headers` says for their topic. `redrive_per_second` is how many dead
+    letters a redrive makes ready each second, where it does not say so itself. A pull hands out nothing new that would
+    take its group beyond `group_in_hand_max` messages that were handed out and are not settled, those that wait for
+    another attempt among them, or the consumers of all groups together beyond `in_hand_max` that they hold: each run of
+    them is in memory. `group_in_hand_min` beyond that are any group's own: no group is kept waiting by what others
+    hold. In memory is each run of dead letters, too, up to `dead_letters_bytes_max`: beyond, messages that used up
+    their attempts wait in their groups, and are handed to nobody. So are the different reasons of failed attempts, of
+    all groups together up to `reasons_bytes_max`, of any group up to `group_reasons_bytes_min`: beyond, a reason is in
+    the action log alone. The newest scheduled messages are in memory, up to
+    `schedule_memory_...`; all others are on the disk.
+    """
+
+    durability: Durability = Durability.FSYNC
+    segment_bytes: int = 256 * 1024 * 1024
+    checkpoint_bytes: int = 64 * 1024 * 1024
+    retention_ms: int | None = 7 * 24 * 60 * 60 * 1000
+    retention_bytes: int | None = None
+    retention_drops_unread: bool = False
+    retention_check_ms: int = 60_000
+    judged_file: Path | None = None
+    reserve_bytes: int = 16 * 1024 * 1024
+    topics_max: int = 40_000
+    groups_per_topic_max: int = 1_000
+    dedup_messages_max: int = 500_000
+    cancel_tombstones_max: int = 100_000
+    fire_batch_max: int = 2_000
+    schedule_memory_messages_max: int = 65_536
+    schedule_memory_bytes_max: int = 32 * 1024 * 1024
+    pull_bytes_max: int = 32 * 1024 * 1024
+    filter_scan_max: int = 2_000
+    filter_index_header: str = INDEX_HEADER
+    filter_index_headers: Mapping[str, str] = field(default_factory=dict)
+    redrive_per_second: int = 1_000
+    in_hand_max: int = 1_000_000
+    group_in_hand_max: int = 100_000
+    group_in_hand_min: int = 100
+    dead_letters_bytes_max: int = 32 * 1024 * 1024
+    reasons_bytes_max: int = 16 * 1024 * 1024
+    group_reasons_bytes_min: int = 64 * 1024
+    clock_slice_ms: int = 1_000
+
+    def __post_init__(self) -> None:
+        if self.segment_bytes < SEGMENT_BYTES_MIN:
+            raise ConfigurationError(f"segment_bytes must be at least {SEGMENT_BYTES_MIN}")
+        for name in ("retention_ms", "retention_bytes"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1, or none")
+        for name in (
+            "checkpoint_bytes",
+            "retention_check_ms",
+            "topics_max",
+            "groups_per_topic_max",
+            "dedup_messages_max",
+            "cancel_tombstones_max",
+            "fire_batch_max",
+            "schedule_memory_messages_max",
+            "schedule_memory_bytes_max",
+            "pull_bytes_max",
+            "filter_scan_max",
+            "redrive_per_second",
+            "in_hand_max",
+            "group_in_hand_max",
+            "dead_letters_bytes_max",
+            "reasons_bytes_max",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1")

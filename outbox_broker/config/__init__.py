@@ -1,0 +1,1 @@
+"""The configuration of the broker and of the delay service."""

@@ -1,0 +1,195 @@
+"""The server's configuration: flags, then OUTBOX_BROKER__* of the environment, then a TOML file, then defaults."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from outbox_broker.common.engine_options import SEGMENT_BYTES_MIN, Durability, EngineOptions
+from outbox_broker.http.access_control import Access, is_loopback, load_tokens
+from outbox_broker.http.http_settings import HttpSettings
+from outbox_broker.http.server import Tls
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.amounts import parse_duration_ms, parse_size_bytes
+from outbox_core.runtime.logs import LogFormat
+from outbox_core.runtime.secret_files import read_toml
+
+ENVIRONMENT_PREFIX: Final = "OUTBOX_BROKER__"
+TABLE: Final = "broker"
+_CLIENTS_KEYS: Final = frozenset({"url", "token", "token_file"})
+"""Keys of the same table that are for clients of the broker, and passed over here."""
+
+
+class BrokerConfig(BaseSettings):
+    """One server's choices; a name here is a flag, an environment variable and a key of `[broker]` in the TOML file.
+
+    In the environment and in the file, a `..._ms` may be written as "7d", a `..._bytes` as "64MiB".
+    """
+
+    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True)
+
+    data: Path
+    host: str = "127.0.0.1"
+    port: int = Field(default=7788, ge=0, le=65535)
+    durability: Durability = Durability.FSYNC
+    retention_ms: int | None = Field(default=EngineOptions().retention_ms, ge=1)
+    retention_bytes: int | None = Field(default=None, ge=1)
+    retention_drops_unread: bool = False
+    judged_file: Path | None = None
+    filter_index_header: str = Field(default=EngineOptions().filter_index_header, min_length=1)
+    filter_index_headers: dict[str, str] = Field(default_factory=dict)
+    in_hand_max: int = Field(default=EngineOptions().in_hand_max, ge=1)
+    group_in_hand_max: int = Field(default=EngineOptions().group_in_hand_max, ge=1)
+    group_in_hand_min: int = Field(default=EngineOptions().group_in_hand_min, ge=0)
+    dead_letters_bytes_max: int = Field(default=EngineOptions().dead_letters_bytes_max, ge=1)
+    reasons_bytes_max: int = Field(default=EngineOptions().reasons_bytes_max, ge=1)
+    redrive_per_second: int = Field(default=EngineOptions().redrive_per_second, ge=1)
+    dedup_messages_max: int = Field(default=EngineOptions().dedup_messages_max, ge=1)
+    cancel_tombstones_max: int = Field(default=EngineOptions().cancel_tombstones_max, ge=1)
+    topics_max: int = Field(default=EngineOptions().topics_max, ge=1)
+    groups_per_topic_max: int = Field(default=EngineOptions().groups_per_topic_max, ge=1)
+    segment_bytes: int = Field(default=EngineOptions().segment_bytes, ge=SEGMENT_BYTES_MIN)
+    pull_bytes_max: int = Field(default=EngineOptions().pull_bytes_max, ge=1)
+    tokens: Path | None = None
+    insecure_no_auth: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    ready_file: Path | None = None
+    shutdown_timeout_ms: int = Field(default=25_000, ge=1)
+    request_bytes_max: int = Field(default=HttpSettings().request_bytes_max, ge=1)
+    body_bytes_max: int = Field(default=HttpSettings().body_bytes_max, ge=1)
+    batch_messages_max: int = Field(default=HttpSettings().batch_messages_max, ge=1)
+    publishes_max: int = Field(default=HttpSettings().publishes_max, ge=1)
+    work_bytes_max: int = Field(default=HttpSettings().work_bytes_max, ge=1)
+    connections_max: int = Field(default=HttpSettings().connections_max, ge=1)
+    connections_per_address_max: int = Field(default=HttpSettings().connections_per_address_max, ge=1)
+    connections_reserved: int = Field(default=HttpSettings().connections_reserved, ge=1)
+    request_head_ms_max: int = Field(default=HttpSettings().request_head_ms_max, ge=1)
+    request_read_ms_max: int = Field(default=HttpSettings().request_read_ms_max, ge=1)
+    response_write_ms_max: int = Field(default=HttpSettings().response_write_ms_max, ge=1)
+    keep_alive_ms: int = Field(default=HttpSettings().keep_alive_ms, ge=1)
+    dead_page_bytes_max: int = Field(default=HttpSettings().dead_page_bytes_max, ge=1)
+    waiting_pulls_max: int = Field(default=HttpSettings().waiting_pulls_max, ge=1)
+    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
+    log_format: LogFormat | None = None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _written(cls, value: object, info: ValidationInfo) -> object:
+        """Durations and sizes as people write them; plain numbers as they are."""
+        name = info.field_name or ""
+        if not isinstance(value, str) or (value.isascii() and value.isdigit()):
+            return value
+        if name.endswith("_ms"):
+            return parse_duration_ms(value)
+        return parse_size_bytes(value) if name.endswith(("_bytes", "_bytes_max")) else value
+
+    @property
+    def engine_options(self) -> EngineOptions:
+        """The engine's part."""
+        return EngineOptions(**self._values_of(EngineOptions))
+
+    @property
+    def http_settings(self) -> HttpSettings:
+        """The HTTP server's part."""
+        return HttpSettings(**self._values_of(HttpSettings))
+
+    @property
+    def tls(self) -> Tls | None:
+        """The certificate's files. Raises ConfigurationError where one is missing."""
+        if self.tls_cert is None and self.tls_key is None:
+            return None
+        if self.tls_cert is None or self.tls_key is None:
+            raise ConfigurationError("TLS needs both --tls-cert and --tls-key")
+        for path in (self.tls_cert, self.tls_key):
+            if not path.is_file():
+                raise ConfigurationError(f"there is no file {path} for TLS")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_cert, self.tls_key)
+        except OSError as error:  # SSLError is one of them
+            raise ConfigurationError(f"{self.tls_cert} and {self.tls_key} are no certificate and its key") from error
+        return Tls(self.tls_cert, self.tls_key)
+
+    def _values_of(self, part: type[EngineOptions | HttpSettings]) -> dict[str, Any]:
+        """What is chosen here under the names that a part has."""
+        names = BrokerConfig.model_fields.keys() & {one.name for one in fields(part)}
+        return {name: getattr(self, name) for name in names}
+
+    def access(self) -> Access:
+        """Who may come in. Raises ConfigurationError for an open server on an address that others can reach."""
+        if self.tokens is not None:
+            return Access(tokens=load_tokens(self.tokens))
+        if self.insecure_no_auth:
+            return Access()
+        if not is_loopback(self.host):
+            raise ConfigurationError(
+                f"{self.host} can be reached by others: give --tokens FILE, or listen on 127.0.0.1, "
+                "or, where the network itself is guarded, say --insecure-no-auth"
+            )
+        return Access(loopback_hosts_only=True)
+
+
+def load(flags: Mapping[str, Any], *, file: Path | None) -> BrokerConfig:
+    """The configuration; flags that are None were not given. Raises ConfigurationError that names what is at fault."""
+    table = {} if file is None else _table(file)
+    _refuse_unknown(os.environ)
+
+    class BrokerLayers(BrokerConfig):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            del dotenv_settings, file_secret_settings  # neither a .env file nor a folder of secrets is read
+            return init_settings, env_settings, InitSettingsSource(settings_cls, table)
+
+    try:
+        return BrokerLayers(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigurationError(_said(error)) from error
+
+
+def _table(file: Path) -> dict[str, Any]:
+    tables = read_toml(file)
+    if TABLE not in tables and (near := get_close_matches(TABLE, tables, n=1)):
+        raise ConfigurationError(f"there is no [{TABLE}] in {file}; [{near[0]}] is meant to be it?")
+    table = tables.get(TABLE, {})
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"[{TABLE}] in {file} must be a table")
+    return {name: value for name, value in table.items() if name not in _CLIENTS_KEYS}
+
+
+def _refuse_unknown(environment: Mapping[str, str]) -> None:
+    """Raise ConfigurationError for a variable of ours that says nothing: mostly a slip of the pen."""
+    for variable in environment:
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if variable.startswith(ENVIRONMENT_PREFIX) and name not in {*BrokerConfig.model_fields, *_CLIENTS_KEYS}:
+            raise ConfigurationError(f"{variable} in the environment: {_unknown(name)}")
+
+
+def _unknown(name: str) -> str:
+    near = get_close_matches(name, BrokerConfig.model_fields, n=1)
+    return f"there is no setting {name!r} for the broker" + (f"; {near[0]!r} is meant?" if near else "")
+
+
+def _said(error: ValidationError) -> str:
+    """The first thing that is wrong, in an operator's words; values are not repeated, since they may be secrets."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return f"--{name.replace('_', '-')} is needed (or {ENVIRONMENT_PREFIX}{name.upper()})"
+    if first["type"] == "extra_forbidden":
+        return _unknown(name)
+    return f"the setting {name!r} is wrong: {first['msg']}"

@@ -1,0 +1,164 @@
+"""The delay service in front of a broker: what the HTTP server serves in place of an engine. It stores no topic.
+
+What is published here is durable in the schedule, and goes to the target broker when it is due, at once where no due
+time was given. Consumers pull from the target itself. The target is any Broker; it need not know of delays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from outbox_broker.common.cancel_scope import scope_of
+from outbox_broker.delay_service.target_relay import pass_on, timed
+from outbox_broker.delay_service.unsupported_operations import Refusing
+from outbox_broker.engine.publishing import BUCKETS_MS, Publishable
+from outbox_broker.log.disk_reserve import Reserve
+from outbox_broker.log.sync_times import TimedStorage
+from outbox_broker.schedule.delay_store import DelayStore, Timed
+from outbox_broker.schedule.lateness import Lateness
+from outbox_broker.schedule.service import DelayService
+from outbox_broker.state.topic_quota import TopicQuota
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import InvalidMessage
+from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.limits import DELAY_MAX_MS
+from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
+from outbox_core.messages.topic_stats import topic_figures
+
+_TOO_FAR: Final = "a delay may be at most 731 days"
+
+
+class DelayFront(Refusing):
+    """What an HTTP server serves, over a schedule and its service. All methods may be called from any thread."""
+
+    def __init__(
+        self, schedule: DelayStore, target: Broker, *, clock: Clock, syncs: TimedStorage, reserve: Reserve | None = None
+    ) -> None:
+        """`syncs`: what the schedule's segments are stored by, which knows how long the disk takes. `reserve`: the room
+        that the schedule keeps for dispatch and cancels, where it is on a disk.
+        """
+        self._schedule = schedule
+        self._target = target
+        self._clock = clock
+        self.syncs = syncs
+        self._reserve = reserve
+        self._counters: Counter[tuple[str, str, str]] = Counter()
+        self.service = DelayService(schedule, deliver=self._deliver, clock=clock)
+
+    def start(self) -> None:
+        """Begin to deliver."""
+        self.service.start()
+
+    def close(self, *, timeout_ms: int = 10_000) -> None:
+        """Stop delivering, and take nothing any more. The target and the segment store stay their owner's to close."""
+        self.service.stop(timeout_ms=timeout_ms)
+        self._schedule.close()
+
+    # -- what producers ask ------------------------------------------------------------------------------------------
+
+    def publish(self, batch: Sequence[Message], *, quota: TopicQuota | None = None) -> list[PublishResult]:
+        """Store a batch durably; one result a message, in order. It has no topics, of which there could be too many."""
+        del quota
+        if self._reserve is not None:
+            self._reserve.require()
+        now_ms = self._clock.now_ms()
+        statuses = self._schedule.schedule([timed(message, now_ms) for message in batch], now_ms=now_ms)
+        self.service.wake()
+        for message, status in zip(batch, statuses, strict=True):
+            self._counters[f"published_{status}", message.topic, ""] += 1
+        return [
+            PublishResult(message.id, status, _TOO_FAR if status is PublishStatus.REJECTED else None)
+            for message, status in zip(batch, statuses, strict=True)
+        ]
+
+    def publish_plain(self, _topic: str, _batch: Sequence[Publishable], _ids: list[str]) -> bool:
+        """False: everything goes through the schedule, by publish()."""
+        return False
+
+    def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[CancelStatus]:
+        """Cancel scheduled messages on the topics that a pattern of `topics` matches (None: on all), durably."""
+        return self._schedule.cancel(message_ids, now_ms=self._clock.now_ms(), scope=scope_of(topics))
+
+    def scheduled(
+        self, topic: str | None = None, *, from_ms: int | None = None, to_ms: int | None = None, bucket: str = "minute"
+    ) -> list[tuple[int, int]]:
+        """How many are due when: (start of the minute, hour or day, count)."""
+        if bucket not in BUCKETS_MS:
+            raise InvalidMessage(f"bucket is one of {', '.join(BUCKETS_MS)}")
+        end_ms = self._clock.now_ms() + DELAY_MAX_MS + 1
+        return self._schedule.histogram(
+            topic=topic, from_ms=from_ms or 0, to_ms=end_ms if to_ms is None else to_ms, bucket_ms=BUCKETS_MS[bucket]
+        )
+
+    def due_within(self, spans_ms: Sequence[int]) -> list[int]:
+        """How many are due within each span from now, which ascend; and last, how many there are."""
+        return self._schedule.due_within(spans_ms, now_ms=self._clock.now_ms())
+
+    def scheduled_message(
+        self, message_id: str, *, topics: Sequence[str] | None = None
+    ) -> Mapping[str, object] | None:  # fmt: skip
+        """Id, topic and due time of the scheduled message of this id on the topics that a pattern of `topics` matches
+        (None: on any).
+        """
+        found = self._schedule.find(message_id, scope_of(topics))
+        return None if found is None else {"id": found.id, "topic": found.topic, "deliver_at_ms": found.due_ms}
+
+    @property
+    def lateness(self) -> Lateness:
+        """How late messages reached the target."""
+        return self.service.lateness
+
+    # -- what operators ask ------------------------------------------------------------------------------------------
+
+    def check_ready(self) -> None:
+        """Raise StorageFailed where nothing can be taken, be it for want of room: what is there is dispatched then, and
+        can be canceled. A target that is out does not matter here.
+        """
+        self._schedule.check_ready()
+        if self._reserve is not None:
+            self._reserve.check_room()
+
+    def counters(self) -> Mapping[tuple[str, str, str], int]:
+        """Totals since the start, by (what, topic, status)."""
+        return dict(self._counters)
+
+    def log_figures(self) -> Mapping[str, int]:
+        """Bytes in memory and in the log, syncs, and what is scheduled."""
+        figures = self._schedule.figures()
+        return {
+            "messages_bytes": figures["in_memory_bytes"],
+            "actions_bytes": figures["log_bytes"],
+            "syncs": sum(count for _, count in self.syncs.counts()),
+            "scheduled": figures["scheduled"],
+            "quarantined_runs": figures["quarantined_runs"],
+            "quarantined_scheduled": figures["quarantined_messages"],
+        }
+
+    def topics(self) -> list[str]:
+        """Topics with scheduled messages."""
+        return list(self._schedule.topics())
+
+    def topic_figures(self, topic: str) -> Mapping[str, int]:
+        """What is scheduled; nothing else is stored here."""
+        return topic_figures(stored=0, scheduled=self._schedule.count(topic), groups=())
+
+    def groups(self, _topic: str) -> list[str]:
+        """None: consumers pull from the target."""
+        return []
+
+    def subscribe(self, _topic: str, _group: str, _wake: Callable[[], None]) -> Callable[[], None]:
+        """Nothing becomes ready here."""
+        return lambda: None
+
+    # -- delivering --------------------------------------------------------------------------------------------------
+
+    def _deliver(self, batch: Sequence[Timed]) -> list[Timed]:
+        """Publish to the target; returns what it refuses, and raises where all may be tried again."""
+        refused = pass_on(self._target, batch)
+        fired = Counter(one.topic for one in batch)
+        fired.subtract(one.topic for one in refused)
+        for topic, messages in (+fired).items():
+            self._counters["fired", topic, ""] += messages
+        return refused

@@ -1,0 +1,100 @@
+"""The delay service's process, from its configuration to exit code 0: address, schedule, target, server, and the end in
+reverse.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from outbox_broker.delay_service.delay_proxy import DelayFront
+from outbox_broker.http.server import HttpServer, bind
+from outbox_broker.log.disk_reserve import FULL, Reserve
+from outbox_broker.log.folder_lock import refuse_nested
+from outbox_broker.log.storage import DiskStorage
+from outbox_broker.log.sync_times import TimedStorage
+from outbox_broker.schedule.delay_store import DelayStore
+from outbox_broker.schedule.local_segments import LocalSegmentStore
+from outbox_core import connect
+from outbox_core.common.clock import SystemClock
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.broker_port import Broker
+from outbox_core.runtime import logs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outbox_broker.config.broker_config import BrokerConfig
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ConfigurationError or StorageFailed where it cannot begin.
+
+    The target is found by its URL's scheme, as everywhere: this room imports no adapter.
+    """
+    chosen = config.log_format or logs.fitting_format(sys.stderr)
+    logs.configure(format=chosen, level=config.log_level)
+    access, tls = config.access(), config.tls
+    target = connect(target_url, **({} if target_token is None else {"token": target_token}))
+    bound = bind(config.host, config.port)
+    try:
+        with _Running(config, target) as front:
+            server = HttpServer(front, bound, settings=config.http_settings, access=access, tls=tls)
+            server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
+    finally:
+        bound.close()
+        target.close()
+    logger.info("server_stopped")
+
+
+class _Running:
+    """A front over an open folder, delivering; closed in reverse order."""
+
+    def __init__(self, config: BrokerConfig, target: Broker) -> None:
+        self._config = config
+        self._target = target
+
+    def __enter__(self) -> DelayFront:
+        self._forget()
+        syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
+        refuse_nested(self._config.data)
+        reserve = Reserve(self._config.data / "reserve", size_bytes=self._config.engine_options.reserve_bytes)
+        self._store = LocalSegmentStore.open(self._config.data, storage=syncs, reserve=reserve)
+        try:
+            schedule = DelayStore.open(self._store, reserve=reserve)
+            reserve.take()
+            self._front = DelayFront(schedule, self._target, clock=SystemClock(), syncs=syncs, reserve=reserve)
+            self._front.start()
+        except BaseException:
+            self._store.close()
+            raise
+        return self._front
+
+    def __exit__(self, *_: object) -> None:
+        self._forget()
+        try:
+            self._front.close()
+        finally:
+            self._store.close()
+
+    def _forget(self) -> None:
+        if self._config.ready_file is not None:
+            self._config.ready_file.unlink(missing_ok=True)
+
+
+def _announce(url: str, ready_file: Path | None) -> None:
+    """Say that it serves: in the file for scripts, and in a line for people."""
+    if ready_file is not None:
+        try:
+            unfinished = ready_file.with_name(f"{ready_file.name}.new")
+            unfinished.write_text(url + "\n", encoding="utf-8")
+            unfinished.replace(ready_file)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise ConfigurationError(f"cannot write the ready file {ready_file}: {error.strerror}") from error
+            logger.warning("ready_file_not_written", extra={"file": str(ready_file), "error": error.strerror})
+    print(f"delay service ready at {url}", file=sys.stderr, flush=True)  # noqa: T201

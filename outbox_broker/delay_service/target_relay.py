@@ -1,0 +1,110 @@
+"""A message as the schedule keeps it, and from there to the target broker. Not when, nor what is tried again."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from outbox_broker.schedule.delay_store import Timed
+from outbox_core.common.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    InvalidMessage,
+    NotAuthenticated,
+    NotAuthorized,
+    NotSupported,
+    StorageFailed,
+)
+from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.message import DUE_HEADER, Message, PublishStatus
+
+logger = logging.getLogger(__name__)
+
+
+class _Stored(msgspec.Struct, array_like=True, frozen=True):
+    """What the schedule keeps of a message beside its id, topic and due time."""
+
+    body: bytes
+    key: str | None
+    headers: dict[str, str]
+    created_at_ms: int
+    deliver_at_ms: int | None = None
+    """What was asked for; what waits behind a refusal is due later. None where nothing was, or by older code."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Stored).decode
+
+
+def timed(message: Message, now_ms: int) -> Timed:
+    """As the schedule keeps it; due now where no due time was given."""
+    stored = _Stored(
+        message.body, message.key, dict(message.headers), message.created_at_ms or now_ms, message.deliver_at_ms
+    )
+    due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
+    return Timed(due_ms, message.id, message.topic, _encode(stored))
+
+
+def pass_on(target: Broker, batch: Sequence[Timed]) -> list[Timed]:
+    """Publish to the target; returns what it refuses, parted until the topic, or the message, at fault is alone.
+
+    Raises where all of it may be tried again. What is published again in either case the target drops by its id.
+    """
+    try:
+        results = target.publish([_message(one) for one in batch])
+    except (BrokerUnavailable, NotAuthenticated, StorageFailed):
+        raise
+    except (NotAuthorized, NotSupported) as error:
+        return _parted(target, _by_topic(batch), error)
+    except (BrokerRefused, InvalidMessage) as error:
+        return _parted(target, [[one] for one in batch], error)
+    refused: list[Timed] = []
+    for one, result in zip(batch, results, strict=True):
+        if result.status is PublishStatus.REJECTED:
+            refused.append(one)
+            _log_refused([one], str(result.error))
+    return refused
+
+
+def _parted(target: Broker, parts: Sequence[Sequence[Timed]], error: BrokerRefused | InvalidMessage) -> list[Timed]:
+    if len(parts) > 1:
+        return [one for part in parts for one in pass_on(target, part)]
+    _log_refused(parts[0], str(error))
+    return list(parts[0])
+
+
+def _by_topic(batch: Sequence[Timed]) -> list[list[Timed]]:
+    parts: defaultdict[str, list[Timed]] = defaultdict(list)
+    for one in batch:
+        parts[one.topic].append(one)
+    return list(parts.values())
+
+
+def _log_refused(refused: Sequence[Timed], error: str) -> None:
+    first = refused[0]
+    fields = {"topic": first.topic, "first_message_id": first.id, "messages": len(refused), "error": error}
+    logger.warning("delivery_refused", extra=fields)
+
+
+def _message(one: Timed) -> Message:
+    """As the target gets it: due now, under the id under which it was published here.
+
+    The due time that was asked for goes along as a header, unless that is one header too many.
+    """
+    stored = _decode(one.payload)
+    if stored.deliver_at_ms is None:
+        return _for_now(one, stored, stored.headers)
+    try:
+        return _for_now(one, stored, {**stored.headers, DUE_HEADER: str(stored.deliver_at_ms)})
+    except InvalidMessage:
+        return _for_now(one, stored, stored.headers)
+
+
+def _for_now(one: Timed, stored: _Stored, headers: Mapping[str, str]) -> Message:
+    return Message(
+        id=one.id, topic=one.topic, body=stored.body, key=stored.key, headers=headers,
+        created_at_ms=stored.created_at_ms,
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""Pulls that wait for nothing: what was written lately, and little. Not what is chosen, nor how it is handed out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from outbox_broker.engine.pulling import PullChoice, PulledMessages, Pulling
+from outbox_broker.group.consumer_group import Group
+from outbox_broker.log.consume_log import TopicIndex
+
+AT_HAND_BYTES_MAX: Final = 64 * 1024
+AT_HAND_BEHIND_BYTES_MAX: Final = 4 * 1024 * 1024
+"""What was written lately is in the page cache: reading a little of it waits for no disk."""
+
+
+class AtHand(Pulling):
+    """Hand-outs for a caller that must not be held up, as an event loop."""
+
+    def take_at_hand(
+        self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
+        fires: bool = True, since: int | None = None,
+    ) -> list[PulledMessages] | None:  # fmt: skip
+        """take(), where that waits for nothing: no lock, no disk, no other pull. None, with nothing handed out, where
+        it might: then call take(), in a thread that may wait.
+        """
+        if (fires and self._may_be_firing()) or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            self._refuse_if_closed()
+            self._refuse_if_deleted(topic, group, since=since)
+            found_topic, found = self._state.topics.get(topic), self._state.group(topic, group)
+            if found_topic is None or found is None or found.accepts is not None or found.order is not None:
+                return None
+            if self._actions.is_full or not found.pulling.acquire(blocking=False):
+                return None  # a checkpoint is due, which is synced
+            try:
+                now_ms = self._clock.now_ms()
+                if not _is_chosen_at_once(found_topic.index, found, now_ms=now_ms, count_max=max_messages):
+                    return None
+                choice = self._choose(found_topic, found, count_max=max_messages, now_ms=now_ms)
+                if choice is None:
+                    return []
+                if not self._is_at_hand(choice):
+                    return None
+                records = self._read(choice)
+                if any(record is None or (record.deliver_at_ms or 0) > now_ms for _, record in records):
+                    return None  # putting these aside is an action each
+                return (
+                    self._hand_out(found_topic, found, choice, records, invisible_ms=invisible_ms, consumer=consumer)
+                    or None
+                )
+            finally:
+                found.pulling.release()
+        finally:
+            self._lock.release()
+
+    def _is_at_hand(self, choice: PullChoice) -> bool:
+        runs = [run for found in choice.runs for run in found]
+        oldest = self._messages.end - AT_HAND_BEHIND_BYTES_MAX
+        return sum(run.size_bytes for run in runs) <= AT_HAND_BYTES_MAX and all(run.offset >= oldest for run in runs)
+
+
+def _is_chosen_at_once(index: TopicIndex, group: Group, *, now_ms: int, count_max: int) -> bool:
+    """Whether choosing reads no index file, and makes no dead letters, whose actions may fill their segment."""
+    if group.paused:
+        return True
+    again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
+    return not deaths and all(index.is_in_memory(first) for first in (group.position, *(one[0] for one in again)))

@@ -1,0 +1,99 @@
+"""Broadcast: a topic's messages to whoever reads on from a place of its own. No group; nothing is kept of readers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from outbox_broker.engine.pulling import check_within, first_within
+from outbox_broker.engine.waiting import Waiting
+from outbox_broker.log.consume_log import PlaceRun
+from outbox_broker.log.message_reader import Found, read_runs
+from outbox_core.messages.broadcast_port import Start, TopicRead, check_start, delivery_read
+from outbox_core.messages.limits import PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
+from outbox_core.messages.message import Delivery, check_topic
+
+logger = logging.getLogger(__name__)
+
+READERS: Final = ""
+"""In place of a group's name, where readers wait: no group can have it."""
+
+
+class Broadcasting(Waiting):
+    """Reads that hand nothing out."""
+
+    def read(
+        self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,
+        wait_ms: int = 0,
+    ) -> TopicRead:  # fmt: skip
+        """The messages of a topic from `offset`, or from its `start`, waiting up to `wait_ms` for the first."""
+        check_within("max_messages", max_messages, 1, PULL_MESSAGES_MAX)
+        check_within("wait_ms", wait_ms, 0, PULL_WAIT_MS_MAX)
+        place = self.place_to_read(topic, start=start) if offset is None else offset
+        deadline_ms = self._clock.monotonic_ms() + wait_ms
+
+        def look() -> TopicRead | None:
+            found = self.read_on(topic, place, max_messages=max_messages)
+            return None if found.next_offset == place else found
+
+        if not wait_ms and self._may_be_firing():
+            self._fire_what_can_be()
+        nothing = TopicRead(deliveries=[], offset=place, next_offset=place)
+        return look() or self._awaited(topic, READERS, look, deadline_ms=deadline_ms) or nothing
+
+    def place_to_read(self, topic: str, *, start: Start) -> int:
+        """Where a reader begins that has no place yet."""
+        check_topic(topic)
+        check_start(start)
+        if start == "latest":
+            self._messages.commit()  # what is on its way to the disk came before the reader
+        with self._lock:
+            known = self._state.topics.get(topic)
+            if known is None:
+                return 0
+            return self._durable_end(known) if start == "latest" else known.index.start
+
+    def read_on(self, topic: str, offset: int, *, max_messages: int, bytes_max: int | None = None) -> TopicRead:
+        """What is there from `offset` on, and durable; it waits for no message. One message may exceed `bytes_max`."""
+        check_topic(topic)
+        first, end, runs = self._looked_up(partial(self._stretch, topic, offset, count_max=max_messages))
+        if not runs:
+            return TopicRead(deliveries=[], offset=first, next_offset=end)
+        bytes_max = min(bytes_max or self._options.pull_bytes_max, self._options.pull_bytes_max)
+        found = first_within(
+            read_runs(self._messages, runs, first=first, end=end, bytes_max=bytes_max), bytes_max=bytes_max
+        )
+        return self._read_of(topic, found, offset=first)
+
+    def _stretch(self, topic: str, offset: int, *, count_max: int) -> tuple[int, int, list[PlaceRun]]:
+        """Where what is there and durable from an offset on begins and ends, and the runs that hold it.
+
+        It ends before the offset where the topic does.
+        """
+        self._refuse_if_closed()
+        known = self._state.topics.get(topic)
+        end = self._state.end_of(topic) if known is None else self._durable_end(known)
+        if known is None or offset > end:
+            return offset, min(offset, end), []
+        first = max(offset, known.index.start)
+        end = known.index.visible_end(first, count_max=count_max, durable_end=self._messages.durable_end)
+        return first, end, list(known.index.runs(first, end))
+
+    def _read_of(self, topic: str, found: Sequence[Found], *, offset: int) -> TopicRead:
+        """The messages up to the first that is early, because the wall clock stepped back after it fell due."""
+        now_ms = self._clock.now_ms()
+        deliveries: list[Delivery] = []
+        next_offset = offset
+        for sequence, record in found:
+            if record is None:
+                logger.error("record_passed_over", extra={"topic": topic, "sequence": sequence, "cause": "damaged"})
+            elif (record.deliver_at_ms or 0) > now_ms:
+                break
+            else:
+                deliveries.append(delivery_read(record))
+            next_offset = sequence + 1
+        with self._lock:
+            self._state.counters["broadcast", topic, ""] += len(deliveries)
+        return TopicRead(deliveries=deliveries, offset=offset, next_offset=next_offset)

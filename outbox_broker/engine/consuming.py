@@ -1,0 +1,160 @@
+"""Consuming: what becomes of each hand-out, by acknowledgement or without. What is decided is consume.group's."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from outbox_broker.engine.at_hand import AtHand
+from outbox_broker.engine.pulling import check_within
+from outbox_broker.engine.waiting import Waiting
+from outbox_broker.group.consumer_group import Death, Group, Requeue
+from outbox_broker.group.receipt import ReceiptRun, runs_of
+from outbox_core.journal import journal
+from outbox_core.messages.limits import (
+    DELAY_MAX_MS,
+    INVISIBLE_MS_MAX,
+    INVISIBLE_MS_MIN,
+    REASON_CHARS_MAX,
+)
+from outbox_core.messages.message import AckStatus, ExtendStatus, NackStatus
+
+
+class Consuming(AtHand, Waiting):
+    """The consumer's half of the engine."""
+
+    def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
+        """Settle deliveries, durably."""
+        statuses = [AckStatus.UNKNOWN] * len(receipts)
+        with self._lock:
+            self._refuse_if_closed()
+            for (topic, name), runs in _by_group(receipts).items():
+                group = self._state.group(topic, name)
+                if group is not None:
+                    self._settle(topic, group, _decide_acks(group, runs, statuses))
+            end = self._actions.end
+        self._actions.commit(end)
+        return statuses
+
+    def _settle(self, topic: str, group: Group, ranges: Sequence[tuple[int, int]]) -> None:
+        if ranges:
+            runs: list[tuple[int, journal.Ids]] = [(first, end - first) for first, end in ranges]
+            self._act(journal.Settled(topic=topic, group=group.name, at_ms=self._clock.now_ms(), runs=runs))
+            self._state.counters["acknowledged", topic, group.name] += sum(end - first for first, end in ranges)
+            self._wake_next(topic, group)
+
+    def nack(
+        self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
+    ) -> list[NackStatus]:
+        """Give deliveries back, durably; after the last attempt that counts, into the dead letters in the same
+        write.
+        """
+        check_within("delay_ms", delay_ms or 0, 0, DELAY_MAX_MS)
+        statuses = [NackStatus.STALE] * len(receipts)
+        reason = reason[:REASON_CHARS_MAX] if reason else None
+        with self._lock:
+            self._refuse_if_closed()
+            now_ms = self._clock.now_ms()
+            for (topic, name), runs in _by_group(receipts).items():
+                group = self._state.group(topic, name)
+                if group is None:
+                    continue
+                decisions: list[Requeue | Death] = []
+                for place, first, end in _held(group, runs):
+                    decision = group.decide_nack(
+                        first, end - first, now_ms=now_ms, delay_ms=delay_ms, reason=reason, counts=counts
+                    )
+                    decisions.append(decision)
+                    status = NackStatus.DEAD if isinstance(decision, Death) else NackStatus.REQUEUED
+                    statuses[place : place + end - first] = [status] * (end - first)
+                self._requeue(topic, name, decisions, at_ms=now_ms, reason=reason)
+                deaths = [one for one in decisions if isinstance(one, Death)]
+                self._bury(topic, group, deaths, at_ms=now_ms)
+                if decisions:
+                    self._wake_short()
+            end = self._actions.end
+            self._changed.notify_all()
+        self._actions.commit(end)
+        return statuses
+
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+        """Keep deliveries invisible for `invisible_ms` from now; written, like a hand-out, but not synced."""
+        check_within("invisible_ms", invisible_ms, INVISIBLE_MS_MIN, INVISIBLE_MS_MAX)
+        statuses = [ExtendStatus.STALE] * len(receipts)
+        with self._lock:
+            self._refuse_if_closed()
+            now_ms = self._clock.now_ms()
+            for (topic, name), runs in _by_group(receipts).items():
+                group = self._state.group(topic, name)
+                if group is None:
+                    continue
+                entries: list[tuple[int, journal.Ids]] = []
+                for place, first, end in _held(group, runs, repeats=True):
+                    statuses[place : place + end - first] = [ExtendStatus.EXTENDED] * (end - first)
+                    entries.append((first, end - first))
+                if entries:
+                    self._act(
+                        journal.Extended(
+                            topic=topic, group=name, at_ms=now_ms, visible_at_ms=now_ms + invisible_ms, entries=entries
+                        )
+                    )
+        return statuses
+
+
+def _by_group(receipts: Sequence[str]) -> dict[tuple[str, str], list[ReceiptRun]]:
+    """The receipts that are ours, as runs, by (topic, group)."""
+    found: defaultdict[tuple[str, str], list[ReceiptRun]] = defaultdict(list)
+    for run in runs_of(receipts):
+        found[run.topic, run.group].append(run)
+    return found
+
+
+def _held(group: Group, runs: Sequence[ReceiptRun], *, repeats: bool = False) -> Iterator[tuple[int, int, int]]:
+    """What these receipts hold, as runs that fare alike: (place in the request, first, end).
+
+    Each message once, unless repeats are wanted.
+    """
+    seen: set[int] = set()
+    for run in runs:
+        for first, end in group.held_of(run.first, run.end, delivery=run.delivery, life=run.life):
+            place = run.place + first - run.first
+            wanted = range(first, end)
+            if repeats or seen.isdisjoint(wanted):
+                yield place, first, end
+            else:
+                yield from ((place + one - first, one, one + 1) for one in wanted if one not in seen)
+            if len(runs) > 1:
+                seen.update(wanted)
+
+
+def _decide_acks(group: Group, runs: Sequence[ReceiptRun], statuses: list[AckStatus]) -> list[tuple[int, int]]:
+    """Tell each receipt's status; returns the ranges of sequences to settle. A range is one look-up where it can be."""
+    ranges: list[tuple[int, int]] = []
+    seen: set[int] = set()
+    for run in runs:
+        sequences = range(run.first, run.end)
+        if seen.isdisjoint(sequences) and group.unsettled.covers(
+            run.first, run.end, delivery=run.delivery, life=run.life
+        ):
+            statuses[run.place : run.place + run.count] = [AckStatus.ACKED] * run.count
+            _add(ranges, run.first, run.end)
+            if len(runs) > 1:
+                seen.update(sequences)
+            continue
+        for place, sequence in enumerate(sequences, run.place):
+            status = group.ack_status(sequence, delivery=run.delivery, life=run.life)
+            if status is AckStatus.ACKED and sequence in seen:
+                status = AckStatus.ALREADY_ACKED
+            elif status is AckStatus.ACKED:
+                seen.add(sequence)
+                _add(ranges, sequence, sequence + 1)
+            statuses[place] = status
+    return ranges
+
+
+def _add(ranges: list[tuple[int, int]], first: int, end: int) -> None:
+    """One more range; it joins the last one where it goes on from there."""
+    if ranges and ranges[-1][1] == first:
+        ranges[-1] = (ranges[-1][0], end)
+    else:
+        ranges.append((first, end))

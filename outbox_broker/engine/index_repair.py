@@ -1,0 +1,147 @@
+"""Index files that are found damaged while the broker runs are made anew from their segments. Not those on opening."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.core import Core
+from outbox_broker.log.consume_log import SegmentPlaces
+from outbox_broker.log.disk_reserve import cure_for
+from outbox_broker.log.segment_index import Directory, IndexDamaged, index_path, write_index
+from outbox_broker.log.segment_scan import Gap, Segment, scan
+from outbox_broker.log.storage import Storage
+from outbox_broker.recovery.recovering import is_note
+from outbox_broker.state.engine_state import BrokerState, Topic
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import StorageFailed
+from outbox_core.journal import journal
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MENDS_MAX: Final = 1_000
+"""One look-up mends so many index files at most."""
+MEND_AGAIN_MS: Final = 5_000
+"""What could not be mended is tried again after this time, not by each pull."""
+
+
+class Mending(Core):
+    """Look-ups of places that go on where an index file is damaged."""
+
+    def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
+        """For Engine.open()."""
+        super().__init__(folder, clock=clock, options=options, storage=storage)
+        self._mending = threading.Lock()
+        self._unmended: dict[int, tuple[int, str]] = {}
+        """When, and why, a segment's index could not be made anew."""
+
+    def _looked_up(self, look: Callable[[], T]) -> T:
+        """Do what looks places up, under the lock; called without it. It changes nothing before its last look-up.
+
+        Where an index file is damaged it is made anew, and looked at again. The segment, which nobody writes any more,
+        is read without the lock: only who needs this index waits.
+        """
+        for _ in range(MENDS_MAX):
+            try:
+                with self._lock:
+                    return look()
+            except IndexDamaged as damage:
+                self._mend(damage)
+        raise StorageFailed("index files are damaged again and again; look after the disk, and restart the broker")
+
+    def _refuse_if_unmended(self) -> None:
+        """Raise StorageFailed where messages cannot be handed out for want of an index."""
+        for _, said in self._unmended.values():
+            raise StorageFailed(said)
+
+    def _mend(self, damage: IndexDamaged) -> None:
+        with self._mending:
+            if damage.mended != self._index_files.mended:
+                return  # another thread, perhaps of this very segment: look again
+            with self._lock:
+                self._refuse_if_closed()
+                self._refuse_if_tried_lately(damage.segment)
+                segment = self._sealed_segment(damage.segment)
+                parts = self._parts_in(damage.segment)
+            try:
+                if segment is not None:
+                    self._make_anew(segment, parts)
+            except StorageFailed as error:
+                with self._lock:
+                    if self._sealed_segment(damage.segment) is None:
+                        return  # retention dropped it meanwhile
+                    self._unmended[damage.segment] = (self._clock.monotonic_ms(), str(error))
+                logger.critical("index_not_made_anew", extra={"segment": damage.segment, "error": str(error)})
+                raise
+
+    def _make_anew(self, segment: Segment, parts: Mapping[str, SegmentPlaces]) -> None:
+        try:
+            found = read_again(segment, parts, state=BrokerState(self._options, self._index_files))
+        except OSError as error:
+            cure = f"restore {segment.path.name} from a copy, and restart the broker"
+            raise StorageFailed(f"{_damaged(segment)}: {error.strerror}; {cure}") from error
+        with self._lock:
+            if self._sealed_segment(segment.first_offset) is None:
+                return
+            directory = self._reserve.spend(lambda: self._write_anew(segment, found))
+            self._state.put_in_place(segment.first_offset, directory)
+            self._index_files.made_anew(segment.first_offset)
+            self._unmended.pop(segment.first_offset, None)
+        logger.error("index_made_anew", extra={"segment": segment.path.name, "topics": len(parts)})
+
+    def _write_anew(self, segment: Segment, found: BrokerState) -> Directory:
+        try:
+            return write_index(
+                segment.path.parent, segment.first_offset, segment.end, topics=found.written.values(),
+                ids=found.recent.newest(found.recent.added), special=found.written_special.tolist(),
+            )  # fmt: skip
+        except OSError as error:
+            raise StorageFailed(f"{_damaged(segment)}: {error.strerror}; {cure_for(error)}") from error
+
+    def _sealed_segment(self, first_offset: int) -> Segment | None:
+        """The segment; None where it was dropped."""
+        return next((one for one in self._messages.segments[:-1] if one.first_offset == first_offset), None)
+
+    def _parts_in(self, segment: int) -> dict[str, SegmentPlaces]:
+        """Which sequences of which topics stand in a segment."""
+        found = {name: topic.index.part_in(segment) for name, topic in self._state.topics.items()}
+        return {name: part for name, part in found.items() if part is not None}
+
+    def _refuse_if_tried_lately(self, segment: int) -> None:
+        tried_ms, said = self._unmended.get(segment, (0, ""))
+        if said and self._clock.monotonic_ms() - tried_ms < MEND_AGAIN_MS:
+            raise StorageFailed(said)
+
+
+def read_again(segment: Segment, parts: Mapping[str, SegmentPlaces], *, state: BrokerState) -> BrokerState:
+    """A segment's messages, read into an empty state; what is not there of the topics' parts is damaged.
+
+    Raises OSError.
+    """
+    for name, part in parts.items():
+        state.written[name] = state.topic(name).index
+        state.written[name].begin_at(part.first)
+    for one in scan(segment, start=segment.first_offset):
+        if isinstance(one, Gap) or is_note(one.payload):
+            continue
+        record = journal.decode_message(one.payload)
+        if record.sequence is None or _is_next(record.sequence, parts.get(record.topic), state.topic(record.topic)):
+            state.replay_message(record, offset=one.offset, size_bytes=one.end - one.offset)
+    for name, part in parts.items():
+        index = state.written[name]
+        index.skip_to(part.end, ready_at_ms=index.tail.row(-1)[-1] if len(index.tail) else part.first_time_ms)
+    return state
+
+
+def _is_next(sequence: int, part: SegmentPlaces | None, topic: Topic) -> bool:
+    return part is not None and topic.index.end <= sequence < part.end
+
+
+def _damaged(segment: Segment) -> str:
+    name = index_path(segment.path.parent, segment.first_offset).name
+    return f"{name} is damaged, and cannot be made anew"

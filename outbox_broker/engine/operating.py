@@ -1,0 +1,277 @@
+"""Operating: groups declared, moved, paused and looked at; dead letters looked through and redriven."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Final
+
+from outbox_broker.engine.pulling import DAMAGED, check_within
+from outbox_broker.engine.timing import Timing
+from outbox_broker.filter import parse
+from outbox_broker.group.consumer_group import Group
+from outbox_broker.group.dead_letters import DeadRun
+from outbox_broker.log.consume_log import PlaceRun
+from outbox_broker.log.message_reader import read_runs
+from outbox_broker.state.engine_state import Topic
+from outbox_broker.state.topic_quota import TopicQuota
+from outbox_core.common.errors import InvalidMessage
+from outbox_core.journal import journal
+from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, check_topic
+from outbox_core.messages.topic_stats import topic_figures
+
+REDRIVE_PER_SECOND_MAX: Final = 1_000_000
+REDRIVE_BATCH_MAX: Final = 10_000
+"""So many runs of dead letters are in one action at most."""
+
+_CHAR_BYTES: Final = 4
+_LOOK_MESSAGES: Final = 1_000
+"""So many dead letters are read at a time, to find some by their ids."""
+
+
+@dataclass(slots=True)
+class DeadPage:
+    """Dead letters with their sequences and records (None: damaged), and the next sequence that is dead, if any."""
+
+    found: list[tuple[int, DeadRun, journal.MessageRecord | None]]
+    following: int | None
+
+
+class Operating(Timing):
+    """The operator's half of the engine. An unknown topic or group is a KeyError."""
+
+    def declare_group(self, topic: str, group: str, config: GroupConfig, *, quota: TopicQuota | None = None) -> None:
+        """Make a group, or change its settings; a group that is there keeps its position.
+
+        `quota`: how many topics its client may have. Raises FilterError where its filter cannot be read.
+        """
+        check_topic(topic)
+        check_group(group)
+        if config.filter is not None:
+            parse(config.filter)  # refused before anything is written
+        if config.start != "earliest":
+            self._messages.commit()
+        end = self._looked_up(lambda: self._declared(topic, group, config, quota))
+        self._actions.commit(end)
+
+    def topics(self) -> list[str]:
+        """All topics, sorted."""
+        with self._lock:
+            return sorted(self._state.topics)
+
+    def groups(self, topic: str) -> list[str]:
+        """All groups of a topic, sorted."""
+        with self._lock:
+            return sorted(self._known_topic(topic).groups)
+
+    def group_config(self, topic: str, group: str) -> GroupConfig:
+        """A group's settings."""
+        with self._lock:
+            return self._known_group(topic, group).config
+
+    def topic_figures(self, topic: str) -> Mapping[str, int]:
+        """stored (handed to the topic), scheduled; of its groups together backlog, in_flight, dead, and the longest
+        oldest_unacked_age_ms. Looked at a group at a time, so that nobody waits for all of them.
+        """
+        scheduled = self._schedule.count(topic)  # not under the lock: it may wait for the schedule's disk
+        groups = [self._looked_up(partial(self._figures, topic, group)) for group in self.groups(topic)]
+        with self._lock:
+            return topic_figures(stored=self._known_topic(topic).index.end, scheduled=scheduled, groups=groups)
+
+    def group_figures(self, topic: str, group: str) -> Mapping[str, int]:
+        """stored, backlog (not handed out, or waiting again), in_flight, scheduled, dead, position,
+        redriving (of the backlog: redriven, and not ready yet), oldest_unacked_age_ms.
+        """
+        scheduled = self._schedule.count(topic)  # as above
+        return self._looked_up(lambda: {"scheduled": scheduled, **self._figures(topic, group)})
+
+    def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
+        """Move a group to a time or to an offset (a sequence of the topic); receipts handed out before are stale.
+
+        What retention has dropped is passed over. Raises InvalidMessage for an offset beyond the topic's end.
+        """
+        if (to_ms is None) == (to_offset is None) or (to_offset is not None and to_offset < 0):
+            raise InvalidMessage("seek to a time (to_ms) or to an offset (to_offset >= 0), one of them")
+        self._messages.commit()
+        wanted = to_offset or 0
+        if to_ms is not None:
+            wanted = self._looked_up(lambda: self._known_topic(topic).index.sequence_at(to_ms))
+        with self._lock:
+            self._refuse_if_closed()
+            index, known = self._known_topic(topic).index, self._known_group(topic, group)
+            if wanted > index.end:
+                raise InvalidMessage(
+                    f"offset {wanted:,} is beyond the end of {topic}; {index.end:,} is where the next message comes"
+                )
+            position = min(max(wanted, index.start), self._durable_end(self._known_topic(topic)))
+            self._act(
+                journal.Sought(
+                    topic=topic, group=group, at_ms=self._clock.now_ms(), position=position, life=known.life + 1
+                )
+            )
+            end = self._actions.end
+            self._wake_next(topic, known)
+        self._actions.commit(end)
+        self._wake(topic, group)
+
+    def pause(self, topic: str, group: str, *, paused: bool) -> None:
+        """Stop or resume hand-outs to a group; what is in flight may still be settled."""
+        with self._lock:
+            self._refuse_if_closed()
+            self._known_group(topic, group)
+            self._act(journal.Paused(topic=topic, group=group, at_ms=self._clock.now_ms(), paused=paused))
+            end = self._actions.end
+        self._actions.commit(end)
+        self._wake(topic, group)
+
+    def dead(
+        self, topic: str, group: str, *, limit: int = 100, after: str | None = None, bytes_max: int | None = None
+    ) -> tuple[list[DeadLetter], str | None]:
+        """One page of dead letters by sequence, and the cursor of the next one. One letter may exceed `bytes_max`."""
+        if after is not None and not (after.isascii() and after.isdigit()):
+            raise InvalidMessage("after must be the `next` of an earlier page")
+        with self._lock:
+            self._refuse_if_closed()
+            known_topic, known = self._known_topic(topic), self._known_group(topic, group)
+            self._bury_expired(topic, known)
+        page = self._dead_page(
+            known_topic, known, start=0 if after is None else int(after) + 1, count_max=limit,
+            bytes_max=min(bytes_max or self._options.pull_bytes_max, self._options.pull_bytes_max),
+        )  # fmt: skip
+        letters = [
+            DeadLetter(
+                id=record.id if record else "", topic=topic, group=group, attempts=dead.attempts, reason=dead.reason,
+                dead_at_ms=dead.dead_at_ms, history=dead.history, key=record.key if record else None,
+                headers=record.headers if record else {}, body=record.body if record else b"",
+            )
+            for _, dead, record in page.found
+        ]  # fmt: skip
+        return letters, None if page.following is None else str(page.following - 1)
+
+    def redrive(
+        self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
+    ) -> int:
+        """Give dead letters a new life; returns how many. An id that is not dead (any more) is passed over.
+
+        `per_second` of them are ready at once, as many a second later, and so on (None: `redrive_per_second`).
+        """
+        check_within("per_second", 1 if per_second is None else per_second, 1, REDRIVE_PER_SECOND_MAX)
+        with self._lock:
+            self._refuse_if_closed()
+            known = self._known_group(topic, group)
+            self._bury_expired(topic, known)
+        named = None if ids is None else self._dead_of(self._known_topic(topic), known, set(ids))
+        with self._lock:
+            self._refuse_if_closed()
+            dead = [(one.first, one.end) for one in known.dead if one.reason != DAMAGED] if named is None else named
+            count = len(known.dead)
+            now_ms, rate = self._clock.now_ms(), per_second or self._options.redrive_per_second
+            for start in range(0, len(dead), REDRIVE_BATCH_MAX):
+                part: list[tuple[int, journal.Ids]] = [
+                    (first, end - first)
+                    for one in dead[start : start + REDRIVE_BATCH_MAX]
+                    for first, end in known.dead.among(*one)
+                ]
+                if part:
+                    pace = (known.redrive_pace.second_ms, known.redrive_pace.used)
+                    self._act(
+                        journal.Redriven(
+                            topic=topic, group=group, at_ms=now_ms, entries=part, per_second=rate, pace=pace
+                        )
+                    )  # fmt: skip
+            count -= len(known.dead)
+            end = self._actions.end
+        self._actions.commit(end)
+        self._wake(topic, group)
+        return count
+
+    def _declared(self, topic: str, group: str, config: GroupConfig, quota: TopicQuota | None) -> int:
+        """Declare a group; returns the end of the action log, to be committed."""
+        self._refuse_if_closed()
+        self._declare(topic, group, config, quota)
+        return self._actions.end
+
+    def _figures(self, topic: str, group: str) -> dict[str, int]:
+        index, known = self._known_topic(topic).index, self._known_group(topic, group)
+        self._come_past(self._known_topic(topic), known)
+        oldest = max(index.start, known.oldest_unsettled())
+        age_ms = self._clock.now_ms() - index.ready_at_ms(oldest) if oldest < index.end else 0
+        return {
+            "stored": index.end,
+            "backlog": index.end - min(known.position, index.end) + known.waiting(),
+            "in_flight": known.in_flight(),
+            "dead": len(known.dead),
+            "redriving": known.redriving(now_ms=self._clock.now_ms()),
+            "position": known.position,
+            "oldest_unacked_age_ms": max(0, age_ms),
+        }
+
+    def _bury_expired(self, topic: str, group: Group) -> None:
+        now_ms = self._clock.now_ms()
+        _, deaths = group.visible_again(now_ms=now_ms, count_max=len(group.unsettled))
+        self._bury(topic, group, deaths, at_ms=now_ms)
+
+    def _dead_page(self, topic: Topic, group: Group, *, start: int, count_max: int, bytes_max: int) -> DeadPage:
+        """Dead letters from the sequence `start` on, read without the lock; fewer than so many, where they are long:
+        the first one, and what fits behind it.
+        """
+        runs, following = self._looked_up(lambda: _dead_runs(topic, group, start=start, count_max=count_max))
+        page, left = DeadPage([], following), bytes_max
+        for one, places in runs:
+            if left <= 0:
+                page.following = one.first
+                break
+            read = read_runs(self._messages, places, first=one.first, end=one.end, bytes_max=left)
+            for sequence, record in read:
+                left -= _letter_bytes(one, record)
+                if left < 0 and page.found:
+                    page.following = sequence
+                    return page
+                page.found.append((sequence, one, record))
+            if one.first + len(read) < one.end:
+                page.following = one.first + len(read)
+                break
+        return page
+
+    def _dead_of(self, topic: Topic, group: Group, ids: set[str]) -> list[tuple[int, int]]:
+        """Where the dead letters with these ids are: (first, end) each. All are looked through, without the lock."""
+        found: list[tuple[int, int]] = []
+        missing = set(ids)  # an id may be dead twice, where it came again after its window of duplicates
+        following: int | None = 0
+        while following is not None and missing:
+            page = self._dead_page(
+                topic, group, start=following, count_max=_LOOK_MESSAGES, bytes_max=self._options.pull_bytes_max
+            )  # fmt: skip
+            for sequence, _, record in page.found:
+                if record is not None and record.id in ids:
+                    found.append((sequence, sequence + 1))
+                    missing.discard(record.id)
+            following = page.following
+        return found
+
+
+def _dead_runs(
+    topic: Topic, group: Group, *, start: int, count_max: int
+) -> tuple[list[tuple[DeadRun, list[PlaceRun]]], int | None]:
+    """So many dead letters from a sequence on, with their places; and the next sequence that is dead, if any."""
+    runs: list[tuple[DeadRun, list[PlaceRun]]] = []
+    left, following = count_max, None
+    for one in group.dead.runs(start):
+        if not left:
+            following = one.first if following is None else following
+            break
+        end = min(one.end, one.first + left)
+        runs.append((replace(one, end=end), list(topic.index.runs(one.first, end))))
+        left -= end - one.first
+        following = end if end < one.end else None
+    return runs, following
+
+
+def _letter_bytes(dead: DeadRun, record: journal.MessageRecord | None) -> int:
+    """What a dead letter comes to, about."""
+    size = _CHAR_BYTES * (len(dead.reason) + sum(len(reason) for reason, _ in dead.history))
+    if record is None:
+        return size
+    return size + len(record.body) + len(record.key or "") + sum(map(len, chain.from_iterable(record.headers.items())))

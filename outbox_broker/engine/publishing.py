@@ -1,0 +1,388 @@
+"""Publishing and canceling: messages in, durably, once each; scheduled ones out again before they are due."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from operator import attrgetter
+from pathlib import Path
+from typing import Final, Protocol
+
+from outbox_broker.common.cancel_scope import ANY_TOPIC, Scope, covers, scope_of
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.timing import Timing
+from outbox_broker.log.storage import Storage
+from outbox_broker.schedule.delay_store import Stopped, Timed
+from outbox_broker.schedule.schedule_log import Place
+from outbox_broker.state.scheduled_copy import note_of, to_be_fired
+from outbox_broker.state.topic_quota import TopicQuota
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import InvalidMessage
+from outbox_core.journal import journal
+from outbox_core.messages.limits import DELAY_MAX, DELAY_MAX_MS
+from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
+
+BUCKETS_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+
+_FILL_MAX: Final = 2
+"""Where the schedule's memory is this many times full, the keeper is behind, and publishes wait for it."""
+
+_SYNCS_BESIDE: Final = 2
+"""Threads that sync the message log beside the schedule's; who waits for the second shares the first's sync."""
+_DELAY_TOO_LONG: Final = f"a delay may be at most {DELAY_MAX.days} days"
+OTHERS: Final = "~others"
+"""In place of topics that are not there, in figures; no topic can have this name."""
+
+
+class Publishable(Protocol):
+    """What is needed of a message that is stored for now."""
+
+    @property
+    def id(self) -> str:
+        """The message id."""
+
+    @property
+    def key(self) -> str | None:
+        """The key."""
+
+    @property
+    def headers(self) -> Mapping[str, str] | None:
+        """The headers."""
+
+    @property
+    def body(self) -> bytes:
+        """The body."""
+
+    @property
+    def created_at_ms(self) -> int | None:
+        """When its producer made it; None or 0: now."""
+
+
+class Publishing(Timing):
+    """The producer's half of the engine."""
+
+    def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
+        """For Engine.open()."""
+        super().__init__(folder, clock=clock, options=options, storage=storage)
+        self._beside = ThreadPoolExecutor(_SYNCS_BESIDE, "broker-sync")
+
+    def publish(self, batch: Sequence[Message], *, quota: TopicQuota | None = None) -> list[PublishResult]:
+        """Store a batch; one result a message, in order, once all that is stored is durable.
+
+        `quota`: how many topics its client may have.
+        """
+        if any(one.deliver_at_ms is not None for one in batch):
+            self._schedule.make_room(self._clock.now_ms(), fill=_FILL_MAX)
+        with self._lock:
+            self._refuse_if_closed()
+            self._reserve.require()
+            results, topics, place = self._append(batch, quota)
+            end = self._messages.end
+        self._commit(place, end)
+        self._wake_wanting(topics)
+        if place is not None:
+            with self._changed:
+                self._changed.notify_all()  # something may be due sooner than the timer thinks
+            if self._schedule.is_full():
+                self._wake_keeper()
+        return results
+
+    def publish_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str]) -> bool:
+        """Store a batch for now as publish() does, in the form in which it came off the wire, checked by its caller,
+        who has its ids at hand.
+
+        False, with nothing stored, where the topic is new, or not every id is, on whatever topic: publish() tells what
+        becomes of each.
+        """
+        with self._lock:
+            self._refuse_if_closed()
+            self._reserve.require()
+            if topic not in self._state.topics or not self._are_new(ids, (topic,)):
+                return False
+            self._append_plain({topic: len(ids)}, batch, ids, now_ms=self._clock.now_ms())
+            end = self._messages.end
+        self._messages.commit(end)
+        self._wake_wanting((topic,))
+        return True
+
+    def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[CancelStatus]:
+        """Cancel the scheduled messages of these ids on the topics that a pattern of `topics` matches (None: on all),
+        durably.
+
+        An id that is unknown there is remembered: should its publish to one of these topics come, it is not delivered.
+        """
+        scope = scope_of(topics)
+        self._fire_what_can_be()
+        with self._lock:
+            self._refuse_if_closed()
+            stopped = self._stop(message_ids, scope)
+        self._schedule.commit(stopped.place)
+        self._tell_canceled(_gone(message_ids, stopped), scope)
+        return stopped.statuses
+
+    def due_within(self, spans_ms: Sequence[int]) -> list[int]:
+        """How many scheduled messages are due within each span from now, which ascend; and last, how many there are."""
+        return self._schedule.due_within(spans_ms, now_ms=self._clock.now_ms())
+
+    def scheduled(
+        self, topic: str | None = None, *, from_ms: int | None = None, to_ms: int | None = None, bucket: str = "minute"
+    ) -> list[tuple[int, int]]:
+        """How many are due when: (start of the minute, hour or day, count), within the next 731 days by default."""
+        if bucket not in BUCKETS_MS:
+            raise InvalidMessage(f"bucket is one of {', '.join(BUCKETS_MS)}")
+        now_ms = self._clock.now_ms()
+        self._refuse_if_closed()
+        return self._schedule.histogram(
+            topic=topic,
+            from_ms=0 if from_ms is None else from_ms,
+            to_ms=now_ms + DELAY_MAX_MS + 1 if to_ms is None else to_ms,
+            bucket_ms=BUCKETS_MS[bucket],
+        )
+
+    def scheduled_message(
+        self, message_id: str, *, topics: Sequence[str] | None = None
+    ) -> Mapping[str, object] | None:  # fmt: skip
+        """Id, topic and due time of the scheduled message of this id on the topics that a pattern of `topics` matches
+        (None: on any), the first to be due where there are several; None where there is none.
+        """
+        found = self._schedule.find(message_id, scope_of(topics))
+        return None if found is None else {"id": found.id, "topic": found.topic, "deliver_at_ms": found.due_ms}
+
+    # -- storing -----------------------------------------------------------------------------------------------------
+
+    def _commit(self, place: Place | None, end: int) -> None:
+        """Return once the schedule's log and the message log are durable up to here, synced beside each other."""
+        beside: Future[None] | None = None
+        if place is not None and end > self._messages.durable_end:
+            with suppress(RuntimeError):  # it was closed meanwhile
+                beside = self._beside.submit(self._messages.commit, end)
+        try:
+            if place is not None:
+                self._schedule.commit(place)
+        finally:
+            if beside is not None:
+                beside.result()
+        self._messages.commit(end)
+
+    def _append(
+        self, batch: Sequence[Message], quota: TopicQuota | None
+    ) -> tuple[list[PublishResult], Collection[str], Place | None]:
+        """Store a batch; returns the results, the topics that have new messages, and the schedule's place, if any."""
+        now_ms = self._clock.now_ms()
+        if batch and all(one.deliver_at_ms is None for one in batch):
+            plain, counts = _arranged(batch)
+            ids = [one.id for one in plain]
+            if self._are_new(ids, counts) and self._has_room_for(counts, quota):
+                self._append_plain(counts, plain, ids, now_ms=now_ms)
+                return [PublishResult(one.id, PublishStatus.STORED) for one in batch], counts, None
+        if self._is_later(batch, now_ms=now_ms):
+            results, scheduled_to = self._append_later(batch, now_ms=now_ms)
+            self._count_published(results, batch)
+            return results, set(), scheduled_to
+        sorting = _Sorting(now_ms=now_ms, is_known=self._schedule.knows, is_recent=self._state.recent.has)
+        for message in batch:
+            problem = self._problem(message, now_ms=now_ms, topics_new=sorting.topics_new, quota=quota)
+            sorting.sort(message, problem=problem)
+            if message.topic not in self._state.topics and sorting.results[-1].status is PublishStatus.STORED:
+                sorting.topics_new.add(message.topic)
+        place: Place | None = None
+        if sorting.later:
+            later, place = self._append_later([one for _, one in sorting.later], now_ms=now_ms)
+            for (number, _), result in zip(sorting.later, later, strict=True):
+                sorting.results[number] = result
+        plain, counts = _arranged(sorting.plain)
+        if plain:
+            sequences = self._sequences(counts)
+            records = [_record(one, now_ms=now_ms, sequence=place) for one, place in zip(plain, sequences, strict=True)]
+            self._write_messages(counts, records, ready_at_ms=now_ms)
+            self._state.recent.add_all([one.topic for one in plain], [one.id for one in plain])
+        self._count_published(sorting.results, batch)
+        return sorting.results, counts, place
+
+    def _append_later(self, batch: Sequence[Message], *, now_ms: int) -> tuple[list[PublishResult], Place]:
+        """Schedule what is for later, or was canceled before it came: the schedule has the last word on each.
+
+        Of each that it takes, a note goes to the message log, for whoever reads that.
+        """
+        statuses, place = self._schedule.put([_timed(one, now_ms=now_ms) for one in batch], now_ms=now_ms)
+        stored: Sequence[Message] = batch
+        if set(statuses) != {PublishStatus.STORED}:
+            stored = [one for one, status in zip(batch, statuses, strict=True) if status is PublishStatus.STORED]
+        for topic in {one.topic for one in stored}:
+            self._state.topic(topic)
+        dead = self._schedule.canceled_among(stored)
+        if stored:
+            told = [note_of(one, now_ms=now_ms) for one in stored]
+            for at in dead:
+                told[at] = _dead_on_arrival(stored[at], now_ms=now_ms)
+            self._append_messages([journal.frames(told)])
+            for at in dead:
+                self._state.recent.add(stored[at].topic, stored[at].id)
+        return [PublishResult(one.id, status) for one, status in zip(batch, statuses, strict=True)], place
+
+    def _is_later(self, batch: Sequence[Message], *, now_ms: int) -> bool:
+        """Whether all of a batch is for later, of topics that are there, and nothing was stored under its ids."""
+        dues = [one.deliver_at_ms or 0 for one in batch]
+        ids = [one.id for one in batch]
+        return (
+            bool(dues)
+            and now_ms < min(dues)
+            and max(dues) <= now_ms + DELAY_MAX_MS
+            and self._state.topics.keys() >= {one.topic for one in batch}
+            and len(set(ids)) == len(ids)
+            and not self._state.recent.has_any(ids)
+        )
+
+    def _has_room_for(self, counts: Mapping[str, int], quota: TopicQuota | None) -> bool:
+        """Whether all of these may be topics."""
+        topics_new = len([one for one in counts if one not in self._state.topics])
+        return not topics_new or self._topics_refused(topics_new, quota) is None
+
+    def _are_new(self, ids: Sequence[str], topics: Iterable[str]) -> bool:
+        """Whether no id is twice among these, nor was there on any topic: the usual case, decided in one go."""
+        return (
+            len(set(ids)) == len(ids)
+            and not self._state.recent.has_any(ids)
+            and not self._schedule.may_know(ids, topics)
+        )  # fmt: skip
+
+    def _append_plain(
+        self, counts: Mapping[str, int], batch: Sequence[Publishable], ids: Sequence[str], *, now_ms: int
+    ) -> None:
+        """Store a batch of which nothing is to be decided one by one; `counts`: its topics, so many of each."""
+        topics = list(chain.from_iterable(repeat(topic, count) for topic, count in counts.items()))
+        records = [
+            journal.MessageRecord(
+                sequence=sequence, id=one.id, topic=topic, key=one.key,
+                headers=dict(one.headers) if one.headers else {}, body=one.body,
+                created_at_ms=one.created_at_ms or now_ms, stored_at_ms=now_ms,
+            )
+            for sequence, topic, one in zip(self._sequences(counts), topics, batch, strict=True)
+        ]  # fmt: skip
+        self._write_messages(counts, records, ready_at_ms=now_ms)
+        self._state.recent.add_new(topics, ids)
+        for topic, count in counts.items():
+            self._state.counters["published_stored", topic, ""] += count
+
+    def _sequences(self, counts: Mapping[str, int]) -> Iterator[int]:
+        """The next sequences of these topics, in order, so many of each."""
+        for topic, count in counts.items():
+            end = self._state.end_of(topic)
+            yield from range(end, end + count)
+
+    def _problem(self, message: Message, *, now_ms: int, topics_new: set[str], quota: TopicQuota | None) -> str | None:
+        if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:
+            return _DELAY_TOO_LONG
+        if message.topic in self._state.topics or message.topic in topics_new:
+            return None
+        return self._topics_refused(len(topics_new) + 1, quota)
+
+    def _count_published(self, results: Sequence[PublishResult], batch: Sequence[Message]) -> None:
+        if all(one.status is PublishStatus.STORED for one in results):  # mostly
+            for topic, count in Counter(one.topic for one in batch).items():
+                self._state.counters["published_stored", topic, ""] += count
+            return
+        counts = Counter(
+            (message.topic, result.status, result.error) for result, message in zip(results, batch, strict=True)
+        )
+        for (name, status, error), count in counts.items():
+            what = f"published_{status}"
+            if status is PublishStatus.REJECTED:
+                what += "_delay" if error == _DELAY_TOO_LONG else "_topics_max"
+            # A topic that was refused is no topic: names that anybody may invent are not counted one by one.
+            self._state.counters[what, name if name in self._state.topics else OTHERS, ""] += count
+
+    def _stop(self, message_ids: Sequence[str], scope: Scope) -> Stopped:
+        """What becomes of cancels. What stands in the message log lately was delivered, unless it came canceled."""
+        recent = self._state.recent
+        late = {one for one in message_ids if any(covers(scope, topic) for topic in recent.topics(one))}
+        return self._schedule.stop(message_ids, now_ms=self._clock.now_ms(), scope=scope, late=late)
+
+    def _tell_canceled(self, gone: Sequence[tuple[str, str]], scope: Scope) -> None:
+        """Write cancels, (id, topic) each, down for whoever reads the action log, once they hold."""
+        if not gone:
+            return
+        with self._lock:
+            self._refuse_if_closed()
+            self._act(
+                journal.Canceled(
+                    at_ms=self._clock.now_ms(), ids=[one for one, _ in gone], messages_end=self._messages.end,
+                    topics=[topic for _, topic in gone], scope=scope,
+                )
+            )  # fmt: skip
+            end = self._actions.end
+        self._actions.commit(end)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sorting:
+    """The messages of a batch by where they go: `plain` into the message log, `later` (with their places in the batch)
+    into the schedule.
+    """
+
+    now_ms: int
+    is_known: Callable[[str, str], bool]  # to the schedule
+    is_recent: Callable[[str, str], bool]
+    results: list[PublishResult] = field(default_factory=list)
+    plain: list[Message] = field(default_factory=list)
+    later: list[tuple[int, Message]] = field(default_factory=list)
+    topics_new: set[str] = field(default_factory=set)
+    seen: set[tuple[str, str]] = field(default_factory=set)
+
+    def sort(self, message: Message, *, problem: str | None) -> None:
+        """The next message; of what goes into the schedule, that will say what becomes of it."""
+        status, place = PublishStatus.STORED, (message.topic, message.id)
+        if problem is not None:
+            status = PublishStatus.REJECTED
+        elif place in self.seen or self.is_recent(*place):
+            status = PublishStatus.DUPLICATE
+        elif (message.deliver_at_ms or 0) > self.now_ms or self.is_known(*place):
+            self.later.append((len(self.results), message))
+        else:
+            self.plain.append(message)
+        if problem is None:
+            self.seen.add(place)
+        self.results.append(PublishResult(message.id, status, problem))
+
+
+def _gone(message_ids: Sequence[str], stopped: Stopped) -> list[tuple[str, str]]:
+    """(id, topic) of all that a cancel stops: any topic where no message of the id has come yet."""
+    return [
+        (one, topic)
+        for one, status in dict(zip(message_ids, stopped.statuses, strict=True)).items()
+        if status is not CancelStatus.TOO_LATE
+        for topic in sorted(stopped.topics[one]) or (ANY_TOPIC,)
+    ]
+
+
+def _arranged(batch: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:
+    """A batch with each topic's messages together, in their order; and its topics in order, with how many of each."""
+    counts: dict[str, int] = {}
+    for one in batch:
+        counts[one.topic] = counts.get(one.topic, 0) + 1
+    if 1 < len(counts) < len(batch):
+        return sorted(batch, key=attrgetter("topic")), dict(sorted(counts.items()))
+    return batch, counts
+
+
+def _record(
+    message: Message, *, now_ms: int, sequence: int | None, copy: journal.Copy = journal.PUBLISHED
+) -> journal.MessageRecord:
+    return journal.MessageRecord(
+        sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=dict(message.headers),
+        body=message.body, created_at_ms=message.created_at_ms or now_ms,
+        stored_at_ms=now_ms, deliver_at_ms=message.deliver_at_ms, copy=copy,
+    )  # fmt: skip
+
+
+def _dead_on_arrival(message: Message, *, now_ms: int) -> bytes:
+    return journal.encode_record(_record(message, now_ms=now_ms, sequence=None, copy=journal.DEAD_ON_ARRIVAL))
+
+
+def _timed(message: Message, *, now_ms: int) -> Timed:
+    due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
+    return Timed(due_ms, message.id, message.topic, to_be_fired(message, now_ms=now_ms))

@@ -1,0 +1,340 @@
+"""Pulling: messages out to groups. What is decided is consume.group's; what becomes of a hand-out is consuming's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, cast
+
+from outbox_broker.engine.core import group_deleted
+from outbox_broker.engine.timing import Timing
+from outbox_broker.group.consumer_group import Death, DeathCause, Group, HandOut, Requeue
+from outbox_broker.group.key_order import KeyOrder
+from outbox_broker.group.order_filing import decide_filing, may_go
+from outbox_broker.group.receipt import receipts_of
+from outbox_broker.log.consume_log import PlaceRun
+from outbox_broker.log.message_reader import Found, read_runs
+from outbox_broker.state.engine_state import Topic
+from outbox_broker.state.topic_quota import TopicQuota
+from outbox_core.common.errors import InvalidMessage
+from outbox_core.journal import journal
+from outbox_core.journal.order_records import Filed
+
+logger = logging.getLogger(__name__)
+
+_PASSES_MAX: Final = 1_000
+DAMAGED: Final = "its record in the message log is damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class PullChoice:
+    """What a pull means to hand out, before it is read: ranges of sequences, and the runs that hold them."""
+
+    now_ms: int
+    wanted: list[tuple[int, int]]
+    runs: list[list[PlaceRun]]
+    fresh: tuple[int, int]
+    count_max: int
+    sought_in_life: int
+
+
+@dataclass(frozen=True, slots=True)
+class PulledMessages:
+    """A hand-out with its records, one for each of its messages."""
+
+    out: HandOut
+    records: list[journal.MessageRecord]
+
+    def receipts(self, topic: str, group: str) -> list[str]:
+        """What each is settled with."""
+        out = self.out
+        return receipts_of(topic, group, first=out.first, count=out.count, delivery=out.delivery, life=out.life)
+
+
+class Pulling(Timing):
+    """Hand-outs."""
+
+    def take(
+        self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
+        fires: bool = True, since: int | None = None, quota: TopicQuota | None = None,
+    ) -> list[PulledMessages]:  # fmt: skip
+        """Hand out what is ready, as runs of records.
+
+        Where nothing is, and it `fires`, it fires what is due first. A pull that can wait leaves that to the timer: its
+        own message may come with the next round, and what it would fire may be a million others.
+
+        One pull of a group at a time: it chooses under the engine's lock, reads the disk without it, and hands out what
+        is still there under the lock again. So a group that reads what is long past slows down itself alone.
+
+        `since`: how many deletions there had been when it began that this is a part of: it ends with GroupDeleted where
+        its group was deleted later, and makes it no more. `quota`: how many topics its client may have.
+        """
+        self._refuse_if_deleted(topic, group, since=since)
+        if fires and self._may_be_firing() and not self._is_ready(topic, group):
+            self._fire_what_can_be()
+        found_topic, found = self._opened(topic, group, quota)
+        with found.pulling:
+            looked_at = 0
+            for _ in range(_PASSES_MAX):
+                choice = self._looked_up(partial(self._choose, found_topic, found, count_max=max_messages))
+                if choice is None:
+                    return []
+                records = self._read(choice)
+                with self._lock:
+                    self._refuse_if_closed()
+                    handed = self._hand_out(
+                        found_topic, found, choice, records, invisible_ms=invisible_ms, consumer=consumer
+                    )
+                if handed:
+                    return handed
+                looked_at += len(records)
+                if found.order is not None and looked_at < self._options.filter_scan_max:
+                    continue
+                if found.accepts is not None or found.order is not None:
+                    self._wake(topic, group)  # to look on, once others have had their turn
+                    return []
+        return []
+
+    def _opened(self, topic: str, name: str, quota: TopicQuota | None) -> tuple[Topic, Group]:
+        """A topic and a group, which is made where it is new; one that is deleted meanwhile says so under the lock."""
+        known = self._state.topics.get(topic)
+        group = None if known is None else known.groups.get(name)
+        if known is not None and group is not None:
+            return known, group
+        with self._lock:
+            self._refuse_if_closed()
+            return self._open_group(topic, name, quota)
+
+    def _is_ready(self, topic: str, group: str) -> bool:
+        """Whether a message that a group wants is there already, so that it does not wait for what is due."""
+        with self._lock:
+            found = self._state.group(topic, group)
+            if found is None or found.paused or found.order is not None or found.accepts is not None:
+                return False
+            index, end = self._state.topic(topic).index, self._messages.durable_end
+            return index.visible_end(found.position, count_max=1, durable_end=end) > found.position
+
+    def _choose(self, topic: Topic, group: Group, *, count_max: int, now_ms: int | None = None) -> PullChoice | None:
+        """What to read for a hand-out; None where nothing is ready."""
+        self._refuse_if_closed()
+        if group.is_deleted:
+            raise group_deleted(topic.index.name, group.name)
+        if group.paused:
+            return None
+        self._come_past(topic, group)
+        now_ms = self._clock.now_ms() if now_ms is None else now_ms
+        for _ in range(_PASSES_MAX):
+            again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
+            if not deaths:
+                break
+            self._bury(topic.index.name, group, deaths, at_ms=now_ms)
+        index = topic.index
+        found = sum(end - first for first, end in again)
+        left = self._room_in_hand(topic.index.name, group, wanted=count_max - found, again=again)
+        count_max = found + left
+        if group.order is not None:
+            filed, left = group.order.to_read(left, scan_max=self._options.filter_scan_max)
+            again += filed
+        elif group.accepts is not None and left:
+            left = max(left, self._options.filter_scan_max)
+        end = index.visible_end(group.position, count_max=left, durable_end=self._messages.durable_end)
+        fresh = (group.position, max(end, group.position))
+        wanted = [*again, fresh] if end > group.position else again
+        if not wanted:
+            return None
+        runs = [list(index.runs(first, end)) for first, end in wanted]
+        return PullChoice(now_ms, wanted, runs, fresh=fresh, count_max=count_max, sought_in_life=group.sought_in_life)
+
+    def _read(self, choice: PullChoice) -> list[Found]:
+        records: list[Found] = []
+        bytes_max = self._options.pull_bytes_max
+        for (first, end), runs in zip(choice.wanted, choice.runs, strict=True):
+            if bytes_max < 0:
+                break
+            records += read_runs(self._messages, runs, first=first, end=end, bytes_max=bytes_max)
+            bytes_max -= sum(run.size_bytes for run in runs)
+        return first_within(records, bytes_max=self._options.pull_bytes_max)
+
+    def _hand_out(
+        self, topic: Topic, group: Group, choice: PullChoice, records: Sequence[Found], *, invisible_ms: int,
+        consumer: str | None,
+    ) -> list[PulledMessages]:  # fmt: skip
+        """Hand out what was read and is still there. Empty where all of it is to be put aside, or has moved."""
+        if group.is_deleted:
+            raise group_deleted(topic.index.name, group.name)
+        if group.paused or choice.sought_in_life != group.sought_in_life:
+            return []
+        there = _still_there(group, choice, records)
+        if group.order is not None:
+            there = self._in_order(topic, group, group.order, choice, there)
+        fit = self._fit(topic, group, there, now_ms=choice.now_ms, count_max=choice.count_max)
+        if not fit:
+            return []
+        runs = _runs_of(fit)
+        handed = group.decide_hand_out(
+            [(first, first + len(found)) for first, found in runs], opening=self._state.openings
+        )
+        self._act(
+            journal.Handed(
+                topic=topic.index.name, group=group.name, at_ms=choice.now_ms,
+                visible_at_ms=choice.now_ms + invisible_ms, consumer=consumer,
+                runs=[journal.HandedRun(one.first, one.count, one.delivery, one.attempt) for one in handed],
+            )
+        )  # fmt: skip
+        self._count_handed_out(topic.index.name, group.name, handed)
+        if len(handed) == len(runs):
+            return [PulledMessages(one, found) for one, (_, found) in zip(handed, runs, strict=True)]
+        by_sequence = dict(fit)
+        return [
+            PulledMessages(one, [by_sequence[sequence] for sequence in range(one.first, one.end)]) for one in handed
+        ]
+
+    def _in_order(
+        self, topic: Topic, group: Group, order: KeyOrder, choice: PullChoice, records: Sequence[Found]
+    ) -> Sequence[Found]:
+        """File what the group came past, and what a key has come to; returns what may be handed out now."""
+        found = dict(records)  # what is ready may be among what is looked up, too
+        filing = decide_filing(group, order, found, count_max=choice.count_max)
+        if filing.runs:
+            self._act(
+                Filed(
+                    topic=topic.index.name, group=group.name, at_ms=choice.now_ms, position=filing.position,
+                    runs=filing.runs,
+                )
+            )  # fmt: skip
+        elif filing.position > group.position:
+            group.skip(filing.position - 1)
+        self._count_filtered(topic.index.name, group.name, filing.filtered)
+        order.note_look(filing.looked_at, looked_up_end=filing.looked_up_end, enough=filing.is_enough)
+        if not choice.count_max:
+            return []
+        return [one for one in found.items() if one[0] in filing.unordered or may_go(group, order, one[0])]
+
+    def _count_handed_out(self, topic: str, group: str, handed: Sequence[HandOut]) -> None:
+        self._state.counters["delivered", topic, group] += sum(one.count for one in handed)
+        again = sum(one.count for one in handed if one.again)
+        if again:
+            self._state.counters["redelivered", topic, group] += again
+
+    def _fit(
+        self, topic: Topic, group: Group, records: Sequence[Found], *, now_ms: int, count_max: int
+    ) -> list[tuple[int, journal.MessageRecord]]:
+        """The records up to the first that is not to be handed out; such ones at the head are put aside.
+
+        What the group's filter does not take is passed over: at the head by moving the position, behind a record by
+        that record's hand-out or, if it is the last, by the next pull. Putting aside moves the group's position in the
+        action log, so never before what precedes has been written.
+        """
+        if (
+            group.accepts is None
+            and len(records) <= count_max
+            and all(record is not None and (record.deliver_at_ms or 0) <= now_ms for _, record in records)
+        ):
+            return cast("list[tuple[int, journal.MessageRecord]]", records)
+        fit: list[tuple[int, journal.MessageRecord]] = []
+        filtered = behind = 0
+        for sequence, record in records:
+            if record is not None and (record.deliver_at_ms or 0) <= now_ms:
+                if group.accepts is None or _is_wanted(group, sequence, record):
+                    fit.append((sequence, record))
+                    filtered, behind = filtered + behind, 0
+                    if len(fit) == count_max:
+                        break
+                elif fit:
+                    behind += 1
+                else:
+                    group.skip(sequence)
+                    filtered += 1
+            elif fit:
+                break
+            else:
+                self._put_aside(topic.index.name, group, sequence, record, at_ms=now_ms)
+        self._count_filtered(topic.index.name, group.name, filtered)
+        return fit
+
+    def _put_aside(
+        self, topic: str, group: Group, sequence: int, record: journal.MessageRecord | None, *, at_ms: int
+    ) -> None:
+        """A damaged record becomes a dead letter rather than stop its group; one that is early, because the wall clock
+        stepped back after it fell due, waits for its time.
+        """
+        known = group.unsettled.find(sequence)
+        if record is None:
+            logger.error("record_quarantined", extra={"topic": topic, "sequence": sequence})
+            self._state.counters["quarantined", topic, ""] += 1
+            death = Death(sequence, 1, 0, DAMAGED, DeathCause.DAMAGED)
+            self._bury(topic, group, [death], at_ms=at_ms)
+        else:
+            hold = group.decide_hold(sequence, until_ms=record.deliver_at_ms or 0)
+            self._requeue(topic, group.name, [hold], at_ms=at_ms, reason=group.reason_of(known) if known else None)
+
+    def _requeue(
+        self, topic: str, group: str, decisions: Iterable[Requeue | Death], *, at_ms: int, reason: str | None
+    ) -> None:
+        entries: list[tuple[int, journal.Ids, int, int]] = [
+            (one.first, one.count, one.visible_at_ms, one.attempts_used)
+            for one in decisions
+            if isinstance(one, Requeue)
+        ]
+        if entries:
+            self._act(journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=entries, reason=reason))
+
+
+def _is_wanted(group: Group, sequence: int, record: journal.MessageRecord) -> bool:
+    """Whether the group's filter takes a message; what the group came past before is its own, whatever its filter."""
+    return group.accepts is None or sequence < group.position or group.accepts(record.headers)
+
+
+def first_within(records: list[Found], *, bytes_max: int) -> list[Found]:
+    """The first records whose bodies have so many bytes together; the one that exceeds them is the last."""
+    total = sum([0 if record is None else len(record.body) for _, record in records])
+    if total <= bytes_max:
+        return records
+    total = 0
+    for number, (_, record) in enumerate(records):
+        total += 0 if record is None else len(record.body)
+        if total > bytes_max:
+            return records[: number + 1]
+    return records
+
+
+def _still_there(group: Group, choice: PullChoice, records: Sequence[Found]) -> Sequence[Found]:
+    """The records that may still be handed out: while they were read, others may have been settled or moved."""
+    gone: list[tuple[int, int]] = []
+    for first, end in choice.wanted:
+        if (first, end) == choice.fresh:
+            there = group.position == first
+        else:
+            there = group.is_visible(first, end, now_ms=choice.now_ms) or group.is_filed(first, end)
+        if not there:
+            gone.append((first, end))
+    if not gone:
+        return records
+    if group.order is not None:
+        return []  # what is next of a key may have been in what is gone: look again
+    return [one for one in records if not any(first <= one[0] < end for first, end in gone)]
+
+
+def _runs_of(
+    records: Sequence[tuple[int, journal.MessageRecord]],
+) -> list[tuple[int, list[journal.MessageRecord]]]:
+    """Records whose sequences follow each other, together: (first sequence, records)."""
+    if records and [sequence for sequence, _ in records] == list(range(records[0][0], records[0][0] + len(records))):
+        return [(records[0][0], [record for _, record in records])]
+    runs: list[tuple[int, list[journal.MessageRecord]]] = []
+    following = -1
+    for sequence, record in records:
+        if sequence == following:
+            runs[-1][1].append(record)
+        else:
+            runs.append((sequence, [record]))
+        following = sequence + 1
+    return runs
+
+
+def check_within(name: str, value: int, low: int, high: int) -> None:
+    """Raise InvalidMessage, which names the bound, where a value is out of it."""
+    if not low <= value <= high:
+        raise InvalidMessage(f"{name} must be from {low:,} to {high:,}, not {value:,}")

@@ -1,0 +1,141 @@
+"""Retention: which old segments may go. Decisions are pure; dropping is whole segments, by age or size. What was not
+judged yet may wait.
+
+What a group still has to deliver, its dead letters among it, holds a segment back, unless `retention_drops_unread` says
+otherwise: then the group is moved behind it, and that is told. What is scheduled is not in the log, and holds nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.timing import Timing
+from outbox_broker.log.segment_scan import Segment
+from outbox_broker.state import checkpoint
+from outbox_broker.state.engine_state import BrokerState, Topic
+from outbox_core.journal import journal
+from outbox_core.runtime.evidence_watermark import Purgeable
+
+logger = logging.getLogger(__name__)
+
+_KEPT_CHECKPOINTS: Final = 2
+
+
+def outdated(segments: Sequence[Segment], *, now_ms: int, options: EngineOptions) -> int:
+    """How many of the oldest sealed segments are past their time, or beyond the size. A segment is as old as its last
+    record: as the next segment's beginning.
+    """
+    count = 0
+    total = segments[-1].end - segments[0].first_offset if segments else 0
+    for segment, following in pairwise(segments):
+        aged = options.retention_ms is not None and following.created_at_ms <= now_ms - options.retention_ms
+        beyond = options.retention_bytes is not None and total > options.retention_bytes
+        if not (aged or beyond):
+            break
+        count += 1
+        total -= segment.end - segment.first_offset
+    return count
+
+
+def held_from(state: BrokerState, segments: Sequence[Segment], *, drops_unread: bool) -> int:
+    """The offset from which on the message log is needed, as far as these segments go."""
+    if drops_unread:
+        return segments[-1].end
+    for segment in segments:
+        if any(_is_needed(topic, segment) for topic in state.topics.values()):
+            return segment.first_offset
+    return segments[-1].end
+
+
+def _is_needed(topic: Topic, segment: Segment) -> bool:
+    end = topic.index.end_in(segment.first_offset)
+    return end is not None and any(group.oldest() < end for group in topic.groups.values())
+
+
+class Retaining(Timing):
+    """The engine's part: looked at by the timer, every `retention_check_ms`."""
+
+    def _keep_house(self) -> None:
+        """Look for what may go, every `retention_check_ms`."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._looked_at_ms >= self._options.retention_check_ms:
+            self._looked_at_ms = now_ms
+            self.drop_outdated()
+
+    def drop_outdated(self) -> int:
+        """Drop the segments that may go, of both logs; returns how many of the message log."""
+        with self._lock:
+            self._refuse_if_closed()
+            now_ms = self._clock.now_ms()
+            dropped = self._drop_messages(now_ms)
+            self._drop_actions(now_ms)
+            if self._state.deleted and not self._has_taken():
+                self._state.forget_deleted(
+                    messages_start=self._messages.segments[0].first_offset,
+                    actions_start=self._actions.segments[0].first_offset,
+                )
+            return dropped
+
+    def _outdated(self, segments: Sequence[Segment], now_ms: int) -> int:
+        """How many of the oldest may go; where any may, what is not judged yet is asked for, and stays for longer."""
+        options = self._options
+        count = outdated(segments, now_ms=now_ms, options=options)
+        if not count or self._judged is None or options.retention_ms is None:
+            return count
+        age_ms = self._judged.age_ms(Purgeable.BROKER, keep_ms=options.retention_ms)
+        return outdated(segments, now_ms=now_ms, options=replace(options, retention_ms=age_ms))
+
+    def _drop_messages(self, now_ms: int) -> int:
+        segments = self._messages.segments
+        old = segments[: self._outdated(segments, now_ms)]
+        if not old:
+            return 0
+        for topic in self._state.topics.values():
+            for group in topic.groups.values() if topic.wanted else ():
+                self._come_past(topic, group)
+        drops_unread = self._options.retention_drops_unread
+        end = held_from(self._state, old, drops_unread=drops_unread)
+        going = [one for one in old if one.end <= end]
+        if not going:
+            return 0
+        if drops_unread:
+            self._move_groups_behind(going[-1])
+        # What the groups have settled, and where the topics end, is known by a power cut too, before the messages go.
+        self._reserve.spend(self._write_checkpoint)
+        self._actions.commit()
+        for topic in self._state.topics.values():
+            topic.index.drop(going[-1].first_offset)
+        for one in self._messages.drop_before(end):
+            self._index_files.remove(one.first_offset)
+        logger.info("segments_dropped", extra={"log": "messages", "segments": len(going), "first_offset": end})
+        return len(going)
+
+    def _move_groups_behind(self, segment: Segment) -> None:
+        for name, topic in self._state.topics.items():
+            end = topic.index.end_in(segment.first_offset)
+            for group in topic.groups.values():
+                if end is None or group.oldest() >= end:
+                    continue
+                lost = group.unread_before(end)
+                self._act(journal.Dropped(topic=name, group=group.name, at_ms=self._clock.now_ms(), position=end))
+                self._state.counters["dropped_unread", name, group.name] += lost
+                logger.warning("unread_messages_dropped", extra={"topic": name, "group": group.name, "messages": lost})
+                self._wake_next(name, group)
+
+    def _drop_actions(self, now_ms: int) -> None:
+        """Segments before the second newest whole checkpoint; reconciliation reads them too, so they stay for the
+        retention time.
+        """
+        segments = self._actions.segments
+        count = self._outdated(segments, now_ms) if len(segments) > _KEPT_CHECKPOINTS else 0
+        if count > 0:
+            self._actions.commit()
+            count = min(count, checkpoint.second_newest(segments))
+        if count > 0:
+            self._actions.drop_before(segments[count].first_offset)
+            logger.info("segments_dropped", extra={"log": "actions", "segments": count})

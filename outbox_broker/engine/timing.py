@@ -1,0 +1,123 @@
+"""The engine's time: when what is due fires, when who waits is woken, when house is kept. What firing is, firing says.
+
+Two threads: the timer, which must not be held up, and the keeper of the schedule, whose steps may take long.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Final
+
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.firing import Firing
+from outbox_broker.log.storage import Storage
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import OutboxError
+
+logger = logging.getLogger(__name__)
+
+TOLD_MS: Final = 50
+"""Of what is visible, and not fetched, who waits is told again after this time."""
+
+
+class Timing(Firing):
+    """The threads' loops. Due times are wall-clock times; waits are monotonic and short."""
+
+    def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
+        """For Engine.open()."""
+        super().__init__(folder, clock=clock, options=options, storage=storage)
+        self._kept = threading.Condition()
+        self._is_to_keep = False
+        self._threads = [
+            threading.Thread(target=self._run_timer, name="broker-timer", daemon=True),
+            threading.Thread(target=self._run_keeper, name="broker-keeper", daemon=True),
+        ]
+
+    # -- the timer ---------------------------------------------------------------------------------------------------
+
+    def _run_timer(self) -> None:
+        while not self._closed:
+            failed = True  # a full disk is not asked a thousand times
+            try:
+                more = self._fire_due(until_ended=False)
+                if more:
+                    continue
+                with self._changed:
+                    told_ms = self._wake_visible()
+                    self._keep_house()
+                    failed = False
+                    wait_ms = self._next_wake_ms(told_ms)
+                    if wait_ms > 0 and not self._is_closing():
+                        self._clock.wait(self._changed, wait_ms)
+            except OutboxError as error:
+                if not self._is_closing():
+                    logger.warning("timer_failed", extra={"error": str(error)})
+            except Exception:  # the thread boundary: a timer that ends silently would hold every scheduled message
+                logger.exception("timer_failed")
+            if failed:
+                self._rest(self._changed)
+
+    def _rest(self, condition: threading.Condition) -> None:
+        with condition:
+            if not self._is_closing():
+                self._clock.wait(condition, self._options.clock_slice_ms)
+
+    def _is_closing(self) -> bool:
+        """close() sets it from another thread, whatever was read before."""
+        return self._closed
+
+    def _keep_house(self) -> None:
+        """What the timer does besides, now and then. The engine's last part has something to do here."""
+
+    def _next_wake_ms(self, told_ms: int) -> int:
+        """How long to sleep: to the next due or visible time, but at most one slice, after which the wall clock
+        is read anew; 0 where something is due. Of what was visible at `told_ms` those who wait were told: they may have
+        nobody to fetch it, and are told again a little later, not at once.
+        """
+        now_ms = self._clock.now_ms()
+        if self._has_taken():
+            return 0
+        waits = [max(0, self._schedule.soonest_ms() - now_ms)]
+        for place in self._waiters:
+            visible_ms = self._visible_ms(*place)
+            if visible_ms is not None:
+                waits.append(max(0, visible_ms - now_ms) if visible_ms > told_ms else TOLD_MS)
+        return min([*waits, self._options.clock_slice_ms])
+
+    def _wake_visible(self) -> int:
+        """Returns the time up to which what is visible was told."""
+        now_ms = self._clock.now_ms()
+        for topic, name in list(self._waiters):
+            next_ms = self._visible_ms(topic, name)
+            if next_ms is not None and next_ms <= now_ms:
+                self._wake_waiters(topic, name)
+        return now_ms
+
+    def _visible_ms(self, topic: str, name: str) -> int | None:
+        """When a group next has something visible again; never while it is paused: a resume wakes it."""
+        group = self._state.group(topic, name)
+        return None if group is None or group.paused else group.next_visible_ms()
+
+    # -- the keeper --------------------------------------------------------------------------------------------------
+
+    def _wake_keeper(self) -> None:
+        with self._kept:
+            self._is_to_keep = True
+            self._kept.notify_all()
+
+    def _run_keeper(self) -> None:
+        while not self._closed:
+            more = False
+            try:
+                more = self._schedule.maintain(self._clock.now_ms())
+            except OutboxError as error:
+                if not self._is_closing():
+                    logger.warning("schedule_keeping_failed", extra={"error": str(error)})
+            except Exception:  # the thread boundary: without the keeper memory would fill up
+                logger.exception("schedule_keeping_failed")
+            with self._kept:
+                if not (more or self._is_to_keep or self._is_closing()):
+                    self._clock.wait(self._kept, self._options.clock_slice_ms)
+                self._is_to_keep = False

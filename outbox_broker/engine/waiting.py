@@ -1,0 +1,90 @@
+"""Pulls that wait for their first message. Not what is handed out, nor how many may wait over HTTP."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from outbox_broker.engine.pulling import PulledMessages, Pulling, check_within
+from outbox_core.messages.limits import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
+from outbox_core.messages.message import Delivery, check_group, check_topic
+
+Found = TypeVar("Found")
+
+
+class Waiting(Pulling):
+    """Hand-outs for a caller with a thread to wait in."""
+
+    def pull(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 100,
+        wait_ms: int = 0,
+        invisible_ms: int = 30_000,
+        consumer: str | None = None,
+    ) -> list[Delivery]:
+        """Hand out what is ready, waiting up to `wait_ms` for the first message.
+
+        An unknown group starts at the earliest. Raises GroupDeleted where it is deleted meanwhile.
+        """
+        check_topic(topic)
+        check_group(group)
+        check_within("max_messages", max_messages, 1, PULL_MESSAGES_MAX)
+        check_within("wait_ms", wait_ms, 0, PULL_WAIT_MS_MAX)
+        check_within("invisible_ms", invisible_ms, INVISIBLE_MS_MIN, INVISIBLE_MS_MAX)
+        deadline_ms = self._clock.monotonic_ms() + wait_ms
+        take = partial(
+            self.take, topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer,
+            fires=not wait_ms, since=self.deletions,
+        )  # fmt: skip
+        handed = take() or self._awaited(topic, group, take, deadline_ms=deadline_ms)
+        return [delivery for one in handed or () for delivery in deliveries_of(topic, group, one)]
+
+    def _awaited(self, topic: str, group: str, look: Callable[[], Found | None], *, deadline_ms: int) -> Found | None:
+        """What `look` finds, once there is something to find; None, or nothing in it, where time has run out."""
+        if deadline_ms <= self._clock.monotonic_ms():
+            return None
+        arrived = threading.Condition()
+        woken = False
+
+        def wake() -> None:
+            nonlocal woken
+            with arrived:
+                woken = True
+                arrived.notify_all()
+
+        unsubscribe = self.subscribe(topic, group, wake)
+        with self._lock:
+            self._pulls_waiting[topic, group] += 1
+        try:
+            while True:
+                woken = False
+                found = look()
+                left_ms = deadline_ms - self._clock.monotonic_ms()
+                if found or left_ms <= 0 or self._closed:
+                    return found
+                with arrived:
+                    if not woken:
+                        self._clock.wait(arrived, left_ms)
+        finally:
+            unsubscribe()
+            with self._lock:
+                self._pulls_waiting[topic, group] -= 1
+                if not self._pulls_waiting[topic, group]:
+                    del self._pulls_waiting[topic, group]
+
+
+def deliveries_of(topic: str, group: str, handed: PulledMessages) -> list[Delivery]:
+    """The deliveries of a run."""
+    attempt = handed.out.attempt
+    return [
+        Delivery(
+            receipt=receipt, id=record.id, topic=topic, body=record.body, key=record.key, headers=record.headers,
+            attempt=attempt, created_at_ms=record.created_at_ms, deliver_at_ms=record.deliver_at_ms,
+        )
+        for receipt, record in zip(handed.receipts(topic, group), handed.records, strict=True)
+    ]  # fmt: skip

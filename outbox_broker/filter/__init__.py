@@ -1,0 +1,12 @@
+"""Filters: which messages a group wants, said in RocketMQ's SQL92 subset over headers. Pure; knows no log and no HTTP.
+
+`parse` reads an expression, `compile_condition` makes it callable, `FilterIndex` asks thousands of them at once.
+"""
+
+from outbox_broker.filter.compiler import Predicate, compile_condition
+from outbox_broker.filter.expression_text import render
+from outbox_broker.filter.parser import parse
+from outbox_broker.filter.subscription_index import INDEX_HEADER, FilterIndex
+from outbox_core.common.errors import FilterError
+
+__all__ = ["INDEX_HEADER", "FilterError", "FilterIndex", "Predicate", "compile_condition", "parse", "render"]

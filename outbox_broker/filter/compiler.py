@@ -1,0 +1,204 @@
+"""From a filter's tree to a function of a message's headers. No code is generated; nothing of the text is executed.
+
+A filter asks one thing only: is the expression TRUE? NOT x is where x is FALSE, and so on downwards: each node is asked
+for one of its values, "is it TRUE" or "is it FALSE", and answers yes or no. Unknown is the answer no to both, so
+three-valued logic costs nothing, and Python's own `and` and `or` do the rest.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias, assert_never
+
+from outbox_broker.filter.expression_tree import (
+    And,
+    Between,
+    Comparison,
+    ComparisonOperator,
+    Constant,
+    Header,
+    In,
+    IsNull,
+    Like,
+    Literal,
+    Node,
+    Not,
+    Or,
+    Test,
+)
+from outbox_broker.filter.header_values import number_of, truth_of
+from outbox_broker.filter.like_pattern import matcher
+
+Headers: TypeAlias = Mapping[str, str]
+Predicate: TypeAlias = Callable[[Headers], bool]
+
+_OPERATORS: Final[dict[ComparisonOperator, Callable[[Any, Any], bool]]] = {
+    ComparisonOperator.EQ: operator.eq,
+    ComparisonOperator.NE: operator.ne,
+    ComparisonOperator.LT: operator.lt,
+    ComparisonOperator.LE: operator.le,
+    ComparisonOperator.GT: operator.gt,
+    ComparisonOperator.GE: operator.ge,
+}
+_OPPOSITE: Final = {
+    ComparisonOperator.EQ: ComparisonOperator.NE,
+    ComparisonOperator.NE: ComparisonOperator.EQ,
+    ComparisonOperator.LT: ComparisonOperator.GE,
+    ComparisonOperator.GE: ComparisonOperator.LT,
+    ComparisonOperator.GT: ComparisonOperator.LE,
+    ComparisonOperator.LE: ComparisonOperator.GT,
+}
+
+
+def compile_condition(node: Node, *, wanted: bool = True) -> Predicate:
+    """Whether the expression has the wanted value for these headers; unknown is neither value."""
+    match node:
+        case Literal(value=value):
+            return _always if value is wanted else _never
+        case Not(term=term):
+            return compile_condition(term, wanted=not wanted)
+        case And(terms=terms):
+            return _joined([compile_condition(term, wanted=wanted) for term in terms], every=wanted)
+        case Or(terms=terms):
+            return _joined([compile_condition(term, wanted=wanted) for term in terms], every=not wanted)
+        case _:
+            return _compile_test(node, wanted=wanted)
+
+
+def outcome(test: Test, headers: Headers) -> bool | None:
+    """A test's value: TRUE, FALSE or unknown."""
+    if compile_condition(test)(headers):
+        return True
+    return False if compile_condition(test, wanted=False)(headers) else None
+
+
+def _compile_test(test: Test, *, wanted: bool) -> Predicate:
+    match test:
+        case Comparison(operator=spelt, left=left, right=right):
+            return _comparison(spelt if wanted else _OPPOSITE[spelt], left.name, right)
+        case Between(left=left, low=low, high=high):
+            return _between(left.name, low, high, wanted=wanted)
+        case In(left=left, texts=texts, numbers=numbers):
+            return _within(left.name, texts, numbers, wanted=wanted)
+        case Like(left=left, pattern=pattern, escape=escape):
+            return _fitting(left.name, matcher(pattern, escape), wanted=wanted)
+        case IsNull(left=left):
+            name = left.name
+            return (lambda headers: name not in headers) if wanted else (lambda headers: name in headers)
+        case _:
+            assert_never(test)
+
+
+def _comparison(spelt: ComparisonOperator, name: str, right: Header | Constant) -> Predicate:
+    match right:
+        case Header(name=other):
+            return _two_headers(spelt, name, other)
+        case bool():
+            same = right if spelt is ComparisonOperator.EQ else not right
+            return lambda headers: (text := headers.get(name)) is not None and truth_of(text) is same
+        case str():
+            return _text(spelt, name, right)
+        case _:
+            return _number(spelt, name, right)
+
+
+def _text(spelt: ComparisonOperator, name: str, right: str) -> Predicate:
+    if spelt is ComparisonOperator.EQ:
+        return lambda headers: headers.get(name) == right
+    compare = _OPERATORS[spelt]
+    return lambda headers: (text := headers.get(name)) is not None and compare(text, right)
+
+
+def _number(spelt: ComparisonOperator, name: str, right: float) -> Predicate:
+    compare = _OPERATORS[spelt]
+
+    def test(headers: Headers) -> bool:
+        text = headers.get(name)
+        if text is None:
+            return False
+        number = number_of(text)
+        return number is not None and compare(number, right)
+
+    return test
+
+
+def _two_headers(spelt: ComparisonOperator, name: str, other: str) -> Predicate:
+    compare = _OPERATORS[spelt]
+    read: Callable[[str], Any] = str if spelt in {ComparisonOperator.EQ, ComparisonOperator.NE} else number_of
+
+    def test(headers: Headers) -> bool:
+        left, right = headers.get(name), headers.get(other)
+        if left is None or right is None:
+            return False
+        one, two = read(left), read(right)
+        return one is not None and two is not None and compare(one, two)
+
+    return test
+
+
+def _between(name: str, low: Any, high: Any, *, wanted: bool) -> Predicate:
+    read: Callable[[str], Any] = str if isinstance(low, str) else number_of
+
+    def test(headers: Headers) -> bool:
+        text = headers.get(name)
+        if text is None:
+            return False
+        value = read(text)
+        return value is not None and (low <= value <= high) is wanted
+
+    return test
+
+
+def _within(name: str, texts: frozenset[str], numbers: frozenset[float], *, wanted: bool) -> Predicate:
+    if not numbers:
+        if wanted:
+            return lambda headers: headers.get(name) in texts
+        return lambda headers: (text := headers.get(name)) is not None and text not in texts
+
+    def test(headers: Headers) -> bool:
+        text = headers.get(name)
+        if text is None:
+            return False
+        if text in texts:
+            return wanted
+        number = number_of(text)
+        return number is not None and (number in numbers) is wanted
+
+    return test
+
+
+def _fitting(name: str, fits: Callable[[str], bool], *, wanted: bool) -> Predicate:
+    return lambda headers: (text := headers.get(name)) is not None and fits(text) is wanted
+
+
+def _joined(terms: list[Predicate], *, every: bool) -> Predicate:
+    match terms:
+        case [one, two]:
+            if every:
+                return lambda headers: one(headers) and two(headers)
+            return lambda headers: one(headers) or two(headers)
+        case [one, two, three]:
+            if every:
+                return lambda headers: one(headers) and two(headers) and three(headers)
+            return lambda headers: one(headers) or two(headers) or three(headers)
+        case _:
+            return _joined_long(tuple(terms), every=every)
+
+
+def _joined_long(terms: tuple[Predicate, ...], *, every: bool) -> Predicate:
+    def test(headers: Headers) -> bool:
+        for term in terms:
+            if term(headers) is not every:
+                return not every
+        return every
+
+    return test
+
+
+def _always(_headers: Headers) -> bool:
+    return True
+
+
+def _never(_headers: Headers) -> bool:
+    return False

@@ -1,0 +1,175 @@
+"""A filter expression as a tree of values, and how AND, OR and NOT fold. Neither its text nor its evaluation.
+
+SQL's three values are True, False and None, which is "unknown": what a comparison with a missing header comes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+
+class ComparisonOperator(StrEnum):
+    """How two values are compared."""
+
+    EQ = "="
+    NE = "<>"
+    LT = "<"
+    LE = "<="
+    GT = ">"
+    GE = ">="
+
+
+Constant: TypeAlias = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The text of a header, or NULL where the message has none of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """TRUE, FALSE or, as the outcome of partial evaluation only, unknown."""
+
+    value: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A header beside a constant or another header; the header is on the left.
+
+    The constant's type is part of the value: `1` and `TRUE` are equal to Python, and are not the same comparison.
+    """
+
+    operator: ComparisonOperator
+    left: Header
+    right: Header | Constant
+    kind: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", type(self.right).__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """`low <= header <= high`; both bounds are numbers, or both are texts."""
+
+    left: Header
+    low: str | float
+    high: str | float
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """A header that is one of these texts, or reads as one of these numbers."""
+
+    left: Header
+    texts: frozenset[str]
+    numbers: frozenset[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """A header that fits a pattern with `%` (any run) and `_` (any one character)."""
+
+    left: Header
+    pattern: str
+    escape: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    """A header that the message does not have."""
+
+    left: Header
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """NOT: unknown stays unknown."""
+
+    term: Node
+
+
+@dataclass(frozen=True, slots=True)
+class And:
+    """All of two or more terms."""
+
+    terms: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    """Any of two or more terms."""
+
+    terms: tuple[Node, ...]
+
+
+Test: TypeAlias = Comparison | Between | In | Like | IsNull
+Node: TypeAlias = Literal | Test | Not | And | Or
+
+TRUE: Final = Literal(value=True)
+FALSE: Final = Literal(value=False)
+UNKNOWN: Final = Literal(value=None)
+
+
+def all_of(terms: Iterable[Node]) -> Node:
+    """AND, folded: FALSE decides, TRUE and repetitions are left out, nested ANDs become one."""
+    return _folded(terms, And, decides=FALSE, neutral=TRUE)
+
+
+def any_of(terms: Iterable[Node]) -> Node:
+    """OR, folded: TRUE decides, FALSE and repetitions are left out, nested ORs become one."""
+    return _folded(terms, Or, decides=TRUE, neutral=FALSE)
+
+
+def negated(term: Node) -> Node:
+    """NOT, folded: of a constant, and of another NOT."""
+    match term:
+        case Literal(value=value):
+            return UNKNOWN if value is None else FALSE if value else TRUE
+        case Not(term=inner):
+            return inner
+        case _:
+            return Not(term)
+
+
+def headers_of(test: Test) -> tuple[str, ...]:
+    """The names that a test asks for."""
+    if isinstance(test, Comparison) and isinstance(test.right, Header):
+        return test.left.name, test.right.name
+    return (test.left.name,)
+
+
+def tests_in(node: Node) -> Iterator[Test]:
+    """Every test of an expression, without recursion."""
+    left: list[Node] = [node]
+    while left:
+        match left.pop():
+            case Literal():
+                continue
+            case Not(term=term):
+                left.append(term)
+            case And(terms=terms) | Or(terms=terms):
+                left.extend(terms)
+            case Comparison() | Between() | In() | Like() | IsNull() as test:
+                yield test
+
+
+def _folded(terms: Iterable[Node], kind: type[And | Or], *, decides: Literal, neutral: Literal) -> Node:
+    flat: dict[Node, None] = {}
+    for term in terms:
+        if term == decides:
+            return decides
+        if isinstance(term, kind):
+            flat.update(dict.fromkeys(term.terms))
+        elif term != neutral:
+            flat[term] = None
+    if len(flat) < 2:
+        return next(iter(flat), neutral)
+    return kind(tuple(flat))

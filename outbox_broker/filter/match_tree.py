@@ -1,0 +1,140 @@
+"""A plan: how to find, among many filters, those that a message's headers satisfy. Built at once, never changed.
+
+What is TRUE for all comes first. Filters that ask for one text of some header stand behind a hash look-up of that
+header, with what is left of them, and so on for a few levels. Filters that hold a header against a number stand in
+order of the number (see `ladder`). All others are called one by one, equal ones once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeAlias, TypeVar
+
+from outbox_broker.filter.compiler import Headers, Predicate, compile_condition
+from outbox_broker.filter.expression_tree import TRUE, And, Comparison, ComparisonOperator, In, Node, all_of
+from outbox_broker.filter.range_index import Ladder, ladders_of
+
+LEVELS_MAX: Final = 3
+SWITCH_FILTERS_MIN: Final = 4
+"""Fewer filters are called quicker than a header is looked up and hashed."""
+SWITCH_VALUES_MAX: Final = 16
+"""A filter with IN stands in a switch once a value; one with a longer list is called."""
+
+Key = TypeVar("Key", bound=Hashable)
+Members: TypeAlias = Mapping[Node, Iterable[Key]]
+Answer: TypeAlias = tuple[Key, ...] | Callable[[Headers], Sequence[Key]]
+
+
+@dataclass(frozen=True, slots=True)
+class MatchTree(Generic[Key]):
+    """`constant`: what all messages match. `called`: filters, and whose they are. `switches`: by a header's value."""
+
+    constant: tuple[Key, ...] = ()
+    called: tuple[tuple[Predicate, tuple[Key, ...]], ...] = ()
+    switches: tuple[tuple[str, dict[str, MatchTree[Key]]], ...] = ()
+    ladders: tuple[Ladder[Key], ...] = ()
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether every message gets the same answer."""
+        return not (self.called or self.switches or self.ladders)
+
+    def answer(self) -> Answer[Key]:
+        """What to ask for each message: the keys themselves where they are constant, else a function of its headers."""
+        if self.is_constant:
+            return self.constant
+        if self.constant:
+            return self._found
+        match self.called, self.switches, self.ladders:  # the shapes that most values have: no list is built
+            case (((predicate, keys),), (), ()):
+                return lambda headers: keys if predicate(headers) else ()
+            case ((), ((name, plans),), ()):
+                return _switched(name, plans)
+            case ((), (), (ladder,)):
+                return ladder.found
+            case _:
+                return self._found
+
+    def _found(self, headers: Headers) -> list[Key]:
+        found: list[Key] = []
+        self.collect(headers, found)
+        return found
+
+    def collect(self, headers: Headers, found: list[Key]) -> None:
+        """Append all that match."""
+        found += self.constant
+        for predicate, keys in self.called:
+            if predicate(headers):
+                found += keys
+        for name, plans in self.switches:
+            value = headers.get(name)
+            plan = None if value is None else plans.get(value)
+            if plan is not None:
+                plan.collect(headers, found)
+        for ladder in self.ladders:
+            ladder.collect(headers, found)
+
+
+def plan_of(members: Members[Key], *, levels: int = LEVELS_MAX) -> MatchTree[Key]:
+    """The plan of these filters, each with the keys of those who have it."""
+    left: dict[Node, tuple[Key, ...]] = {node: tuple(keys) for node, keys in members.items()}
+    constant = left.pop(TRUE, ())
+    switches: list[tuple[str, dict[str, MatchTree[Key]]]] = []
+    while levels and (name := _busiest(left)) is not None:
+        behind: dict[str, dict[Node, list[Key]]] = {}
+        for node in [node for node in left if name in dict(_guards(node))]:
+            guard = dict(_guards(node))[name]
+            keys, rest = left.pop(node), _without(node, guard)
+            for value in _texts(guard):
+                behind.setdefault(value, {}).setdefault(rest, []).extend(keys)
+        switches.append((name, {value: plan_of(those, levels=levels - 1) for value, those in behind.items()}))
+    ladders = ladders_of(left)
+    for ladder in ladders:
+        for node in ladder.nodes:
+            del left[node]
+    called = tuple((compile_condition(node), keys) for node, keys in left.items())
+    return MatchTree(constant, called, tuple(switches), ladders)
+
+
+def _switched(name: str, plans: Mapping[str, MatchTree[Key]]) -> Callable[[Headers], Sequence[Key]]:
+    answers: dict[str | None, Answer[Key]] = {value: plan.answer() for value, plan in plans.items()}
+
+    def answer(headers: Headers) -> Sequence[Key]:
+        found = answers.get(headers.get(name), ())
+        return found if isinstance(found, tuple) else found(headers)
+
+    return answer
+
+
+def _busiest(nodes: Iterable[Node]) -> str | None:
+    """The header by which the most filters can be told apart."""
+    counts = Counter(name for node in nodes for name, _ in _guards(node))
+    name, count = counts.most_common(1)[0] if counts else ("", 0)
+    return name if count >= SWITCH_FILTERS_MIN else None
+
+
+def _guards(node: Node) -> Iterator[tuple[str, Node]]:
+    """The terms without which a filter cannot be TRUE, and which a look-up can decide; the last one of a header."""
+    terms = node.terms if isinstance(node, And) else (node,)
+    for term in terms:
+        match term:
+            case Comparison(operator=ComparisonOperator.EQ, left=left, right=str()):
+                yield left.name, term
+            case In(left=left, texts=texts, numbers=numbers) if not numbers and len(texts) <= SWITCH_VALUES_MAX:
+                yield left.name, term
+
+
+def _without(node: Node, guard: Node) -> Node:
+    return all_of(term for term in node.terms if term != guard) if isinstance(node, And) else TRUE
+
+
+def _texts(guard: Node) -> Iterable[str]:
+    match guard:
+        case Comparison(right=str() as text):
+            return (text,)
+        case In(texts=texts):
+            return texts
+        case _:
+            return ()

@@ -1,0 +1,1 @@
+"""One consumer group as a state machine without I/O."""

@@ -1,0 +1,99 @@
+"""Decides how messages that were read are filed in the order of their group. Pure: the pull acts on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from outbox_broker.group.consumer_group import Group
+from outbox_broker.group.key_order import NOT_FILED, UNKEYED, KeyOrder, key_hash
+from outbox_core.journal.journal import MessageRecord
+
+
+@dataclass(slots=True)
+class OrderFiling:
+    """`runs`: hashes of keys, from a sequence on. `position`: behind the last fresh message that was looked at."""
+
+    position: int
+    runs: list[tuple[int, list[int]]] = field(default_factory=list)
+    looked_up_end: int = 0
+    filtered: int = 0
+    ready: int = 0
+    """How many messages there are that may be handed out now."""
+    is_enough: bool = False
+    looked_at: int = 0
+    unordered: frozenset[int] = frozenset()
+    """Fresh messages of a group that is not ordered any more: they are not filed, and may be handed out."""
+
+    def add(self, sequence: int, key: int) -> None:
+        """Have one more, behind all others."""
+        if self.runs and self.runs[-1][0] + len(self.runs[-1][1]) == sequence:
+            self.runs[-1][1].append(key)
+        elif key != NOT_FILED:
+            self.runs.append((sequence, [key]))
+
+
+def decide_filing(
+    group: Group, order: KeyOrder, records: Mapping[int, MessageRecord | None], *, count_max: int
+) -> OrderFiling:
+    """File what a lane has come to, then fresh messages, until `count_max` may be handed out. Changes nothing."""
+    filing = OrderFiling(group.position)
+    filing.ready = sum(may_go(group, order, sequence) for sequence in records)
+    known = sorted(one for one in records.items() if _is_to_look_up(group, order, one[0]))
+    _look_up(filing, order, known)
+    fresh = sorted(one for one in records.items() if one[0] >= group.position)
+    filing.looked_at = len(fresh)
+    if group.config.ordered:
+        _file_fresh(filing, group, order, fresh, count_max=count_max)
+    else:
+        filing.unordered = frozenset(sequence for sequence, _ in fresh)
+    filing.is_enough = filing.ready >= count_max
+    return filing
+
+
+def may_go(group: Group, order: KeyOrder, sequence: int) -> bool:
+    """Whether the order holds up a message that was read for a hand-out."""
+    return order.is_ready(sequence) or group.unsettled.find(sequence) is not None
+
+
+def _is_to_look_up(group: Group, order: KeyOrder, sequence: int) -> bool:
+    return sequence < group.position and not may_go(group, order, sequence)
+
+
+def _look_up(filing: OrderFiling, order: KeyOrder, records: Iterable[tuple[int, MessageRecord | None]]) -> None:
+    taken: Counter[int] = Counter()
+    for sequence, record in records:
+        filing.looked_up_end = sequence + 1
+        if record is None:  # whose it was cannot be known any more: it holds nobody up, and is buried
+            key = NOT_FILED if order.knows(sequence) else UNKEYED
+        else:
+            key = key_hash(record.key)
+            if order.room(key, sequence) <= taken[key]:
+                key = NOT_FILED
+        filing.add(sequence, key)
+        filing.ready += key == UNKEYED or (key != NOT_FILED and order.is_starved(key) and not taken[key])
+        taken[key] += 1
+
+
+def _file_fresh(
+    filing: OrderFiling,
+    group: Group,
+    order: KeyOrder,
+    records: Iterable[tuple[int, MessageRecord | None]],
+    *,
+    count_max: int,
+) -> None:
+    seen: set[int] = set()
+    for sequence, record in records:
+        if filing.ready >= count_max:
+            return
+        filing.position = sequence + 1
+        if record is not None and group.accepts is not None and not group.accepts(record.headers):
+            filing.filtered += 1
+            filing.add(sequence, NOT_FILED)
+            continue
+        key = UNKEYED if record is None else key_hash(record.key)
+        filing.add(sequence, key)
+        filing.ready += key == UNKEYED or not (key in seen or order.is_busy(key))
+        seen.add(key)

@@ -1,0 +1,194 @@
+"""Who may do what: bearer tokens with roles and topic patterns, and the guard against web pages. Not TLS, not users.
+
+A token file is TOML. It holds no secret: only the SHA-256 of each token.
+
+    [[tokens]]
+    name = "payments"
+    sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    roles = ["publish", "consume"]
+    topics = ["payment.*"]
+    topics_max = 100
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from outbox_broker.http.problems import Problem
+from outbox_broker.state.topic_quota import TopicQuota
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.protocol.problem import ProblemKind
+
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+TOKENS_MAX: Final = 1_000
+TOKEN_CHARS_MAX: Final = 1_024
+
+
+class Role(StrEnum):
+    """What a token may do on its topics; `admin` may also read."""
+
+    PUBLISH = "publish"
+    CONSUME = "consume"
+    READ = "read"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Who sent a request: the name is for the log."""
+
+    name: str
+    roles: frozenset[Role]
+    topics: tuple[str, ...]
+    topics_max: int | None = None
+
+    @property
+    def quota(self) -> TopicQuota | None:
+        """How many topics there may be that it covers; None: as many as the server takes.
+
+        A token that is limited to some topics has a share of them, where it says nothing else.
+        """
+        if self.topics_max is None and self.covers_all:
+            return None
+        return TopicQuota(self.topics, self.topics_max)
+
+    def allows(self, role: Role, topic: str | None) -> bool:
+        """Whether this role is held for this topic, or, without a topic, for any."""
+        held = role in self.roles or (role is Role.READ and Role.ADMIN in self.roles)
+        return held and (topic is None or self.covers(topic))
+
+    def covers(self, topic: str) -> bool:
+        """Whether a pattern of this token matches the topic."""
+        return any(fnmatchcase(topic, pattern) for pattern in self.topics)
+
+    @property
+    def covers_all(self) -> bool:
+        """Whether every topic is covered, whatever its name."""
+        return "*" in self.topics
+
+
+ANYONE: Final = Principal(name="anyone", roles=frozenset(Role), topics=("*",))
+
+
+class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[tokens]]` table."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$")]
+    roles: Annotated[list[Role], msgspec.Meta(min_length=1)]
+    topics: Annotated[list[str], msgspec.Meta(min_length=1)]
+    topics_max: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class _TokenFile(msgspec.Struct, forbid_unknown_fields=True):
+    tokens: Annotated[list[TokenEntry], msgspec.Meta(min_length=1, max_length=TOKENS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """The gatekeeper of one server. Without tokens everybody may do everything, which is for loopback only."""
+
+    tokens: Mapping[bytes, Principal] | None = None
+    """By the SHA-256 of each token: how long a lookup takes says nothing, since nobody can choose a hash."""
+    loopback_hosts_only: bool = False
+
+    def principal(self, headers: Mapping[str, str]) -> Principal:
+        """Who sends this. Raises Problem, unauthenticated, for a token that is missing or unknown."""
+        if self.tokens is None:
+            return ANYONE
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not 0 < len(token) <= TOKEN_CHARS_MAX:
+            raise _unauthenticated("send `Authorization: Bearer <token>`")
+        found = self.tokens.get(hashlib.sha256(token.strip().encode("latin-1", "replace")).digest())
+        if found is None:
+            raise _unauthenticated("the token is not known")
+        return found
+
+    def check_origin(self, method: str, headers: Mapping[str, str]) -> None:
+        """Refuse what a foreign web page has a browser send, and on an open server hosts that are not loopback's."""
+        host = headers.get("host", "")
+        if self.loopback_hosts_only and not is_loopback(_host_name(host)):
+            raise Problem(ProblemKind.FOREIGN_ORIGIN, "a server without tokens answers to localhost only")
+        if method in _SAFE_METHODS:
+            return
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+        if site is not None:
+            foreign = site not in {"same-origin", "none"}
+        else:
+            foreign = origin is not None and not _is_of(origin, host)
+        if foreign:
+            raise Problem(ProblemKind.FOREIGN_ORIGIN, "requests of web pages of other origins are refused")
+
+
+def authorize(principal: Principal, role: Role, topic: str | None) -> None:
+    """Raise Problem, forbidden, where the principal does not hold the role (for the topic)."""
+    if not principal.allows(role, topic):
+        on = f" for the topic {topic}" if topic is not None else ""
+        raise Problem(ProblemKind.FORBIDDEN, f"the token {principal.name!r} lacks the role {role.value!r}{on}")
+
+
+def load_tokens(path: Path) -> dict[bytes, Principal]:
+    """The tokens of a file, by their SHA-256. Raises ConfigurationError that says what is wrong, and quotes nothing."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        entries = msgspec.convert(data, _TokenFile).tokens
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the token file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the token file {path} is not TOML") from error
+    except msgspec.ValidationError as error:
+        where = re.search(r"`(\$[^`]*)`", str(error))
+        raise ConfigurationError(
+            f"the token file {path} has something wrong at {where[1] if where else '$'}: each [[tokens]] needs "
+            f"name, sha256 (64 hex digits), roles (of {', '.join(Role)}) and topics (patterns, at least one), "
+            "and may have topics_max (at least 1)"
+        ) from error
+    return {
+        bytes.fromhex(entry.sha256): Principal(
+            name=entry.name, roles=frozenset(entry.roles), topics=tuple(entry.topics), topics_max=entry.topics_max
+        )
+        for entry in entries
+    }
+
+
+@lru_cache(maxsize=64)
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address stands for this machine alone."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_of(origin: str, host: str) -> bool:
+    """Whether an Origin header names this host and port; one that cannot be read does not."""
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:
+        return False
+
+
+def _host_name(host: str) -> str:
+    """The Host header without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _unauthenticated(detail: str) -> Problem:
+    return Problem(ProblemKind.UNAUTHENTICATED, detail, headers={"www-authenticate": "Bearer"})

@@ -1,0 +1,267 @@
+"""From the head of a request to its response: who asks for what, within which bounds, and what errors become.
+
+It knows no sockets. A connection asks it to admit a request by its head, before any of the body is read, and once the
+body is whole has it work on the request in a thread, or wait for messages on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Final
+from urllib.parse import parse_qsl, unquote
+
+from outbox_broker.http import content_negotiation
+from outbox_broker.http.access_control import ANYONE, Principal, Role, authorize
+from outbox_broker.http.byte_budget import BudgetLease
+from outbox_broker.http.concurrency_limit import ConcurrencyLimit
+from outbox_broker.http.content_negotiation import Codec
+from outbox_broker.http.operation_routes import OPERATIONS, Operation
+from outbox_broker.http.poll_routes import pull, read_on
+from outbox_broker.http.problems import CLOSE, Problem, of_error
+from outbox_broker.http.request_context import Call, Services
+from outbox_broker.http.request_head import RequestHead
+from outbox_broker.http.response import Response
+from outbox_broker.http.router import Router
+from outbox_broker.http.routes import ROUTES, Route
+from outbox_broker.http.work_classes import WorkClass
+from outbox_core.common.errors import InvalidMessage, OutboxError
+from outbox_core.messages.message import check_group, check_topic
+from outbox_core.protocol.problem import ProblemKind
+
+logger = logging.getLogger(__name__)
+
+BODY_COPIES: Final = 2
+"""A body is counted so often: as it came, and as what is decoded from it."""
+UNREAD_BYTES_MAX: Final = 4 * 1024
+"""A body that no route asked for may have so many bytes; they mean nothing."""
+_QUERY_FIELDS_MAX: Final = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class Admitted:
+    """A request that may be read and worked on. Whoever has it responds to it, or discards it."""
+
+    target: Route | Operation
+    head: RequestHead
+    lease: BudgetLease
+    gate: ConcurrencyLimit | None
+    principal: Principal
+    body_bytes_max: int
+    is_in_work: bool = False
+    topic: str = ""
+    group: str = ""
+    item: str = ""
+    body_codec: Codec = Codec.JSON
+    answer_codec: Codec = Codec.JSON
+    started: float = field(default_factory=perf_counter)
+
+    @property
+    def is_authorized(self) -> bool:
+        """Whether its sender has shown that it may use the server; probes are for strangers, too."""
+        return isinstance(self.target, Route)
+
+    def count_body(self, size_bytes: int) -> None:
+        """Count what has come of its body: what is announced alone takes nobody's room.
+
+        Raises Problem where it is too large, or there is no room for its bytes.
+        """
+        if size_bytes > self.body_bytes_max:
+            raise too_large(self.body_bytes_max)
+        self.lease.resize(BODY_COPIES * size_bytes)
+
+    def enter_gate(self) -> None:
+        """Be counted among what is worked on: the body is whole. Raises Problem, throttled."""
+        if self.gate is not None:
+            self.gate.enter()
+            self.is_in_work = True
+
+    def leave_gate(self) -> None:
+        """Let others be worked on; idempotent."""
+        if self.gate is not None and self.is_in_work:
+            self.gate.leave()
+            self.is_in_work = False
+
+    def discard(self) -> None:
+        """Give up all that it holds: its body did not come, or nobody reads its response."""
+        self.leave_gate()
+        self.lease.release()
+
+
+class Application:
+    """What a server does with requests."""
+
+    def __init__(self, services: Services) -> None:
+        threads = services.threads
+        self._services = services
+        self._pools: dict[WorkClass, ThreadPoolExecutor | None] = {
+            WorkClass.PUBLISH: threads.publish, WorkClass.SETTLE: threads.settle, WorkClass.PAGE: threads.page,
+            WorkClass.OPERATE: threads.operate, WorkClass.PULL: None, WorkClass.READ: None,
+        }  # fmt: skip
+        self._router: Router[Route | Operation] = Router((*ROUTES, *OPERATIONS))
+
+    def admit(self, head: RequestHead, *, is_reserved: bool) -> Admitted | Response:
+        """Let a request in, or say why not. `is_reserved`: only probes, metrics and operators' requests are let in."""
+        try:
+            target, names = self._router.find(head.method, head.path)
+        except Problem as problem:
+            return problem.response()
+        try:
+            if isinstance(target, Operation):
+                return self._admit_operation(target, head)
+            return self._admit_route(target, head, names, is_reserved=is_reserved)
+        except Problem as problem:
+            return self.refuse(target, problem)
+
+    def refuse(self, target: Route | Operation, problem: Problem) -> Response:
+        """The response to a request that is not worked on, which is counted."""
+        response = problem.response()
+        self._services.metrics.count_request(target.method, target.path, status=response.status, seconds=None)
+        return response
+
+    def pool_of(self, admitted: Admitted, *, body_bytes: int) -> ThreadPoolExecutor | None:
+        """Where a request is to be worked on, by work(); None for what waits for messages: that is wait_for()'s."""
+        work = admitted.target.work
+        if work is WorkClass.PUBLISH and body_bytes > content_negotiation.LONG_BYTES:
+            return self._services.threads.long_publish
+        return self._pools[work]
+
+    def work(self, admitted: Admitted, body: bytes | bytearray) -> Response:
+        """Do what is asked, in a thread that may wait for a disk or a lock. Every error becomes a response."""
+        target = admitted.target
+        try:
+            if isinstance(target, Operation):
+                return target.respond(self._services, admitted.head.headers)
+            call = self._call(admitted, body)
+            return Response(
+                content_negotiation.encode(_handled(target, call), call.answer_codec), call.answer_codec.value
+            )
+        except Exception as error:  # noqa: BLE001  (the boundary of a request, which logs and counts it)
+            return self._failed(target.path, error)
+
+    async def wait_for(self, admitted: Admitted, body: bytes | bytearray, gone: asyncio.Future[None]) -> Response:
+        """Do what is asked of a pull or a read, waiting for messages until `gone` ends: the client has gone, or says no
+        more. Every error becomes a response.
+        """
+        target = admitted.target
+        try:
+            call = self._call(admitted, body)
+            answer = await (pull(call, gone) if target.work is WorkClass.PULL else read_on(call, gone))
+            return Response(answer, call.answer_codec.value)
+        except Exception as error:  # noqa: BLE001  (the boundary of a request, which logs and counts it)
+            return self._failed(target.path, error)
+
+    def finish(self, admitted: Admitted, response: Response) -> None:
+        """A request was worked on: let others in, count it, and hold the bytes of its response."""
+        admitted.leave_gate()
+        admitted.lease.settle(len(response.body))
+        target = admitted.target
+        seconds = None if target.work.waits else perf_counter() - admitted.started
+        self._services.metrics.count_request(target.method, target.path, status=response.status, seconds=seconds)
+
+    def _admit_operation(self, operation: Operation, head: RequestHead) -> Admitted:
+        if operation.check is not None:
+            self._services.access.check_origin(head.method, head.headers)
+            operation.check(self._services, head.headers)
+        _check_length(head, bytes_max=UNREAD_BYTES_MAX)
+        lease = self._services.budget.lease()
+        return Admitted(
+            target=operation, head=head, lease=lease, gate=None, principal=ANYONE, body_bytes_max=UNREAD_BYTES_MAX
+        )  # fmt: skip
+
+    def _admit_route(self, route: Route, head: RequestHead, names: Mapping[str, str], *, is_reserved: bool) -> Admitted:
+        services, headers = self._services, head.headers
+        services.access.check_origin(route.method, headers)
+        principal = services.access.principal(headers)
+        topic = _checked(names.get("topic"), check_topic, where="path.topic")
+        group = _checked(names.get("group"), check_group, where="path.group")
+        authorize(principal, route.role, topic or None)
+        if is_reserved and route.role is not Role.ADMIN:
+            raise services.out_of_connections()
+        body_codec = Codec.JSON
+        if route.body is not None and not (route.body_optional and not head.has_body):
+            body_codec = content_negotiation.request_codec(headers.get("content-type"))
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise Problem(ProblemKind.UNSUPPORTED_MEDIA_TYPE, "bodies are not compressed: send no Content-Encoding")
+        answer_codec = content_negotiation.answer_codec(headers.get("accept"), default=body_codec)
+        body_bytes_max = _body_bytes_max(route, services.settings.request_bytes_max)
+        _check_length(head, bytes_max=body_bytes_max)
+        gate = services.gate_of(route.work)
+        services.budget.check(BODY_COPIES * head.content_length)  # they are leased as they come
+        gate.check()
+        return Admitted(
+            target=route, head=head, lease=services.budget.lease(), gate=gate, principal=principal,
+            body_bytes_max=body_bytes_max, topic=topic, group=group, item=unquote(names.get("id", "")),
+            body_codec=body_codec, answer_codec=answer_codec,
+        )  # fmt: skip
+
+    def _call(self, admitted: Admitted, body: bytes | bytearray) -> Call:
+        return Call(
+            services=self._services, principal=admitted.principal, topic=admitted.topic, group=admitted.group,
+            item=admitted.item, query=_query(admitted.head.query), body=body, body_codec=admitted.body_codec,
+            answer_codec=admitted.answer_codec, lease=admitted.lease,
+        )  # fmt: skip
+
+    def _failed(self, path: str, error: Exception) -> Response:
+        """What an error becomes; one that nobody has foreseen is logged and counted."""
+        match error:
+            case Problem():
+                return error.response()
+            case OutboxError():
+                logger.info("request_failed", extra={"route": path, "error": str(error)})
+                retry_after_ms = self._services.settings.storage_retry_after_ms
+                return of_error(error, storage_retry_after_ms=retry_after_ms).response()
+            case _:
+                self._services.metrics.count_failure()
+                logger.error("request_met_a_defect", extra={"route": path}, exc_info=error)
+                detail = "the broker met a defect of its own; its log says which"
+                return Problem(ProblemKind.INTERNAL, detail).response()
+
+
+def _check_length(head: RequestHead, *, bytes_max: int) -> None:
+    if head.content_length > bytes_max:
+        raise too_large(bytes_max)
+
+
+def too_large(bytes_max: int) -> Problem:
+    """A body beyond the bound of its route."""
+    return Problem(
+        ProblemKind.BODY_TOO_LARGE,
+        f"the request has more than the {bytes_max:,} bytes allowed; send smaller batches",
+        bound=("request_bytes_max", bytes_max),
+        headers=CLOSE,
+    )
+
+
+def _handled(route: Route, call: Call) -> object:
+    if route.handler is None:
+        raise TypeError(f"{route.path} has no handler")
+    return route.handler(call)
+
+
+def _body_bytes_max(route: Route, request_bytes_max: int) -> int:
+    if route.body is None:
+        return UNREAD_BYTES_MAX
+    return request_bytes_max if route.body_bytes_max is None else min(route.body_bytes_max, request_bytes_max)
+
+
+def _query(query: str) -> dict[str, str]:
+    if not query:
+        return {}
+    try:
+        return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=_QUERY_FIELDS_MAX))
+    except ValueError as error:
+        raise Problem(ProblemKind.WRONG_SHAPE, "the query has too many fields", where="query") from error
+
+
+def _checked(part: str | None, check: Callable[[str], str], *, where: str) -> str:
+    if part is None:
+        return ""
+    try:
+        return check(unquote(part))
+    except InvalidMessage as error:
+        raise Problem(ProblemKind.INVALID_NAME, str(error), where=where) from error

@@ -1,0 +1,305 @@
+"""The metrics of one server, in a registry of its own: read from the engine when asked for, or counted here."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from outbox_broker.engine.publishing import OTHERS
+from outbox_broker.engine.pulling import PulledMessages
+from outbox_broker.http.byte_budget import ByteBudget
+from outbox_broker.http.connection_table import ConnectionTable
+from outbox_broker.http.engine_port import Served
+from outbox_broker.log.sync_times import TimedStorage
+from outbox_broker.schedule.lateness import Lateness
+from outbox_core.common.errors import StorageFailed
+from outbox_core.runtime.build_info import build
+
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_LATENCY_SECONDS: Final = (*_SECONDS, 300, 1800, 3600, 6 * 3600, 24 * 3600)
+_HORIZONS_MS: Final = {"1m": 60_000, "1h": 3_600_000, "1d": 86_400_000, "30d": 30 * 86_400_000}
+_BY_TOPIC: Final = {
+    "published_stored": ("broker_messages_received", "Messages stored."),
+    "published_duplicate": ("broker_messages_duplicate", "Messages passed over because their id was stored before."),
+    "fired": ("broker_messages_fired", "Scheduled messages that fell due."),
+    "quarantined": ("broker_messages_quarantined", "Damaged messages that became dead letters, once for each group."),
+    "broadcast": ("broker_messages_broadcast", "Messages read by readers without a group."),
+}
+_BY_GROUP: Final = {
+    "delivered": ("broker_messages_delivered", "Hand-outs."),
+    "redelivered": ("broker_messages_redelivered", "Hand-outs that were not a message's first to its group."),
+    "acknowledged": ("broker_messages_acknowledged", "Deliveries acknowledged."),
+    "filtered": ("broker_messages_filtered", "Messages that a group passed because its filter does not take them."),
+}
+_REASONS: Final = {
+    "published_rejected": ("broker_messages_rejected", "Messages refused one by one.", ("topic",)),
+    "dead_lettered": ("broker_messages_dead_lettered", "Messages that a group gave up on.", ("topic", "group")),
+}
+_FIGURES: Final = {
+    "backlog": ("broker_ready_messages", "Messages that wait to be handed out."),
+    "in_flight": ("broker_inflight_messages", "Messages that consumers hold."),
+    "dead": ("broker_dead_messages", "Messages that the group gave up on and that nobody redrove."),
+}
+
+
+class BrokerMetrics:
+    """What `/metrics` shows."""
+
+    def __init__(self, engine: Served, *, series_max: int) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(EngineCollector(engine, series_max=series_max))
+        self._series_max = series_max
+        self._groups: set[tuple[str, str]] = set()
+        self._requests = Counter(
+            "broker_http_requests", "Requests answered.", ("method", "route", "status"), registry=self._registry
+        )
+        self._seconds = Histogram(
+            "broker_http_request_duration_seconds",
+            "Time to answer a request, without waiting for messages.",
+            ("route",),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._latency = Histogram(
+            "broker_delivery_latency_seconds",
+            "From a message's creation, or its due time if that is later, to its first hand-out.",
+            ("topic", "group"),
+            buckets=_LATENCY_SECONDS,
+            registry=self._registry,
+        )
+        self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self.waiting = Gauge("broker_http_waiting_pulls", "Long polls that wait now.", registry=self._registry)
+        self._failures = Counter("broker_http_failures", "Requests that met a defect.", registry=self._registry)
+        built = Gauge(
+            "outbox_build_info", "1; the labels tell.", ("version", "revision", "python"), registry=self._registry
+        )
+        here = build()
+        built.labels(here.version, here.revision, here.python).set(1)
+
+    def watch(self, table: ConnectionTable, budget: ByteBudget) -> None:
+        """Show a server's connections and the bytes in work from now on."""
+        self._registry.register(ConnectionCollector(table, budget))
+
+    def count_request(self, method: str, route: str, *, status: int, seconds: float | None) -> None:
+        """One request was answered; None seconds where most of them were waited."""
+        place = (method, route, status)
+        known = self._known.get(place)
+        if known is None:  # labels() costs more than the counting; there are as many as routes and statuses
+            known = self._requests.labels(method, route, str(status)), self._seconds.labels(route)
+            self._known[place] = known
+        known[0].inc()
+        if seconds is not None:
+            known[1].observe(seconds)
+
+    def count_failure(self) -> None:
+        """A request met a defect of ours."""
+        self._failures.inc()
+
+    def count_handed_out(self, topic: str, group: str, handed: Sequence[PulledMessages], *, now_ms: int) -> None:
+        """Hand-outs are about to be sent; the latency is that of the oldest message that is handed out first."""
+        ages_ms = [
+            now_ms
+            - (
+                record.created_at_ms
+                if record.deliver_at_ms is None
+                else max(record.created_at_ms, record.deliver_at_ms)
+            )
+            for one in handed
+            if one.out.attempt == 1
+            for record in one.records
+        ]
+        if ages_ms:
+            self._latency.labels(*self._bounded(topic, group)).observe(max(0, *ages_ms) / 1000)
+
+    def forget(self, topic: str, group: str | None = None) -> None:
+        """A group was deleted, or, without one, a topic with all of them."""
+        for place in [one for one in list(self._groups) if one[0] == topic and group in {None, one[1]}]:
+            self._groups.discard(place)
+            with suppress(KeyError):  # another thread has forgotten it
+                self._latency.remove(*place)
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The text and its content type: OpenMetrics where the scraper accepts it."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self._registry), content_type
+
+    def _bounded(self, topic: str, group: str) -> tuple[str, str]:
+        place = (topic, group)
+        if place in self._groups:
+            return place
+        if len(self._groups) >= self._series_max:
+            return OTHERS, OTHERS
+        self._groups.add(place)
+        return place
+
+
+class ConnectionCollector(Collector):
+    """Reads the bounds of a server whenever it is scraped."""
+
+    def __init__(self, table: ConnectionTable, budget: ByteBudget) -> None:
+        self._table = table
+        self._budget = budget
+
+    def collect(self) -> Iterator[Metric]:
+        """Connections, those that found no room or made it, and bytes."""
+        table = self._table
+        yield GaugeMetricFamily("broker_http_connections", "Connections, with those of the reserve.", value=len(table))
+        ended = CounterMetricFamily(
+            "broker_http_connections_refused", "Connections ended for want of room: as they came, or for a newer one.",
+            labels=("reason",),
+        )  # fmt: skip
+        ended.add_metric(["no_room"], table.refused)
+        ended.add_metric(["made_room"], table.evicted)
+        yield ended
+        yield GaugeMetricFamily(
+            "broker_http_work_bytes", "Bytes that requests and responses in work count as; work_bytes_max bounds them.",
+            value=self._budget.leased_bytes,
+        )  # fmt: skip
+
+
+class EngineCollector(Collector):
+    """Reads the engine whenever it is scraped. Beyond `series_max` labels a family sums up the rest as `~others`."""
+
+    def __init__(self, engine: Served, *, series_max: int) -> None:
+        self._engine = engine
+        self._series_max = series_max
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, those without samples too, so that a counter is there before its first event."""
+        totals = self._engine.counters()
+        yield from self._families(totals, _BY_TOPIC, labels=("topic",))
+        yield from self._families(totals, _BY_GROUP, labels=("topic", "group"))
+        yield from self._by_reason(totals)
+        yield from self._groups()
+        yield from _logs(self._engine.log_figures())
+        yield self._scheduled()
+        yield _lateness(self._engine.lateness)
+        yield _syncs(self._engine.syncs)
+
+    def _families(
+        self, totals: Mapping[tuple[str, str, str], int], names: Mapping[str, tuple[str, str]], *, labels: Sequence[str]
+    ) -> Iterator[Metric]:
+        for what, (name, help_text) in names.items():
+            family = CounterMetricFamily(name, help_text, labels=labels)
+            found = sorted((place[: len(labels)], total) for (kind, *place), total in totals.items() if kind == what)
+            for place, total in found[: self._series_max]:
+                family.add_metric(place, total)
+            rest = sum(total for _, total in found[self._series_max :])
+            if rest:
+                family.add_metric([OTHERS] * len(labels), rest)
+            yield family
+
+    def _by_reason(self, totals: Mapping[tuple[str, str, str], int]) -> Iterator[Metric]:
+        """What has its reason behind its name: `what`, an underscore, the reason."""
+        for what, (name, help_text, labels) in _REASONS.items():
+            family = CounterMetricFamily(name, help_text, labels=(*labels, "reason"))
+            found = sorted(
+                ((*place[: len(labels)], kind.removeprefix(f"{what}_")), total)
+                for (kind, *place), total in totals.items()
+                if kind.startswith(f"{what}_")
+            )
+            for place, total in found[: self._series_max]:
+                family.add_metric(place, total)
+            rest: defaultdict[str, int] = defaultdict(int)
+            for place, total in found[self._series_max :]:
+                rest[place[-1]] += total
+            for reason, total in rest.items():
+                family.add_metric([*[OTHERS] * len(labels), reason], total)
+            yield family
+
+    def _groups(self) -> Iterator[Metric]:
+        labels = ("topic", "group")
+        families = {what: GaugeMetricFamily(*text, labels=labels) for what, text in _FIGURES.items()}
+        lag = GaugeMetricFamily("broker_lag_messages", "Messages that are not acknowledged yet.", labels=labels)
+        oldest = GaugeMetricFamily(
+            "broker_oldest_ready_timestamp_seconds",
+            "When the oldest message that is not acknowledged became ready; 0 where there is none.",
+            labels=labels,
+        )
+        now_s = time.time()
+        for place in self._places():
+            try:
+                figures = self._engine.group_figures(*place)
+            except (KeyError, StorageFailed):  # dropped since the list was made; or not ready, and /readyz says why
+                continue
+            for what, family in families.items():
+                family.add_metric(place, figures[what])
+            unsettled = figures["backlog"] + figures["in_flight"]
+            lag.add_metric(place, unsettled)
+            oldest.add_metric(place, now_s - figures["oldest_unacked_age_ms"] / 1000 if unsettled else 0)
+        yield from (*families.values(), lag, oldest)
+
+    def _scheduled(self) -> Metric:
+        """Each horizon holds those before it; `inf` is all."""
+        family = GaugeMetricFamily(
+            "broker_scheduled_messages", "Messages that wait for their time, and fall due within so long.",
+            labels=("horizon",),
+        )  # fmt: skip
+        within = self._engine.due_within([*_HORIZONS_MS.values()])
+        for name, count in zip((*_HORIZONS_MS, "inf"), within, strict=True):
+            family.add_metric([name], count)
+        return family
+
+    def _places(self) -> list[tuple[str, str]]:
+        places: list[tuple[str, str]] = []
+        for topic in self._engine.topics():
+            if len(places) >= self._series_max:
+                break
+            try:
+                places += [(topic, group) for group in self._engine.groups(topic)]
+            except KeyError:
+                continue
+        return places[: self._series_max]
+
+
+def _lateness(lateness: Lateness) -> Metric:
+    buckets: list[tuple[str, float]] = []
+    total = 0
+    for bound_ms, count in lateness.counts():
+        total += count
+        buckets.append(("+Inf" if bound_ms is None else str(bound_ms / 1000), total))
+    return HistogramMetricFamily(
+        "broker_delay_lateness_seconds", "From a scheduled message's due time to when it was ready, or delivered.",
+        buckets=buckets, sum_value=lateness.sum_ms / 1000,
+    )  # fmt: skip
+
+
+def _syncs(syncs: TimedStorage) -> Metric:
+    buckets: list[tuple[str, float]] = []
+    total = 0
+    for bound_s, count in syncs.counts():
+        total += count
+        buckets.append(("+Inf" if bound_s is None else str(bound_s), total))
+    return HistogramMetricFamily(
+        "broker_fsync_duration_seconds", "How long the disk took to say that a log is on it.", buckets=buckets,
+        sum_value=syncs.sum_s,
+    )  # fmt: skip
+
+
+def _logs(figures: Mapping[str, int]) -> Iterator[Metric]:
+    size = GaugeMetricFamily("broker_log_size_bytes", "Bytes in the logs.", labels=("log",))
+    size.add_metric(["messages"], figures["messages_bytes"])
+    size.add_metric(["actions"], figures["actions_bytes"])
+    yield size
+    if "quarantined_bytes" in figures:  # a delay service has a schedule alone
+        yield GaugeMetricFamily(
+            "broker_quarantined_bytes", "Damaged bytes of the logs, found on opening.",
+            value=figures["quarantined_bytes"],
+        )  # fmt: skip
+    yield GaugeMetricFamily(
+        "broker_quarantined_runs", "Runs of the schedule of which something is damaged, and kept for the operator.",
+        value=figures["quarantined_runs"],
+    )  # fmt: skip
+    yield GaugeMetricFamily(
+        "broker_quarantined_scheduled_messages", "Scheduled messages that are damaged: they are never delivered.",
+        value=figures["quarantined_scheduled"],
+    )  # fmt: skip
+    yield CounterMetricFamily("broker_fsyncs", "Syncs of the logs.", value=figures["syncs"])

@@ -1,0 +1,100 @@
+"""A body in the chunked transfer coding (RFC 9112, 7.1), decoded from a connection's bytes to its very end.
+
+llhttp would go on into the next request, and does not tell where this one ended; so this part of the grammar is here.
+Extensions and trailers are passed over, within bounds.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from typing import Final
+
+from outbox_broker.http.problems import malformed
+
+LINE_BYTES_MAX: Final = 1_024
+"""A size with its extensions."""
+TRAILER_BYTES_MAX: Final = 8 * 1024
+SMALL_CHUNKS_MAX: Final = 4_096
+"""So many chunks may be of any size; beyond, they are of 64 bytes or more in the mean, or cost more than they carry."""
+MEAN_BYTES_MIN: Final = 64
+_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?")
+_FIELD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
+_DETAIL: Final = (
+    "the chunked body is malformed, or of too many small chunks, or its extensions or trailers are too long"
+)
+"""One text for all: what is said must not depend on how much of a line has come."""
+_CRLF: Final = b"\r\n"
+
+
+class _Part(Enum):
+    SIZE = auto()
+    DATA = auto()
+    DATA_END = auto()
+    TRAILER = auto()
+
+
+class ChunkedBody:
+    """Decodes one body."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self._part = _Part.SIZE
+        self._missing = 0
+        self._chunks = 0
+        self._trailer_bytes = 0
+
+    def read(self, received: bytearray) -> bool:
+        """Take what belongs to the body from the front of `received`, and leave what follows; whether it is whole.
+
+        Raises Problem, which closes the connection.
+        """
+        while True:
+            if self._part is _Part.DATA:
+                with memoryview(received) as view:
+                    self.data += view[: self._missing]
+                taken = min(self._missing, len(received))
+                del received[:taken]
+                self._missing -= taken
+                if self._missing:
+                    return False
+                self._part = _Part.DATA_END
+            line = _next_line(received)
+            if line is None:
+                return False
+            if self._part is _Part.TRAILER and not line:
+                return True
+            self._read_line(line)
+
+    def _read_line(self, line: bytes) -> None:
+        if self._part is _Part.SIZE:
+            size = _SIZE.fullmatch(line)
+            if size is None:
+                raise malformed(_DETAIL)
+            self._missing = int(size[1], 16)
+            self._part = _Part.DATA if self._missing else _Part.TRAILER
+            self._chunks += 1
+            if self._chunks > SMALL_CHUNKS_MAX + len(self.data) // MEAN_BYTES_MIN:
+                raise malformed(_DETAIL)
+        elif self._part is _Part.DATA_END:
+            if line:
+                raise malformed(_DETAIL)
+            self._part = _Part.SIZE
+        else:
+            self._trailer_bytes += len(line)
+            if self._trailer_bytes > TRAILER_BYTES_MAX or not _FIELD.fullmatch(line):
+                raise malformed(_DETAIL)
+
+
+def _next_line(received: bytearray) -> bytes | None:
+    """The next line, without its end, which are taken; None where it is not whole. Raises Problem."""
+    end = received.find(_CRLF, 0, LINE_BYTES_MAX + 2)
+    if end < 0:
+        # A lone CR or LF is never followed by what would make it a line.
+        rest = received[:-1] if received.endswith(b"\r") else received
+        if len(rest) > LINE_BYTES_MAX or b"\n" in rest or b"\r" in rest:
+            raise malformed(_DETAIL)
+        return None
+    line = bytes(received[:end])
+    del received[: end + 2]
+    return line

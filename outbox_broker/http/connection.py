@@ -1,0 +1,391 @@
+"""One connection: requests read from its bytes, one at a time, and responses written, all of it bounded in time.
+
+A connection is in one phase at a time, and each phase but WORK has a deadline. The server looks at deadlines now and
+then (`ConnectionContext.sweep`), so that a request sets no timer.
+
+    HEAD -> BODY -> WORK -> WRITE -> HEAD ...
+      |       |               |
+      +-------+-- refused ----+-> DISCARD (the rest of a refused body) -> HEAD, or LINGER -> closed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from contextlib import suppress
+from enum import Enum, auto
+from typing import Final, cast
+
+from outbox_broker.http.application import Admitted
+from outbox_broker.http.byte_budget import BudgetLease
+from outbox_broker.http.connection_context import ConnectionContext
+from outbox_broker.http.connection_table import ConnectionSlot
+from outbox_broker.http.problems import CLOSE, Problem
+from outbox_broker.http.request_head import RequestHead
+from outbox_broker.http.request_reader import RequestReader
+from outbox_broker.http.response import CONTINUE, Response, head_of
+from outbox_core.protocol.problem import ProblemKind
+
+AHEAD_BYTES_MAX: Final = 16 * 1024
+"""What is read beyond the body whose length is known: heads, chunks, and requests behind the one in work."""
+SLICE_BYTES: Final = 256 * 1024
+"""What is given to the transport at a time; the next slice follows when the client has taken this one."""
+DISCARD_BYTES_MAX: Final = 1024 * 1024
+"""A refused body up to here is read and dropped, so that its connection can go on."""
+LINGER_MS: Final = 2_000
+"""How long what still comes is dropped behind a last response: closing at once could destroy that on its way."""
+_RESET: Final = struct.pack("ii", 1, 0)
+"""To linger for no time: what the kernel has is dropped."""
+_NEVER: Final = float("inf")
+
+
+class Phase(Enum):
+    """What a connection is doing."""
+
+    HEAD = auto()
+    BODY = auto()
+    WORK = auto()
+    WRITE = auto()
+    DISCARD = auto()
+    LINGER = auto()
+    CLOSED = auto()
+
+
+class HttpConnection(asyncio.BufferedProtocol):
+    """The protocol of one connection."""
+
+    def __init__(self, context: ConnectionContext, slot: ConnectionSlot) -> None:
+        self.deadline = _NEVER
+        self._context = context
+        self._slot = slot
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._phase = Phase.HEAD
+        self._reader = RequestReader(context.budget, head_bytes_max=context.settings.request_head_bytes_max)
+        self._admitted: Admitted | None = None
+        self._gone: asyncio.Future[None] | None = None
+        self._unsent = memoryview(b"")
+        self._response_lease: BudgetLease | None = None
+        self._closes = False
+        """Whether the response that comes next, or is written, is the last."""
+        self._discards = 0
+        self._lingers = False
+        self._is_ended = False
+        """Whether the client has said that it sends no more."""
+        self._is_write_paused = False
+        self._is_read_paused = False
+        self._is_advancing = False
+
+    # -- what the event loop calls -----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has come."""
+        self._transport = cast("asyncio.Transport", transport)
+        # Paused until the kernel has everything: what is written has then been taken by the client's side. With 0
+        # asyncio's TLS would pause for ever.
+        self._transport.set_write_buffer_limits(high=1)
+        self._context.connections.add(self)
+        self._set_deadline(self._context.settings.request_head_ms_max)
+        if self._context.is_stopping:
+            self._close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - how much there is does not matter
+        """Where the next bytes are read to."""
+        if self._phase is Phase.BODY:
+            missing = self._reader.missing_bytes(cast("Admitted", self._admitted).head)
+            return self._context.scratch[: (missing or 0) + AHEAD_BYTES_MAX]
+        return self._context.scratch[:AHEAD_BYTES_MAX]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes have come."""
+        data = self._context.scratch[:nbytes]
+        match self._phase:
+            case Phase.HEAD | Phase.WORK | Phase.WRITE:
+                self._take_ahead(data)
+            case Phase.BODY:
+                self._reader.feed(data)
+                self._advance()
+            case Phase.DISCARD:
+                self._discard(data)
+            case Phase.LINGER:
+                self._discards -= nbytes
+                if self._discards <= 0:
+                    self._transport.abort()
+            case Phase.CLOSED:
+                pass
+
+    def eof_received(self) -> bool:
+        """The client sends no more: what it has asked for is answered still, but nothing is waited for."""
+        self._is_ended = True
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
+        in_work = self._phase in {Phase.WORK, Phase.WRITE}
+        return in_work and self._transport.get_extra_info("sslcontext") is None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is no more."""
+        del exc
+        phase, self._phase = self._phase, Phase.CLOSED
+        self._context.connections.discard(self)
+        self._context.table.leave(self._slot)
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
+        if phase is not Phase.WORK:  # what is worked on is its task's to give back
+            self._release()
+
+    def pause_writing(self) -> None:
+        """The client has not taken everything."""
+        self._is_write_paused = True
+
+    def resume_writing(self) -> None:
+        """The client has taken everything."""
+        self._is_write_paused = False
+        if self._phase is Phase.WRITE:
+            self._write_on()
+
+    # -- what the server calls ---------------------------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """The deadline of the phase has passed."""
+        settings = self._context.settings
+        match self._phase:
+            case Phase.HEAD if self._reader.ahead_bytes:
+                self._refuse(_too_slow(ProblemKind.HEAD_TOO_SLOW, "request_head_ms_max", settings.request_head_ms_max))
+            case Phase.HEAD:  # idle: nothing is owed to it
+                self._close()
+            case Phase.BODY:
+                self._refuse(_too_slow(ProblemKind.BODY_TOO_SLOW, "request_read_ms_max", settings.request_read_ms_max))
+            case _:
+                self.abort()
+
+    def finish(self) -> None:
+        """Close behind the response to what is in work; at once where nothing is."""
+        self._closes = True
+        if self._phase is Phase.HEAD:
+            self._close()
+        elif self._phase in {Phase.DISCARD, Phase.LINGER}:
+            self.abort()
+
+    def abort(self) -> None:
+        """End the connection at once, by a reset; what is unsent is lost, also what the kernel has of it."""
+        accepted = self._transport.get_extra_info("socket")
+        if accepted is not None:
+            with suppress(OSError):  # it has gone
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._transport.abort()
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _take_ahead(self, data: memoryview) -> None:
+        begins = not self._reader.ahead_bytes
+        self._reader.feed(data)
+        if self._phase is Phase.HEAD:
+            self._advance()
+            if begins and self._reader.ahead_bytes and self._phase is Phase.HEAD:
+                before = self.deadline  # which empty lines, that begin again and again, must not put off
+                self._set_deadline(self._context.settings.request_head_ms_max)
+                self.deadline = min(before, self.deadline)
+        elif self._reader.ahead_bytes >= AHEAD_BYTES_MAX and not self._is_read_paused:
+            self._is_read_paused = True
+            self._transport.pause_reading()
+
+    def _advance(self) -> None:
+        """Read requests for as long as there are whole ones, and none is in work."""
+        self._is_advancing = True  # what is refused at once calls _begin_head() from below
+        try:
+            while self._reader.ahead_bytes and self._read_some():
+                pass
+        finally:
+            self._is_advancing = False
+
+    def _read_some(self) -> bool:
+        """Read a head, or more of a body; whether there may be more to read."""
+        try:
+            if self._phase is Phase.HEAD:
+                head = self._reader.read_head()
+                if head is not None:
+                    self._admit(head)
+                return head is not None
+            if self._phase is Phase.BODY:
+                return self._read_body(cast("Admitted", self._admitted))
+        except Problem as problem:
+            self._refuse(problem)
+        return False
+
+    def _admit(self, head: RequestHead) -> None:
+        """Let a request in whose head is read, and read its body."""
+        admitted = self._context.application.admit(head, is_reserved=self._slot.is_reserved)
+        self._closes = self._closes or not head.keep_alive
+        if isinstance(admitted, Response):
+            self._refuse_admission(admitted, head)
+            return
+        if admitted.is_authorized:
+            self._context.table.mark_authorized(self._slot)
+        if head.expects_continue and not self._reader.ahead_bytes:
+            self._transport.write(CONTINUE)
+        self._admitted, self._phase = admitted, Phase.BODY
+        self._read_body(admitted)
+        if self._phase is Phase.BODY:
+            self._set_deadline(self._context.settings.request_read_ms_max)
+
+    def _read_body(self, admitted: Admitted) -> bool:
+        """Take what has come of the body; begin to work where it is whole. Whether there may be more to read. Raises
+        Problem.
+        """
+        body = self._reader.read_body(admitted)
+        if body is None:
+            return False
+        try:
+            admitted.enter_gate()
+        except Problem as problem:  # all of it was read: its connection goes on
+            self._release()
+            self._write(self._context.application.refuse(admitted.target, problem), None)
+            return True
+        self._begin_work(admitted, body)
+        return False
+
+    # -- working -----------------------------------------------------------------------------------------------------
+
+    def _begin_work(self, admitted: Admitted, body: bytearray) -> None:
+        self._phase, self.deadline = Phase.WORK, _NEVER
+        pool = self._context.application.pool_of(admitted, body_bytes=len(body))
+        if pool is not None:
+            pool.submit(self._work, admitted, body)
+            return
+        self._gone = self._context.loop.create_future()
+        if self._is_ended:
+            self._gone.set_result(None)
+        task = self._context.loop.create_task(self._wait_for(admitted, body, self._gone))
+        self._context.tasks.add(task)
+        task.add_done_callback(self._context.tasks.discard)
+
+    def _work(self, admitted: Admitted, body: bytearray) -> None:
+        """In a worker's thread."""
+        response = self._context.application.work(admitted, body)
+        try:
+            self._context.loop.call_soon_threadsafe(self._end_work, admitted, response)
+        except RuntimeError:  # the loop has ended: so has whoever asked
+            return
+
+    async def _wait_for(self, admitted: Admitted, body: bytearray, gone: asyncio.Future[None]) -> None:
+        self._end_work(admitted, await self._context.application.wait_for(admitted, body, gone))
+
+    def _end_work(self, admitted: Admitted, response: Response) -> None:
+        self._context.application.finish(admitted, response)
+        self._gone = self._admitted = None
+        if self._phase is Phase.CLOSED:
+            admitted.discard()
+        else:
+            self._write(response, admitted.lease, has_body=admitted.head.method != "HEAD")
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def _write(self, response: Response, lease: BudgetLease | None, *, has_body: bool = True) -> None:
+        self._closes = self._closes or response.closes or self._context.is_stopping
+        head = head_of(response, date=self._context.date, keep_alive=not self._closes)
+        self._phase, self._response_lease = Phase.WRITE, lease
+        body = response.body if has_body else b""
+        if len(body) <= SLICE_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._unsent = memoryview(body)
+            self._transport.write(head)
+        self._write_on()
+        if self._phase is Phase.WRITE:
+            self._set_deadline(self._context.settings.response_write_ms_max)
+
+    def _write_on(self) -> None:
+        """Give the transport more as long as it takes it; behind the last slice the response is done."""
+        while self._unsent and not self._is_write_paused and self._phase is Phase.WRITE:
+            piece, self._unsent = self._unsent[:SLICE_BYTES], self._unsent[SLICE_BYTES:]
+            self._transport.write(piece)
+        if not self._unsent and not self._is_write_paused and self._phase is Phase.WRITE:
+            self._end_response()
+
+    def _end_response(self) -> None:
+        """The client's side has the response: go on with what comes behind the request."""
+        self._release()
+        if self._closes:
+            self._close()
+        elif self._discards:
+            self._phase = Phase.DISCARD
+            self._set_deadline(self._context.settings.request_read_ms_max)
+            self._resume_reading()
+        else:
+            self._begin_head()
+
+    def _begin_head(self) -> None:
+        settings = self._context.settings
+        self._phase = Phase.HEAD
+        self._set_deadline(settings.request_head_ms_max if self._reader.ahead_bytes else settings.keep_alive_ms)
+        if self._is_advancing:
+            return
+        self._advance()
+        if self._phase in {Phase.HEAD, Phase.BODY}:
+            if self._is_ended:
+                self._close()
+            else:
+                self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        if self._is_read_paused:
+            self._is_read_paused = False
+            self._transport.resume_reading()
+
+    # -- refusing and ending -----------------------------------------------------------------------------------------
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answer what is no request, or will not be whole; the connection ends with it."""
+        has_body = self._admitted is None or self._admitted.head.method != "HEAD"
+        self._release()
+        self._reader.clear()
+        self._closes = self._lingers = True
+        self._write(problem.response(), None, has_body=has_body)
+
+    def _refuse_admission(self, response: Response, head: RequestHead) -> None:
+        """Answer a request that is not let in. Its body is passed over, or its connection ends."""
+        length = head.content_length
+        if head.is_chunked or head.expects_continue or length > DISCARD_BYTES_MAX:
+            self._reader.clear()
+            self._closes = self._lingers = True
+        else:
+            self._discards = self._reader.skip(length)
+        self._write(response, None, has_body=head.method != "HEAD")
+
+    def _discard(self, data: memoryview) -> None:
+        rest = data[self._discards :]
+        self._discards -= min(self._discards, len(data))
+        if not self._discards:
+            self._reader.feed(rest)
+            self._begin_head()
+
+    def _close(self) -> None:
+        """Close, with what was written on its way first."""
+        may_send = self._lingers or self._reader.ahead_bytes or self._is_read_paused
+        if may_send and not self._is_ended and self._transport.can_write_eof():
+            self._phase, self._discards = Phase.LINGER, DISCARD_BYTES_MAX
+            self._set_deadline(LINGER_MS)
+            self._resume_reading()
+            self._transport.write_eof()
+            return
+        self._phase = Phase.CLOSED
+        self._set_deadline(LINGER_MS)
+        self._transport.close()
+
+    def _release(self) -> None:
+        """Give back what the request in hand holds, wherever it is."""
+        self._reader.drop_request()
+        admitted, self._admitted = self._admitted, None
+        if admitted is not None:
+            admitted.discard()
+        lease, self._response_lease = self._response_lease, None
+        if lease is not None:
+            lease.release()
+        self._unsent = memoryview(b"")
+
+    def _set_deadline(self, after_ms: int) -> None:
+        self.deadline = self._context.loop.time() + after_ms / 1000
+
+
+def _too_slow(kind: ProblemKind, bound: str, limit_ms: int) -> Problem:
+    return Problem(kind, "the request did not arrive in time", bound=(bound, limit_ms), headers=CLOSE)

@@ -1,0 +1,126 @@
+"""JSON and MessagePack: which of them a request and its answer speak, and the way in and out. Not the shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from functools import lru_cache
+from typing import Final, TypeVar
+
+import msgspec
+
+from outbox_broker.http.problems import Problem, of_decoding
+from outbox_core.protocol.decoder_cache import json_decoder, msgpack_decoder
+from outbox_core.protocol.problem import ProblemKind
+from outbox_core.protocol.wire import (
+    JSON_TYPE,
+    MSGPACK_TYPE,
+)
+
+Shape = TypeVar("Shape")
+
+
+class Codec(StrEnum):
+    """What a body is written in; the value is its media type."""
+
+    JSON = JSON_TYPE
+    MSGPACK = MSGPACK_TYPE
+
+
+_NAMES: Final = {
+    JSON_TYPE: Codec.JSON,
+    MSGPACK_TYPE: Codec.MSGPACK,
+    "application/x-msgpack": Codec.MSGPACK,
+    "application/vnd.msgpack": Codec.MSGPACK,
+}
+_ANY: Final = frozenset({"*/*", "application/*"})
+_json: Final = msgspec.json.Encoder()
+_msgpack: Final = msgspec.msgpack.Encoder()
+_encode_json, _encode_msgpack = _json.encode, _msgpack.encode
+_FIXMAP: Final = 0x80
+_ARRAY_32: Final = b"\xdd"
+LONG_BYTES: Final = 512 * 1024
+"""A list of more bytes is encoded, or decoded, entry by entry."""
+
+
+def request_codec(content_type: str | None) -> Codec:
+    """What the request's body is written in. Raises Problem for all but JSON and MessagePack, and where it is not said.
+
+    It must be said: a web page can have a browser post a body without a media type anywhere, but not one with these.
+    """
+    name = (content_type or "").partition(";")[0].strip().lower()
+    codec = _NAMES.get(name)
+    if codec is None:
+        said = f"not {name!r}" if name else "and must be said"
+        raise Problem(
+            ProblemKind.UNSUPPORTED_MEDIA_TYPE,
+            f"the Content-Type is {JSON_TYPE} or {MSGPACK_TYPE}, {said[:200]}",
+            headers={"accept": f"{JSON_TYPE}, {MSGPACK_TYPE}"},
+        )
+    return codec
+
+
+@lru_cache(maxsize=256)
+def answer_codec(accept: str | None, *, default: Codec) -> Codec:
+    """What to answer in: the best that Accept allows, of equals the default. Raises Problem where it allows neither."""
+    if not accept:
+        return default
+    weights: dict[Codec, float] = {}
+    for part in accept[:1024].split(","):
+        name, _, parameters = part.partition(";")
+        name, weight = name.strip().lower(), _weight(parameters)
+        for codec in _NAMES.get(name), *(Codec if name in _ANY else ()):
+            if codec is not None:
+                weights[codec] = max(weights.get(codec, 0.0), weight)
+    best = max(weights, key=lambda codec: (weights[codec], codec is default), default=None)
+    if best is None or weights[best] <= 0:
+        raise Problem(ProblemKind.NOT_ACCEPTABLE, f"answers are {JSON_TYPE} or {MSGPACK_TYPE}")
+    return best
+
+
+def decode(body: bytes | bytearray, codec: Codec, shape: type[Shape]) -> Shape:
+    """The body as a value of this shape. Raises Problem that says where it is wrong."""
+    try:
+        return _decoder(codec, shape).decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise of_decoding(error) from error
+
+
+def encode(answer: object, codec: Codec) -> bytes:
+    """An answer in a codec."""
+    return _encode_json(answer) if codec is Codec.JSON else _encode_msgpack(answer)
+
+
+def encode_list(name: str, entries: Iterable[object], codec: Codec, *, count: int, **more: object) -> bytearray:
+    """The answer {name: entries, **more}, `count` entries encoded one by one as they are made: no call holds the
+    interpreter for all of a long one, nor are all entries there at once.
+    """
+    is_text = codec is Codec.JSON
+    answer = bytearray(b"{" if is_text else bytes([_FIXMAP | len(more) + 1]))
+    answer += encode(name, codec)
+    answer += b":[" if is_text else _ARRAY_32 + count.to_bytes(4, "big")
+    encode_into = (_json if is_text else _msgpack).encode_into
+    for number, entry in enumerate(entries):
+        if is_text and number:
+            answer += b","
+        encode_into(entry, answer, -1)
+    answer += b"]" if is_text else b""
+    for field, value in more.items():
+        answer += (b",%b:%b" if is_text else b"%b%b") % (encode(field, codec), encode(value, codec))
+    answer += b"}" if is_text else b""
+    return answer
+
+
+def _decoder(codec: Codec, shape: type[Shape]) -> msgspec.json.Decoder[Shape] | msgspec.msgpack.Decoder[Shape]:
+    return json_decoder(shape) if codec is Codec.JSON else msgpack_decoder(shape)
+
+
+def _weight(parameters: str) -> float:
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0

@@ -1,0 +1,239 @@
+"""Handlers of topics and groups: settings, figures, deletion, seek, pause, dead letters. They run in worker threads."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+
+from outbox_broker.http import content_negotiation
+from outbox_broker.http.access_control import Role
+from outbox_broker.http.delivery_handlers import ANSWER_COPIES
+from outbox_broker.http.problems import Problem
+from outbox_broker.http.request_context import Call
+from outbox_core.common.errors import InUse
+from outbox_core.messages.message import DeadLetter, GroupConfig
+from outbox_core.protocol.problem import ProblemKind
+from outbox_core.protocol.wire import (
+    BackoffSettings,
+    DeleteQuery,
+    Encoding,
+    GroupAnswer,
+    GroupSettings,
+    NoAnswer,
+    NoRequest,
+    PageQuery,
+    SeekRequest,
+    StartAt,
+    TopicAnswer,
+    TopicsAnswer,
+)
+from outbox_core.protocol.wire_dead import (
+    DeadMessage,
+    Failures,
+    PackedDeadMessage,
+    RedriveAnswer,
+    RedriveRequest,
+)
+from outbox_core.protocol.wire_messages import text_body
+
+_REASON_CHAR_BYTES: Final = 4
+_CURSOR: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+
+def topics(call: Call) -> TopicsAnswer:
+    """The names of the topics that the sender's token covers."""
+    query = call.read_query(PageQuery)
+    names = call.engine.topics()
+    start = bisect_right(names, query.after) if query.after is not None else 0
+    covered = [name for name in names[start:] if call.principal.covers(name)]
+    page = covered[: query.limit]
+    return TopicsAnswer(topics=page, next=page[-1] if len(covered) > len(page) else None)
+
+
+def topic(call: Call) -> TopicAnswer:
+    """A topic's figures."""
+    with _not_found():
+        figures, groups = call.engine.topic_figures(call.topic), call.engine.groups(call.topic)
+    return TopicAnswer(topic=call.topic, figures=dict(figures), groups=groups)
+
+
+def group(call: Call) -> GroupAnswer:
+    """A group's figures and settings."""
+    with _not_found():
+        figures = call.engine.group_figures(call.topic, call.group)
+        config = call.engine.group_config(call.topic, call.group)
+    return GroupAnswer(topic=call.topic, group=call.group, figures=dict(figures), settings=settings_of(config))
+
+
+def declare(call: Call) -> NoAnswer:
+    """Make a group, or change its settings."""
+    config = config_of(call.read(GroupSettings))
+    call.engine.declare_group(call.topic, call.group, config, quota=call.principal.quota)
+    return NoAnswer()
+
+
+def delete_group(call: Call) -> NoAnswer:
+    """Delete a group; one for which somebody waits is in use, as the engine says of one whose messages are held."""
+    force = call.read_query(DeleteQuery).force
+    waiting = call.services.polls.waiting_in(call.topic, call.group)
+    with _not_found():
+        if waiting and not force:
+            call.engine.group_config(call.topic, call.group)
+            raise InUse(
+                f"the consumer group {call.group} of {call.topic} is in use: {waiting} pulls wait; stop its consumers, "
+                "or force the deletion"
+            )
+        call.engine.delete_group(call.topic, call.group, force=force)
+    call.services.metrics.forget(call.topic, call.group)
+    return NoAnswer()
+
+
+def delete_topic(call: Call) -> NoAnswer:
+    """Delete a topic."""
+    force = call.read_query(DeleteQuery).force
+    with _not_found():
+        call.engine.delete_topic(call.topic, force=force)
+    call.services.metrics.forget(call.topic)
+    return NoAnswer()
+
+
+def seek(call: Call) -> NoAnswer:
+    """Move a group to a time or an offset."""
+    request = call.read(SeekRequest)
+    with _not_found():
+        call.engine.seek(call.topic, call.group, to_ms=request.to_ms, to_offset=request.to_offset)
+    return NoAnswer()
+
+
+def pause(call: Call) -> NoAnswer:
+    """Stop hand-outs to a group."""
+    return _pause(call, paused=True)
+
+
+def resume(call: Call) -> NoAnswer:
+    """Let hand-outs to a group go on."""
+    return _pause(call, paused=False)
+
+
+def dead(call: Call) -> msgspec.Raw:
+    """One page of dead letters; what they carry is for those who may consume or administer the topic."""
+    query = call.read_query(PageQuery)
+    if query.after is not None and not _CURSOR.fullmatch(query.after):
+        raise Problem(ProblemKind.INVALID_MESSAGE, "after must be the `next` of an earlier page", where="query.after")
+    with _not_found():
+        letters, after = call.engine.dead(
+            call.topic, call.group, limit=query.limit, after=query.after,
+            bytes_max=call.services.settings.dead_page_bytes_max,
+        )  # fmt: skip
+    call.lease.resize(ANSWER_COPIES * sum(map(_letter_bytes, letters)))
+    dead_of = _packed_dead if call.is_packed else _dead
+    entries = (dead_of(call, letter) for letter in letters)
+    return msgspec.Raw(
+        content_negotiation.encode_list("dead", entries, call.answer_codec, count=len(letters), next=after)
+    )
+
+
+def redrive(call: Call) -> RedriveAnswer:
+    """Send dead letters again."""
+    request = call.read(RedriveRequest)
+    if (request.ids is None) != request.all:
+        raise Problem(ProblemKind.WRONG_SHAPE, 'send {"ids": [...]} or {"all": true}', where="$")
+    call.check_batch(request.ids or (), where="$.ids")
+    with _not_found():
+        count = call.engine.redrive(call.topic, call.group, ids=request.ids, per_second=request.per_second)
+    return RedriveAnswer(redriven=count)
+
+
+def config_of(settings: GroupSettings) -> GroupConfig:
+    """Settings on the wire as the engine's; raises InvalidMessage where they contradict each other."""
+    start, backoff = settings.start, settings.backoff
+    return GroupConfig(
+        start="at" if isinstance(start, StartAt) else start,
+        start_at_ms=start.at_ms if isinstance(start, StartAt) else None,
+        filter=settings.filter,
+        max_attempts=settings.max_attempts,
+        backoff_initial_ms=backoff.initial_ms,
+        backoff_multiplier=backoff.multiplier,
+        backoff_max_ms=backoff.max_ms,
+        ordered=settings.ordered,
+    )
+
+
+def settings_of(config: GroupConfig) -> GroupSettings:
+    """The engine's settings as they are on the wire."""
+    start: str | StartAt = config.start if config.start_at_ms is None else StartAt(at_ms=config.start_at_ms)
+    return GroupSettings(
+        start=start,  # type: ignore[arg-type]  # GroupConfig has checked that it is one of the two words
+        filter=config.filter,
+        max_attempts=config.max_attempts,
+        backoff=BackoffSettings(
+            initial_ms=config.backoff_initial_ms,
+            multiplier=config.backoff_multiplier,
+            max_ms=config.backoff_max_ms,
+        ),
+        ordered=config.ordered,
+    )
+
+
+def _pause(call: Call, *, paused: bool) -> NoAnswer:
+    if call.body:
+        call.read(NoRequest)
+    with _not_found():
+        call.engine.pause(call.topic, call.group, paused=paused)
+    return NoAnswer()
+
+
+def _shows_contents(call: Call) -> bool:
+    principal = call.principal
+    return principal.allows(Role.CONSUME, call.topic) or principal.allows(Role.ADMIN, call.topic)
+
+
+def _letter_bytes(letter: DeadLetter) -> int:
+    return len(letter.body) + _REASON_CHAR_BYTES * sum(len(reason) for reason, _ in letter.history)
+
+
+def _dead(call: Call, letter: DeadLetter) -> DeadMessage:
+    if not _shows_contents(call):
+        return DeadMessage(**_dead_fields(letter))
+    body, encoding = text_body(letter.body)
+    return DeadMessage(
+        **_dead_fields(letter), key=letter.key, headers=dict(letter.headers), body=body, encoding=encoding
+    )
+
+
+def _packed_dead(call: Call, letter: DeadLetter) -> PackedDeadMessage:
+    if not _shows_contents(call):
+        return PackedDeadMessage(**_dead_fields(letter))
+    return PackedDeadMessage(
+        **_dead_fields(letter),
+        key=letter.key,
+        headers=dict(letter.headers),
+        body=letter.body,
+        encoding=Encoding.BINARY,
+    )
+
+
+def _dead_fields(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "id": letter.id,
+        "topic": letter.topic,
+        "group": letter.group,
+        "attempts": letter.attempts,
+        "reason": letter.reason,
+        "dead_at_ms": letter.dead_at_ms,
+        "history": [Failures(reason=reason, attempts=attempts) for reason, attempts in letter.history],
+    }
+
+
+@contextmanager
+def _not_found() -> Iterator[None]:
+    """The engine's KeyError for a topic or group that is not there, as a problem."""
+    try:
+        yield
+    except KeyError as error:
+        raise Problem(ProblemKind.NOT_FOUND, str(error.args[0])) from error

@@ -1,0 +1,50 @@
+"""What an operator may choose about the HTTP server, with safe defaults. Values only; the engine has its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages import limits
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """Bounds of one server. Over a bound a request is refused, with the bound's name, and nothing of it is stored."""
+
+    request_bytes_max: int = limits.BATCH_BYTES_MAX
+    request_head_bytes_max: int = 32 * 1024
+    request_head_ms_max: int = 10_000
+    request_read_ms_max: int = 30_000
+    response_write_ms_max: int = 30_000
+    connections_max: int = 10_000
+    connections_per_address_max: int = 5_000
+    connections_reserved: int = 32
+    work_bytes_max: int = 256 * MIB
+    batch_messages_max: int = limits.BATCH_MESSAGES_MAX
+    body_bytes_max: int = limits.BODY_BYTES_MAX
+    pull_bytes_max: int = 32 * MIB
+    dead_page_bytes_max: int = 8 * MIB
+    publishes_max: int = 256
+    requests_max: int = 512
+    waiting_pulls_max: int = 10_000
+    scheduled_buckets_max: int = 10_000
+    metric_series_max: int = 1_000
+    publish_threads: int = 8
+    settle_threads: int = 8
+    pull_threads: int = 4
+    throttled_retry_after_ms: int = 250
+    storage_retry_after_ms: int = 5_000
+    keep_alive_ms: int = 75_000
+    shutdown_timeout_ms: int = 25_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
+                raise ConfigurationError(f"{field.name} must be at least 1")
+        if self.body_bytes_max > limits.BODY_BYTES_MAX or self.batch_messages_max > limits.BATCH_MESSAGES_MAX:
+            raise ConfigurationError(
+                f"body_bytes_max goes up to {limits.BODY_BYTES_MAX}, batch_messages_max to {limits.BATCH_MESSAGES_MAX}"
+            )

@@ -1,0 +1,216 @@
+"""Long polls: who waits for which group, in turn, without a thread each. How messages are taken is the caller's.
+
+All of it runs on the event loop, except Line.signal(). One line stands for each (topic, group) with somebody waiting;
+the engine wakes the line, and the line serves its waiters first come, first served until a pull comes back empty. So
+a message that a thousand wait for costs two pulls, not a thousand. A line stays for a while behind its last waiter: the
+next pull of a consumer need not be tried where nothing has come since one that found nothing. Readers of a broadcast
+wait for the same message, all of them: their line serves each as it comes, and everybody when something has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from outbox_broker.engine.broadcasting import READERS
+
+LINGER_S: Final = 10.0
+"""How long a line stays when nobody waits in it."""
+LINES_MAX: Final = 1_000
+"""Where there are more, a line ends with its last waiter."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolledMessages:
+    """What a pull handed out: the answer, ready to send, and the receipts, to give it back where it cannot be sent."""
+
+    answer: bytes | bytearray
+    receipts: list[str]
+
+
+Take = Callable[[], Awaitable[PolledMessages | None]]
+"""One pull; None where nothing was ready."""
+Subscribe = Callable[[str, str, Callable[[], None]], Callable[[], None]]
+"""Engine.subscribe: (topic, group, wake) -> unsubscribe."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    take: Take
+    future: asyncio.Future[PolledMessages | None]
+    served: bool = False
+    leaving: bool = False
+
+    def leave(self, *_: object) -> None:
+        """Stop waiting. A `take` that has begun is waited for, since what it took is already handed out."""
+        self.leaving = True
+        if not self.served:
+            self.settle(None)
+
+    def is_leaving(self) -> bool:
+        """Whether it stopped waiting; asked anew after each await, in which it may have."""
+        return self.leaving
+
+    def settle(self, taken: PolledMessages | None) -> None:
+        """Give the waiter its answer, unless it was given up in the meantime."""
+        if not self.future.done():
+            self.future.set_result(taken)
+
+
+@dataclass(eq=False, slots=True)
+class _Line:
+    loop: asyncio.AbstractEventLoop
+    is_common: bool = False
+    """Whether all who wait get the same, each from a place of its own."""
+    waiters: OrderedDict[_Waiter, None] = field(default_factory=OrderedDict)
+    newcomers: list[_Waiter] = field(default_factory=list)
+    """Those of a common line who were not served yet: something may be there for them alone."""
+    signaled: bool = True
+    """Something may have come since the last pull that found nothing. Cleared before a pull, which sees what it was."""
+    unsubscribe: Callable[[], None] | None = None
+    server: asyncio.Task[None] | None = None
+    ending: asyncio.TimerHandle | None = None
+
+    def signal(self) -> None:
+        """Wake the line, from any thread."""
+        if not self.signaled:
+            self.signaled = True
+            try:
+                self.loop.call_soon_threadsafe(self.serve)
+            except RuntimeError:  # the loop has ended: so has everybody who waited
+                return
+
+    def serve(self) -> None:
+        """Begin to serve who waits, if something may have come, and nobody is at it."""
+        if self.waiters and (self.signaled or self.newcomers) and self.server is None:
+            self.server = self.loop.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        try:
+            while self.waiters and (self.signaled or self.newcomers):
+                if self.is_common:
+                    await self._serve_readers()
+                    continue
+                self.signaled = False
+                while self.waiters and await _serve_one(self, next(iter(self.waiters))):
+                    if self.waiters:
+                        await asyncio.sleep(0)  # everybody else has a turn
+                if not self.waiters:
+                    self.signaled = True  # there may be more than they took
+        finally:
+            self.server = None
+
+    async def _serve_readers(self) -> None:
+        readers = list(self.waiters) if self.signaled else self.newcomers
+        self.signaled, self.newcomers = False, []
+        for waiter in readers:
+            if waiter in self.waiters:
+                await _serve_one(self, waiter)
+                await asyncio.sleep(0)
+
+
+class LongPolls:
+    """The lines of one server."""
+
+    def __init__(self, subscribe: Subscribe) -> None:
+        self._subscribe = subscribe
+        self._lines: dict[tuple[str, str], _Line] = {}
+        self._stopping = False
+
+    @property
+    def waiting(self) -> int:
+        """How many wait now."""
+        return sum(len(line.waiters) for line in self._lines.values())
+
+    def waiting_in(self, topic: str, group: str) -> int:
+        """How many wait for a group, asked from any thread."""
+        line = self._lines.get((topic, group))
+        return 0 if line is None else len(line.waiters)
+
+    def has_line(self, topic: str, group: str) -> bool:
+        """Whether there is a line to wait in, which tries for who comes, where that may find something."""
+        return (topic, group) in self._lines
+
+    async def wait(
+        self, topic: str, group: str, *, take: Take, timeout_s: float, gone: asyncio.Future[None]
+    ) -> PolledMessages | None:
+        """Wait in line until `take` brings something; None when time ran out, the client went or the server stops."""
+        if self._stopping:
+            return None
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(take, loop.create_future())
+        line = self._join(topic, group, waiter)
+        timer = loop.call_later(timeout_s, waiter.leave)
+        gone.add_done_callback(waiter.leave)
+        try:
+            return await waiter.future
+        finally:
+            waiter.leaving = True
+            timer.cancel()
+            gone.remove_done_callback(waiter.leave)
+            self._leave(topic, group, line, waiter)
+
+    def stop(self) -> None:
+        """Send everybody away empty-handed, now and from now on."""
+        self._stopping = True
+        for (topic, group), line in list(self._lines.items()):
+            for waiter in line.waiters:
+                waiter.leave()
+            if not line.waiters:
+                self._end(topic, group, line)
+
+    def _join(self, topic: str, group: str, waiter: _Waiter) -> _Line:
+        line = self._lines.get((topic, group))
+        if line is None:
+            line = self._lines[topic, group] = _Line(asyncio.get_running_loop(), is_common=group == READERS)
+            line.unsubscribe = self._subscribe(topic, group, line.signal)
+        if line.ending is not None:
+            line.ending.cancel()
+            line.ending = None
+        line.waiters[waiter] = None
+        if line.is_common:
+            line.newcomers.append(waiter)
+        line.serve()
+        return line
+
+    def _leave(self, topic: str, group: str, line: _Line, waiter: _Waiter) -> None:
+        line.waiters.pop(waiter, None)
+        if line.waiters or line.ending is not None:
+            return
+        if self._stopping or len(self._lines) > LINES_MAX:
+            self._end(topic, group, line)
+        else:
+            line.ending = line.loop.call_later(LINGER_S, self._end, topic, group, line)
+
+    def _end(self, topic: str, group: str, line: _Line) -> None:
+        line.ending = None
+        if not line.waiters and self._lines.get((topic, group)) is line:
+            del self._lines[topic, group]
+            if line.unsubscribe is not None:
+                line.unsubscribe()
+
+
+async def _serve_one(line: _Line, waiter: _Waiter) -> bool:
+    """Pull for one in line; whether the next one may find something, too."""
+    if waiter.is_leaving() or waiter.future.done():
+        line.waiters.pop(waiter, None)
+        return True
+    waiter.served = True
+    try:
+        taken = await waiter.take()
+    except Exception as error:  # noqa: BLE001  (it belongs to the waiter, who raises it)
+        if not waiter.future.done():
+            waiter.future.set_exception(error)
+        line.waiters.pop(waiter, None)
+        return True
+    if taken is None:
+        waiter.served = False
+        if waiter.is_leaving():
+            waiter.settle(None)
+        return False
+    waiter.settle(taken)
+    line.waiters.pop(waiter, None)
+    return True

@@ -1,0 +1,198 @@
+"""Handlers of messages on their way in: publish, cancel, and what is scheduled. They run in worker threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+
+from outbox_broker.http.access_control import Role, authorize
+from outbox_broker.http.batch_decoding import WHERE
+from outbox_broker.http.content_negotiation import LONG_BYTES, Codec
+from outbox_broker.http.plain_publish import publish_plain
+from outbox_broker.http.problems import Problem
+from outbox_broker.http.request_context import Call, Entry
+from outbox_broker.http.uniform_responses import alike
+from outbox_core.common.errors import InvalidMessage
+from outbox_core.messages.ids import new_message_id
+from outbox_core.messages.message import (
+    Message,
+    PublishStatus,
+    check_message_id,
+    check_topic,
+)
+from outbox_core.protocol.problem import ProblemKind
+from outbox_core.protocol.wire import (
+    CancelAnswer,
+    CancelOutcome,
+    CancelRequest,
+    PackedMessage,
+    PackedPublishRequest,
+    PublishAnswer,
+    PublishedMessage,
+    PublishOutcome,
+    PublishRequest,
+    ScheduledAnswer,
+    ScheduledCount,
+    ScheduledMessage,
+    ScheduledQuery,
+)
+from outbox_core.protocol.wire_addressed import (
+    AddressedMessage,
+    AddressedPublishRequest,
+    PackedAddressedMessage,
+    PackedAddressedPublishRequest,
+)
+from outbox_core.protocol.wire_messages import body_bytes
+
+_BUCKET_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+
+
+def publish(call: Call) -> PublishAnswer | msgspec.Raw:
+    """Store a batch; all of it is checked before any of it is stored."""
+    stored = None if call.body_codec is Codec.JSON else publish_plain(call)
+    if stored is not None:
+        return _all_stored(call, stored)
+    return _store(call, ((one, call.topic) for one in _published(call)))
+
+
+def publish_addressed(call: Call) -> PublishAnswer | msgspec.Raw:
+    """Store a batch whose messages name their topics, each of which the sender must be allowed to publish to; all of it
+    is checked before any of it is stored.
+    """
+    return _store(call, _allowed(call, _addressed(call)))
+
+
+def cancel(call: Call) -> CancelAnswer:
+    """Cancel scheduled messages on the topics that the token covers: what others have is unknown to it."""
+    ids = call.read(CancelRequest).ids
+    call.check_batch(ids, where="$.ids")
+    for number, message_id in enumerate(ids):
+        _check_id(message_id, where=f"$.ids[{number}]")
+    statuses = call.engine.cancel(ids, topics=call.principal.topics)
+    return CancelAnswer(
+        results=[CancelOutcome(id=message_id, status=status) for message_id, status in zip(ids, statuses, strict=True)]
+    )
+
+
+def scheduled(call: Call) -> ScheduledAnswer:
+    """What fires when: counts per minute, hour or day, a bounded page of them."""
+    query = call.read_query(ScheduledQuery)
+    if query.topic is not None:
+        _check_topic(query.topic, where="query.topic")
+    call.require(Role.READ, query.topic)
+    counts = call.engine.scheduled(query.topic, from_ms=query.from_ms, to_ms=query.to_ms, bucket=query.bucket)
+    page = counts[: call.services.settings.scheduled_buckets_max]
+    return ScheduledAnswer(
+        bucket=query.bucket,
+        counts=[ScheduledCount(at_ms=at_ms, messages=count) for at_ms, count in page],
+        next_from_ms=page[-1][0] + _BUCKET_MS[query.bucket] if len(page) < len(counts) else None,
+    )
+
+
+def scheduled_message(call: Call) -> ScheduledMessage:
+    """One scheduled message; to a token whose topics do not cover it, it is not there."""
+    found = call.engine.scheduled_message(_check_id(call.item, where="path.id"), topics=call.principal.topics)
+    if found is None:
+        raise Problem(ProblemKind.NOT_FOUND, f"no message is scheduled under the id {call.item}")
+    return ScheduledMessage(id=call.item, topic=str(found["topic"]), deliver_at_ms=int(str(found["deliver_at_ms"])))
+
+
+def _published(call: Call) -> Iterable[PublishedMessage]:
+    if call.body_codec is Codec.JSON:
+        return _sent(call, PublishedMessage, lambda: call.read(PublishRequest).messages)
+    return _sent(call, PackedMessage, lambda: call.read(PackedPublishRequest).messages)
+
+
+def _addressed(call: Call) -> Iterable[AddressedMessage | PackedAddressedMessage]:
+    if call.body_codec is Codec.JSON:
+        return _sent(call, AddressedMessage, lambda: call.read(AddressedPublishRequest).messages)
+    return _sent(call, PackedAddressedMessage, lambda: call.read(PackedAddressedPublishRequest).messages)
+
+
+def _sent(call: Call, entry: type[Entry], read_whole: Callable[[], Sequence[Entry]]) -> Iterable[Entry]:
+    """The messages of a publish; those of a long one as they are decoded."""
+    if len(call.body) > LONG_BYTES:
+        return call.read_messages(entry)
+    sent = read_whole()
+    call.check_batch(sent, where=WHERE)
+    return sent
+
+
+def _allowed(
+    call: Call, sent: Iterable[AddressedMessage | PackedAddressedMessage]
+) -> Iterator[tuple[PublishedMessage, str]]:
+    """The messages with their topics, to each of which the sender may publish. Raises Problem at one to which not."""
+    allowed: set[str] = set()
+    for number, one in enumerate(sent):
+        if one.topic not in allowed:
+            _check_topic(one.topic, where=f"{WHERE}[{number}].topic")
+            authorize(call.principal, Role.PUBLISH, one.topic)
+            allowed.add(one.topic)
+        yield one, one.topic
+
+
+def _store(call: Call, sent: Iterable[tuple[PublishedMessage, str]]) -> PublishAnswer | msgspec.Raw:
+    now_ms = call.services.clock.now_ms()
+    batch = [_message(call, one, topic=topic, number=number, now_ms=now_ms) for number, (one, topic) in enumerate(sent)]
+    results = call.engine.publish(batch, quota=call.principal.quota)
+    if all(one.status is PublishStatus.STORED for one in results):
+        return _all_stored(call, [one.id for one in results])
+    return PublishAnswer(
+        results=[PublishOutcome(id=result.id, status=result.status, error=result.error) for result in results]
+    )
+
+
+def _all_stored(call: Call, ids: Sequence[str]) -> PublishAnswer | msgspec.Raw:
+    packed = alike("id", ids, {"status": PublishStatus.STORED, "error": None}) if call.is_packed else None
+    if packed is not None:
+        return packed
+    return PublishAnswer(results=[PublishOutcome(id=one, status=PublishStatus.STORED) for one in ids])
+
+
+def _message(call: Call, sent: PublishedMessage, *, topic: str, number: int, now_ms: int) -> Message:
+    where = f"{WHERE}[{number}]"
+    try:
+        body = body_bytes(sent.body, sent.encoding)
+        limit = call.services.settings.body_bytes_max
+        if len(body) > limit:
+            raise Problem(
+                ProblemKind.MESSAGE_TOO_LARGE,
+                f"the body has {len(body):,} bytes, more than the {limit:,} allowed; "
+                "store it elsewhere and publish a reference",
+                where=f"{where}.body",
+                bound=("body_bytes_max", limit),
+            )
+        return Message(
+            id=new_message_id() if sent.id is None else sent.id,
+            topic=topic,
+            body=body,
+            key=sent.key,
+            headers=sent.headers or {},
+            created_at_ms=now_ms if sent.created_at_ms is None else sent.created_at_ms,
+            deliver_at_ms=_deliver_at_ms(sent, now_ms=now_ms),
+        )
+    except InvalidMessage as error:
+        raise Problem(ProblemKind.INVALID_MESSAGE, str(error), where=where) from error
+
+
+def _deliver_at_ms(sent: PublishedMessage, *, now_ms: int) -> int | None:
+    if sent.delay_ms is None:
+        return sent.deliver_at_ms
+    if sent.deliver_at_ms is not None:
+        raise InvalidMessage("deliver_at_ms and delay_ms exclude each other")
+    return now_ms + sent.delay_ms
+
+
+def _check_topic(topic: str, *, where: str) -> None:
+    try:
+        check_topic(topic)
+    except InvalidMessage as error:
+        raise Problem(ProblemKind.INVALID_NAME, str(error), where=where) from error
+
+
+def _check_id(message_id: str, *, where: str) -> str:
+    try:
+        return check_message_id(message_id)
+    except InvalidMessage as error:
+        raise Problem(ProblemKind.INVALID_MESSAGE, str(error), where=where) from error

@@ -1,0 +1,187 @@
+"""The OpenAPI 3.1 document, written from the table of routes and the shapes on the wire, not kept by hand."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from outbox_broker.http.problems import TITLES
+from outbox_broker.http.routes import GROUP, Route
+from outbox_broker.http.work_classes import WorkClass
+from outbox_core.protocol import problem, wire
+from outbox_core.protocol.problem import PROBLEM_TYPE, ProblemKind
+from outbox_core.protocol.wire import (
+    JSON_TYPE,
+    MSGPACK_TYPE,
+    Encoding,
+)
+
+_REFS: Final = "#/components/schemas/{name}"
+_NAME: Final = {"type": "string", "pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}$"}
+_MESSAGE_ID: Final = {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,64}$"}
+_BASE64: Final = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+_PATH_PARTS: Final = {"topic": _NAME, "group": _NAME, "id": _MESSAGE_ID}
+# What the shapes' types do not say, since the server checks it by hand, with a text of its own.
+_QUERY_PARTS: Final = {
+    ("/v1/scheduled", "topic"): _NAME,
+    (GROUP + "/dead", "after"): {"type": "string", "pattern": "^[0-9]{1,18}$"},
+}
+
+
+def _given(**properties: dict[str, Any]) -> dict[str, Any]:
+    """Each of these fields is there, and of this schema."""
+    return {"required": list(properties), "properties": properties}
+
+
+_PUBLISHED: Final[dict[str, Any]] = {
+    "not": _given(deliver_at_ms={"type": "integer"}, delay_ms={"type": "integer"}),
+    "allOf": [{"properties": {"encoding": {"enum": [Encoding.UTF8, Encoding.BASE64, None]}}}],
+    "if": _given(encoding={"const": Encoding.BASE64}),
+    "then": {"properties": {"body": {"pattern": _BASE64}}},
+}
+_RULES: Final[dict[str, dict[str, Any]]] = {
+    "SeekRequest": {"oneOf": [_given(to_ms={"type": "integer"}), _given(to_offset={"type": "integer"})]},
+    "RedriveRequest": {"oneOf": [_given(ids={"type": "array"}), _given(all={"const": True})]},
+    "PublishedMessage": _PUBLISHED,
+    "AddressedMessage": _PUBLISHED,
+}
+_ALWAYS: Final = (
+    ProblemKind.WRONG_SHAPE,
+    ProblemKind.INVALID_NAME,
+    ProblemKind.INVALID_MESSAGE,
+    ProblemKind.UNAUTHENTICATED,
+    ProblemKind.FORBIDDEN,
+    ProblemKind.FOREIGN_ORIGIN,
+    ProblemKind.NOT_ACCEPTABLE,
+    ProblemKind.HEADERS_TOO_LARGE,
+    ProblemKind.THROTTLED,
+    ProblemKind.STORAGE_FAILED,
+    ProblemKind.INTERNAL,
+)
+_WITH_BODY: Final = (
+    ProblemKind.MALFORMED_BODY,
+    ProblemKind.BODY_TOO_SLOW,
+    ProblemKind.BODY_TOO_LARGE,
+    ProblemKind.BATCH_TOO_LARGE,
+    ProblemKind.UNSUPPORTED_MEDIA_TYPE,
+)
+
+
+def document(routes: Sequence[Route]) -> dict[str, Any]:
+    """The whole document, as JSON-able data."""
+    shapes = {shape for route in routes for shape in (route.body, route.answer) if shape is not None}
+    shapes |= {problem.ProblemAnswer, wire.HealthAnswer}
+    _, components = msgspec.json.schema_components(sorted(shapes, key=lambda shape: shape.__name__), ref_template=_REFS)
+    for name, rule in _RULES.items():
+        components[name] |= rule
+    paths: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for route in routes:
+        paths[route.path][route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Outbox MQ broker", "version": "1", "description": wire.__doc__},
+        "security": [{"token": []}, {}],
+        "paths": {**paths, **_operations()},
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": route.summary,
+        "description": f"Needs the role `{route.role.value}`.",
+        "operationId": _operation_id(route),
+        "parameters": [*_path_parameters(route), *_query_parameters(route)],
+        "responses": {"200": {"description": "Done", "content": _both(_ref(route.answer))}, **_problems(route)},
+    }
+    if route.body is not None:
+        operation["requestBody"] = {"required": not route.body_optional, "content": _both(_ref(route.body))}
+    return operation
+
+
+def _operation_id(route: Route) -> str:
+    if route.handler is not None:
+        return route.handler.__name__
+    return route.path.rpartition("/")[2]
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": _PATH_PARTS[name]}
+        for name in re.findall(r"{(\w+)}", route.path)
+    ]
+
+
+def _query_parameters(route: Route) -> list[dict[str, Any]]:
+    if route.query is None:
+        return []
+    schema = msgspec.json.schema(route.query)
+    properties = schema["$defs"][route.query.__name__]["properties"]
+    return [
+        {"name": name, "in": "query", "required": False, "schema": _QUERY_PARTS.get((route.path, name), part)}
+        for name, part in properties.items()
+    ]
+
+
+def _problems(route: Route) -> dict[str, Any]:
+    kinds = [*_ALWAYS, *route.problems]
+    if route.body is not None:
+        kinds += _WITH_BODY
+    if route.work is WorkClass.PUBLISH:
+        kinds.append(ProblemKind.MESSAGE_TOO_LARGE)
+    by_status: defaultdict[int, list[str]] = defaultdict(list)
+    for kind in kinds:
+        by_status[TITLES[kind][0]].append(f"`{kind.uri}`: {TITLES[kind][1]}.")
+    return {
+        str(status): {
+            "description": " ".join(texts),
+            "content": {PROBLEM_TYPE: {"schema": _ref(problem.ProblemAnswer)}},
+        }
+        for status, texts in sorted(by_status.items())
+    }
+
+
+def _operations() -> dict[str, Any]:
+    health = {JSON_TYPE: {"schema": _ref(wire.HealthAnswer)}}
+    ready = {
+        "200": {"description": "The broker can serve", "content": health},
+        "503": {"description": "It cannot, or is about to stop", "content": health},
+    }
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    return {
+        "/livez": _probe("live", "Whether the process is alive", {"200": {"description": "Alive", "content": health}}),
+        "/readyz": _probe("ready", "Whether the broker can serve", ready),
+        "/healthz": _probe("healthy", "Another name of /readyz", ready),
+        "/metrics": {
+            "get": {
+                "summary": "Figures for Prometheus",
+                "description": "Needs the role `read` on all topics.",
+                "operationId": "metrics",
+                "responses": {"200": {"description": "Prometheus text or OpenMetrics", "content": text}},
+            }
+        },
+        "/openapi.json": _probe(
+            "openapi",
+            "This document",
+            {"200": {"description": "OpenAPI 3.1", "content": {JSON_TYPE: {"schema": {"type": "object"}}}}},
+        ),
+    }
+
+
+def _probe(operation_id: str, summary: str, responses: dict[str, Any]) -> dict[str, Any]:
+    return {"get": {"summary": summary, "operationId": operation_id, "security": [], "responses": responses}}
+
+
+def _both(schema: dict[str, str]) -> dict[str, Any]:
+    return {JSON_TYPE: {"schema": schema}, MSGPACK_TYPE: {"schema": schema}}
+
+
+def _ref(shape: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": _REFS.format(name=shape.__name__)}

@@ -1,0 +1,62 @@
+"""Requests that wait for messages: pulls, and readers of a topic. What they take is handed out by the handlers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from outbox_broker.engine.broadcasting import READERS
+from outbox_broker.http import broadcast_handlers, delivery_handlers
+from outbox_broker.http.long_poll import PolledMessages
+from outbox_broker.http.request_context import Call
+from outbox_broker.http.worker_threads import in_thread
+from outbox_core.protocol.wire import PullRequest
+from outbox_core.protocol.wire_broadcast import ReadRequest
+
+
+async def pull(call: Call, gone: asyncio.Future[None]) -> bytes | bytearray:
+    """Pull at once, then wait in line; where there is a line, wait in it from the start: it knows whether anything may
+    have come. To a client that has gone nothing is handed out, as far as can be known.
+    """
+    services, wanted = call.services, call.read(PullRequest)
+    loop, since = asyncio.get_running_loop(), call.engine.deletions
+
+    async def take() -> PolledMessages | None:
+        at_hand = delivery_handlers.take_at_hand(call, wanted, since)
+        if at_hand is not None:
+            return None if at_hand == "nothing" else at_hand
+        return await in_thread(services.threads.pull, lambda: delivery_handlers.take(call, wanted, since))
+
+    deadline = loop.time() + wanted.wait_ms / 1000
+    waits = wanted.wait_ms > 0 and services.polls.has_line(call.topic, call.group)
+    taken = None if waits else await take()
+    if taken is None and wanted.wait_ms and not gone.done():
+        with services.metrics.waiting.track_inprogress():
+            taken = await services.polls.wait(
+                call.topic, call.group, take=take, timeout_s=max(0.0, deadline - loop.time()), gone=gone
+            )
+    if taken is None:
+        return delivery_handlers.no_deliveries(call)
+    if gone.done():
+        receipts = taken.receipts
+        await in_thread(services.threads.pull, lambda: delivery_handlers.give_back(call, receipts))
+        return delivery_handlers.no_deliveries(call)
+    return taken.answer
+
+
+async def read_on(call: Call, gone: asyncio.Future[None]) -> bytes | bytearray:
+    """Read a topic on, waiting in its readers' line for the first message."""
+    services, wanted = call.services, call.read(ReadRequest)
+    place = await in_thread(services.threads.pull, lambda: broadcast_handlers.place_of(call, wanted))
+
+    async def take() -> PolledMessages | None:
+        return await in_thread(services.threads.pull, lambda: broadcast_handlers.take(call, wanted, place))
+
+    taken = None
+    if not wanted.wait_ms:
+        taken = await take()
+    elif not gone.done():
+        with services.metrics.waiting.track_inprogress():
+            taken = await services.polls.wait(
+                call.topic, READERS, take=take, timeout_s=wanted.wait_ms / 1000, gone=gone
+            )  # fmt: skip
+    return broadcast_handlers.nothing(call, place) if taken is None else taken.answer

@@ -1,0 +1,168 @@
+"""One request on its way through: what handlers get. And what a server consists of. It decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from outbox_broker.http import batch_decoding
+from outbox_broker.http import content_negotiation as codecs
+from outbox_broker.http.access_control import Access, Principal, Role, authorize
+from outbox_broker.http.batch_decoding import TooManyMessages, packed_messages, text_messages
+from outbox_broker.http.broker_metrics import BrokerMetrics
+from outbox_broker.http.byte_budget import BudgetLease, ByteBudget
+from outbox_broker.http.concurrency_limit import ConcurrencyLimit
+from outbox_broker.http.content_negotiation import Codec
+from outbox_broker.http.engine_port import Served
+from outbox_broker.http.http_settings import HttpSettings
+from outbox_broker.http.long_poll import LongPolls
+from outbox_broker.http.problems import CLOSE, Problem, of_query
+from outbox_broker.http.work_classes import WorkClass
+from outbox_broker.http.worker_threads import WorkerThreads
+from outbox_core.common.clock import Clock
+from outbox_core.protocol.decoder_cache import known
+from outbox_core.protocol.problem import ProblemKind
+
+Shape = TypeVar("Shape", bound=msgspec.Struct)
+Entry = TypeVar("Entry", bound=msgspec.Struct)
+
+
+@dataclass(slots=True, kw_only=True)
+class Services:
+    """What one server is made of. Blocking calls to the engine run in these pools, of bounded size."""
+
+    engine: Served
+    settings: HttpSettings
+    clock: Clock
+    access: Access
+    metrics: BrokerMetrics
+    polls: LongPolls
+    budget: ByteBudget
+    publishes: ConcurrencyLimit
+    requests: ConcurrencyLimit
+    pulls: ConcurrencyLimit
+    threads: WorkerThreads
+    stopping: bool = field(default=False)
+
+    @classmethod
+    def of(cls, engine: Served, settings: HttpSettings, *, access: Access, clock: Clock) -> Services:
+        """The parts of a server of an open engine."""
+
+        def gate(name: str, requests_max: int) -> ConcurrencyLimit:
+            return ConcurrencyLimit(
+                name=name, requests_max=requests_max, retry_after_ms=settings.throttled_retry_after_ms
+            )
+
+        return cls(
+            engine=engine,
+            settings=settings,
+            clock=clock,
+            access=access,
+            metrics=BrokerMetrics(engine, series_max=settings.metric_series_max),
+            polls=LongPolls(engine.subscribe),
+            budget=ByteBudget(settings.work_bytes_max, retry_after_ms=settings.throttled_retry_after_ms),
+            publishes=gate("publishes", settings.publishes_max),
+            requests=gate("requests", settings.requests_max),
+            pulls=gate("waiting_pulls", settings.waiting_pulls_max),
+            threads=WorkerThreads.of(settings),
+        )
+
+    def gate_of(self, work: WorkClass) -> ConcurrencyLimit:
+        """The bound that a kind of work falls under."""
+        match work:
+            case WorkClass.PUBLISH:
+                return self.publishes
+            case WorkClass.SETTLE | WorkClass.PAGE | WorkClass.OPERATE:
+                return self.requests
+            case WorkClass.PULL | WorkClass.READ:
+                return self.pulls
+
+    def out_of_connections(self) -> Problem:
+        """The problem with a connection of the reserve that asks for what that is not kept for."""
+        return Problem(
+            ProblemKind.OVERLOADED,
+            "there are as many connections as connections_max or connections_per_address_max allows; those in reserve "
+            "are for probes, metrics and operators",
+            retry_after_ms=self.settings.throttled_retry_after_ms,
+            headers=CLOSE,
+        )
+
+    def stop(self) -> None:
+        """Turn unready and send away those who wait for messages; requests in work go on. On the loop only."""
+        self.stopping = True
+        self.polls.stop()
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """A request whose route, sender, names and codecs are known and allowed. Names that the path lacks are empty."""
+
+    services: Services
+    principal: Principal
+    topic: str
+    group: str
+    item: str
+    query: Mapping[str, str]
+    body: bytes | bytearray
+    body_codec: Codec
+    answer_codec: Codec
+    lease: BudgetLease
+
+    @property
+    def engine(self) -> Served:
+        """The engine that serves the call."""
+        return self.services.engine
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the answer is MessagePack, which carries bodies as they are."""
+        return self.answer_codec is Codec.MSGPACK
+
+    def read(self, shape: type[Shape]) -> Shape:
+        """The body. Raises Problem that says where it is wrong."""
+        return codecs.decode(self.body, self.body_codec, shape)
+
+    def read_messages(self, entry: type[Entry]) -> Iterator[Entry]:
+        """The messages of a publish as they are decoded; `entry` fits the codec. Raises Problem, at any of them."""
+        limit, number = self.services.settings.batch_messages_max, 0
+        entries = text_messages if self.body_codec is Codec.JSON else packed_messages
+        try:
+            for number, one in enumerate(entries(self.body, entry), 1):
+                if number > limit:
+                    break
+                yield one
+        except TooManyMessages:
+            number = limit + 1
+        if number > limit:
+            raise self._too_many(f"{number:,} entries or more", where=batch_decoding.WHERE)
+
+    def read_query(self, shape: type[Shape]) -> Shape:
+        """The query. Raises Problem that says which part of it is wrong."""
+        try:
+            return msgspec.convert(self.query, known(shape), strict=False)
+        except msgspec.ValidationError as error:
+            unknown = [name for name in self.query if name not in shape.__struct_encode_fields__]
+            raise of_query(error, unknown=unknown) from error
+
+    def check_batch(self, entries: Sequence[object], *, where: str) -> None:
+        """Raise Problem where a list has more entries than a request may have."""
+        if len(entries) > self.services.settings.batch_messages_max:
+            raise self._too_many(f"{len(entries):,} entries", where=where)
+
+    def require(self, role: Role, topic: str | None) -> None:
+        """Raise Problem where the sender lacks this role for a topic that the path does not name; None: for all."""
+        authorize(self.principal, role, topic)
+        if topic is None and not self.principal.covers_all:
+            raise Problem(ProblemKind.FORBIDDEN, f"the token {self.principal.name!r} is limited to some topics")
+
+    def _too_many(self, entries: str, *, where: str) -> Problem:
+        limit = self.services.settings.batch_messages_max
+        return Problem(
+            ProblemKind.BATCH_TOO_LARGE,
+            f"{entries} are more than the {limit:,} allowed in one request; send several",
+            where=where,
+            bound=("batch_messages_max", limit),
+        )

@@ -1,0 +1,116 @@
+"""The bytes that a connection has received, taken apart into requests: a head, then the body that it tells of."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from outbox_broker.http.application import Admitted
+from outbox_broker.http.byte_budget import BudgetLease, ByteBudget
+from outbox_broker.http.chunked_body import ChunkedBody
+from outbox_broker.http.problems import CLOSE, Problem
+from outbox_broker.http.request_head import RequestHead, check_bytes, parse_head
+from outbox_core.protocol.problem import ProblemKind
+
+FREE_HEAD_BYTES: Final = 4 * 1024
+"""A head that is not whole counts against the budget from here on."""
+
+
+class RequestReader:
+    """One connection's. Problem is raised where its bytes are no request; nothing may be read of it after that."""
+
+    def __init__(self, budget: ByteBudget, *, head_bytes_max: int) -> None:
+        self._budget = budget
+        self._head_bytes_max = head_bytes_max
+        self._received = bytearray()
+        """Bytes that belong to no request yet."""
+        self._searched = 0
+        """Where the last line of a head that is not whole ends."""
+        self._head_lease: BudgetLease | None = None
+        self._chunked: ChunkedBody | None = None
+        self._body = bytearray()
+
+    @property
+    def ahead_bytes(self) -> int:
+        """How many bytes came that belong to no request yet."""
+        return len(self._received)
+
+    def feed(self, data: memoryview) -> None:
+        """Take bytes that have come; they are copied."""
+        self._received += data
+
+    def read_head(self) -> RequestHead | None:
+        """The next request's head; None where it is not whole yet. Raises Problem."""
+        received = self._received
+        while received.startswith(b"\r\n"):  # empty lines before a request are passed over (RFC 9112, 2.2)
+            del received[:2]
+        end = received.find(b"\r\n\r\n", self._searched)
+        size = len(received) if end < 0 else end + 4
+        if size > self._head_bytes_max:
+            raise Problem(
+                ProblemKind.HEADERS_TOO_LARGE,
+                f"the request line and headers have more than the {self._head_bytes_max:,} bytes allowed",
+                bound=("request_head_bytes_max", self._head_bytes_max),
+                headers=CLOSE,
+            )
+        if end < 0:
+            check_bytes(received[self._searched : size - received.endswith(b"\r")])
+            self._searched = max(0, received.rfind(b"\r\n"))
+            if size > FREE_HEAD_BYTES:
+                self._head_lease = self._head_lease or self._budget.lease()
+                self._head_lease.resize(size)
+            return None
+        data = bytes(received[:size])
+        del received[:size]
+        self._end_head()
+        head = parse_head(data)
+        self._chunked = ChunkedBody() if head.is_chunked else None
+        return head
+
+    def missing_bytes(self, head: RequestHead) -> int | None:
+        """How many bytes of the body are still to come; None where only its end will tell."""
+        return None if head.is_chunked else head.content_length - len(self._body)
+
+    def read_body(self, admitted: Admitted) -> bytearray | None:
+        """Take what has come of a body; all of it where it is whole, else None. Raises Problem."""
+        if self._chunked is not None:
+            is_whole = self._chunked.read(self._received)
+            self._body = self._chunked.data
+        else:
+            is_whole = self._read_length(admitted.head)
+        admitted.count_body(len(self._body))
+        if not is_whole:
+            return None
+        body, self._body, self._chunked = self._body, bytearray(), None
+        return body
+
+    def skip(self, count: int) -> int:
+        """Drop bytes; returns how many of these are still to come."""
+        missing = max(0, count - len(self._received))
+        del self._received[:count]
+        return missing
+
+    def clear(self) -> None:
+        """Drop everything, and give back what it is counted as."""
+        self._received.clear()
+        self.drop_request()
+
+    def drop_request(self) -> None:
+        """Drop what was read of a request that is not whole; what came behind it stays."""
+        self._end_head()
+        self._body, self._chunked = bytearray(), None
+
+    def _read_length(self, head: RequestHead) -> bool:
+        missing = head.content_length - len(self._body)
+        if not self._body and len(self._received) == missing:
+            self._body, self._received = self._received, self._body
+        else:
+            with memoryview(self._received) as received:
+                self._body += received[:missing]
+            del self._received[:missing]
+        return len(self._body) == head.content_length
+
+    def _end_head(self) -> None:
+        self._searched = 0
+        if self._head_lease is not None:
+            self._head_lease.release()
+            self._head_lease = None

@@ -1,0 +1,85 @@
+"""From a method and a path to the route that serves it, and the names in the path. Parts are split before decoding."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+from outbox_broker.http.problems import Problem
+from outbox_core.protocol.problem import ProblemKind
+
+
+class Routed(Protocol):
+    """What is found by its method and path; `{name}` stands for one part of a path."""
+
+    @property
+    def method(self) -> str:
+        """GET, POST, PUT or DELETE."""
+
+    @property
+    def path(self) -> str:
+        """The path, from its first slash on."""
+
+
+Found = TypeVar("Found", bound=Routed)
+_PATH_CHARS_MAX: Final = 2_048
+_ALL_METHODS: Final = "DELETE, GET, HEAD, POST, PUT"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern(Generic[Found]):
+    """A path: its fixed parts by their places, the places of its names, and who serves it by method."""
+
+    fixed: tuple[tuple[int, str], ...]
+    names: tuple[tuple[int, str], ...]
+    by_method: Mapping[str, Found]
+
+    def names_in(self, parts: list[str]) -> dict[str, str] | None:
+        """The names in a path of as many parts; None where it is another one."""
+        for place, part in self.fixed:
+            if parts[place] != part:
+                return None
+        names = {name: parts[place] for place, name in self.names}
+        return names if all(names.values()) else None
+
+
+class Router(Generic[Found]):
+    """The routes of one server."""
+
+    def __init__(self, routes: Iterable[Found]) -> None:
+        by_path: defaultdict[str, dict[str, Found]] = defaultdict(dict)
+        for route in routes:
+            by_path[route.path][route.method] = route
+        self._patterns: defaultdict[int, list[_Pattern[Found]]] = defaultdict(list)
+        for path, by_method in by_path.items():
+            parts = path.split("/")
+            fixed = tuple((place, part) for place, part in enumerate(parts) if not part.startswith("{"))
+            names = tuple((place, part[1:-1]) for place, part in enumerate(parts) if part.startswith("{"))
+            self._patterns[len(parts)].append(_Pattern(fixed, names, by_method))
+
+    def find(self, method: str, path: str) -> tuple[Found, dict[str, str]]:
+        """The route, and the names in the path as they were sent; HEAD is served by GET's. Raises Problem: 404, 405."""
+        if path == "*":
+            raise Problem(
+                ProblemKind.METHOD_NOT_ALLOWED, f"{method[:20]} is not allowed here", headers={"allow": _ALL_METHODS}
+            )
+        parts = path.split("/") if len(path) <= _PATH_CHARS_MAX else []
+        allowed: set[str] = set()
+        for pattern in self._patterns.get(len(parts), ()):
+            names = pattern.names_in(parts)
+            if names is None:
+                continue
+            found = pattern.by_method.get("GET" if method == "HEAD" else method)
+            if found is not None:
+                return found, names
+            allowed |= pattern.by_method.keys()
+        if not allowed:
+            raise Problem(ProblemKind.UNKNOWN_ROUTE, "no route of the protocol has this path; /openapi.json lists them")
+        if "GET" in allowed:
+            allowed.add("HEAD")
+        raise Problem(
+            ProblemKind.METHOD_NOT_ALLOWED, f"{method[:20]} is not allowed here",
+            headers={"allow": ", ".join(sorted(allowed))},
+        )  # fmt: skip

@@ -1,0 +1,149 @@
+"""The routes of the protocol: one table, from which the server routes and the OpenAPI document is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from outbox_broker.http import delivery_handlers, group_handlers, message_handlers
+from outbox_broker.http.access_control import Role
+from outbox_broker.http.request_context import Call
+from outbox_broker.http.work_classes import WorkClass
+from outbox_core.protocol import problem, wire, wire_addressed, wire_broadcast, wire_dead
+
+TOPIC: Final = "/v1/topics/{topic}"
+GROUP: Final = TOPIC + "/groups/{group}"
+
+
+_SMALL_BYTES: Final = 64 * 1024
+"""What is no list has less."""
+_RECEIPTS_BYTES: Final = 1024 * 1024
+"""1,000 receipts have up to 560 KB: two names, and three numbers."""
+_IDS_BYTES: Final = 256 * 1024
+"""1,000 ids have up to 67 KB."""
+_SETTINGS_BYTES: Final = 256 * 1024
+"""A filter has up to 16 Ki characters, of which JSON may write each with twelve bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One method on one path. `body_bytes_max` leaves its largest lawful body a lot of room; None: all that a request
+    may have. `handler` is None for what waits, whose own way is in poll_routes.py."""
+
+    method: str
+    path: str
+    role: Role
+    summary: str
+    answer: type[msgspec.Struct]
+    handler: Callable[[Call], msgspec.Struct | msgspec.Raw] | None
+    body: type[msgspec.Struct] | None = None
+    body_bytes_max: int | None = _SMALL_BYTES
+    body_optional: bool = False
+    query: type[msgspec.Struct] | None = None
+    work: WorkClass = WorkClass.SETTLE
+    problems: tuple[problem.ProblemKind, ...] = field(default=())
+
+
+_NOT_FOUND: Final = (problem.ProblemKind.NOT_FOUND,)
+_IN_USE: Final = (problem.ProblemKind.NOT_FOUND, problem.ProblemKind.IN_USE)
+
+ROUTES: Final = (
+    Route(
+        method="POST", path=TOPIC + "/messages", role=Role.PUBLISH, work=WorkClass.PUBLISH,
+        handler=message_handlers.publish, body=wire.PublishRequest, body_bytes_max=None, answer=wire.PublishAnswer,
+        summary="Store a batch of messages; answered when they are durable",
+    ),
+    Route(
+        method="POST", path="/v1/publish", role=Role.PUBLISH, work=WorkClass.PUBLISH,
+        handler=message_handlers.publish_addressed,
+        body=wire_addressed.AddressedPublishRequest, body_bytes_max=None, answer=wire.PublishAnswer,
+        summary="Store a batch of messages of many topics; answered when they are durable",
+    ),
+    Route(
+        method="POST", path=TOPIC + "/read", role=Role.CONSUME, work=WorkClass.READ, handler=None,
+        body=wire_broadcast.ReadRequest, answer=wire_broadcast.ReadAnswer,
+        summary="Read a topic on from an offset, without a group, waiting up to wait_ms for the first message",
+    ),
+    Route(
+        method="POST", path=GROUP + "/pull", role=Role.CONSUME, work=WorkClass.PULL, handler=None,
+        body=wire.PullRequest, answer=wire.PullAnswer, summary="Take messages, waiting up to wait_ms for the first one",
+        problems=(problem.ProblemKind.GROUP_DELETED,),
+    ),
+    Route(
+        method="POST", path=GROUP + "/ack", role=Role.CONSUME, handler=delivery_handlers.ack,
+        body=wire.AckRequest, body_bytes_max=_RECEIPTS_BYTES, answer=wire.AckAnswer, summary="Settle deliveries",
+    ),
+    Route(
+        method="POST", path=GROUP + "/nack", role=Role.CONSUME, handler=delivery_handlers.nack,
+        body=wire.NackRequest, body_bytes_max=_RECEIPTS_BYTES, answer=wire.NackAnswer, summary="Give deliveries back",
+    ),
+    Route(
+        method="POST", path=GROUP + "/extend", role=Role.CONSUME, handler=delivery_handlers.extend,
+        body=wire.ExtendRequest, body_bytes_max=_RECEIPTS_BYTES, answer=wire.ExtendAnswer,
+        summary="Keep deliveries invisible for longer",
+    ),
+    Route(
+        method="POST", path="/v1/scheduled/cancel", role=Role.PUBLISH, handler=message_handlers.cancel,
+        body=wire.CancelRequest, body_bytes_max=_IDS_BYTES, answer=wire.CancelAnswer,
+        summary="Cancel scheduled messages",
+    ),
+    Route(
+        method="GET", path="/v1/scheduled", role=Role.READ, work=WorkClass.PAGE, handler=message_handlers.scheduled,
+        query=wire.ScheduledQuery, answer=wire.ScheduledAnswer, summary="What fires when",
+    ),
+    Route(
+        method="GET", path="/v1/scheduled/{id}", role=Role.READ, handler=message_handlers.scheduled_message,
+        answer=wire.ScheduledMessage, summary="One scheduled message", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="GET", path="/v1/topics", role=Role.READ, work=WorkClass.PAGE, handler=group_handlers.topics,
+        query=wire.PageQuery,
+        answer=wire.TopicsAnswer, summary="The names of the topics",
+    ),
+    Route(
+        method="GET", path=TOPIC, role=Role.READ, handler=group_handlers.topic, answer=wire.TopicAnswer,
+        summary="A topic's figures and groups", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="DELETE", path=TOPIC, role=Role.ADMIN, handler=group_handlers.delete_topic, query=wire.DeleteQuery,
+        answer=wire.NoAnswer, summary="Delete a topic that is not in use, or by force one that is", problems=_IN_USE,
+    ),
+    Route(
+        method="PUT", path=GROUP, role=Role.ADMIN, handler=group_handlers.declare, body=wire.GroupSettings,
+        body_bytes_max=_SETTINGS_BYTES, answer=wire.NoAnswer, summary="Make a consumer group, or change its settings",
+    ),
+    Route(
+        method="GET", path=GROUP, role=Role.READ, handler=group_handlers.group, answer=wire.GroupAnswer,
+        summary="A group's figures and settings", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="DELETE", path=GROUP, role=Role.ADMIN, handler=group_handlers.delete_group, query=wire.DeleteQuery,
+        answer=wire.NoAnswer, summary="Delete a group that is not in use, or by force one that is", problems=_IN_USE,
+    ),
+    Route(
+        method="POST", path=GROUP + "/seek", role=Role.ADMIN, handler=group_handlers.seek, body=wire.SeekRequest,
+        answer=wire.NoAnswer, summary="Move a group to a time or an offset", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="POST", path=GROUP + "/pause", role=Role.ADMIN, handler=group_handlers.pause, body=wire.NoRequest,
+        body_optional=True, answer=wire.NoAnswer, summary="Stop hand-outs to a group", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="POST", path=GROUP + "/resume", role=Role.ADMIN, handler=group_handlers.resume, body=wire.NoRequest,
+        body_optional=True, answer=wire.NoAnswer, summary="Let hand-outs to a group go on", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="GET", path=GROUP + "/dead", role=Role.READ, work=WorkClass.PAGE, handler=group_handlers.dead,
+        query=wire.PageQuery,
+        answer=wire_dead.DeadAnswer, summary="A page of dead letters", problems=_NOT_FOUND,
+    ),
+    Route(
+        method="POST", path=GROUP + "/dead/redrive", role=Role.ADMIN, handler=group_handlers.redrive,
+        body=wire_dead.RedriveRequest, body_bytes_max=_IDS_BYTES, answer=wire_dead.RedriveAnswer, problems=_NOT_FOUND,
+        summary="Send dead letters again",
+    ),
+)  # fmt: skip
+"""Every route under /v1. Probes, metrics and the document itself are the app's."""

@@ -1,0 +1,210 @@
+"""The heart of a server process: a socket, an event loop, an orderly end. The engine is its caller's."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from outbox_broker.http.access_control import Access
+from outbox_broker.http.application import Application
+from outbox_broker.http.connection_context import ConnectionContext
+from outbox_broker.http.connection_table import ConnectionTable
+from outbox_broker.http.engine_port import Served
+from outbox_broker.http.http_settings import HttpSettings
+from outbox_broker.http.listener import Listener, LoopErrors
+from outbox_broker.http.request_context import Services
+from outbox_core.common.clock import SystemClock
+from outbox_core.common.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+_OTHER_PORT: Final = "choose another --port, or 0 for a free one"
+FILES_KEPT: Final = 96
+"""Descriptors that connections may not use, or a third of all where there are few: the logs need them."""
+SWEEP_MS_MIN: Final = 20
+SWEEP_MS_MAX: Final = 500
+"""How often deadlines are looked at: a tenth of the shortest, within these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files of a certificate chain and its key, in PEM."""
+
+    certificate: Path
+    key: Path
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that holds the address, and takes no connections yet. Raises ConfigurationError that names the cure."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigurationError(f"the host {host!r} cannot be resolved: {error.strerror}") from error
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        cure = "choose an address of this machine as --host" if error.errno == errno.EADDRNOTAVAIL else _OTHER_PORT
+        raise ConfigurationError(f"cannot listen on {host} port {port}: {error.strerror}; {cure}") from error
+    return bound
+
+
+class HttpServer:
+    """One server on a bound socket; run() blocks until stop(), which any thread may call."""
+
+    def __init__(
+        self,
+        engine: Served,
+        bound: socket.socket,
+        *,
+        settings: HttpSettings,
+        access: Access | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        self.services = Services.of(engine, settings, access=access or Access(), clock=SystemClock())
+        self._socket = bound
+        self._tls = tls
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stops = asyncio.Event()
+        self._ends = asyncio.Event()
+        self._stop_lock = threading.Lock()
+        self._is_stopped_early = False
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        host, port = self._socket.getsockname()[:2]
+        name = f"[{host}]" if ":" in host else host
+        return f"{'https' if self._tls else 'http'}://{name}:{port}"
+
+    def run(self, *, on_ready: Callable[[str], None] | None = None, handle_signals: bool = False) -> None:
+        """Serve until stop(), or with `handle_signals` until SIGTERM or SIGINT; a second one ends it at once.
+
+        Requests in work when it stops are finished, within `shutdown_timeout_ms`.
+        """
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(self._run(on_ready or _ignore, handle_signals=handle_signals))
+
+    def stop(self) -> None:
+        """Begin to stop, from any thread; idempotent. A second call ends it at once."""
+        with self._stop_lock:  # against a loop that begins or ends at this moment
+            if self._loop is None:
+                self._is_stopped_early = True
+            elif not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._stop)
+
+    async def _run(self, on_ready: Callable[[str], None], *, handle_signals: bool) -> None:
+        loop, settings = asyncio.get_running_loop(), self.services.settings
+        loop.set_exception_handler(LoopErrors().handle)
+        with self._stop_lock:
+            self._loop = loop
+            if self._is_stopped_early:
+                self._stop()
+        if handle_signals:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._stop)
+        context = ConnectionContext(
+            loop=loop, application=Application(self.services), budget=self.services.budget,
+            table=_connection_table(settings), settings=settings,
+        )  # fmt: skip
+        self.services.metrics.watch(context.table, context.budget)
+        listener = Listener(context, self._socket, None if self._tls is None else _tls_context(self._tls))
+        accepting, sweeping = loop.create_task(listener.run()), loop.create_task(_sweep(context))
+        try:
+            await asyncio.sleep(0)  # so that it listens
+            if not self._stops.is_set():
+                on_ready(self.url)
+            await self._stops.wait()
+            accepting.cancel()
+            self._socket.close()
+            await self._finish(context, listener)
+        finally:
+            sweeping.cancel()
+            accepting.cancel()
+            self.services.threads.close()
+
+    async def _finish(self, context: ConnectionContext, listener: Listener) -> None:
+        """Let requests in work be answered; what is not within the time-out, or after a second stop(), is cut off."""
+        listener.stop_opening()
+        context.stop()
+        loop = context.loop
+        deadline = loop.time() + self.services.settings.shutdown_timeout_ms / 1000
+        while (context.connections or listener.opening) and loop.time() < deadline and not self._ends.is_set():
+            await asyncio.sleep(SWEEP_MS_MIN / 1000)
+        for connection in list(context.connections):
+            connection.abort()
+        for task in list(context.tasks):
+            task.cancel()
+        await asyncio.sleep(0)
+
+    def _stop(self) -> None:
+        if self._stops.is_set():
+            self._ends.set()
+            return
+        logger.info("server_stopping")
+        self.services.stop()
+        self._stops.set()
+
+
+async def _sweep(context: ConnectionContext) -> None:
+    settings = context.settings
+    shortest_ms = min(
+        settings.request_head_ms_max, settings.request_read_ms_max, settings.response_write_ms_max,
+        settings.keep_alive_ms,
+    )  # fmt: skip
+    while True:
+        await asyncio.sleep(min(max(shortest_ms / 10, SWEEP_MS_MIN), SWEEP_MS_MAX) / 1000)
+        context.sweep()
+
+
+def _connection_table(settings: HttpSettings) -> ConnectionTable:
+    """As many connections as are allowed, and as there are descriptors for; the soft limit of these is raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.connections_max + settings.connections_reserved + FILES_KEPT
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    room = settings.connections_max
+    if soft != resource.RLIM_INFINITY:
+        room = max(1, min(room, soft - max(FILES_KEPT, soft // 3) - settings.connections_reserved))
+    if room < settings.connections_max:
+        logger.warning("connections_bounded_by_descriptors", extra={"connections_max": room, "descriptors": soft})
+    return ConnectionTable(
+        connections_max=room,
+        per_address_max=min(settings.connections_per_address_max, room),
+        reserved_max=settings.connections_reserved,
+    )
+
+
+def _tls_context(tls: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(tls.certificate, tls.key)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop's loop where it is installed."""
+    if find_spec("uvloop") is None:
+        return asyncio.new_event_loop
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+def _ignore(_url: str) -> None:
+    pass

@@ -1,0 +1,97 @@
+"""The threads that blocking work runs in, so that the event loop never waits for a disk or a lock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import Generic, TypeVar
+
+from outbox_broker.http.http_settings import HttpSettings
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerThreads:
+    """Pools of fixed size, so that no kind of work holds up another: a full disk stops publishes, not acks.
+
+    What computes for long has one thread: threads that compute take turns at the interpreter, milliseconds each, and
+    the event loop would wait for a turn of every one of them whenever it comes back from the network.
+    """
+
+    publish: ThreadPoolExecutor
+    long_publish: ThreadPoolExecutor
+    """Publishes of more than codec.LONG_BYTES."""
+    settle: ThreadPoolExecutor
+    pull: ThreadPoolExecutor
+    page: ThreadPoolExecutor
+    """Pages of what is stored."""
+    operate: ThreadPoolExecutor
+    """Probes and metrics."""
+
+    @classmethod
+    def of(cls, settings: HttpSettings) -> WorkerThreads:
+        """The pools of one server; threads start when they are needed."""
+        return cls(
+            publish=ThreadPoolExecutor(settings.publish_threads, "broker-publish"),
+            long_publish=ThreadPoolExecutor(1, "broker-long-publish"),
+            settle=ThreadPoolExecutor(settings.settle_threads, "broker-settle"),
+            pull=ThreadPoolExecutor(settings.pull_threads, "broker-pull"),
+            page=ThreadPoolExecutor(1, "broker-page"),
+            operate=ThreadPoolExecutor(2, "broker-operate"),
+        )
+
+    def close(self) -> None:
+        """Let the threads end; what they work on is finished first. Idempotent."""
+        for one in fields(self):
+            getattr(self, one.name).shutdown(wait=False, cancel_futures=True)
+
+
+async def in_thread(pool: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
+    """run_in_executor() without the future between futures, which costs as much as a small request's work."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    outcome: _Outcome[Result] = _Outcome()
+    pool.submit(_run, work, outcome, loop, done)
+    await done
+    return outcome.take()
+
+
+@dataclass(slots=True)
+class _Outcome(Generic[Result]):
+    """What work came to; taken once, so that no error stands in a circle with the frames that have raised it: such ones
+    would hold all that the request had until the next look for garbage.
+    """
+
+    result: Result | None = None
+    error: BaseException | None = None
+
+    def take(self) -> Result:
+        """The result. Raises the error."""
+        result, error = self.result, self.error
+        self.result = self.error = None
+        if error is None:
+            return result  # type: ignore[return-value]  # where there is no error it is one
+        try:
+            raise error
+        finally:
+            del error
+
+
+def _run(
+    work: Callable[[], Result], outcome: _Outcome[Result], loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]
+) -> None:
+    try:
+        outcome.result = work()
+    except BaseException as error:  # noqa: BLE001  (it belongs to the request, which raises it)
+        outcome.error = error
+    with suppress(RuntimeError):  # the loop has ended: so has whoever asked
+        loop.call_soon_threadsafe(_finish, done)
+
+
+def _finish(done: asyncio.Future[None]) -> None:
+    if not done.cancelled():
+        done.set_result(None)

@@ -1,0 +1,46 @@
+"""Whether all segments of a log are there, by their names, their sizes and the note of the newest. No writing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from outbox_broker.log.segment_scan import Segment
+from outbox_broker.log.sync_proof import NOTE, read_proven
+from outbox_core.journal.journal import HEADER_BYTES, SegmentDamaged
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a segment was being made when its process, or the machine, ended: its header is not all there."""
+    size = path.stat().st_size
+    return size < HEADER_BYTES or (size == HEADER_BYTES and not any(path.read_bytes()))
+
+
+def content_bytes(path: Path) -> int:
+    """How long a segment is without its header."""
+    return path.stat().st_size - HEADER_BYTES
+
+
+def refuse_if_newest_is_missing(folder: Path, paths: Sequence[Path]) -> None:
+    """Raise SegmentDamaged where a segment is gone that the note in the log's folder names, and none is newer.
+
+    The note names the newest segment of its time, and retention takes none before a newer one is there.
+    """
+    noted = read_proven(folder).segment
+    if noted and not any(path.name >= noted for path in paths):
+        raise SegmentDamaged(
+            f"{noted} is missing in {folder}, the newest segment: restore it from a copy; or remove "
+            f"{folder / NOTE}, to go on without all that was in it"
+        )
+
+
+def end_where_the_next_begins(segments: Sequence[Segment], *, segment_bytes: int) -> None:
+    """Have each segment end where the next one begins. Raises SegmentDamaged where one between them is missing."""
+    for one, following in pairwise(segments):
+        one.end = following.first_offset
+        missing_bytes = one.end - one.first_offset - content_bytes(one.path)
+        if missing_bytes < 0:
+            raise SegmentDamaged(f"{one.path.name}: it reaches into the next segment; restore it from a copy")
+        if missing_bytes >= segment_bytes:
+            raise SegmentDamaged(f"a segment is missing behind {one.path.name}; restore it from a copy")

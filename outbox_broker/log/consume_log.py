@@ -1,0 +1,366 @@
+"""A topic's consume log: sequence -> place in the message log, and when it became ready. An index, no I/O of its own.
+
+Messages that stand behind each other in the message log are one run, 28 bytes. Runs of the segment that is written are
+in memory; those of sealed segments lie in blocks in the segments' index files, of which memory knows the place alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Protocol
+
+import msgspec
+
+RUN_MESSAGES_MAX: Final = 64
+RUN_BYTES_MAX: Final = 64 * 1024
+"""A run ends behind the message that reaches either: what is read to get at one message."""
+DAMAGED: Final = (1 << 64) - 1
+"""The offset of sequences whose records are not in the log any more, although later ones are: told to each group."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceRun:
+    """Sequences `first` to `end` (excluded), one behind the other from `offset` on; all ready at the same time."""
+
+    first: int
+    end: int
+    offset: int
+    size_bytes: int
+    ready_at_ms: int
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether there are records at all."""
+        return self.offset != DAMAGED
+
+
+_ROW: Final = struct.Struct("<QQIq")
+_FIRST: Final = struct.Struct("<Q")
+_TIME: Final = struct.Struct("<q")
+_ROW_BYTES: Final = _ROW.size
+_TIME_AT: Final = _ROW_BYTES - _TIME.size
+_COLUMNS: Final = ((0, 8), (8, 8), (20, 8), (16, 4))
+"""How columns stand in an index file: first sequence, offset, time, size; by where they are in a row, and how long."""
+
+
+class Runs(msgspec.Struct, gc=False):
+    """Runs in order, 28 bytes each: first sequence, offset, size, time. Where a run ends is where the next begins, or
+    the topic's part in this segment ends.
+
+    Nothing here is looked through for garbage, of which 40,000 topics would make much to look through, and none.
+    """
+
+    rows: bytearray
+
+    def __len__(self) -> int:
+        return len(self.rows) // _ROW_BYTES
+
+    def append(self, first: int, offset: int, size_bytes: int, ready_at_ms: int) -> None:
+        """Add a run at the end."""
+        self.rows += _ROW.pack(first, offset, size_bytes, ready_at_ms)
+
+    def row(self, number: int) -> tuple[int, int, int, int]:
+        """First sequence, offset, size and time of a run; -1 is the last one."""
+        start = _ROW_BYTES * number if number >= 0 else len(self.rows) + _ROW_BYTES * number
+        first, offset, size_bytes, ready_at_ms = _ROW.unpack_from(self.rows, start)
+        return first, offset, size_bytes, ready_at_ms
+
+    def replace_last(self, first: int, offset: int, size_bytes: int, ready_at_ms: int) -> None:
+        """Have this in place of the last run."""
+        _ROW.pack_into(self.rows, len(self.rows) - _ROW_BYTES, first, offset, size_bytes, ready_at_ms)
+
+    def first(self, number: int) -> int:
+        """The first sequence of a run."""
+        (found,) = _FIRST.unpack_from(self.rows, _ROW_BYTES * number)
+        return int(found)
+
+    def number_of(self, sequence: int) -> int:
+        """The number of the run that holds a sequence; -1 where all begin behind it."""
+        return bisect_right(range(len(self)), sequence, key=self.first) - 1
+
+    def number_at(self, time_ms: int) -> int:
+        """The number of the first run that became ready at or after a time."""
+        rows = self.rows
+        return bisect_left(
+            range(len(self)), time_ms,
+            key=lambda number: int(_TIME.unpack_from(rows, _ROW_BYTES * number + _TIME_AT)[0]),
+        )  # fmt: skip
+
+    def slice(self, start: int, end: int) -> Runs:
+        """A part of the runs."""
+        return Runs(self.rows[_ROW_BYTES * start : _ROW_BYTES * end])
+
+    def to_bytes(self) -> bytes:
+        """Little-endian, column by column."""
+        count, data = len(self), bytearray(len(self.rows))
+        position = 0
+        for start, size in _COLUMNS:
+            for part in range(size):
+                data[position + part : position + size * count : size] = self.rows[start + part :: _ROW_BYTES]
+            position += size * count
+        return bytes(data)
+
+    @staticmethod
+    def of_bytes(data: bytes) -> Runs:
+        """The runs that to_bytes() wrote."""
+        count, rows, position = len(data) // _ROW_BYTES, bytearray(len(data)), 0
+        for start, size in _COLUMNS:
+            for part in range(size):
+                rows[start + part :: _ROW_BYTES] = data[position + part : position + size * count : size]
+            position += size * count
+        return Runs(rows)
+
+
+_NO_SEQUENCES: Final = array("Q")
+_NO_TIMES: Final = array("q")
+_NO_PLACES: Final[list[BlockPlace]] = []
+"""Of a topic without blocks, of which there may be 40,000. Nobody changes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlace:
+    """Where a block of runs lies: in which segment's index file, from which byte on, how many runs, and their CRC."""
+
+    segment: int
+    position: int
+    runs: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlaces:
+    """The sequences of a topic that stand in one sealed segment, and when the first became ready."""
+
+    first: int
+    end: int
+    first_time_ms: int
+
+
+class Blocks(Protocol):
+    """Gets blocks of runs back from the index files."""
+
+    def load(self, place: BlockPlace) -> Runs:
+        """The runs of a block. Raises StorageFailed where they cannot be read as they were written."""
+
+
+class TopicIndex(msgspec.Struct, gc=False):
+    """Appended to under the engine's lock. `tail`: the runs in memory, those of the segment that is being written."""
+
+    name: str
+    blocks: Blocks
+    start: int = 0
+    end: int = 0
+    tail: Runs = msgspec.field(default_factory=lambda: Runs(bytearray()))
+    _tail_first: int = 0
+    _block_firsts: array[int] = _NO_SEQUENCES
+    _block_times: array[int] = _NO_TIMES
+    _places: list[BlockPlace] = msgspec.field(default_factory=lambda: _NO_PLACES)
+
+    def __len__(self) -> int:
+        return self.end
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    def begin_at(self, sequence: int) -> None:
+        """Have an empty index begin at a sequence: what came before was dropped."""
+        if not self._places and not len(self.tail) and self.end < sequence:
+            self.start = self.end = self._tail_first = sequence
+
+    def place(self, count: int, offset: int, size_bytes: int, *, ready_at_ms: int, sealed_end: int = 0) -> None:
+        """Place messages that stand behind each other at the end.
+
+        They join the last run where they go on from it, unless part of it lies before `sealed_end`: it may be visible.
+        """
+        tail = self.tail
+        if self.end > self._tail_first:
+            first, begin, held_bytes, last_ms = tail.row(-1)
+            if (
+                begin + held_bytes == offset > sealed_end
+                and last_ms == ready_at_ms
+                and self.end - first + count <= RUN_MESSAGES_MAX
+                and held_bytes < RUN_BYTES_MAX
+            ):
+                tail.replace_last(first, begin, held_bytes + size_bytes, last_ms)
+                self.end += count
+                return
+        tail.append(self.end, offset, size_bytes, ready_at_ms)
+        self.end += count
+
+    def skip_to(self, sequence: int, *, ready_at_ms: int) -> None:
+        """Leave out the sequences up to one: their records are damaged."""
+        if sequence > self.end:
+            self.tail.append(self.end, DAMAGED, 0, ready_at_ms)
+            self.end = sequence
+
+    def add_block(self, first: int, end: int, first_time_ms: int, place: BlockPlace) -> None:
+        """A block that was read from an index file, behind all others. Its sequences go from `first` to `end`."""
+        self.begin_at(first)
+        if self._block_firsts is _NO_SEQUENCES:
+            self._block_firsts, self._block_times, self._places = array("Q"), array("q"), []
+        self._block_firsts.append(first)
+        self._block_times.append(first_time_ms)
+        self._places.append(place)
+        self.end = self._tail_first = end
+
+    def continues_at(self, sequence: int) -> bool:
+        """Whether add_block() may go on from this sequence: nothing is missing before it, and nothing stands there."""
+        return not (self._places or len(self.tail)) or sequence == self.end
+
+    def forget_tail(self) -> None:
+        """Drop the runs in memory, which add_block() has taken over."""
+        self.tail = Runs(bytearray())
+        self._tail_first = self.end
+
+    def part_in(self, segment: int) -> SegmentPlaces | None:
+        """What a sealed segment has of this topic; None where that is nothing."""
+        start, stop = self._blocks_in(segment)
+        if start == stop:
+            return None
+        return SegmentPlaces(self._block_firsts[start], self._first_behind(stop), self._block_times[start])
+
+    def replace_blocks(self, blocks: Sequence[tuple[int, int, BlockPlace]]) -> None:
+        """A segment's blocks lie elsewhere now: first sequence, first time and place of each. They hold the same."""
+        start, stop = self._blocks_in(blocks[0][2].segment)
+        self._block_firsts[start:stop] = array("Q", [first for first, _, _ in blocks])
+        self._block_times[start:stop] = array("q", [time_ms for _, time_ms, _ in blocks])
+        self._places[start:stop] = [place for _, _, place in blocks]
+
+    # -- dropping ----------------------------------------------------------------------------------------------------
+
+    def end_in(self, segment: int) -> int | None:
+        """The end of this topic's sequences in a sealed segment and those before it; None where it has none there."""
+        count = sum(1 for _ in self._in_segments_up_to(segment))
+        return self._first_behind(count) if count else None
+
+    def drop(self, segment: int) -> None:
+        """Forget what stands in a sealed segment and those before it."""
+        count = sum(1 for _ in self._in_segments_up_to(segment))
+        if count:
+            self.start = self._first_behind(count)
+            del self._block_firsts[:count], self._block_times[:count], self._places[:count]
+
+    def is_empty(self) -> bool:
+        """Whether it has the place of no message."""
+        return not self._places and not len(self.tail)
+
+    def begins_before(self, log_offset: int) -> bool:
+        """Whether the oldest of its messages may stand before an offset of the message log."""
+        if self._places:
+            return self._places[0].segment < log_offset
+        return any(self.tail.row(number)[1] < log_offset for number in range(len(self.tail)))
+
+    def drop_below(self, sequence: int) -> None:
+        """Forget the messages below a sequence, and begin there; a run that reaches beyond is kept whole."""
+        count = sum(self._first_behind(number + 1) <= sequence for number in range(len(self._places)))
+        if count:
+            del self._block_firsts[:count], self._block_times[:count], self._places[:count]
+        if not self._places:
+            kept = max(self.tail.number_of(sequence), 0) if self.end > sequence else len(self.tail)
+            self.tail = self.tail.slice(kept, len(self.tail))
+        self.start, self.end = max(self.start, sequence), max(self.end, sequence)
+        if not self._places:
+            self._tail_first = self.tail.first(0) if len(self.tail) else self.end
+
+    # -- looking up --------------------------------------------------------------------------------------------------
+
+    def runs(self, start: int, end: int) -> Iterator[PlaceRun]:
+        """The runs that hold sequences from `start` to `end` (excluded), whole, in order."""
+        start = max(start, self.start)
+        while start < min(end, self.end):
+            columns, columns_end = self._columns_at(start)
+            number = columns.number_of(start)
+            while number < len(columns) and columns.first(number) < end:
+                run = _run(columns, number, columns_end)
+                yield run
+                start, number = run.end, number + 1
+
+    def visible_end(self, start: int, *, count_max: int, durable_end: int) -> int:
+        """The end of what may be handed out in order from `start` on: durable, and at most so many."""
+        end = min(self.end, start + count_max)
+        tail = self.tail
+        if not len(tail) or end <= self._tail_first:
+            return end
+        _, offset, size, _ = tail.row(-1)
+        if offset == DAMAGED or offset + size <= durable_end:
+            return end
+        for number in range(max(tail.number_of(start), 0), len(tail)):
+            first, offset, size, _ = tail.row(number)
+            if first >= end:
+                return end
+            if offset != DAMAGED and offset + size > durable_end:
+                return max(first, start)
+        return end
+
+    def durable_end(self, durable_end: int) -> int:
+        """The end of what is durable, of all that there is: looked for from the end, where what is not stands."""
+        found = self.end
+        for number in reversed(range(len(self.tail))):
+            first, offset, size, _ = self.tail.row(number)
+            if offset == DAMAGED:
+                continue
+            if offset + size <= durable_end:
+                break
+            found = max(first, self.start)
+        return found
+
+    def is_in_memory(self, sequence: int) -> bool:
+        """Whether this sequence, and all behind it, are looked up without reading an index file."""
+        return sequence >= self._tail_first
+
+    def ready_at_ms(self, sequence: int) -> int:
+        """When the message was stored or, if it was scheduled, fell due."""
+        run = next(self.runs(sequence, sequence + 1), None)
+        return 0 if run is None else run.ready_at_ms
+
+    def sequence_at(self, time_ms: int) -> int:
+        """The first sequence that became ready at or after a time (times never go back far: clocks step)."""
+        number = bisect_left(self._block_times, time_ms) - 1
+        if len(self.tail) and self.tail.row(0)[-1] < time_ms:
+            return max(_sequence_at(self.tail, time_ms, self.end), self.start)
+        if number < 0:
+            return self.start
+        found = _sequence_at(self.blocks.load(self._places[number]), time_ms, self._first_behind(number + 1))
+        return max(found, self.start)
+
+    def _columns_at(self, sequence: int) -> tuple[Runs, int]:
+        if sequence >= self._tail_first:
+            return self.tail, self.end
+        number = bisect_right(self._block_firsts, sequence) - 1
+        return self.blocks.load(self._places[number]), self._first_behind(number + 1)
+
+    def _first_behind(self, number: int) -> int:
+        return self._block_firsts[number] if number < len(self._places) else self._tail_first
+
+    def _blocks_in(self, segment: int) -> tuple[int, int]:
+        """The numbers of a segment's blocks: first, and behind the last."""
+        start = bisect_left(self._places, segment, key=lambda place: place.segment)
+        return start, bisect_right(self._places, segment, lo=start, key=lambda place: place.segment)
+
+    def _in_segments_up_to(self, segment: int) -> Iterator[BlockPlace]:
+        for place in self._places:
+            if place.segment > segment:
+                return
+            yield place
+
+
+def blocks_of(tail: Runs, end: int, *, runs_max: int) -> Iterator[tuple[int, int, Runs]]:
+    """A topic's runs in pieces of at most `runs_max`: (first, end, runs)."""
+    bounds = [*range(0, len(tail), runs_max), len(tail)]
+    for start, stop in pairwise(bounds):
+        yield tail.first(start), tail.first(stop) if stop < len(tail) else end, tail.slice(start, stop)
+
+
+def _run(columns: Runs, number: int, end: int) -> PlaceRun:
+    following = columns.first(number + 1) if number + 1 < len(columns) else end
+    first, offset, size_bytes, ready_at_ms = columns.row(number)
+    return PlaceRun(first, following, offset, size_bytes, ready_at_ms)
+
+
+def _sequence_at(columns: Runs, time_ms: int, end: int) -> int:
+    number = columns.number_at(time_ms)
+    return columns.first(number) if number < len(columns) else end

@@ -1,0 +1,66 @@
+"""One writer a data folder: a lock that says who holds it, and that the kernel lets go of when the holder dies; and no
+data folder inside another one, whose owner might delete in it what it does not know.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from outbox_core.common.errors import ConfigurationError
+
+_PARTS: Final = ("messages", "actions", "schedule")
+"""The folders inside a broker's data folder."""
+
+
+def refuse_nested(folder: Path) -> None:
+    """Raise ConfigurationError where a broker's or delay service's data folder is inside another one, or holds one."""
+    folder = folder.resolve()
+    for above in folder.parents:
+        if _is_data_folder(above):
+            raise ConfigurationError(f"the data folder {folder} is inside another one, {above}; use a folder beside it")
+    with suppress(OSError):  # it is not there yet
+        for below in folder.iterdir():
+            if below.name not in _PARTS and _is_data_folder(below):
+                raise ConfigurationError(f"the data folder {folder} holds another one, {below}; use a folder beside it")
+
+
+def _is_data_folder(folder: Path) -> bool:
+    """Whether a broker, or a delay service, has or had its data here."""
+    is_brokers = all(os.path.isdir(folder / part) for part in _PARTS)  # noqa: PTH112 - what may not be seen is none
+    return is_brokers or all(os.path.isfile(folder / name) for name in ("epoch", "lock"))  # noqa: PTH113
+
+
+class FolderLock:
+    """Held from acquire() to release(), or to the end of the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "lock"
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock. Raises ConfigurationError that names the holder."""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise ConfigurationError(
+                f"the data folder {self._path.parent} is in use by {holder}; stop it, or use another folder"
+            ) from error
+        note = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
+        with suppress(OSError):  # a full disk: the lock is held whether it says by whom or not
+            os.pwrite(descriptor, note, 0)  # over the old note, whose room a full disk may not give again
+            os.ftruncate(descriptor, len(note))
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Let go; idempotent."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

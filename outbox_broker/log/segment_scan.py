@@ -1,0 +1,154 @@
+"""Reading a segment from its bytes when a log is opened: whole frames, and what is damaged between them. No writing."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import google_crc32c
+
+from outbox_core.journal.journal import (
+    FRAME_BYTES,
+    HEADER_BYTES,
+    MAGIC,
+    RECORD_BYTES_MAX,
+    Frame,
+    SegmentDamaged,
+    SegmentHeader,
+    SegmentKind,
+    next_whole_frame,
+)
+
+_FRAME_HEAD: Final = struct.Struct("<II")
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Bytes of a log that are no whole frames although frames follow them: damage. They stay as they are."""
+
+    offset: int
+    size_bytes: int
+
+    @property
+    def end(self) -> int:
+        """The offset behind the damage."""
+        return self.offset + self.size_bytes
+
+
+@dataclass(slots=True)
+class Segment:
+    """A segment that is open. `end` is the offset behind its last frame; of a sealed one, where the next begins.
+
+    `grown_from` is the offset from which its growth counts: behind the checkpoint that it begins with, if any.
+    """
+
+    path: Path
+    first_offset: int
+    end: int
+    created_at_ms: int
+    descriptor: int
+    grown_from: int
+    sealed: bool = True
+
+
+def scan(segment: Segment, *, start: int) -> Iterator[Frame | Gap]:
+    """The frames of a segment from the offset `start`, where one begins, and the gaps between them.
+
+    What follows the last whole frame is a gap in a sealed segment, and in the last one a torn tail, which is left out.
+    """
+    with segment.path.open("rb") as file:
+        size = file.seek(0, 2)
+        if size <= HEADER_BYTES:
+            yield from _scan(memoryview(b""), segment, start=start)
+            return
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        view = memoryview(mapped)
+        try:
+            found = min(size - HEADER_BYTES, segment.end - segment.first_offset) if segment.sealed else size
+            yield from _scan(view[HEADER_BYTES : HEADER_BYTES + max(found, 0)], segment, start=start)
+        finally:
+            view.release()
+            mapped.close()
+
+
+def frames_in(data: bytes, *, first_offset: int) -> Iterator[Frame | Gap]:
+    """The frames of a piece of a segment that begins and ends with a frame, and the gaps between them."""
+    position = 0
+    crc_of = google_crc32c.value
+    while position < len(data):
+        start = position + FRAME_BYTES
+        length = int.from_bytes(data[position : position + 4], "little")
+        payload = data[start : start + length]
+        if (
+            not payload
+            or len(payload) != length
+            or crc_of(payload) != int.from_bytes(data[position + 4 : start], "little")
+        ):
+            following = next_whole_frame(memoryview(data), position + 1)
+            end = len(data) if following is None else following
+            yield Gap(first_offset + position, end - position)
+            position = end
+        else:
+            yield Frame(first_offset + position, payload)
+            position = start + length
+
+
+def payloads_of(data: bytes) -> list[bytes] | None:
+    """The payloads of a piece of a segment that begins and ends with a frame; None where one is not whole."""
+    payloads: list[bytes] = []
+    position, size = 0, len(data)
+    unpack, crc_of = _FRAME_HEAD.unpack_from, google_crc32c.value
+    try:
+        while position < size:
+            length, crc = unpack(data, position)
+            position += FRAME_BYTES
+            payload = data[position : position + length]
+            position += length
+            if crc_of(payload) != crc or not payload:
+                return None
+            payloads.append(payload)
+    except struct.error:
+        return None
+    return payloads if position == size else None
+
+
+def header_of(path: Path, *, kind: SegmentKind) -> SegmentHeader | None:
+    """A segment's header; None where it is damaged: its frames may be sound all the same.
+
+    Raises SegmentDamaged where it is sound, but another log's or another version's.
+    """
+    with path.open("rb") as file:
+        data = file.read(HEADER_BYTES)
+    crc = int.from_bytes(data[HEADER_BYTES - 4 :], "little")
+    if data[: len(MAGIC)] != MAGIC or google_crc32c.value(data[: HEADER_BYTES - 4]) != crc:
+        return None
+    header = SegmentHeader.decode(data)
+    if header.kind is not kind or header.first_offset != int(path.stem):
+        raise SegmentDamaged("it is a segment of another log, or was renamed")
+    return header
+
+
+def _scan(view: memoryview, segment: Segment, *, start: int) -> Iterator[Frame | Gap]:
+    first_offset, position = segment.first_offset, start - segment.first_offset
+    crc_of, limit = google_crc32c.value, len(view)
+    while position < limit:
+        begin = position + FRAME_BYTES
+        length = int.from_bytes(view[position : position + 4], "little")
+        end = begin + length
+        if 0 < length <= RECORD_BYTES_MAX and end <= limit:
+            payload = bytes(view[begin:end])
+            if crc_of(payload) == int.from_bytes(view[position + 4 : begin], "little"):
+                yield Frame(first_offset + position, payload)
+                position = end
+                continue
+        following = next_whole_frame(view, position + 1)
+        if following is None:
+            break
+        yield Gap(first_offset + position, following - position)
+        position = following
+    if segment.sealed and position < segment.end - first_offset:
+        yield Gap(first_offset + position, segment.end - first_offset - position)

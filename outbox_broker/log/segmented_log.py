@@ -1,0 +1,400 @@
+"""An append-only log in segment files: append, group commit, read by offset, recovery. It knows frames, not records.
+
+Order of trust: a frame is written, then synced, then answered. A failed sync is final (the kernel may have dropped the
+pages it could not write): the log refuses everything until it is opened, and so proven (sync_proof.py), again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+from outbox_broker.common.engine_options import Durability
+from outbox_broker.log import completeness
+from outbox_broker.log.disk_reserve import cure_for
+from outbox_broker.log.frame_pieces import Piece, pieces
+from outbox_broker.log.segment_file import begin_segment
+from outbox_broker.log.segment_scan import Gap, Segment, frames_in, header_of, scan
+from outbox_broker.log.storage import Storage
+from outbox_broker.log.sync_proof import Proven, note_proven, proven_copy, read_proven
+from outbox_core.common.errors import StorageFailed
+from outbox_core.journal.journal import (
+    FRAME_BYTES,
+    HEADER_BYTES,
+    RECORD_BYTES_MAX,
+    VERSION,
+    Frame,
+    SegmentDamaged,
+    SegmentHeader,
+    SegmentKind,
+    frames,
+    segment_path,
+    segment_paths,
+)  # fmt: skip
+
+logger = logging.getLogger(__name__)
+
+_READ_AHEAD_BYTES: Final = 4096
+
+
+class SegmentedLog:
+    """One log in one folder, one writer.
+
+    append() needs the caller's lock; commit() and read() are safe in any thread.
+    """
+
+    def __init__(
+        self, folder: Path, *, kind: SegmentKind, segment_bytes: int, durability: Durability, storage: Storage,
+        now_ms: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self.folder = folder
+        self._kind = kind
+        self._segment_bytes = segment_bytes
+        self._durability = durability
+        self._storage = storage
+        self._now_ms = now_ms
+        self.segments: list[Segment] = []
+        self._dropped: list[Segment] = []
+        self._readers = 0
+        self._turn = threading.Condition()
+        self._syncing = False
+        self._sync_lock = threading.Lock()
+        self._failure: OSError | None = None
+        self._is_removal_unsynced = False
+        self._is_proven = False  # whether all of the newest segment that this process found is on the disk
+        self._is_outdated = False  # the last segment was begun by an earlier version, which would not know our records
+        self.end = 0
+        self.durable_end = 0
+        self.bytes_written = 0
+        self.syncs = 0
+        self.quarantined_bytes = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open all segments, without reading them. scan() each, at least the last, then ready().
+
+        Raises SegmentDamaged where one is missing, or another log's.
+        """
+        paths = segment_paths(self.folder)
+        if paths and completeness.is_unfinished(paths[-1]):
+            logger.warning("unfinished_segment_removed", extra={"segment": paths[-1].name})
+            paths.pop().unlink()
+            self._storage.sync_folder(self.folder)
+        completeness.refuse_if_newest_is_missing(self.folder, paths)
+        for path in paths:
+            try:
+                header = header_of(path, kind=self._kind)
+            except SegmentDamaged as damage:
+                raise SegmentDamaged(
+                    f"{path.name}: {damage}; restore the file from a copy, or move it away"
+                ) from damage
+            if header is None:
+                self._note_damage(Gap(int(path.stem), 0), path)
+            self._is_outdated = header is not None and header.version < VERSION
+            created_at_ms = int(path.stat().st_mtime * 1000) if header is None else header.created_at_ms
+            first_offset = int(path.stem)
+            descriptor = self._storage.create(path)
+            self.segments.append(Segment(path, first_offset, first_offset, created_at_ms, descriptor, first_offset))
+        completeness.end_where_the_next_begins(self.segments, segment_bytes=self._segment_bytes)
+        if self.segments:
+            self.segments[-1].sealed = False
+            self.end = self.segments[-1].first_offset
+
+    def scan(self, segment: Segment, *, start: int = 0) -> Iterator[Frame | Gap]:
+        """What stands in a segment from the offset `start` on. Gaps are told to the log of the program, and counted.
+
+        The last segment must be scanned to its end: its torn tail is cut off then.
+        """
+        for one in scan(segment, start=max(start, segment.first_offset)):
+            if isinstance(one, Gap):
+                self._note_damage(one, segment.path)
+            if not segment.sealed:
+                self.end = segment.end = one.end
+            yield one
+        if not segment.sealed:
+            self._cut_torn_tail(segment)
+
+    def ready(self) -> None:
+        """To be called once all has been read, before the first append: makes sure that what was read is durable."""
+        if self.segments:
+            self._is_proven = self._prove_newest()
+        else:
+            self._add_segment()
+        self._sync_current()
+        self._note_proven()
+
+    def recover(self) -> Iterator[Frame | Gap]:
+        """open(), all that stands in the log, oldest first, and ready(). To be exhausted."""
+        self.open()
+        for segment in list(self.segments):
+            yield from self.scan(segment)
+        self.ready()
+
+    def _prove_newest(self) -> bool:
+        """Have all that was read on the disk, whatever the process before may have lost; False where there is no room.
+
+        Raises StorageFailed.
+        """
+        segment = self.segments[-1]
+        if self._durability is Durability.FSYNC and not read_proven(self.folder).covers(segment.path, self.end):
+            copy = proven_copy(segment.path, segment.descriptor, storage=self._storage, sync=self._sync)
+            if copy is None:
+                return False
+            os.close(segment.descriptor)
+            segment.descriptor = copy
+        return True
+
+    def _note_proven(self) -> None:
+        if self._is_proven and self._durability is Durability.FSYNC:
+            note_proven(self.folder, Proven(self.segments[-1].path.name, self.durable_end), self._storage)
+
+    def _cut_torn_tail(self, segment: Segment) -> None:
+        excess = completeness.content_bytes(segment.path) - (self.end - segment.first_offset)
+        if excess:
+            logger.warning("torn_tail_cut", extra={"segment": segment.path.name, "bytes": excess, "offset": self.end})
+            self._storage.truncate(segment.descriptor, segment.path.stat().st_size - excess)
+
+    def _note_damage(self, gap: Gap, path: Path) -> None:
+        self.quarantined_bytes += max(gap.size_bytes, 1)
+        logger.error(
+            "segment_damaged",
+            extra={"log": self.folder.name, "segment": path.name, "offset": gap.offset, "bytes": gap.size_bytes},
+        )
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    def append(self, payloads: Iterable[bytes]) -> list[int]:
+        """append_pieces() of payloads without frames."""
+        return self.append_pieces(pieces(payloads))
+
+    def append_pieces(self, framed: Iterable[Piece]) -> list[int]:
+        """Write frames behind each other; returns their offsets. Not durable before commit().
+
+        Raises StorageFailed (full disk...), or what making a payload raises, with nothing appended.
+        """
+        self.refuse_if_failed()
+        if not self.segments:
+            raise StorageFailed("the log is closed")
+        try:
+            if self.is_full:
+                self.roll()
+            self._sync_removal()
+            sizes = self._write(framed)
+        except OSError as error:
+            raise StorageFailed(f"cannot write to the log: {error.strerror}; {cure_for(error)}") from error
+        offsets = list(accumulate(sizes, initial=self.end))
+        self.bytes_written += offsets[-1] - self.end
+        self.end = self.segments[-1].end = offsets.pop()
+        return offsets
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next append begins a new segment.
+
+        What the segment begins with does not count, but no segment ends before it grew by as much: so all checkpoints
+        together are no larger than all that stands between them.
+        """
+        segment = self.segments[-1]
+        head_bytes = segment.grown_from - segment.first_offset
+        return self.end - segment.grown_from >= max(self._segment_bytes, head_bytes) or (
+            self._is_outdated and self.end > segment.first_offset
+        )
+
+    def commit(self, end: int | None = None) -> None:
+        """Return once everything before `end` (all, by default) is durable; concurrent callers share one sync.
+
+        Raises StorageFailed when it cannot be known to be.
+        """
+        end = self.end if end is None else end
+        with self._turn:
+            while self.durable_end < end:
+                self.refuse_if_failed()
+                if self._syncing:
+                    self._turn.wait()
+                    continue
+                self._syncing = True
+                self._turn.release()
+                try:
+                    self._sync_current()
+                finally:
+                    self._turn.acquire()
+                    self._syncing = False
+                    self._turn.notify_all()
+
+    def _write(self, framed: Iterable[Piece]) -> list[int]:
+        """Write pieces of frames behind each other; returns the length of each frame."""
+        segment = self.segments[-1]
+        start = position = HEADER_BYTES + self.end - segment.first_offset
+        sizes: list[int] = []
+        try:
+            for data, lengths in framed:
+                self._storage.write(segment.descriptor, data, position=position)
+                position += len(data)
+                sizes += lengths
+        except BaseException:
+            self._cut_back(segment, start)
+            raise
+        return sizes
+
+    def _cut_back(self, segment: Segment, position: int) -> None:
+        """Take back a half-written piece; if even that fails, the log is not to be trusted any more."""
+        try:
+            self._storage.truncate(segment.descriptor, position)
+        except OSError as error:
+            self._failure = error
+
+    def _sync_current(self) -> None:
+        end, descriptor = self.end, self.segments[-1].descriptor
+        if self._durability is Durability.FSYNC:
+            self._sync(descriptor)
+            self.syncs += 1
+        self.durable_end = max(self.durable_end, end)
+
+    def _sync(self, descriptor: int) -> None:
+        """One sync at a time: the kernel reports a lost page to one caller only, and a second would be told "well"."""
+        with self._sync_lock:
+            self.refuse_if_failed()
+            try:
+                self._storage.sync(descriptor)
+            except OSError as error:
+                self._failure = error
+                logger.critical("sync_failed", extra={"log": self.folder.name, "error": error.strerror})
+                raise StorageFailed(
+                    f"the disk did not confirm a write: {error.strerror}; restart the broker"
+                ) from error
+
+    def roll(self, first: Sequence[bytes] = ()) -> None:
+        """Begin a new segment with these payloads; the old one is synced first, so that only the newest file is ever in
+        doubt. A segment in which nothing stands yet is begun with them instead.
+
+        append() does it where the segment is full. Raises OSError with nothing changed, or StorageFailed.
+        """
+        self.refuse_if_failed()
+        data, sizes = frames(first)
+        if self.end == self.segments[-1].first_offset:
+            self._write([(data, sizes)])
+        else:
+            if self._durability is Durability.FSYNC:
+                self._sync(self.segments[-1].descriptor)
+            self._add_segment(data)
+        self.end = self.segments[-1].end = self.segments[-1].grown_from = self.end + len(data)
+        self.bytes_written += len(data)
+
+    def put_off_roll(self) -> None:
+        """Go on in the segment, although it is full, until it has doubled."""
+        self.segments[-1].grown_from = self.end
+
+    def _add_segment(self, data: bytes = b"") -> None:
+        """Begin a segment with these frames. Where that fails the log goes on in the one before, and grows into its
+        offsets: so nothing is appended until a power cut cannot bring it back.
+        """
+        path = segment_path(self.folder, self.end)
+        header = SegmentHeader(kind=self._kind, first_offset=self.end, created_at_ms=self._now_ms())
+        try:
+            descriptor = begin_segment(path, header, data, is_first=not self.segments, storage=self._storage)
+        except OSError:
+            self._is_removal_unsynced = True
+            with suppress(OSError):
+                self._sync_removal()
+            raise
+        self._is_outdated, self._is_proven = False, True
+        if self.segments:
+            self.segments[-1].sealed = True
+        segment = Segment(path, self.end, self.end, header.created_at_ms, descriptor, self.end, sealed=False)
+        self.segments = [*self.segments, segment]
+        self._note_proven()
+
+    def _sync_removal(self) -> None:
+        if self._is_removal_unsynced:
+            self._storage.sync_folder(self.folder)
+            self._is_removal_unsynced = False
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int) -> bytes:
+        """The payload whose frame begins at `offset`. Raises SegmentDamaged where its checksum does not match."""
+        data = self.read_span(offset, _READ_AHEAD_BYTES)
+        size = FRAME_BYTES + int.from_bytes(data[:4], "little")
+        if len(data) < size <= min(self.end - offset, FRAME_BYTES + RECORD_BYTES_MAX):
+            data = self.read_span(offset, size)
+        found = next(frames_in(data[:size], first_offset=offset), None)
+        if not isinstance(found, Frame):
+            raise SegmentDamaged(f"damaged record at offset {offset}")
+        return found.payload
+
+    def read_span(self, offset: int, size_bytes: int) -> bytes:
+        """So many bytes from an offset on; fewer at the log's end. In any thread, also while the segment is dropped.
+
+        Raises SegmentDamaged where retention has dropped it before.
+        """
+        with self._turn:
+            segments = self.segments
+            index = bisect_right(segments, offset, key=lambda segment: segment.first_offset) - 1
+            if index < 0:
+                raise SegmentDamaged(f"the segment of offset {offset} was dropped")
+            segment = segments[index]
+            self._readers += 1
+        try:
+            data = os.pread(segment.descriptor, size_bytes, HEADER_BYTES + offset - segment.first_offset)
+            if len(data) < size_bytes and segment.sealed and offset + len(data) == segment.end:
+                data += self.read_span(segment.end, size_bytes - len(data))
+            return data
+        finally:
+            with self._turn:
+                self._readers -= 1
+                if self._dropped and not self._readers:
+                    self._close_dropped()
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def drop_before(self, offset: int) -> list[Segment]:
+        """Remove the segments that end at or before an offset, oldest first, never the last; returns them."""
+        with self._turn:
+            gone = [one for one in self.segments[:-1] if one.end <= offset]
+            for one in gone:
+                one.path.unlink(missing_ok=True)
+            self.segments = self.segments[len(gone) :]
+            self._dropped += gone
+            if not self._readers:
+                self._close_dropped()
+        if gone:
+            self._storage.sync_folder(self.folder)
+        return gone
+
+    def _close_dropped(self) -> None:
+        for one in self._dropped:
+            os.close(one.descriptor)
+        self._dropped.clear()
+
+    def sync_and_close(self) -> None:
+        """Sync, where the log is sound, and close; idempotent."""
+        try:
+            if self.segments and self._failure is None:
+                self._sync_current()
+                self._note_proven()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close as it is; idempotent."""
+        for segment in self.segments:
+            os.close(segment.descriptor)
+        self.segments = []
+        self._close_dropped()
+
+    def refuse_if_failed(self) -> None:
+        """Raise StorageFailed where the log can take nothing until it is opened again."""
+        if self._failure is not None:
+            raise StorageFailed(
+                f"the disk failed earlier ({self._failure.strerror}); "
+                "the log takes nothing until the broker is restarted"
+            ) from self._failure

@@ -1,0 +1,115 @@
+"""What a group came past by an action that is damaged: it is opened again, since nobody can say what became of it.
+
+After damage in the action log, an action that takes a group past messages which it does not name has another before it
+that is lost: a hand-out, most likely. They come again, rather than never. Those of an ordered group stand outside its
+order, as redriven ones do. That is told, and durable with the group's next checkpoint; until then it is found again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from outbox_broker.group.consumer_group import Group
+from outbox_broker.group.in_flight import InFlightRun
+from outbox_broker.log.message_reader import read_runs
+from outbox_broker.log.segmented_log import SegmentedLog
+from outbox_broker.state.engine_state import BrokerState
+from outbox_core.common.errors import StorageFailed
+from outbox_core.journal import journal
+from outbox_core.journal.journal import count_of
+from outbox_core.journal.order_records import Filed
+
+logger = logging.getLogger(__name__)
+
+_LOOK_MESSAGES: Final = 1_000
+"""So many are read at a time, to see which of them a group's filter takes."""
+Range = tuple[int, int]
+
+
+class LostActions:
+    """Replays what stands behind damage in the action log."""
+
+    def __init__(self, state: BrokerState, messages: SegmentedLog) -> None:
+        self._state = state
+        self._messages = messages
+
+    def replay(self, action: journal.Action) -> None:
+        """Replay an action, and open again what it comes past without naming it."""
+        named = _named(action)
+        if named is None:
+            self._state.replay_action(action)
+            return
+        topic, name, ranges = named
+        group = self._state.group(topic, name)
+        before = 0 if group is None else group.position
+        self._state.replay_action(action)
+        if group is not None:
+            for first, end in _beside(before, group.position, ranges):
+                self._open_again(topic, group, first, end)
+
+    def _open_again(self, topic: str, group: Group, first: int, end: int) -> None:
+        count = 0
+        for low, high in self._wanted(topic, group, first, end):
+            group.unsettled.add(InFlightRun(low, high, 0, 0, 0, group.life, in_flight=False))
+            count += high - low
+        if count:
+            logger.error("lost_action", extra={"topic": topic, "group": group.name, "messages_again": count})
+
+    def _wanted(self, topic: str, group: Group, first: int, end: int) -> Iterator[Range]:
+        """Those of the sequences that the group's filter takes, as ranges; what cannot be read is wanted."""
+        index = self._state.topic(topic).index
+        if group.accepts is None:
+            yield first, end
+            return
+        place = max(first, index.start)
+        while place < end:
+            stop = min(place + _LOOK_MESSAGES, end)
+            try:
+                runs = list(index.runs(place, stop))
+                found = read_runs(self._messages, runs, first=place, end=stop, bytes_max=1 << 62)
+            except StorageFailed:  # the index is damaged, too
+                yield place, stop
+            else:
+                yield from (
+                    (sequence, sequence + 1)
+                    for sequence, record in found
+                    if record is None or group.accepts(record.headers)
+                )
+            place = stop
+
+
+def _named(action: journal.Action) -> tuple[str, str, list[Range]] | None:
+    """Topic, group, and the sequences that an action says something of; None where it moves no group by itself."""
+    match action:
+        case journal.Handed():
+            ranges = [(one.first, one.first + count_of(one.ids)) for one in action.runs]
+        case journal.Settled():
+            ranges = [(first, first + count_of(ids)) for first, ids in action.runs]
+        case journal.Requeued():
+            ranges = [(first, first + count_of(ids)) for first, ids, _, _ in action.entries]
+        case journal.Died():
+            ranges = [(first, first + count_of(ids)) for first, ids, _ in action.entries]
+        case journal.Delivered():
+            ranges = [(sequence, sequence + 1) for sequence, *_ in action.entries]
+        case journal.Acked():
+            ranges = [(sequence, sequence + 1) for sequence, _ in action.entries]
+        case Filed():
+            ranges = [(first, first + len(keys)) for first, keys in action.runs]
+        case _:
+            return None
+    return action.topic, action.group, ranges
+
+
+def _beside(first: int, end: int, named: Sequence[Range]) -> Iterator[Range]:
+    """What of the sequences from first to end (excluded) is in none of the ranges."""
+    place = first
+    for low, high in sorted(named):
+        if low > place:
+            yield place, min(low, end)
+        place = max(place, high)
+        if place >= end:
+            return
+    if place < end:
+        yield place, end

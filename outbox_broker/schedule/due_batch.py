@@ -1,0 +1,99 @@
+"""A batch of messages that are due, as parallel lists, in order. No I/O; what becomes of it, others say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from operator import itemgetter
+from typing import TypeVar
+
+from outbox_broker.schedule.sorted_run import Columns, Entry, StoredRun, Timed, is_marked
+
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class DueBatch:
+    """Due messages in order of due time, then arrival; to be settled by DelayStore.fired(number)."""
+
+    number: int = 0
+    dues: list[int] = field(default_factory=list)
+    seqs: list[int] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    topics: list[str] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def messages(self) -> list[Timed]:
+        """The messages one by one, made anew each time."""
+        return list(map(Timed, self.dues, self.ids, self.topics, self.payloads))
+
+    def entries(self) -> Iterator[Entry]:
+        """The messages as they are kept in memory."""
+        return map(Entry, self.dues, self.seqs, self.ids, self.topics, self.payloads)
+
+    def add_entry(self, entry: Entry) -> None:
+        """A message from memory."""
+        self.dues.append(entry.due_ms)
+        self.seqs.append(entry.seq)
+        self.ids.append(entry.id)
+        self.topics.append(entry.topic)
+        self.payloads.append(entry.payload)
+
+    def add_piece(
+        self, columns: Columns, stored: StoredRun, *, gone: bytes | bytearray | None, start: int, stop: int
+    ) -> None:
+        """Neighbours of a run, but for those whose bits say that they are gone."""
+        part = slice(start, stop)
+        alive = None if gone is None else [not is_marked(gone, index) for index in range(start, stop)]
+        names = columns.topics
+        self.dues += _alive(columns.due[part], alive)
+        self.seqs += _alive(columns.seq[part], alive)
+        self.ids += _alive(stored.ids[part], alive)
+        self.payloads += _alive(stored.payloads[part], alive)
+        if len(names) == 1:
+            self.topics += names * (len(self.ids) - len(self.topics))
+        else:
+            self.topics += [names[number] for number in _alive(columns.topic[part], alive)]
+
+    def sort(self) -> None:
+        """Bring what came from several places into order."""
+        keys = list(zip(self.dues, self.seqs, strict=True))
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        if order != list(range(len(keys))):
+            self._pick(order)
+
+    def without(self, gone: set[int]) -> DueBatch:
+        """The same but for those at these places."""
+        left = DueBatch(self.number, self.dues, self.seqs, self.ids, self.topics, self.payloads)
+        left._pick([at for at in range(len(self)) if at not in gone])
+        return left
+
+    def by_topic(self) -> Iterable[tuple[str, Sequence[str], Sequence[bytes]]]:
+        """Each topic, with its ids and payloads in order."""
+        names = dict.fromkeys(self.topics)
+        if len(names) == 1:
+            return [(self.topics[0], self.ids, self.payloads)]
+        places: dict[str, list[int]] = {name: [] for name in names}
+        for at, topic in enumerate(self.topics):
+            places[topic].append(at)
+        return [(name, _picked(self.ids, at), _picked(self.payloads, at)) for name, at in places.items()]
+
+    def _pick(self, order: list[int]) -> None:
+        self.dues, self.seqs = _picked(self.dues, order), _picked(self.seqs, order)
+        self.ids, self.topics = _picked(self.ids, order), _picked(self.topics, order)
+        self.payloads = _picked(self.payloads, order)
+
+
+def _alive(column: Iterable[Value], alive: list[bool] | None) -> Iterable[Value]:
+    return column if alive is None else compress(column, alive)
+
+
+def _picked(column: list[Value], order: list[int]) -> list[Value]:
+    if len(order) < 2:
+        return [column[at] for at in order]
+    return list(itemgetter(*order)(column))

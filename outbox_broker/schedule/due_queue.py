@@ -1,0 +1,182 @@
+"""The wheel: what may fall due soon, handed out in order of due time, then arrival, and never before its time.
+
+Pure: columns come from a function it is given, the time is an argument. It merges the messages in memory with the runs
+of every bucket whose time has begun (merging); a run is read only when its first message is next. So a minute of a
+million messages costs one open run at a time for each write that filled it, and holds up nothing that is due earlier.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from outbox_broker.schedule.run_merge import FAR, Cursor, MergeChoice, Piece
+from outbox_broker.schedule.sorted_run import Columns, Entry, SortedRun
+
+CROWD_MESSAGES: Final = 256
+"""A topic with more messages than this in memory, or in one bucket's write, has runs and a lane of its own."""
+LANES_MAX: Final = 64
+
+
+@dataclass(slots=True)
+class TakenMessages:
+    """What was taken out: pieces of runs and messages in memory."""
+
+    parts: list[Piece | Entry] = field(default_factory=list)
+    count: int = 0
+    size_bytes: int = 0
+    is_mixed: bool = True
+    """Whether its parts may not be in order: of several lanes, or side by side."""
+
+    def add(self, *parts: Piece | Entry) -> None:
+        """Put parts behind the others."""
+        self.parts += parts
+        for part in parts:
+            if isinstance(part, Piece):
+                self.count += part.stop - part.start
+                self.size_bytes += part.run.messages_bytes * (part.stop - part.start) // part.run.count
+            else:
+                self.count += 1
+                self.size_bytes += len(part.payload)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """Those from runs."""
+        return [part for part in self.parts if isinstance(part, Piece)]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Those from memory."""
+        return [part for part in self.parts if isinstance(part, Entry)]
+
+
+class _Due(NamedTuple):
+    """What may be taken: before an end, and alive."""
+
+    end: tuple[int, int]
+    is_alive: Callable[[Entry], bool]
+
+
+class _Lane:
+    """Messages in memory beside a cursor over runs, in one order."""
+
+    def __init__(self, columns: Callable[[SortedRun], Columns]) -> None:
+        self.cursor = Cursor(columns)
+        self.near: list[Entry] = []
+
+    def next_key(self) -> tuple[int, int]:
+        return min(self.near[0].key if self.near else FAR, self.cursor.next_key())
+
+    def take(self, taken: TakenMessages, due: _Due, *, until_count: int, until_bytes: int) -> list[Entry]:
+        """Take what is due, until the batch has grown to either bound; returns all that left memory."""
+        popped: list[Entry] = []
+        while taken.count < until_count and taken.size_bytes < until_bytes and self.next_key() < due.end:
+            count_max, bytes_max = until_count - taken.count, until_bytes - taken.size_bytes
+            choice = self.cursor.choose(due.end, count_max=count_max, bytes_max=bytes_max)
+            near = self._pop_near(choice, count_max=count_max, bytes_max=bytes_max)
+            popped += near
+            pieces, is_mixed = self.cursor.take(choice)
+            taken.add(*pieces, *filter(due.is_alive, near))
+            taken.is_mixed |= is_mixed or bool(pieces and near)
+        return popped
+
+    def _pop_near(self, choice: MergeChoice, *, count_max: int, bytes_max: int) -> list[Entry]:
+        """Take what lies in memory below the bound of what was chosen of the runs, which is lowered for it."""
+        near: list[Entry] = []
+        while self.near and len(near) < count_max and bytes_max > 0 and self.near[0].key < choice.bound:
+            near.append(heapq.heappop(self.near))
+            bytes_max -= len(near[-1].payload)
+        if near:
+            keys = [entry.key for entry in near]
+            choice.narrow(len(near) if bytes_max <= 0 else count_max, beside=keys)
+            for _ in range(len(near) - bisect_left(keys, choice.bound)):
+                heapq.heappush(self.near, near.pop())
+        return near
+
+
+class Wheel:
+    """Everything that may be due soon, in lanes: one for all topics together, one for each that has very many messages.
+
+    What is due comes in order of due time, then arrival. Where more is due than a batch holds, the lanes share it, each
+    in that order, so that a million messages of one topic hold up no other. Every second batch is short where lanes
+    share: whoever is beside a crowd waits for one long batch at the most, and then for little more than itself.
+    """
+
+    def __init__(self, columns: Callable[[SortedRun], Columns]) -> None:
+        self._columns = columns
+        self._shared = _Lane(columns)
+        self._own: dict[str, _Lane] = {}
+        self._shared_near: Counter[str] = Counter()
+        self._is_short = False  # the last batch was
+
+    def push(self, entry: Entry) -> None:
+        """Take in a message in memory."""
+        topic = entry.topic
+        lane = self._own.get(topic) if self._own else None
+        if lane is None:
+            self._shared_near[topic] += 1
+            lane = self._shared
+            if self._shared_near[topic] > CROWD_MESSAGES:
+                lane = self._lane_of(topic)
+        heapq.heappush(lane.near, entry)
+
+    def add(self, runs: Iterable[SortedRun]) -> None:
+        """Take in runs of a bucket whose time has begun."""
+        for run in runs:
+            if run.taken < run.count:
+                self._lane_of(run.topic).cursor.add((run,))
+
+    def near_count(self) -> int:
+        """How many messages in memory are here, canceled ones among them."""
+        return sum(len(lane.near) for lane in self._lanes())
+
+    def clear_near(self) -> None:
+        """Forget the messages in memory: they stand in runs now."""
+        for lane in self._lanes():
+            lane.near = []
+        self._shared_near.clear()
+
+    def next_due_ms(self) -> int | None:
+        """The earliest due time of anything here, or of something canceled."""
+        due_ms = min(lane.next_key() for lane in self._lanes())[0]
+        return None if due_ms == FAR[0] else due_ms
+
+    def take(self, now_ms: int, *, count_max: int, bytes_max: int, is_alive: Callable[[Entry], bool]) -> TakenMessages:
+        """Take out what is due, up to either bound. The one place where a due time meets the clock."""
+        due = _Due((now_ms + 1, 0), is_alive)  # nothing due later than now
+        lanes = sorted((lane for lane in self._lanes() if lane.next_key() < due.end), key=_Lane.next_key)
+        self._is_short = len(lanes) > 1 and not self._is_short
+        if self._is_short:
+            count_max = min(count_max, len(lanes) * CROWD_MESSAGES)
+        shares = [len(lanes) - number for number in range(len(lanes))]  # what one leaves is for those behind,
+        if len(lanes) > 1:
+            lanes, shares = lanes * 2, shares + [1] * len(lanes)  # and what all leave for whoever has more
+        taken = TakenMessages(is_mixed=len(lanes) > 1)
+        for lane, share in zip(lanes, shares, strict=True):
+            popped = lane.take(
+                taken, due,
+                until_count=taken.count + -(-(count_max - taken.count) // share),
+                until_bytes=taken.size_bytes + -(-(bytes_max - taken.size_bytes) // share),
+            )  # fmt: skip
+            if lane is self._shared:
+                self._shared_near.subtract(entry.topic for entry in popped)
+        for topic in [topic for topic, lane in self._own.items() if lane.next_key() == FAR]:
+            del self._own[topic]
+        return taken
+
+    def _lanes(self) -> list[_Lane]:
+        return [self._shared, *self._own.values()]
+
+    def _lane_of(self, topic: str | None) -> _Lane:
+        if topic is None:
+            return self._shared
+        found = self._own.get(topic)
+        if found is None:
+            if len(self._own) >= LANES_MAX:
+                return self._shared
+            found = self._own[topic] = _Lane(self._columns)
+        return found

@@ -1,0 +1,124 @@
+"""The cancels of late: so that one which came before its publish still wins, and a repeated one gets the same answer.
+
+Each is remembered with its scope: the topics that whoever sent it may cancel on. Bounded by count and by time. Where
+there are too many, the scope with the most forgets its oldest: nobody's flood pushes out the few of others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from outbox_broker.common.cancel_scope import ANY_TOPIC, Scope, covers
+
+CANCEL_MEMORY_MS: Final = 7 * 24 * 3_600_000
+"""How long a cancel waits for its publish; the compensator resends within minutes of an outage's end."""
+
+
+class Cancel(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A cancel of `scope`, as it is remembered: the topic whose message it stopped; None: it came before its message,
+    and stops all of its id that come within its scope.
+    """
+
+    id: str
+    at_ms: int
+    topic: str | None
+    scope: Scope = None
+
+
+class RememberedCancels:
+    """The newest cancels."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._by_id: dict[str, tuple[Cancel, ...]] = {}
+        self._by_scope: dict[Scope, deque[Cancel]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def has_any(self, message_ids: Iterable[str]) -> bool:
+        """Whether one of these ids is remembered, on whatever topic."""
+        return bool(self._by_id) and not self._by_id.keys().isdisjoint(message_ids)
+
+    def has_stopped(self, topic: str, message_id: str) -> bool:
+        """Whether this message was canceled."""
+        return any(one.topic in {topic, ANY_TOPIC} for one in self._by_id.get(message_id, ()))
+
+    def will_stop(self, topic: str, message_id: str) -> bool:
+        """Whether this message is canceled, should it come."""
+        return self._early(topic, message_id) is not None
+
+    def knows(self, topic: str, message_id: str) -> bool:
+        """Whether this message was canceled, before or after it came."""
+        found = self._by_id
+        return message_id in found and (self.has_stopped(topic, message_id) or self.will_stop(topic, message_id))
+
+    def topics(self, message_id: str, scope: Scope) -> set[str]:
+        """The topics of a scope on which the messages of this id were canceled."""
+        cancels = self._by_id.get(message_id)
+        if cancels is None:
+            return set()
+        return {one.topic for one in cancels if one.topic is not None and covers(scope, one.topic)}
+
+    def awaits(self, message_id: str, scope: Scope) -> bool:
+        """Whether a cancel of this scope, or of all topics, waits for messages of this id."""
+        cancels = self._by_id.get(message_id)
+        return cancels is not None and any(one.topic is None and one.scope in {scope, None} for one in cancels)
+
+    def add(self, cancels: Sequence[Cancel], *, at_ms: int) -> None:
+        """Remember cancels; the oldest are forgotten where there are too many, and those of more than a week ago."""
+        for one in cancels:
+            known = self._by_id.get(one.id)
+            if known is None:
+                self._by_id[one.id] = (one,)
+            elif any(other.topic == one.topic and other.scope == one.scope for other in known):
+                continue
+            else:
+                self._by_id[one.id] = (*known, one)
+            self._by_scope.setdefault(one.scope, deque()).append(one)
+            self._count += 1
+        self._forget_excess()
+        for scope in list(self._by_scope):
+            while scope in self._by_scope and self._by_scope[scope][0].at_ms < at_ms - CANCEL_MEMORY_MS:
+                self._forget_oldest(scope)
+
+    def stop(self, topics: Iterable[str], message_ids: Iterable[str]) -> None:
+        """These messages have come, and were stopped."""
+        found = [(topic, self._early(topic, one)) for topic, one in zip(topics, message_ids, strict=True)]
+        self.add([Cancel(one.id, one.at_ms, topic, one.scope) for topic, one in found if one is not None], at_ms=0)
+
+    def stored(self) -> list[Cancel]:
+        """All of them, each scope's from the oldest on, as they are written down."""
+        return [one for some in self._by_scope.values() for one in some]
+
+    def restore(self, stored: Sequence[Cancel]) -> None:
+        """Remember what was written down."""
+        self.add(stored, at_ms=0)
+
+    def _early(self, topic: str, message_id: str) -> Cancel | None:
+        found = (one for one in self._by_id.get(message_id, ()) if one.topic is None and covers(one.scope, topic))
+        return next(found, None)
+
+    def _forget_excess(self) -> None:
+        if self._count > self._count_max:
+            counts = Counter({scope: len(some) for scope, some in self._by_scope.items()})
+            while self._count > self._count_max:
+                scope = max(counts, key=counts.__getitem__)
+                counts[scope] -= 1
+                self._forget_oldest(scope)
+
+    def _forget_oldest(self, scope: Scope) -> None:
+        oldest = self._by_scope[scope].popleft()
+        self._count -= 1
+        left = tuple(one for one in self._by_id[oldest.id] if one is not oldest)
+        if left:
+            self._by_id[oldest.id] = left
+        else:
+            del self._by_id[oldest.id]
+        if not self._by_scope[scope]:
+            del self._by_scope[scope]

@@ -1,0 +1,150 @@
+"""The schedule's log: records of changes, in segments that begin with a checkpoint. It decides nothing.
+
+Schedule log and dispatch log are one, so that their order needs no proof.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+from outbox_broker.log.disk_reserve import is_disk_full
+from outbox_broker.schedule import schedule_records
+from outbox_broker.schedule.segment_store import Record, SegmentStore
+from outbox_core.common.errors import StorageFailed
+from outbox_core.journal.journal import SegmentDamaged
+
+logger = logging.getLogger(__name__)
+
+PREFIX: Final = "log-"
+Place = tuple[str, int]
+"""Where a record ends: the segment and its end behind it."""
+
+
+class ScheduleLog:
+    """One log. append() and begin() need the caller's lock; commit() is for any thread, and shares syncs."""
+
+    def __init__(self, store: SegmentStore) -> None:
+        self._store = store
+        self._number = 0
+        self._end = 0
+        self._begun = 0
+        self._old: list[str] = []
+        self._durable: dict[str, int] = {}
+        self._guard = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """The segment that is written to."""
+        return f"{PREFIX}{self._number:012d}"
+
+    @property
+    def place(self) -> Place:
+        """Where the log ends now."""
+        return self.name, self._end
+
+    @property
+    def grown_bytes(self) -> int:
+        """Bytes behind the checkpoint."""
+        return self._end - self._begun
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether something was appended that is not durable yet."""
+        return self._durable.get(self.name, 0) < self._end
+
+    def recover(self) -> Iterator[schedule_records.LogRecord]:
+        """Every record since the newest whole checkpoint; none in an empty store. To be exhausted.
+
+        Raises SegmentDamaged where that checkpoint is damaged, or anything but a last record.
+        """
+        names = [name for name in self._store.list() if name.startswith(PREFIX)]
+        while names:
+            found = self._store.scan(names[-1])
+            first = next(found, None)
+            if first is not None and isinstance(
+                decoded := schedule_records.decode(first.payload), schedule_records.ScheduleCheckpoint
+            ):
+                self._number = int(names[-1].removeprefix(PREFIX))
+                self._old = names[:-1]
+                yield decoded
+                yield from self._follow(first, found)
+                return
+            if len(names) == 1 and names[0] != f"{PREFIX}{1:012d}":
+                # Its predecessor went only when its checkpoint was durable: this was whole.
+                raise SegmentDamaged(f"{names[0]}: its checkpoint is damaged; restore {names[0]} from a copy")
+            logger.warning("unfinished_log_removed", extra={"segment": names[-1]})
+            self._store.delete([names.pop()])
+
+    def append(self, record: schedule_records.LogRecord) -> Place:
+        """Write a record down; not durable before commit(). Raises StorageFailed with nothing appended."""
+        *_, end = self._store.append(self.name, [schedule_records.encode(record)], position=self._end)
+        self._end = end
+        return self.place
+
+    def commit(self, place: Place | None = None) -> None:
+        """Return once everything up to a place (all, by default) is durable."""
+        with self._guard:
+            name, end = place or (self.name, self._end)
+            if name < self.name:  # a later segment's checkpoint holds all of an earlier one
+                name, end = self.name, self._begun
+            if self._durable.get(name, 0) >= end:
+                return
+            written = self._end
+        self._store.sync([name])
+        with self._guard:
+            if name == self.name:
+                self._durable[name] = max(self._durable.get(name, 0), written)
+
+    def seal(self) -> None:
+        """Take no record any more; what is durable is said to be."""
+        self._store.seal(self.name)
+
+    def check_ready(self) -> None:
+        """Raise StorageFailed where the store takes nothing until it is opened again."""
+        self._store.sync(())
+
+    def begin(self, checkpoint: schedule_records.ScheduleCheckpoint) -> None:
+        """Begin a new segment; once it is durable, the older ones have nothing to say any more. Raises StorageFailed.
+
+        Where that fails, the log goes on in the old segment.
+        """
+        name = f"{PREFIX}{self._number + 1:012d}"
+        try:
+            *_, end = self._store.append(name, [schedule_records.encode(checkpoint)], position=0)
+        except StorageFailed:
+            self._store.delete([name])
+            raise
+        with self._guard:
+            if self._number:
+                self._old.append(self.name)
+            self._number += 1
+            self._end = self._begun = end
+            self._durable = {}
+
+    def begin_anew(self, checkpoint: schedule_records.ScheduleCheckpoint) -> None:
+        """Begin a new segment, durably, once all has been recovered: what was read may be in memory alone, where a sync
+        of the process before failed, and only in a new file is it proven (outbox_broker.log.sync_proof).
+
+        Without room for it the log goes on in the old one, as long as there is one. Raises StorageFailed.
+        """
+        try:
+            self.begin(checkpoint)
+        except StorageFailed as failure:
+            if not (self._number and is_disk_full(failure)):
+                raise
+            logger.warning("schedule_log_not_proven", extra={"cure": "free some disk space, and restart"})
+        self.commit()
+
+    def old_segments(self) -> list[str]:
+        """The segments that may be deleted; each is told once."""
+        old, self._old = self._old, []
+        return old
+
+    def _follow(self, first: Record, found: Iterator[Record]) -> Iterator[schedule_records.LogRecord]:
+        self._end = self._begun = first.end
+        for one in found:
+            self._end = one.end
+            yield schedule_records.decode(one.payload)

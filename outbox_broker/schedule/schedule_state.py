@@ -1,0 +1,290 @@
+"""The schedule's state in memory, and the one way in which it changes: by applying a record of the log.
+
+No I/O, no clock. What it does not hold is messages in buckets: of those it knows runs, some two hundred bytes each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import assert_never
+
+from outbox_broker.common.cancel_scope import ANY_TOPIC
+from outbox_broker.schedule import schedule_records
+from outbox_broker.schedule.levels import BucketId, BucketState
+from outbox_broker.schedule.recent_cancels import Cancel, RememberedCancels
+from outbox_broker.schedule.schedule_records import FROM_MEMORY, Passed
+from outbox_broker.schedule.sorted_run import ID, PAYLOAD, SEQ, TOPIC, Entry, SortedRun
+from outbox_broker.state.message_identities import Identities
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """A bucket: a segment of runs. `handed` counts unsettled hand-outs from it, which keep it alive."""
+
+    id: BucketId
+    segment: str
+    state: BucketState = BucketState.OPEN
+    end: int = 0
+    runs: dict[int, SortedRun] = field(default_factory=dict)
+    quarantined: set[int] = field(default_factory=set)
+    handed: int = 0
+
+    def is_empty(self) -> bool:
+        """Whether every message of it has fired, moved on or been canceled, for good."""
+        return not self.handed and not self.quarantined and all(run.taken == run.count for run in self.runs.values())
+
+    def first_due_ms(self) -> int | None:
+        """A due time that none of what is left comes before."""
+        return min((run.first_due_ms for run in self.runs.values() if run.taken < run.count), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleHandOut:
+    """A batch that was handed out; `entries` are those of its messages that were in memory."""
+
+    batch: int
+    parts: list[schedule_records.Part]
+    entries: dict[int, Entry]
+
+
+class ScheduleState:
+    """Everything the schedule knows. Changed under its owner's lock, and by replay before that."""
+
+    def __init__(self, *, cancels_max: int) -> None:
+        self.next_seq = 1
+        self.next_run = 1
+        self.next_batch = 1
+        self.pending: dict[int, Entry] = {}  # in the log, not in a bucket yet; by arrival, in that order
+        self.removed = 0  # how many left it, but by a flush
+        self.pending_bytes = 0
+        self.passed: dict[int, Passed] = {}  # what fired before it was in a bucket; by arrival
+        self.known: Identities[Entry | Passed] = Identities(TOPIC)  # both of these
+        self.buckets: dict[BucketId, Bucket] = {}
+        self.bucket_of: dict[int, Bucket] = {}  # by run id
+        self.index: list[schedule_records.StoredIndex] = []
+        self.hand_outs: dict[int, ScheduleHandOut] = {}
+        self.canceled = RememberedCancels(cancels_max)
+        self.topics: Counter[str] = Counter()
+
+    def apply(self, record: schedule_records.LogRecord) -> None:  # noqa: C901 - one arm a record
+        """Do what a record says."""
+        match record:
+            case schedule_records.Scheduled():
+                self._schedule(record.entries)
+                self.canceled.stop(record.dead_topics or [ANY_TOPIC] * len(record.dead), record.dead)
+            case schedule_records.ScheduleCanceled():
+                self._cancel(record)
+            case schedule_records.BatchHanded():
+                self._hand_out(record)
+            case schedule_records.BatchFired():
+                self._settle(record.batch)
+                for entry in record.again:
+                    known = self.known.get(entry.topic, entry.id)
+                    if known is not None:
+                        self.passed.pop(known.seq, None)
+                self._schedule(record.again)
+            case schedule_records.Flushed():
+                self._flush(record)
+            case schedule_records.BucketChanged():
+                self._change(BucketId(record.level, record.slot), BucketState(record.state))
+            case schedule_records.Moved():
+                self._move(record)
+            case schedule_records.Quarantined():
+                self._quarantine(record)
+            case schedule_records.ScheduleCheckpoint():
+                self._restore(record)
+            case _:
+                assert_never(record)
+
+    def run(self, run_id: int) -> tuple[Bucket, SortedRun]:
+        """A run and its bucket. KeyError where it is gone."""
+        bucket = self.bucket_of[run_id]
+        return bucket, bucket.runs[run_id]
+
+    def is_open(self, bucket_id: BucketId) -> bool:
+        """Whether direct writes may go to a bucket: it is not there yet, or takes them still."""
+        bucket = self.buckets.get(bucket_id)
+        return bucket is None or bucket.state is BucketState.OPEN
+
+    def is_alive(self, entry: Entry) -> bool:
+        """Whether a message in memory is still to be delivered."""
+        return entry.seq in self.pending
+
+    def segments(self) -> Iterator[str]:
+        """The names of all segments that are in use, without the log's."""
+        for bucket in self.buckets.values():
+            yield bucket.segment
+        for one in self.index:
+            yield one.segment
+
+    @property
+    def flushed_bytes_max(self) -> int:
+        """How much a flush of what is in memory takes on the disk, at most: messages, columns and spares; ids."""
+        return 2 * self.pending_bytes + 64 * (len(self.pending) + len(self.passed))
+
+    def checkpoint(self) -> schedule_records.ScheduleCheckpoint:
+        """All of it, as a record. What is in memory is in it whole, so it is written when little is."""
+        return schedule_records.ScheduleCheckpoint(
+            next_seq=self.next_seq,
+            next_run=self.next_run,
+            next_batch=self.next_batch,
+            buckets=[
+                schedule_records.StoredBucket(
+                    one.id.level, one.id.slot, one.segment, one.state, one.end, list(one.runs.values()),
+                    list(one.quarantined),
+                )
+                for one in self.buckets.values()
+            ],
+            index=self.index,
+            hand_outs=[
+                schedule_records.StoredHandOut(one.batch, one.parts, list(one.entries.values()))
+                for one in self.hand_outs.values()
+            ],
+            canceled=[],
+            topics={topic: count for topic, count in self.topics.items() if count},
+            pending=list(self.pending.values()),
+            passed={},
+            cancels=self.canceled.stored(),
+            fired=list(self.passed.values()),
+        )  # fmt: skip
+
+    def add_runs(self, added: Iterable[schedule_records.RunsAdded]) -> None:
+        """Put runs into their buckets, which are made where they are new; the runs' ids are used up."""
+        for one in added:
+            bucket_id = BucketId(one.level, one.slot)
+            bucket = self.buckets.get(bucket_id)
+            if bucket is None:
+                bucket = self.buckets[bucket_id] = Bucket(bucket_id, one.segment)
+            bucket.end = one.end
+            for run in one.runs:
+                bucket.runs[run.id] = run
+                self.bucket_of[run.id] = bucket
+                self.next_run = max(self.next_run, run.id + 1)
+
+    # -- what records do ---------------------------------------------------------------------------------------------
+
+    def _schedule(self, entries: Sequence[Entry]) -> None:
+        self.pending.update(zip(map(SEQ, entries), entries, strict=True))
+        self.known.put_all(list(map(ID, entries)), entries)
+        self.topics.update(map(TOPIC, entries))
+        self.pending_bytes += sum(map(len, map(PAYLOAD, entries)))
+        if entries:
+            self.next_seq = entries[-1].seq + 1
+
+    def _cancel(self, record: schedule_records.ScheduleCanceled) -> None:
+        at_ms, scope = record.at_ms, record.scope
+        stopped = list(zip(record.stopped, record.stopped_topics or [ANY_TOPIC] * len(record.stopped), strict=True))
+        cancels = [Cancel(message_id, at_ms, topic, scope) for message_id, topic in stopped]
+        self.canceled.add([*cancels, *(Cancel(one, at_ms, None, scope) for one in record.early)], at_ms=at_ms)
+        for message_id, topic in stopped:  # afterwards, so that who looks without the lock finds it in one of them
+            for one in self.known.of_id(message_id):
+                if topic in {one.topic, ANY_TOPIC} and one.seq in self.pending:
+                    self._forget(self.pending.pop(one.seq))
+        for run_id, index in record.marks:
+            self.run(run_id)[1].mark_gone(index)
+        self.topics.subtract(record.topics)
+
+    def _forget(self, entry: Entry) -> None:
+        self.known.pop(entry.topic, entry.id)
+        self.pending_bytes -= len(entry.payload)
+        self.removed += 1
+
+    def _hand_out(self, record: schedule_records.BatchHanded) -> None:
+        entries: dict[int, Entry] = {}
+        for seq in [start for run_id, start, _ in record.parts if run_id == FROM_MEMORY]:
+            entry = entries[seq] = self.pending.pop(seq)
+            passed = self.passed[seq] = Passed(entry.due_ms, seq, entry.id, entry.topic)
+            self.known.put(entry.id, passed)
+            self.pending_bytes -= len(entry.payload)
+        self.removed += len(entries)
+        self.topics.subtract(record.topics)
+        self.hand_outs[record.batch] = ScheduleHandOut(record.batch, record.parts, entries)
+        self.next_batch = max(self.next_batch, record.batch + 1)
+        for run_id, _, stop in record.parts:
+            if run_id != FROM_MEMORY:
+                bucket, run = self.run(run_id)
+                run.taken = max(run.taken, stop)
+                bucket.handed += 1
+
+    def _settle(self, batch: int) -> None:
+        hand_out = self.hand_outs.pop(batch, None)
+        if hand_out is not None:
+            for run_id, _, _ in hand_out.parts:
+                if run_id != FROM_MEMORY:
+                    self.bucket_of[run_id].handed -= 1
+
+    def _flush(self, record: schedule_records.Flushed) -> None:
+        self.add_runs(record.added)
+        if record.index is not None:
+            self.index.append(record.index)
+        for run_id, index in record.gone:
+            self.run(run_id)[1].mark_gone(index)
+        for run_id, index in record.fired:
+            self.run(run_id)[1].mark_fired(index)
+        before = record.before_seq
+        newer = list(takewhile(lambda entry: entry.seq >= before, reversed(self.pending.values())))
+        self._restore_memory(newer[::-1], [one for one in self.passed.values() if one.seq >= before])
+
+    def _restore_memory(self, pending: Sequence[Entry], passed: Sequence[Passed]) -> None:
+        """Have these in memory, and nothing else."""
+        self.pending = dict(zip(map(SEQ, pending), pending, strict=True))
+        self.passed = {one.seq: one for one in passed}
+        self.pending_bytes = sum(map(len, map(PAYLOAD, pending)))
+        came: list[Entry | Passed] = [*pending, *passed]
+        self.known = Identities(TOPIC, list(map(ID, came)), came)
+
+    def _quarantine(self, record: schedule_records.Quarantined) -> None:
+        bucket, run = self.run(record.run)
+        bucket.quarantined.add(run.id)
+        left = (index for index in range(run.taken, run.count) if not run.is_gone(index))
+        for index in left if record.lost is None else record.lost:
+            run.mark_lost(index)
+        if record.lost is None:
+            run.taken, run.is_unreadable = run.count, True
+        self.topics.subtract(record.topics)
+
+    def _change(self, bucket_id: BucketId, state: BucketState) -> None:
+        bucket = self.buckets[bucket_id]
+        bucket.state = state
+        if state is BucketState.DONE:
+            for run_id in bucket.runs:
+                del self.bucket_of[run_id]
+            del self.buckets[bucket_id]
+
+    def _move(self, record: schedule_records.Moved) -> None:
+        bucket = self.buckets[BucketId(record.level, record.slot)]
+        bucket.state = BucketState.EXPANDING
+        for run_id, taken in record.taken:
+            bucket.runs[run_id].taken = taken
+        self.add_runs(record.added)
+        for run_id, index in record.gone:
+            self.run(run_id)[1].mark_gone(index)
+
+    def _restore(self, record: schedule_records.ScheduleCheckpoint) -> None:
+        for one in record.buckets:
+            self.add_runs([schedule_records.RunsAdded(one.level, one.slot, one.segment, one.end, one.runs)])
+            bucket = self.buckets[BucketId(one.level, one.slot)]
+            bucket.state = BucketState(one.state)
+            bucket.quarantined = set(one.quarantined)
+            for run in map(bucket.runs.__getitem__, one.quarantined):
+                if run.lost is None:  # by an earlier version, which did not note what was left of it
+                    run.is_unreadable = True
+                    for index in range(run.count):
+                        run.mark_lost(index)
+        for out in record.hand_outs:
+            self.hand_outs[out.batch] = ScheduleHandOut(
+                out.batch, out.parts, {entry.seq: entry for entry in out.entries}
+            )
+            for run_id, _, _ in out.parts:
+                if run_id != FROM_MEMORY:
+                    self.bucket_of[run_id].handed += 1
+        self.next_seq, self.next_run, self.next_batch = record.next_seq, record.next_run, record.next_batch
+        self.index = list(record.index)
+        before = [Cancel(one, at_ms, ANY_TOPIC if stopped else None) for one, at_ms, stopped in record.canceled]
+        self.canceled.restore([*before, *record.cancels])
+        self.topics = Counter(record.topics)
+        passed = [Passed(due_ms, seq, one, ANY_TOPIC) for one, (due_ms, seq) in record.passed.items()]
+        self._restore_memory(record.pending, [*passed, *record.fired])

@@ -1,0 +1,101 @@
+"""Reading runs from their segments, with what was read lately kept in bounded caches. It changes nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import Final
+
+from outbox_broker.schedule.damaged_run_salvage import Spare
+from outbox_broker.schedule.schedule_state import ScheduleState
+from outbox_broker.schedule.segment_store import RecordDamaged, SegmentStore
+from outbox_broker.schedule.sorted_run import Columns, SortedRun, StoredRun, decode_columns, decode_messages
+from outbox_core.journal.journal import SegmentDamaged
+
+logger = logging.getLogger(__name__)
+
+COLUMNS_CACHED_MAX: Final = 256
+MESSAGES_CACHED_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+class RunDamaged(SegmentDamaged):
+    """A run of which something cannot be proven that is not known to be lost: some of its messages, or all (None)."""
+
+    def __init__(self, run: SortedRun, why: SegmentDamaged, *, lost: list[int] | None = None) -> None:
+        super().__init__(str(why))
+        self.run = run
+        self.lost = lost
+
+
+class RunReader:
+    """Columns and messages of runs. Used under the schedule's lock. Raises RunDamaged and StorageFailed."""
+
+    def __init__(self, store: SegmentStore, state: ScheduleState) -> None:
+        self._store = store
+        self._state = state
+        self._columns: OrderedDict[int, Columns] = OrderedDict()
+        self._messages: OrderedDict[int, tuple[int, StoredRun]] = OrderedDict()
+        self._messages_bytes = 0
+
+    def columns(self, run: SortedRun) -> Columns:
+        """Due times, arrivals and topics of a run."""
+        found = self._columns.get(run.id)
+        if found is None:
+            found = self._columns[run.id] = self.read_columns(self._state.bucket_of[run.id].segment, run)
+            if len(self._columns) > COLUMNS_CACHED_MAX:
+                self._columns.popitem(last=False)
+        else:
+            self._columns.move_to_end(run.id)
+        return found
+
+    def read_columns(self, segment: str, run: SortedRun) -> Columns:
+        """The same past the cache, for any thread; from the run's spare where they are damaged."""
+        try:
+            return decode_columns(self._store.read(segment, run.position, run.columns_bytes))
+        except SegmentDamaged as damage:
+            logger.warning("run_read_from_spare", extra={"segment": segment, "run": run.id, "error": str(damage)})
+            return self._spare(segment, run, damage).columns()
+
+    def messages(self, run: SortedRun) -> StoredRun:
+        """All messages of a run."""
+        found = self._messages.get(run.id)
+        if found is None:
+            messages = self.read_messages(self._state.bucket_of[run.id].segment, run)
+            self._keep(run, messages)
+            return messages
+        self._messages.move_to_end(run.id)
+        return found[1]
+
+    def read_messages(self, segment: str, run: SortedRun) -> StoredRun:
+        """The same past the cache, for any thread; those that are known to be lost are empty."""
+        try:
+            return decode_messages(self._store.read(segment, run.messages_position, run.messages_bytes))
+        except RecordDamaged as damage:
+            found, lost = self._spare(segment, run, damage).salvage(damage.found)
+            bucket = self._state.bucket_of.get(run.id)
+            start = 0 if bucket is None or bucket.handed else run.taken  # what was delivered is not missed
+            missed = [index for index in lost if index >= start and not run.is_gone(index)]
+            if missed:
+                raise RunDamaged(run, damage, lost=missed) from damage
+            return found
+
+    def _spare(self, segment: str, run: SortedRun, damage: SegmentDamaged) -> Spare:
+        if not run.spare_bytes:
+            raise RunDamaged(run, damage) from damage
+        try:
+            return Spare(self._store.read(segment, run.spare_position, run.spare_bytes))
+        except SegmentDamaged:
+            raise RunDamaged(run, damage) from damage
+
+    def forget(self, run: SortedRun) -> None:
+        """Nothing of a run is needed any more."""
+        self._columns.pop(run.id, None)
+        size, _ = self._messages.pop(run.id, (0, None))
+        self._messages_bytes -= size
+
+    def _keep(self, run: SortedRun, messages: StoredRun) -> None:
+        self._messages[run.id] = (run.messages_bytes, messages)
+        self._messages_bytes += run.messages_bytes
+        while self._messages_bytes > MESSAGES_CACHED_BYTES_MAX and len(self._messages) > 1:
+            _, (size, _) = self._messages.popitem(last=False)
+            self._messages_bytes -= size

@@ -1,0 +1,48 @@
+"""The epoch of a folder's writer, in a file: one higher with each opening, so that an earlier writer is fenced."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from outbox_broker.log.storage import Storage
+
+_NAME: Final = "epoch"
+_TEXT_BYTES_MAX: Final = 24
+
+
+def epoch_file(folder: Path) -> tuple[int, int] | None:
+    """Which file the epoch is in, and when it was written: asked with each write, by one system call."""
+    try:
+        status = (folder / _NAME).stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def read_epoch(folder: Path) -> int:
+    """The folder's epoch, 0 where it has none; by three system calls, where a file object makes eight."""
+    try:
+        descriptor = os.open(folder / _NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        text = os.read(descriptor, _TEXT_BYTES_MAX).strip()
+    finally:
+        os.close(descriptor)
+    return int(text) if text.isdigit() else 0
+
+
+def write_epoch(folder: Path, epoch: int, storage: Storage) -> None:
+    """Write the epoch aside and rename it, so that a cut leaves the old one or the new one."""
+    aside = folder / f"{_NAME}.new"
+    descriptor = storage.create(aside)
+    try:
+        storage.truncate(descriptor, 0)
+        storage.write(descriptor, f"{epoch}\n".encode(), position=0)
+        storage.sync(descriptor)
+    finally:
+        os.close(descriptor)
+    aside.replace(folder / _NAME)
+    storage.sync_folder(folder)

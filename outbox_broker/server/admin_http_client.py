@@ -1,0 +1,82 @@
+"""A request of the command line to a broker that runs, by the standard library alone. Not the client of programs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
+from outbox_core.runtime.secret_files import read_secret
+
+ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+NO_URL: Final = "a broker's URL looks like http://127.0.0.1:7788"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """Where a broker is, and how it is spoken to."""
+
+    url: str
+    timeout_ms: int
+    ca_file: Path | None = None
+    token_file: Path | None = None
+    answer_bytes_max: int = ANSWER_BYTES_MAX
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without user, password and query, for messages."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, str]:
+        """The status and the text of the answer. Raises BrokerUnavailable where there is none.
+
+        Raises BrokerRefused where it is too long.
+        """
+        connection = self._connection()
+        headers = {} if body is None else {"content-type": "application/json"}
+        if self.token_file is not None:
+            headers["authorization"] = f"Bearer {read_secret(self.token_file, what='token')}"
+        try:
+            sent = None if body is None else json.dumps(body)
+            connection.request(method, urlsplit(self.url).path.rstrip("/") + path, sent, headers)
+            response = connection.getresponse()
+            answer = response.read(self.answer_bytes_max + 1)
+        except (OSError, http.client.HTTPException) as error:
+            raise BrokerUnavailable(f"no broker answers at {self.shown_url}: {error}") from error
+        finally:
+            connection.close()
+        if len(answer) > self.answer_bytes_max:
+            raise BrokerRefused(f"the answer is longer than {self.answer_bytes_max:,} bytes: ask for less at once")
+        return response.status, answer.decode("utf-8", "replace")
+
+    def told(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The answer. Raises BrokerRefused, with the broker's words, where it is a problem."""
+        status, text = self.ask(method, path, body)
+        try:
+            answer = json.loads(text)
+        except ValueError as error:
+            raise BrokerRefused(f"{self.shown_url} answered {status}, and no JSON: {text[:200]}") from error
+        if status != http.HTTPStatus.OK:
+            raise BrokerRefused(str(answer.get("detail", text[:500])))
+        return dict(answer)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        try:
+            parts = urlsplit(self.url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigurationError(NO_URL) from error
+        if parts.scheme not in {"http", "https"} or parts.hostname is None:
+            raise ConfigurationError(NO_URL)
+        timeout_s = self.timeout_ms / 1000
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
+        context = ssl.create_default_context(cafile=self.ca_file)
+        return http.client.HTTPSConnection(parts.hostname, port, timeout=timeout_s, context=context)

@@ -1,0 +1,148 @@
+"""`outbox broker serve | check | scheduled | token | group | delete-topic | delete-group`: a broker's process, and
+questions to one.
+
+Only `serve` loads the server's libraries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote, urlencode
+
+import typer
+
+from outbox_broker.server import delete_cli, group_cli
+from outbox_broker.server.admin_http_client import Asking
+from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
+from outbox_core.runtime.logs import LogFormat
+from outbox_core.runtime.terminal_text import moment
+
+app = typer.Typer(no_args_is_help=True, help="Run the broker, and probe one.")
+app.add_typer(group_cli.app, name="group")
+app.command("delete-topic")(delete_cli.delete_topic)
+app.command("delete-group")(delete_cli.delete_group)
+
+
+@app.callback()
+def _broker() -> None:
+    """Run the broker, and probe one."""
+
+
+@app.command()
+def serve(
+    data: Annotated[Path | None, typer.Option(help="The data folder; made where it is missing.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on (7788); 0 picks a free one.")] = None,
+    durability: Annotated[
+        str | None, typer.Option(help="fsync: answered once on disk. os: survives no power cut.")
+    ] = None,
+    tokens: Annotated[Path | None, typer.Option(help="TOML file of bearer tokens (see `outbox broker token`).")] = None,
+    insecure_no_auth: Annotated[
+        bool | None, typer.Option("--insecure-no-auth", help="Serve everybody on an address that others can reach.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
+    ready_file: Annotated[Path | None, typer.Option(help="Write the URL here once the broker can serve.")] = None,
+    shutdown_timeout_ms: Annotated[int | None, typer.Option(help="Time to finish requests on SIGTERM (25000).")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error (info).")] = None,
+    log_format: Annotated[LogFormat | None, typer.Option(help="json or text (json, on a terminal text).")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with a table [broker].")] = None,
+) -> None:
+    """Serve one data folder over HTTP until SIGTERM or SIGINT.
+
+    Each option is also OUTBOX_BROKER__NAME in the environment and a key of [broker] in the file; flags win.
+
+    Examples:
+
+      outbox broker serve --data ./broker-data
+
+      outbox broker serve --data /var/lib/broker --host 0.0.0.0 --tokens tokens.toml --tls-cert c.pem --tls-key k.pem
+    """
+    from outbox_broker.config.broker_config import load
+    from outbox_broker.server.process import run
+
+    flags = {
+        "data": data, "host": host, "port": port, "durability": durability, "tokens": tokens,
+        "insecure_no_auth": insecure_no_auth, "tls_cert": tls_cert, "tls_key": tls_key, "ready_file": ready_file,
+        "shutdown_timeout_ms": shutdown_timeout_ms, "log_level": log_level, "log_format": log_format,
+    }  # fmt: skip
+    run(load(flags, file=config))
+
+
+@app.command()
+def check(
+    url: Annotated[str, typer.Option(help="The broker's URL.")] = "http://127.0.0.1:7788",
+    timeout_ms: Annotated[int, typer.Option(help="Time to wait for the answer.")] = 2_000,
+    ca_file: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
+    live: Annotated[bool, typer.Option("--live/--ready", help="Ask only whether the process is alive.")] = False,
+) -> None:
+    """Exit 0 where a broker can serve; for probes where there is no curl.
+
+    Example: outbox broker check --ready --url http://127.0.0.1:7788
+    """
+    path = "/livez" if live else "/readyz"
+    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file)
+    status, text = asking.ask("GET", path)
+    if status != 200:
+        raise BrokerUnavailable(f"{asking.shown_url} is not ready: {text[:500]}")
+    print(text)
+
+
+@app.command()
+def scheduled(
+    message_id: Annotated[str | None, typer.Argument(help="One message; without, how many are due when.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
+    bucket: Annotated[str, typer.Option(help="Count by minute, hour or day.")] = "hour",
+    url: group_cli.Url = "http://127.0.0.1:7788",
+    timeout_ms: group_cli.Timeout = 30_000,
+    ca_file: group_cli.CaFile = None,
+    token_file: group_cli.TokenFile = None,
+) -> None:
+    """Show how many scheduled messages are due when, a line each (UTC, tab, count); or when and where one of them is.
+
+    Ask a broker, or a delay service.
+
+    Example: outbox broker scheduled --topic orders --bucket day
+    """
+    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    if message_id is not None:
+        found = asking.told("GET", f"/v1/scheduled/{quote(message_id, safe='')}")
+        print(f"{moment(found['deliver_at_ms'])}\t{found['topic']}\t{found['id']}")
+        return
+    asked = {"bucket": bucket} if topic is None else {"bucket": bucket, "topic": topic}
+    while True:
+        page = asking.told("GET", f"/v1/scheduled?{urlencode(asked)}")
+        for one in page["counts"]:
+            print(f"{moment(one['at_ms'])}\t{one['messages']}")
+        if page["next_from_ms"] is None:
+            return
+        asked["from_ms"] = str(page["next_from_ms"])
+
+
+@app.command()
+def token(
+    name: Annotated[str, typer.Argument(help="Who it is for; shown in the log.")],
+    role: Annotated[list[str], typer.Option(help="publish, consume, read or admin; may be repeated.")],
+    topic: Annotated[list[str] | None, typer.Option(help="A pattern like payment.*; may be repeated (*).")] = None,
+) -> None:
+    """Make a token: its entry for the token file goes to stdout, the token itself, once, to stderr.
+
+    Example: outbox broker token payments --role publish --topic 'payment.*' >> tokens.toml
+    """
+    from outbox_broker.http.access_control import Role
+
+    unknown = sorted(set(role) - set(Role))
+    if unknown:
+        raise ConfigurationError(f"there is no role {unknown[0]!r}; roles are {', '.join(Role)}")
+    secret = secrets.token_urlsafe(32)
+    print("[[tokens]]")
+    print(f"name = {json.dumps(name)}")
+    print(f'sha256 = "{hashlib.sha256(secret.encode()).hexdigest()}"')
+    print(f"roles = {json.dumps(role)}")
+    print(f"topics = {json.dumps(topic or ['*'])}")
+    print(f"the token, shown this once: {secret}", file=sys.stderr)

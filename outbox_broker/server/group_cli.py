@@ -1,0 +1,167 @@
+"""`outbox broker group ...`: consumer groups of a broker that runs: settings, seek, pause, dead letters."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import quote, urlencode
+
+import typer
+
+from outbox_broker.server.admin_http_client import Asking
+from outbox_broker.server.dead_letter_table import print_dead
+from outbox_core.common.errors import UsageError
+
+app = typer.Typer(no_args_is_help=True, help="Declare, look at and move consumer groups of a broker that runs.")
+
+Topic = Annotated[str, typer.Argument(help="The topic.")]
+Group = Annotated[str, typer.Argument(help="The consumer group.")]
+Url = Annotated[str, typer.Option(envvar="OUTBOX_BROKER__URL", help="The broker's URL.")]
+Timeout = Annotated[int, typer.Option(help="Time to wait for the answer.")]
+CaFile = Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")]
+TokenFile = Annotated[
+    Path | None, typer.Option(envvar="OUTBOX_BROKER__TOKEN_FILE", help="File that holds the bearer token.")
+]
+DEAD_BYTES_MAX: Final = 128 * 1024 * 1024
+"""A page of dead letters has their bodies in it."""
+_URL = "http://127.0.0.1:7788"
+
+
+@app.command()
+def show(
+    topic: Topic, group: Group, url: Url = _URL, timeout_ms: Timeout = 5_000, ca_file: CaFile = None,
+    token_file: TokenFile = None,
+) -> None:  # fmt: skip
+    """Print a group's figures and settings as JSON.
+
+    Example: outbox broker group show orders billing
+    """
+    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    print(json.dumps(asking.told("GET", _path(topic, group)), indent=2))
+
+
+@app.command()
+def declare(
+    topic: Topic,
+    group: Group,
+    ordered: Annotated[bool | None, typer.Option(help="One message of a key at a time, in order.")] = None,
+    filter_: Annotated[str | None, typer.Option("--filter", help="What the group wants; '' for everything.")] = None,
+    max_attempts: Annotated[int | None, typer.Option(help="Attempts before a message is a dead letter.")] = None,
+    start: Annotated[str | None, typer.Option(help="earliest or latest, for a group that is new.")] = None,
+    url: Url = _URL,
+    timeout_ms: Timeout = 5_000,
+    ca_file: CaFile = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Make a group, or change the settings that are named; the others stay as they are.
+
+    Example: outbox broker group declare orders billing --filter "region = 'eu'" --max-attempts 5
+    """
+    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    path = _path(topic, group)
+    is_new = asking.ask("GET", path)[0] == HTTPStatus.NOT_FOUND
+    settings: dict[str, Any] = {} if is_new else asking.told("GET", path)["settings"]
+    named = {"ordered": ordered, "max_attempts": max_attempts, "start": start, "filter": filter_}
+    settings |= {name: value for name, value in named.items() if value is not None}
+    if not settings.get("filter"):
+        settings.pop("filter", None)
+    asking.told("PUT", path, settings)
+    print(f"{topic}/{group} declared")
+
+
+@app.command()
+def seek(
+    topic: Topic,
+    group: Group,
+    to_ms: Annotated[int | None, typer.Option(help="To what became ready at this time, milliseconds.")] = None,
+    to_offset: Annotated[int | None, typer.Option(help="To this offset of the topic.")] = None,
+    url: Url = _URL,
+    timeout_ms: Timeout = 5_000,
+    ca_file: CaFile = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Move a group to a time or an offset.
+
+    Example: outbox broker group seek orders billing --to-offset 0
+    """
+    if (to_ms is None) == (to_offset is None):
+        raise UsageError("give --to-ms or --to-offset, one of them")
+    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    body = {"to_ms": to_ms} if to_ms is not None else {"to_offset": to_offset}
+    asking.told("POST", f"{_path(topic, group)}/seek", body)
+    print(f"{topic}/{group} moved")
+
+
+@app.command()
+def pause(
+    topic: Topic,
+    group: Group,
+    resume: Annotated[bool, typer.Option("--resume", help="Let hand-outs go on.")] = False,
+    url: Url = _URL,
+    timeout_ms: Timeout = 5_000,
+    ca_file: CaFile = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Stop hand-outs to a group, or let them go on.
+
+    Example: outbox broker group pause orders billing --resume
+    """
+    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    asking.told("POST", f"{_path(topic, group)}/{'resume' if resume else 'pause'}", {})
+    print(f"{topic}/{group} {'goes on' if resume else 'is paused'}")
+
+
+@app.command()
+def dead(
+    topic: Topic,
+    group: Group,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="So many at once.")] = 20,
+    after: Annotated[str | None, typer.Option(help="Go on behind the page that named this.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with what the messages carry.")] = False,
+    url: Url = _URL,
+    timeout_ms: Timeout = 30_000,
+    ca_file: CaFile = None,
+    token_file: TokenFile = None,
+) -> None:
+    """List dead letters, oldest first: attempts, when, the last reason, and how the attempts went.
+
+    Example: outbox broker group dead orders billing --limit 50
+    """
+    asking = Asking(
+        url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file, answer_bytes_max=DEAD_BYTES_MAX
+    )
+    asked = {"limit": str(limit)} | ({} if after is None else {"after": after})
+    page = asking.told("GET", f"{_path(topic, group)}/dead?{urlencode(asked)}")
+    if as_json:
+        print(json.dumps(page, indent=2))
+    else:
+        print_dead(page["dead"], following=page["next"])
+
+
+@app.command()
+def redrive(
+    topic: Topic,
+    group: Group,
+    message_id: Annotated[list[str] | None, typer.Option(help="A dead letter's id; may be repeated (all).")] = None,
+    per_second: Annotated[int | None, typer.Option(help="How many are ready each second.")] = None,
+    url: Url = _URL,
+    timeout_ms: Timeout = 30_000,
+    ca_file: CaFile = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Send dead letters again.
+
+    Example: outbox broker group redrive orders billing --per-second 100
+    """
+    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    body: dict[str, Any] = {"ids": message_id} if message_id else {"all": True}
+    if per_second is not None:
+        body["per_second"] = per_second
+    answer = asking.told("POST", f"{_path(topic, group)}/dead/redrive", body)
+    print(f"{answer['redriven']} redriven")
+
+
+def _path(topic: str, group: str) -> str:
+    return f"/v1/topics/{quote(topic, safe='')}/groups/{quote(group, safe='')}"

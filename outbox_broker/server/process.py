@@ -1,0 +1,75 @@
+"""The broker's process, from its configuration to exit code 0: address, engine, server, and the end in reverse."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from outbox_broker.engine.engine import Engine
+from outbox_broker.http.server import HttpServer, bind
+from outbox_broker.log.disk_reserve import FULL
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime import logs
+
+if TYPE_CHECKING:
+    from outbox_broker.config.broker_config import BrokerConfig
+
+logger = logging.getLogger(__name__)
+
+_ENGINE_CLOSE_MS: Final = 10_000
+
+
+def run(config: BrokerConfig) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ConfigurationError or StorageFailed where it cannot begin."""
+    chosen = config.log_format or logs.fitting_format(sys.stderr)
+    logs.configure(format=chosen, level=config.log_level)
+    access, tls = config.access(), config.tls
+    bound = bind(config.host, config.port)
+    try:
+        engine = Engine.open(config.data, options=config.engine_options)
+        try:
+            _forget(config.ready_file)  # one that a killed server left behind
+            server = HttpServer(engine, bound, settings=config.http_settings, access=access, tls=tls)
+            _leave_alone_what_stays()
+            server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
+        finally:
+            _forget(config.ready_file)
+            engine.close(timeout_ms=_ENGINE_CLOSE_MS)
+    finally:
+        bound.close()
+    logger.info("server_stopped")
+
+
+def _leave_alone_what_stays() -> None:
+    """What is there by now, most of it code, stays to the end: looking through it for garbage would hold up every
+    request for a tenth of a second, now and then.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _announce(url: str, ready_file: Path | None) -> None:
+    """Say that the broker serves: in the file for scripts, then, since they may wait for it, in a line for people."""
+    if ready_file is not None:
+        _write_whole(ready_file, url + "\n")
+    print(f"broker ready at {url}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _write_whole(ready_file: Path, text: str) -> None:
+    try:
+        unfinished = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(ready_file)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise ConfigurationError(f"cannot write the ready file {ready_file}: {error.strerror}") from error
+        logger.warning("ready_file_not_written", extra={"file": str(ready_file), "error": error.strerror})
+
+
+def _forget(ready_file: Path | None) -> None:
+    if ready_file is not None:
+        ready_file.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""What the engine keeps in memory of topics, groups and messages, and its checkpoints."""

@@ -1,0 +1,67 @@
+"""The messages seen lately, by topic and id, so that a repeated publish is recognised. Bounded."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import groupby, islice
+
+from outbox_broker.state.message_identities import Identities
+
+
+class RecentIds:
+    """The newest `count_max` messages, in order of arrival."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._known: Identities[str] = Identities(str)
+        self._ids: deque[str] = deque()
+        self._topics: deque[str] = deque()  # of each of the ids
+        self.added = 0
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def has(self, topic: str, message_id: str) -> bool:
+        """Whether this message is remembered."""
+        return self._known.get(topic, message_id) is not None
+
+    def has_any(self, message_ids: Iterable[str]) -> bool:
+        """Whether one of these ids is remembered, on whatever topic."""
+        return self._known.has_any(message_ids)
+
+    def topics(self, message_id: str) -> Iterable[str]:
+        """The topics that have a message of this id."""
+        return self._known.of_id(message_id)
+
+    def add(self, topic: str, message_id: str) -> None:
+        """Remember a message; the oldest one is forgotten when there is no more room."""
+        if not self.has(topic, message_id):
+            self._known.put(message_id, topic)
+            self._note([message_id], [topic])
+
+    def add_all(self, topics: Iterable[str], message_ids: Sequence[str]) -> None:
+        """Remember messages, some of which may be remembered."""
+        if len(set(message_ids)) == len(message_ids) and not self.has_any(message_ids):
+            self.add_new(list(topics), message_ids)
+            return
+        for topic, message_id in zip(topics, message_ids, strict=True):
+            self.add(topic, message_id)
+
+    def add_new(self, topics: Sequence[str], message_ids: Sequence[str]) -> None:
+        """Remember messages under ids of which none is remembered, nor twice among them."""
+        self._known.put_new(message_ids, topics)
+        self._note(message_ids, topics)
+
+    def newest(self, count: int) -> list[tuple[str, list[str]]]:
+        """The last so many that came, in order: each topic, and the ids that came of it one behind the other."""
+        start = max(0, len(self._ids) - count)
+        pairs = zip(islice(self._topics, start, None), islice(self._ids, start, None), strict=True)
+        return [(topic, [one for _, one in some]) for topic, some in groupby(pairs, key=lambda pair: pair[0])]
+
+    def _note(self, message_ids: Sequence[str], topics: Sequence[str]) -> None:
+        self._ids.extend(message_ids)
+        self._topics.extend(topics)
+        self.added += len(message_ids)
+        while len(self._ids) > self._count_max:
+            self._known.pop(self._topics.popleft(), self._ids.popleft())

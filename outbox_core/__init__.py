@@ -1,0 +1,36 @@
+"""The words that all rooms share: messages, the Broker port, errors, time. No I/O, and no room above is known here."""
+
+from outbox_core.common.clock import Clock, ManualClock, SystemClock
+from outbox_core.messages.broker_port import Broker, BrokerAdmin
+from outbox_core.messages.connect import connect
+from outbox_core.messages.message import (
+    AckStatus,
+    CancelStatus,
+    DeadLetter,
+    Delivery,
+    ExtendStatus,
+    GroupConfig,
+    Message,
+    NackStatus,
+    PublishResult,
+    PublishStatus,
+)
+
+__all__ = [
+    "AckStatus",
+    "Broker",
+    "BrokerAdmin",
+    "CancelStatus",
+    "Clock",
+    "DeadLetter",
+    "Delivery",
+    "ExtendStatus",
+    "GroupConfig",
+    "ManualClock",
+    "Message",
+    "NackStatus",
+    "PublishResult",
+    "PublishStatus",
+    "SystemClock",
+    "connect",
+]

@@ -1,0 +1,1 @@
+"""Errors, clocks and waits."""

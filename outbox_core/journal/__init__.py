@@ -1,0 +1,1 @@
+"""The broker's files: segments, frames and records."""

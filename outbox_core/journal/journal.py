@@ -1,0 +1,400 @@
+"""What the broker writes on its disk: segments, frames and the two families of records.
+
+The broker writes them, reconciliation reads them in place, so their shapes stand here, where both may look.
+
+A segment is a file `<first offset, 20 digits>.log`: a 32-byte header, then frames. An offset is a byte position in
+the log as if headers did not exist and all segments were one file.
+
+    header   magic 8s "OUTBOXMQ" | version u16 | kind u16 | first offset u64 | created_at_ms u64 | crc32c u32
+    frame    payload length u32 | crc32c of the payload u32 | payload (MessagePack)
+
+All integers are little-endian. A payload is one record of this module, written as an array; the first element of an
+action is its tag. Records are only ever added to: a new field goes last and has a default.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import chain
+from pathlib import Path
+from typing import Final, Literal
+
+import google_crc32c
+import msgspec
+
+from outbox_core.common.errors import OutboxError
+from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
+from outbox_core.journal.order_records import Filed
+
+MAGIC: Final = b"OUTBOXMQ"
+VERSION: Final = 4
+OLDEST_VERSION: Final = 3
+"""In logs of version 3, actions name the ids of messages: see Ids."""
+_HEADER: Final = struct.Struct("<8sHHQQ")
+_CRC: Final = struct.Struct("<I")
+_FRAME: Final = struct.Struct("<II")
+HEADER_BYTES: Final = _HEADER.size + _CRC.size
+FRAME_BYTES: Final = _FRAME.size
+RECORD_BYTES_MAX: Final = 128 * 1024 * 1024
+"""No frame is longer: a longer length is damage, not a record, and nothing is allocated for it."""
+
+
+class SegmentKind(IntEnum):
+    """Which family of records a segment holds."""
+
+    MESSAGES = 1
+    ACTIONS = 2
+
+
+Copy = Literal[0, 1, 2, 3]
+"""What a message record is: 0 as it was published; 1 a scheduled message, written with its sequence when it fell due;
+2 canceled before it was published, so that it is neither scheduled nor placed; 3 a note that a message was scheduled:
+its body is the SHA-256 of the message's, and its headers are left out, since both are in the schedule until it is due.
+"""
+PUBLISHED: Final = 0
+FIRED_COPY: Final = 1
+DEAD_ON_ARRIVAL: Final = 2
+SCHEDULED: Final = 3
+
+
+class MessageRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
+    """A stored message. `sequence` is its place in its topic, from 0; None while it is scheduled (see Fired)."""
+
+    sequence: int | None
+    id: str
+    topic: str
+    key: str | None
+    headers: dict[str, str]
+    body: bytes
+    created_at_ms: int
+    stored_at_ms: int
+    deliver_at_ms: int | None = None
+    copy: Copy = 0
+
+
+class Fired(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="fired"):
+    """Scheduled messages fell due and took their places in the topic: entries are (sequence, message id)."""
+
+    topic: str
+    at_ms: int
+    entries: list[tuple[int, str]]
+
+
+class Canceled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="canceled"):
+    """Scheduled messages will never be delivered: `topics` has the topic of each, none of them in logs of before.
+
+    Empty where an id is unknown yet: its publish to a topic of `scope` (patterns; None: all) is dead on arrival.
+    """
+
+    at_ms: int
+    ids: list[str]
+    messages_end: int | None = None
+    """The message log's end at that moment: what was published behind it under the same id is another message."""
+    topics: list[str] = []
+    scope: tuple[str, ...] | None = None
+
+
+class Declared(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="declared"):
+    """A consumer group was made (`position`: the first sequence it will see) or its settings were changed."""
+
+    topic: str
+    group: str
+    at_ms: int
+    position: int
+    settings: dict[str, str | int | float | bool | None]
+    is_new: bool = False  # it was made, so nothing is left of one of this name; False in logs of before
+
+
+class Delivered(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="delivered"):
+    """Handed, as it was written once: entries are (sequence, message id, delivery number, attempt)."""
+
+    topic: str
+    group: str
+    at_ms: int
+    visible_at_ms: int
+    entries: list[tuple[int, str, int, int]]
+    consumer: str | None = None
+
+
+class Acked(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="acked"):
+    """Settled, as it was written once: entries are (sequence, message id)."""
+
+    topic: str
+    group: str
+    at_ms: int
+    entries: list[tuple[int, str]]
+
+
+Ids = int | str | list[str]
+"""Messages that follow each other in their topic: how many. Their ids are in the message log.
+
+In logs of version 3 they are named here, one or all.
+"""
+
+
+class Requeued(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="requeued"):
+    """Deliveries came back by nack: visible again at the time given with each; entries are (first sequence, how many,
+    visible_at_ms, attempts used).
+    """
+
+    topic: str
+    group: str
+    at_ms: int
+    entries: list[tuple[int, Ids, int, int]]
+    reason: str | None = None
+
+
+class Extended(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="extended"):
+    """Deliveries stay invisible longer: entries are (first sequence, how many)."""
+
+    topic: str
+    group: str
+    at_ms: int
+    visible_at_ms: int
+    entries: list[tuple[int, Ids]]
+
+
+class Died(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="died"):
+    """Messages became dead letters of a group: entries are (first sequence, how many, attempts).
+
+    `expired`: as their last invisible time ran out, whatever the reason says of the attempts before.
+    """
+
+    topic: str
+    group: str
+    at_ms: int
+    entries: list[tuple[int, Ids, int]]
+    reason: str
+    expired: bool = False
+
+
+class Redriven(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="redriven"):
+    """Dead letters got a new life, `per_second` a second (None: at once); entries are (first sequence, how many)."""
+
+    topic: str
+    group: str
+    at_ms: int
+    entries: list[tuple[int, Ids]]
+    per_second: int | None = None
+    pace: tuple[int, int] = (0, 0)  # what earlier redrives had given away of the seconds, see Pace
+
+
+class Sought(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="sought"):
+    """A group was moved to a sequence; receipts of earlier lives are stale."""
+
+    topic: str
+    group: str
+    at_ms: int
+    position: int
+    life: int
+
+
+class Paused(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="paused"):
+    """Hand-outs to a group were stopped or resumed."""
+
+    topic: str
+    group: str
+    at_ms: int
+    paused: bool
+
+
+class HandedRun(msgspec.Struct, array_like=True, frozen=True):
+    """Messages that follow each other in their topic, handed out alike, from the sequence `first` on."""
+
+    first: int
+    ids: Ids
+    delivery: int
+    attempt: int
+
+
+class Handed(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="handed"):
+    """Messages were handed to a consumer, by runs."""
+
+    topic: str
+    group: str
+    at_ms: int
+    visible_at_ms: int
+    runs: list[HandedRun]
+    consumer: str | None = None
+
+
+class Settled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="settled"):
+    """Deliveries were settled, by runs of (first sequence, how many)."""
+
+    topic: str
+    group: str
+    at_ms: int
+    runs: list[tuple[int, Ids]]
+
+
+class Opened(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="opened"):
+    """The broker opened its folder for the `number`-th time: delivery numbers of before are never given again."""
+
+    at_ms: int
+    number: int
+
+
+class Dropped(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="dropped"):
+    """Retention was told to drop messages that a group had not settled: all below `position`."""
+
+    topic: str
+    group: str
+    at_ms: int
+    position: int
+
+
+class Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="checkpoint"):
+    """A part of all that the actions before it have come to, of the broker's own making; a segment begins with it."""
+
+    at_ms: int
+    part: bytes
+    last: bool
+
+
+Action = (
+    Fired | Canceled | Declared | Delivered | Acked | Requeued | Extended | Died | Redriven | Sought | Paused
+    | Opened | Dropped | Checkpoint | Filed | Handed | Settled | DeletedGroup | DeletedTopic
+)  # fmt: skip
+
+encode_record = msgspec.msgpack.Encoder().encode
+decode_message = msgspec.msgpack.Decoder(MessageRecord).decode
+decode_action = msgspec.msgpack.Decoder(Action).decode
+
+
+def count_of(ids: Ids) -> int:
+    """How many messages are meant."""
+    if isinstance(ids, int):
+        return ids
+    return 1 if isinstance(ids, str) else len(ids)
+
+
+class SegmentDamaged(OutboxError):
+    """A frame in a segment's middle, or its header, does not match its checksum: a flipped bit, not a torn tail.
+
+    Trying again cannot help: the file must be restored from a copy.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """The first 32 bytes of a segment."""
+
+    kind: SegmentKind
+    first_offset: int
+    created_at_ms: int
+    version: int = VERSION
+
+    def encode(self) -> bytes:
+        head = _HEADER.pack(MAGIC, self.version, self.kind, self.first_offset, self.created_at_ms)
+        return head + _CRC.pack(google_crc32c.value(head))
+
+    @staticmethod
+    def decode(data: bytes) -> SegmentHeader:
+        """Raises SegmentDamaged where these are not the first bytes of a segment that this version can read."""
+        if len(data) < HEADER_BYTES:
+            raise SegmentDamaged("the file is shorter than a segment's header")
+        magic, version, kind, first_offset, created_at_ms = _HEADER.unpack_from(data)
+        (crc,) = _CRC.unpack_from(data, _HEADER.size)
+        if magic != MAGIC or crc != google_crc32c.value(data[: _HEADER.size]):
+            raise SegmentDamaged("the segment's header does not match its checksum")
+        if not OLDEST_VERSION <= version <= VERSION:
+            raise SegmentDamaged(
+                f"the segment has version {version}; this code reads versions {OLDEST_VERSION} to {VERSION}: "
+                "drain it with the version that wrote it, and begin with a new data folder"
+            )
+        return SegmentHeader(
+            kind=SegmentKind(kind), first_offset=first_offset, created_at_ms=created_at_ms, version=version
+        )
+
+
+def frame(payload: bytes) -> bytes:
+    """One payload as it stands in a segment."""
+    return _FRAME.pack(len(payload), google_crc32c.value(payload)) + payload
+
+
+def frames(payloads: Sequence[bytes]) -> tuple[bytes, list[int]]:
+    """Payloads as they stand in a segment, one behind the other, and the length of each with its frame."""
+    sizes = list(map(len, payloads))
+    heads = map(_FRAME.pack, sizes, map(google_crc32c.value, payloads))
+    return b"".join(chain.from_iterable(zip(heads, payloads, strict=True))), [FRAME_BYTES + size for size in sizes]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A payload that was read, and the log offset of its frame."""
+
+    offset: int
+    payload: bytes
+
+    @property
+    def end(self) -> int:
+        """The offset behind this frame."""
+        return self.offset + FRAME_BYTES + len(self.payload)
+
+
+def read_frames(data: bytes | memoryview, *, first_offset: int) -> Iterator[Frame]:
+    """Yield the frames of a segment's bytes behind its header, up to a torn tail.
+
+    A tail is torn where the last frame is cut short or fails its checksum, and no whole frame follows it.
+    Raises SegmentDamaged where a frame that others follow fails its checksum.
+    """
+    view = memoryview(data)
+    position = 0
+    while len(view) - position >= FRAME_BYTES:
+        length, crc = _FRAME.unpack_from(view, position)
+        start = position + FRAME_BYTES
+        if length == 0 or length > RECORD_BYTES_MAX or start + length > len(view):
+            if next_whole_frame(view, position + 1) is not None:
+                raise SegmentDamaged(f"damaged frame length at offset {first_offset + position}")
+            return
+        payload = bytes(view[start : start + length])
+        if google_crc32c.value(payload) != crc:
+            if _is_whole_frame(view, start + length) or next_whole_frame(view, position + 1) is not None:
+                raise SegmentDamaged(f"damaged record at offset {first_offset + position}")
+            return
+        yield Frame(first_offset + position, payload)
+        position = start + length
+
+
+def segment_path(folder: Path, first_offset: int) -> Path:
+    """Where the segment that begins at this offset lives."""
+    return folder / f"{first_offset:020d}.log"
+
+
+def segment_paths(folder: Path) -> list[Path]:
+    """All segments of a log, in order of their first offsets."""
+    return sorted(path for path in folder.glob("*.log") if path.stem.isdigit() and len(path.stem) == 20)
+
+
+def read_segment(path: Path) -> tuple[SegmentHeader, Iterator[Frame]]:
+    """A segment's header and its frames. Raises SegmentDamaged (also while the frames are read)."""
+    data = path.read_bytes()
+    header = SegmentHeader.decode(data[:HEADER_BYTES])
+    return header, read_frames(memoryview(data)[HEADER_BYTES:], first_offset=header.first_offset)
+
+
+def next_whole_frame(view: memoryview, start: int) -> int | None:
+    """Where the next whole, valid frame begins at or behind `start`; None where there is none.
+
+    Where one is, what came before is damage, not a torn tail. All is searched: a record may be RECORD_BYTES_MAX long.
+    """
+    found = (one.start() for one in _FRAME_MAY_BEGIN.finditer(view, start))
+    return next((position for position in found if _is_whole_frame(view, position)), None)
+
+
+_FRAME_MAY_BEGIN: Final = re.compile(rb"(?s)(?=(?!\x00{4})...[\x00-\x08]....[\x90-\x9f\xdc])")
+"""A length of 1 to RECORD_BYTES_MAX, a checksum, the first byte of a record: of an array. Spares a checksum a byte."""
+
+
+def _is_whole_frame(view: memoryview, position: int) -> bool:
+    body = position + FRAME_BYTES
+    if body >= len(view):
+        return False
+    length, crc = _FRAME.unpack_from(view, position)
+    if not 0 < length <= min(len(view) - body, RECORD_BYTES_MAX):
+        return False
+    return bool(google_crc32c.value(bytes(view[body : body + length])) == crc)

@@ -1,0 +1,1 @@
+"""Messages, and the ports that brokers implement."""

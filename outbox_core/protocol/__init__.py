@@ -1,0 +1,1 @@
+"""The HTTP protocol as its server and its clients share it: shapes and problems."""

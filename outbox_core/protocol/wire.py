@@ -1,0 +1,356 @@
+"""The shapes of the HTTP protocol, version 1, that its server and clients share. Not the rules: those are the engine's.
+
+Requests refuse fields they do not know, so that a misspelt one is an error and not a default; answers may grow fields,
+and clients pass over those they do not know. Times are integer milliseconds since the epoch, durations milliseconds.
+A body travels as text ("utf8"), as base64 text, or, in MessagePack alone, as it is ("binary").
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, Struct
+
+from outbox_core.messages import limits
+from outbox_core.messages.message import AckStatus, CancelStatus, ExtendStatus, NackStatus, PublishStatus
+
+JSON_TYPE: Final = "application/json"
+MSGPACK_TYPE: Final = "application/msgpack"
+TIME_MS_MAX: Final = 2**53 - 1
+"""The largest integer that every JSON reader keeps exactly."""
+
+TimeMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+DurationMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+# Bounds that Message and the server check, so that there is one text for them; here they are only told.
+MessageId = Annotated[str, Meta(extra_json_schema={"pattern": "^[A-Za-z0-9._:-]{1,64}$"})]
+Key = Annotated[str, Meta(description="1 to 1,024 bytes in UTF-8", extra_json_schema={"minLength": 1})]
+Headers = Annotated[
+    dict[str, str],
+    Meta(
+        description="Names are HTTP tokens of up to 128 characters; 32 KiB in all",
+        extra_json_schema={"maxProperties": 64, "propertyNames": {"pattern": "^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$"}},
+    ),
+]
+Batch = Meta(extra_json_schema={"maxItems": limits.BATCH_MESSAGES_MAX})
+
+
+class Encoding(StrEnum):
+    """How a body is written in a request or an answer; `binary` in MessagePack only."""
+
+    UTF8 = "utf8"
+    BASE64 = "base64"
+    BINARY = "binary"
+
+
+class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a client sends."""
+
+
+class _Answer(Struct, frozen=True, kw_only=True):
+    """What the server sends back."""
+
+
+# -- publish ----------------------------------------------------------------------------------------------------------
+
+
+class PublishedMessage(Request, frozen=True, kw_only=True):
+    """One message of a publish; without an id the server makes one, and a repeat is then no duplicate."""
+
+    body: str
+    id: MessageId | None = None
+    key: Key | None = None
+    headers: Headers | None = None
+    encoding: Encoding | None = None
+    created_at_ms: TimeMs | None = None
+    deliver_at_ms: TimeMs | None = None
+    delay_ms: DurationMs | None = None
+
+
+class PackedMessage(PublishedMessage, frozen=True, kw_only=True):
+    """The same in MessagePack, where the body may be `bin`, too."""
+
+    body: Any  # checked in body_bytes(): msgspec has no union of str and bytes
+
+
+class PublishRequest(Request, frozen=True, kw_only=True):
+    """POST /v1/topics/{topic}/messages."""
+
+    messages: Annotated[list[PublishedMessage], Batch]
+
+
+class PackedPublishRequest(Request, frozen=True, kw_only=True):
+    """The same in MessagePack."""
+
+    messages: Annotated[list[PackedMessage], Batch]
+
+
+class PublishOutcome(_Answer, frozen=True, kw_only=True):
+    """What became of one message; `error` says why it was rejected."""
+
+    id: str
+    status: PublishStatus
+    error: str | None = None
+
+
+class PublishAnswer(_Answer, frozen=True, kw_only=True):
+    """One outcome a message, in the request's order."""
+
+    results: list[PublishOutcome]
+
+
+# -- consume ----------------------------------------------------------------------------------------------------------
+
+
+class PullRequest(Request, frozen=True, kw_only=True):
+    """POST .../groups/{group}/pull. `consumer` names the puller in the broker's log."""
+
+    max_messages: Annotated[int, Meta(ge=1, le=limits.PULL_MESSAGES_MAX)] = 100
+    wait_ms: Annotated[int, Meta(ge=0, le=limits.PULL_WAIT_MS_MAX)] = 0
+    invisible_ms: Annotated[int, Meta(ge=limits.INVISIBLE_MS_MIN, le=limits.INVISIBLE_MS_MAX)] = (
+        limits.INVISIBLE_MS_DEFAULT
+    )
+    consumer: Annotated[str, Meta(max_length=255)] | None = None
+
+
+class PulledMessage(_Answer, frozen=True, kw_only=True):
+    """One delivery; settle it with `receipt`."""
+
+    receipt: str
+    id: str
+    topic: str
+    key: str | None
+    headers: dict[str, str]
+    body: str
+    encoding: Encoding
+    attempt: int
+    created_at_ms: int
+    deliver_at_ms: int | None
+
+
+class PackedPulledMessage(PulledMessage, frozen=True, kw_only=True):
+    """The same in MessagePack: the body is `bin`, the encoding "binary"."""
+
+    body: Any
+
+
+class PullAnswer(_Answer, frozen=True, kw_only=True):
+    """What was ready, oldest first; empty when nothing came within `wait_ms`."""
+
+    deliveries: list[PulledMessage]
+
+
+class PackedPullAnswer(_Answer, frozen=True, kw_only=True):
+    """The same in MessagePack."""
+
+    deliveries: list[PackedPulledMessage]
+
+
+class AckRequest(Request, frozen=True, kw_only=True):
+    """POST .../groups/{group}/ack."""
+
+    receipts: Annotated[list[str], Batch]
+
+
+class NackRequest(Request, frozen=True, kw_only=True):
+    """POST .../groups/{group}/nack. Without `delay_ms` the group's backoff decides."""
+
+    receipts: Annotated[list[str], Batch]
+    delay_ms: Annotated[int, Meta(ge=0, le=limits.DELAY_MAX_MS)] | None = None
+    reason: Annotated[str, Meta(max_length=limits.REASON_CHARS_MAX)] | None = None
+    counts: bool = True
+
+
+class ExtendRequest(Request, frozen=True, kw_only=True):
+    """POST .../groups/{group}/extend."""
+
+    receipts: Annotated[list[str], Batch]
+    invisible_ms: Annotated[int, Meta(ge=limits.INVISIBLE_MS_MIN, le=limits.INVISIBLE_MS_MAX)]
+
+
+class AckOutcome(_Answer, frozen=True, kw_only=True):
+    """What became of one acknowledgement."""
+
+    receipt: str
+    status: AckStatus
+
+
+class AckAnswer(_Answer, frozen=True, kw_only=True):
+    """One outcome a receipt, in the request's order."""
+
+    results: list[AckOutcome]
+
+
+class NackOutcome(_Answer, frozen=True, kw_only=True):
+    """What became of one negative acknowledgement."""
+
+    receipt: str
+    status: NackStatus
+
+
+class NackAnswer(_Answer, frozen=True, kw_only=True):
+    """One outcome a receipt, in the request's order."""
+
+    results: list[NackOutcome]
+
+
+class ExtendOutcome(_Answer, frozen=True, kw_only=True):
+    """What became of one extension."""
+
+    receipt: str
+    status: ExtendStatus
+
+
+class ExtendAnswer(_Answer, frozen=True, kw_only=True):
+    """One outcome a receipt, in the request's order."""
+
+    results: list[ExtendOutcome]
+
+
+# -- schedule ---------------------------------------------------------------------------------------------------------
+
+
+class CancelRequest(Request, frozen=True, kw_only=True):
+    """POST /v1/scheduled/cancel."""
+
+    ids: Annotated[list[MessageId], Batch]
+
+
+class CancelOutcome(_Answer, frozen=True, kw_only=True):
+    """What became of one cancel."""
+
+    id: str
+    status: CancelStatus
+
+
+class CancelAnswer(_Answer, frozen=True, kw_only=True):
+    """One outcome an id, in the request's order."""
+
+    results: list[CancelOutcome]
+
+
+class ScheduledQuery(Request, frozen=True, kw_only=True):
+    """The query of GET /v1/scheduled."""
+
+    topic: str | None = None
+    from_ms: TimeMs | None = None
+    to_ms: TimeMs | None = None
+    bucket: Literal["minute", "hour", "day"] = "minute"
+
+
+class ScheduledCount(_Answer, frozen=True, kw_only=True):
+    """How many messages fire in the bucket that begins at `at_ms`."""
+
+    at_ms: int
+    messages: int
+
+
+class ScheduledAnswer(_Answer, frozen=True, kw_only=True):
+    """What fires when; `next_from_ms` goes on where the page was cut short."""
+
+    bucket: Literal["minute", "hour", "day"]
+    counts: list[ScheduledCount]
+    next_from_ms: int | None = None
+
+
+class ScheduledMessage(_Answer, frozen=True, kw_only=True):
+    """A message that waits for its time."""
+
+    id: str
+    topic: str
+    deliver_at_ms: int
+
+
+# -- groups and topics ------------------------------------------------------------------------------------------------
+
+
+class StartAt(Struct, frozen=True, forbid_unknown_fields=True):
+    """A group that starts at a time."""
+
+    at_ms: TimeMs
+
+
+class BackoffSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a group's retries space out."""
+
+    initial_ms: Annotated[int, Meta(ge=1, le=limits.DELAY_MAX_MS)] = 1_000
+    multiplier: Annotated[float, Meta(ge=1, le=1000)] = 2.0
+    max_ms: Annotated[int, Meta(ge=1, le=limits.DELAY_MAX_MS)] = 5 * 60 * 1000
+
+
+class GroupSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """PUT /v1/topics/{topic}/groups/{group}, and what GET tells of a group."""
+
+    start: Literal["earliest", "latest"] | StartAt = "earliest"
+    filter: str | None = None
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = limits.ATTEMPTS_MAX_DEFAULT
+    backoff: BackoffSettings = BackoffSettings()
+    ordered: bool = False
+
+
+class SeekRequest(Request, frozen=True, kw_only=True):
+    """POST .../groups/{group}/seek: to a time or to an offset, one of the two."""
+
+    to_ms: TimeMs | None = None
+    to_offset: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] | None = None
+
+
+class NoRequest(Request, frozen=True, kw_only=True):
+    """The body of a request that says all it has to say by its path: empty, or `{}`."""
+
+
+class NoAnswer(_Answer, frozen=True, kw_only=True):
+    """Done; there is nothing more to say."""
+
+
+class DeleteQuery(Request, frozen=True, kw_only=True):
+    """`force`: also where it is in use."""
+
+    force: bool = False
+
+
+class PageQuery(Request, frozen=True, kw_only=True):
+    """A page of a list: `after` is the cursor that the page before gave as `next`."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    after: Annotated[str, Meta(max_length=1024)] | None = None
+
+
+class TopicsAnswer(_Answer, frozen=True, kw_only=True):
+    """Names of topics, sorted."""
+
+    topics: list[str]
+    next: str | None = None
+
+
+class TopicAnswer(_Answer, frozen=True, kw_only=True):
+    """A topic's figures and the names of its groups."""
+
+    topic: str
+    figures: dict[str, int]
+    groups: list[str]
+
+
+class GroupAnswer(_Answer, frozen=True, kw_only=True):
+    """A group's figures and settings."""
+
+    topic: str
+    group: str
+    figures: dict[str, int]
+    settings: GroupSettings
+
+
+class Check(_Answer, frozen=True, kw_only=True):
+    """One thing that was looked at."""
+
+    name: str
+    status: Literal["ok", "failed"]
+    observed: str | None = None
+    hint: str | None = None
+
+
+class HealthAnswer(_Answer, frozen=True, kw_only=True):
+    """Whether the server can serve."""
+
+    status: Literal["ok", "failed"]
+    checks: list[Check] = []

@@ -1,0 +1,66 @@
+"""The shapes of dead letters, beside those of wire: looked through, and sent again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from outbox_core.protocol.wire import Encoding, Request
+
+
+class Failures(Struct, frozen=True, kw_only=True):
+    """So many attempts failed one after the other, with this reason."""
+
+    reason: str
+    attempts: int
+
+
+class DeadMessage(Struct, frozen=True, kw_only=True):
+    """A message that a group gave up on; key, headers and body are null for a token that may only `read`."""
+
+    id: str
+    topic: str
+    group: str
+    attempts: int
+    reason: str
+    dead_at_ms: int
+    history: list[Failures] = []
+    key: str | None = None
+    headers: dict[str, str] | None = None
+    body: str | None = None
+    encoding: Encoding | None = None
+
+
+class PackedDeadMessage(DeadMessage, frozen=True, kw_only=True):
+    """The same in MessagePack: the body is `bin`."""
+
+    body: Any = None
+
+
+class DeadAnswer(Struct, frozen=True, kw_only=True):
+    """One page of dead letters, oldest first."""
+
+    dead: list[DeadMessage]
+    next: str | None = None
+
+
+class PackedDeadAnswer(Struct, frozen=True, kw_only=True):
+    """The same in MessagePack."""
+
+    dead: list[PackedDeadMessage]
+    next: str | None = None
+
+
+class RedriveRequest(Request, frozen=True, kw_only=True):
+    """POST .../dead/redrive: `{"ids": [...]}` or `{"all": true}`."""
+
+    ids: list[str] | None = None
+    all: bool = False
+    per_second: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+
+
+class RedriveAnswer(Struct, frozen=True, kw_only=True):
+    """How many dead letters went back to their group."""
+
+    redriven: int

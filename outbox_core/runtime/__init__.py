@@ -1,0 +1,1 @@
+"""What processes of ours share: logging, values of configuration, and the command `outbox`."""

@@ -1,0 +1,153 @@
+"""Puts the rules on the evidence: three tables, one verdict a row. Neither the rules nor the evidence are here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.classify.topic_differences import with_topic_differences
+from spark_reconcile.classify.window_placement import WindowPlacement
+from spark_reconcile.core.dataframes import union
+from spark_reconcile.core.settings import Grace
+from spark_reconcile.core.time_buckets import within
+from spark_reconcile.core.time_range import EVER_MS, Span
+from spark_reconcile.evidence.business_evidence import business_evidence
+from spark_reconcile.evidence.delivery_evidence import delivery_evidence
+from spark_reconcile.evidence.message_evidence import business_keys, message_evidence
+from spark_reconcile.load.evidence import Evidence, in_parallel
+from spark_reconcile.rules.business_rules import BUSINESS_RULES
+from spark_reconcile.rules.delivery_rules import DELIVERY_RULES
+from spark_reconcile.rules.message_rules import MESSAGE_RULES
+from spark_reconcile.rules.plausible_times import EARLIEST_MS
+from spark_reconcile.rules.verdict import Rule, Scope, case_sql, lookup_sql
+from spark_reconcile.sources.sql_statements import Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+RULES: Final[Mapping[Scope, Sequence[Rule]]] = {
+    Scope.MESSAGE: MESSAGE_RULES,
+    Scope.DELIVERY: DELIVERY_RULES,
+    Scope.BUSINESS: BUSINESS_RULES,
+}
+_IN_DOUBT: Final = "rule = 'not_wanted_or_waiting'"
+"""Given to every delivery that a filter decides on, before its filter is evaluated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """Evidence with verdicts: columns `rule`, `state`, `severity` and `window_ms` are added to each row."""
+
+    messages: DataFrame
+    deliveries: DataFrame
+    business: DataFrame
+    kept: Sequence[DataFrame] = ()
+    """What Spark keeps for these."""
+
+    @property
+    def frames(self) -> tuple[DataFrame, DataFrame, DataFrame]:
+        """All three."""
+        return self.messages, self.deliveries, self.business
+
+    def map(self, change: Callable[[DataFrame], DataFrame]) -> Judged:
+        """The same with a change to each frame."""
+        messages, deliveries, business = map(change, self.frames)
+        return Judged(messages=messages, deliveries=deliveries, business=business, kept=self.kept)
+
+    def checkpointed(self) -> Judged:
+        """The same rows without the plans that they come from: where these are joined again and again, planning takes
+        longer than running.
+        """
+        messages, deliveries, business = in_parallel(*(frame.localCheckpoint for frame in self.frames))
+        self.release()
+        return Judged(messages=messages, deliveries=deliveries, business=business)
+
+    def release(self) -> None:
+        """Let go of Spark's copies."""
+        for frame in self.kept:
+            frame.unpersist()
+
+
+def bounds_of(grace: Grace, evidence: Evidence, *, now_ms: int) -> dict[str, int]:
+    """The numbers of this run that rules ask for beside a row's facts."""
+    return {
+        "now_ms": now_ms,
+        "earliest_ms": EARLIEST_MS,
+        "latest_ms": evidence.latest_ms,
+        "grace_ms": int(grace.seconds * 1000),
+        "late_after_ms": int(grace.late_after_seconds * 1000),
+        "clock_skew_ms": int(grace.clock_skew_seconds * 1000),
+        "archive_reach_ms": evidence.archive_reach_ms,
+        "archive_until_ms": evidence.reach.archive_ms,
+        "broker_reach_ms": evidence.broker_reach_ms,
+        "broker_seen_ms": evidence.broker_seen_ms,
+        "actions_reach_ms": evidence.actions_reach_ms,
+    }
+
+
+def judge(
+    evidence: Evidence, bounds: Mapping[str, int], *, placement: WindowPlacement, span: Span | None = None
+) -> Judged:
+    """One verdict for each message, each message in each group, and each rule and key of business rows.
+
+    `span`: business rows are of these times alone, so only messages of these times are theirs.
+    """
+    messages = judged(
+        message_evidence(
+            evidence.rows,
+            evidence.messages,
+            evidence.actions,
+            business=business_keys(evidence.rows),
+            reaches=evidence.business_reaches,
+            until=evidence.reach.business or dict.fromkeys(evidence.business_reaches, EVER_MS),
+            known_topics=evidence.known_topics,
+        ),
+        MESSAGE_RULES,
+        bounds,
+    ).persist()
+    copies = with_topic_differences(messages)
+    first = judged(
+        delivery_evidence(messages, evidence.actions, evidence.inboxes, groups=evidence.groups),
+        DELIVERY_RULES,
+        bounds,
+    ).persist()
+    decided = _decided_by_filters(first, evidence, bounds)
+    deliveries = first if decided is None else union(first.where(f"not ({_IN_DOUBT})"), decided)
+    theirs = copies.where(f"created_ms <= 0 or {within(span)}")
+    asked = business_evidence(evidence.rows, theirs, is_shared=_is_shared(evidence))
+    business = judged(asked, BUSINESS_RULES, bounds).persist()
+
+    def placed(frame: DataFrame, window: str) -> DataFrame:
+        return frame.selectExpr("*", f"{window} as window_ms").where(placement.chosen)
+
+    return Judged(
+        messages=placed(copies.where("not is_other_copy"), placement.message),
+        deliveries=placed(deliveries, placement.delivery),
+        business=placed(business, placement.business),
+        kept=(messages, first, business) if decided is None else (messages, first, decided, business),
+    )
+
+
+def _decided_by_filters(deliveries: DataFrame, evidence: Evidence, bounds: Mapping[str, int]) -> DataFrame | None:
+    """Deliveries whose verdict depends on what a group's filter takes, judged by that; None: no group has a filter."""
+    groups = [one for one in evidence.groups if one.filtered]
+    if not groups:
+        return None
+    doubtful = deliveries.where(_IN_DOUBT).drop("rule", "state", "severity")
+    wanted = evidence.filters.with_wanted(doubtful, groups, skew_ms=bounds["clock_skew_ms"])
+    return judged(wanted, DELIVERY_RULES, bounds).select(*deliveries.columns).persist()
+
+
+def _is_shared(evidence: Evidence) -> bool:
+    """Whether rows of several rules ask for messages on one topic."""
+    asking = {(one.topic, one.note) for one in evidence.counts if one.leg == Leg.BUSINESS}
+    return len(asking) > len({topic for topic, _ in asking})
+
+
+def judged(evidence: DataFrame, rules: Sequence[Rule], bounds: Mapping[str, int]) -> DataFrame:
+    """The evidence with `rule`, `state` and `severity`."""
+    named = evidence.selectExpr("*", f"{case_sql(rules, bounds)} as rule")
+    return named.selectExpr(
+        "*", *(f"{lookup_sql(rules, attribute, column='rule')} as {attribute}" for attribute in ("state", "severity"))
+    )

@@ -1,0 +1,45 @@
+"""One message whose copies name two topics: published to one, stored by the broker on another, under the same id.
+
+A message is known by its topic and its id, so these look like a message that was lost and one that nobody published.
+They are one mismatch: the broker's copy has the verdict, as consumers saw that one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.classify.rule_override import overruled, rule_named
+from spark_reconcile.core.dataframes import grouped
+from spark_reconcile.rules.message_rules import MESSAGE_RULES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_PUBLISHED_ALONE: Final = "topic is not null and cancel = 0 and broker = 0 and outbox + archive > 0"
+BROADCAST_MAX: Final = 1_000_000
+_STORED_ALONE: Final = "topic is not null and broker > 0 and outbox + archive = 0"
+
+
+def with_topic_differences(messages: DataFrame) -> DataFrame:
+    """Judged messages with the column `is_other_copy`: whether the message's verdict is given to the copy on another
+    topic. Those whose copies name two topics are `topic_differs`, unless a rule that comes before says more.
+
+    An id with several copies on either side is left as it is.
+    """
+    published = messages.where(_PUBLISHED_ALONE).select("id", "topic").localCheckpoint()
+    count = published.count()
+    if not count:
+        return messages.selectExpr("*", "false as is_other_copy")
+    single = grouped(published, "id", n="count(*)").where("n = 1").select("id")
+    # A broker that is out for long leaves millions of rows unsent: so many are not sent to every worker.
+    single = single.hint("broadcast") if count <= BROADCAST_MAX else single
+    stored = messages.where(_STORED_ALONE).select("id").join(single, "id", "left_semi")
+    pairs = grouped(stored, "id", n="count(*)").where("n = 1").selectExpr("id", "true as is_pair").localCheckpoint()
+    if pairs.isEmpty():
+        return messages.selectExpr("*", "false as is_other_copy")
+    marked = messages.join(pairs.hint("broadcast"), "id", "left")
+    differing = f"is_pair and (({_PUBLISHED_ALONE}) or ({_STORED_ALONE}))"
+    rule = rule_named(MESSAGE_RULES, "topic_differs")
+    before = ", ".join(f"'{one.name}'" for one in MESSAGE_RULES[: MESSAGE_RULES.index(rule)])
+    judged = overruled(marked, rule, where=f"{differing} and rule not in ({before})")
+    return judged.selectExpr(*messages.columns, f"coalesce({differing} and broker = 0, false) as is_other_copy")

@@ -1,0 +1,1 @@
+"""The commands `outbox reconcile run|watch|explain|report|repair`."""

@@ -1,0 +1,85 @@
+"""What the commands of `outbox reconcile` share: options, the settings that they make, exit statuses. Runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
+from spark_reconcile.core.errors import NotComparable
+from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.settings_file import read_config, settings_of
+
+EXIT_FINDINGS: Final = 1
+EXIT_NOT_COMPARABLE: Final = 3
+
+Config = Annotated[Path | None, typer.Option("--config", help="TOML file that names sources and rules.")]
+Url = Annotated[str | None, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database of the outbox.")]
+Schema = Annotated[str | None, typer.Option("--schema", help="Schema of the outbox tables (MySQL).")]
+BrokerData = Annotated[Path | None, typer.Option("--broker-data", help="The broker's data folder, read in place.")]
+Output = Annotated[Path | None, typer.Option("--output", help="Folder for tables and reports.")]
+GraceSeconds = Annotated[float | None, typer.Option("--grace-seconds", help="What is newer is pending.")]
+Master = Annotated[
+    str | None, typer.Option("--master", help="Spark master, or sc://host for Spark Connect; default local[*].")
+]
+NowMs = Annotated[
+    int | None, typer.Option("--now-ms", help="Judge as of this moment (epoch milliseconds); default: now.")
+]
+Since = Annotated[
+    str | None,
+    typer.Option("--since", help="Judge by the hour, from here on: 2026-11-01T12:00:00Z, or so long ago: 2h, 7d."),
+]
+Until = Annotated[str | None, typer.Option("--until", help="With --since: up to here; default: now.")]
+Full = Annotated[bool, typer.Option("--full", help="With --since: look at every row, whatever the digests say.")]
+RepairIt = Annotated[
+    bool, typer.Option("--repair", help="With --since: hand what is lost and unsent back to the compensator.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="With --repair: do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="With --repair: show it, and change nothing.")]
+RepairsMax = Annotated[int, typer.Option("--repairs-max", min=1, help="With --repair: refuse to do more than these.")]
+MetricsFile = Annotated[
+    Path | None, typer.Option("--metrics-file", help="Write recon_* metrics here as well, e.g. for node_exporter.")
+]
+AcceptMissing = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-missing", metavar="SOURCE",
+        help="Judge although this source lost evidence that an earlier run had, as the error named it; for one run.",
+    ),
+]  # fmt: skip
+AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
+
+
+def given_settings(
+    config: Path | None, *, url: str | None, schema: str | None, broker_data: Path | None, output: Path | None,
+    grace_seconds: float | None,
+) -> Settings:  # fmt: skip
+    """The file, with what is given as a flag put over it."""
+    flags: dict[str, dict[str, Any]] = {
+        "database": {"url": url, "schema": schema},
+        "broker": {"data": str(broker_data.resolve()) if broker_data else None},
+        "output": {"folder": str(output.resolve()) if output else None},
+        "grace": {"seconds": grace_seconds},
+    }
+    tables: dict[str, Any] = {} if config is None else read_config(config)
+    for name, values in flags.items():
+        given = {key: value for key, value in values.items() if value is not None}
+        if given:
+            tables[name] = {**tables.get(name, {}), **given}
+    if "database" not in tables or "broker" not in tables:
+        raise ConfigurationError("name a file with --config, or at least --url and --broker-data")
+    return settings_of(tables, folder=None if config is None else config.resolve().parent)
+
+
+@contextmanager
+def exit_statuses() -> Iterator[None]:
+    """Say why nothing was judged or changed, and end with the status for it."""
+    try:
+        yield
+    except (NotComparable, DatabaseUnavailable) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_NOT_COMPARABLE) from error

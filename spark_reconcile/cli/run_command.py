@@ -1,0 +1,250 @@
+"""`outbox reconcile run|watch|explain`: settings in, verdicts out. PySpark is imported only when a run begins.
+
+`report` and `repair` hang here, too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from outbox_core.common.clock import SystemClock
+from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.cli.interrupt import Stop, interruptible
+from spark_reconcile.cli.options import (
+    EXIT_FINDINGS,
+    AcceptMissing,
+    AsJson,
+    BrokerData,
+    Config,
+    DryRun,
+    Full,
+    GraceSeconds,
+    Master,
+    MetricsFile,
+    NowMs,
+    Output,
+    RepairIt,
+    RepairsMax,
+    Schema,
+    Since,
+    Until,
+    Url,
+    Yes,
+    exit_statuses,
+    given_settings,
+)
+from spark_reconcile.cli.repair_command import app as repair_app
+from spark_reconcile.cli.repair_command import repair as repair_findings
+from spark_reconcile.cli.report_command import report
+from spark_reconcile.cli.schedule import Schedule, ScheduledRuns
+from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.time_arguments import length_ms, moment_ms
+from spark_reconcile.repair.findings import hour_folders
+from spark_reconcile.report.prometheus import FILE as METRICS_FILE
+from spark_reconcile.report.prometheus import write_metrics
+from spark_reconcile.results.summary import Summary
+from spark_reconcile.rules.verdict import State
+
+app = typer.Typer(help="Prove from the records that nothing was lost, invented or early.", no_args_is_help=True)
+app.command()(report)
+app.add_typer(repair_app, name="repair")
+
+
+@app.callback()
+def reconcile() -> None:
+    """Prove from the records that nothing was lost, invented or early."""
+
+
+@app.command()
+def run(
+    config: Config = None, url: Url = None, schema: Schema = None, broker_data: BrokerData = None,
+    output: Output = None, grace_seconds: GraceSeconds = None, master: Master = None, now_ms: NowMs = None,
+    since: Since = None, until: Until = None, full: Full = False, repair: RepairIt = False, yes: Yes = False,
+    dry_run: DryRun = False, repairs_max: RepairsMax = 1_000, accept_missing: AcceptMissing = None,
+    metrics_file: MetricsFile = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Reconcile once: every message, every delivery and every business row gets one verdict.
+
+    With --since by the hour: only hours that are new, changed or still moving are judged, the others stand. Exit
+    status: 0 balanced, 1 findings, 2 usage, 3 a source is missing, damaged or down, so nothing was judged.
+
+    Examples:
+
+      outbox reconcile run --config reconcile.toml
+
+      outbox reconcile run --config reconcile.toml --since 48h --repair --dry-run
+    """
+    settings = given_settings(
+        config, url=url, schema=schema, broker_data=broker_data, output=output, grace_seconds=grace_seconds
+    )
+    settings = replace(settings, accept_missing=tuple(accept_missing or ()))
+    if since is None and (until or full):
+        raise ConfigurationError("--until and --full go with --since: name since when, e.g. --since 48h")
+    now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    span = None if since is None else (moment_ms(since, now_ms=now), moment_ms(until, now_ms=now) if until else now)
+    with exit_statuses():
+        summary = _run(settings, master=master, now_ms=now, span=span, full=full)
+    write_metrics(metrics_file or settings.output / METRICS_FILE, summary)
+    if as_json:
+        typer.echo(json.dumps(summary.as_dict()))
+    else:
+        _print(summary)
+    if repair:
+        folder = Path(summary.folder)
+        tables = hour_folders(settings.output, since_ms=span[0], until_ms=span[1]) if span else [folder]
+        repair_findings(settings, tables, repairs_max=repairs_max, yes=yes, dry_run=dry_run, folder=folder)
+    raise typer.Exit(0 if summary.balanced else EXIT_FINDINGS)
+
+
+@app.command()
+def watch(
+    config: Config = None, url: Url = None, schema: Schema = None, broker_data: BrokerData = None,
+    output: Output = None, grace_seconds: GraceSeconds = None, master: Master = None,
+    every: Annotated[str, typer.Option("--every", help="How often: 15m, 1h.")] = "1h",
+    lookback: Annotated[str, typer.Option("--lookback", help="Which hours are looked at again: 48h, 7d.")] = "48h",
+    metrics_file: MetricsFile = None,
+) -> None:  # fmt: skip
+    """Reconcile every hour, when it is over, until told to stop (SIGTERM, ^C).
+
+    Each run judges the new hour, and those of the last 48 whose records changed or in which something still moved.
+
+    Example: outbox reconcile watch --config reconcile.toml --lookback 7d
+    """
+    settings = given_settings(
+        config, url=url, schema=schema, broker_data=broker_data, output=output, grace_seconds=grace_seconds
+    )
+    every_ms, lookback_ms = length_ms(every), length_ms(lookback)
+
+    def once(now_ms: int) -> None:
+        summary = _run(settings, master=master, now_ms=now_ms, span=(now_ms - lookback_ms, now_ms), full=False)
+        write_metrics(metrics_file or settings.output / METRICS_FILE, summary)
+        typer.echo(summary.headline)
+
+    schedule = Schedule(every_ms=every_ms, after_ms=int(settings.grace.seconds * 1000) % every_ms)
+    watching = ScheduledRuns(once, schedule=schedule, clock=SystemClock())
+    with _stopped_by_signals(watching):
+        watching.run()
+
+
+@app.command()
+def explain(
+    name: Annotated[str | None, typer.Argument(help="A verdict or a rule, e.g. lost; all of them by default.")] = None,
+) -> None:
+    """Say what a verdict means, where it comes from, and what to do.
+
+    Examples:
+
+      outbox reconcile explain lost
+
+      outbox reconcile explain handed_out_late
+    """
+    from spark_reconcile.classify.classification import RULES
+
+    found = [(scope, rule) for scope, rules in RULES.items() for rule in rules if name in {None, rule.state, rule.name}]
+    if not found:
+        names = [*State, *(rule.name for rules in RULES.values() for rule in rules)]
+        near = difflib.get_close_matches(str(name), names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"verdicts: {', '.join(State)}"
+        raise ConfigurationError(f"there is no verdict or rule {name!r}; {hint}")
+    for scope, rule in found:
+        typer.echo(f"{rule.state} ({scope}: {rule.name}, {rule.severity}): {rule.meaning}")
+        for label, text in (("cause", rule.cause), ("do", rule.cure)):
+            if text:
+                typer.echo(f"    {label}: {text}")
+
+
+def _run(settings: Settings, *, master: str | None, now_ms: int, span: tuple[int, int] | None, full: bool) -> Summary:
+    from spark_reconcile.runs.full_run import run as reconcile_once
+    from spark_reconcile.runs.incremental_run import run_windows
+
+    started = time.monotonic()
+    with _talk() as console, console.status("checking the sources") as status:
+
+        def once(stop: Stop) -> Summary:
+            def say(step: str) -> None:
+                stop.check()
+                status.update(f"{step} ({time.monotonic() - started:.0f} s)")
+
+            if span is None:
+                return reconcile_once(settings, master=master, now_ms=now_ms, say=say)
+            since_ms, until_ms = span
+            return run_windows(
+                settings, since_ms=since_ms, until_ms=until_ms, full=full, master=master, now_ms=now_ms, say=say
+            )
+
+        return interruptible(once)
+
+
+@contextmanager
+def _stopped_by_signals(watching: ScheduledRuns) -> Iterator[None]:
+    """The handler itself must take no lock: the thread that it interrupts may hold it."""
+
+    def stop(_number: int, _frame: object) -> None:
+        threading.Thread(target=watching.stop, name="reconcile-stop", daemon=True).start()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _talk() -> Iterator[Console]:
+    """Standard error on a descriptor of its own: the first is lent to Spark while it starts."""
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w") as file:
+        yield Console(file=file, highlight=False)
+
+
+def _print(summary: Summary) -> None:
+    typer.echo(summary.headline)
+    for one in summary.clock_sentences:
+        typer.echo(one)
+    for source in summary.inputs:
+        if source.note:
+            typer.echo(f"{source.source}, {source.what}: {source.note}")
+    table = Table(box=None, pad_edge=False, show_header=False)
+    figures = {
+        "business rows": summary.business_rows,
+        "messages": summary.messages,
+        "stored": summary.stored,
+        "deliveries": summary.message_groups,
+        "handed out": summary.delivered,
+        "handed out again": summary.redelivered,
+        "deduplicated": summary.deduplicated,
+        "cleared suspects": summary.resolved,
+        **_windows(summary),
+        **{state.value: summary.count(state) for state in State if state is not State.SETTLED},
+    }
+    for name, value in figures.items():
+        table.add_row(name, f"{value:>12,}")
+    Console().print(table)
+    typer.echo(f"report: {Path(summary.folder) / 'report.html'}")
+
+
+def _windows(summary: Summary) -> dict[str, int]:
+    found = summary.windows
+    if found is None:
+        return {}
+    return {
+        "hours": found.windows,
+        "hours judged": found.judged,
+        "hours still open": found.open,
+        "unsent in other hours": found.outside,
+    }

@@ -1,0 +1,259 @@
+"""From parts and buckets that disagree to the rows that must be looked at: of each message all records, and of its key.
+
+A part is scanned once more, and what agrees in it key by key is settled; the rest, which is little, is looked at.
+DataFrames in, DataFrames out: it says which rows, and judges none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.compare.id_digests import Legs
+from spark_reconcile.compare.key_digests import (
+    KEY_PLACE,
+    PARTED,
+    PLACE,
+    among,
+    unsettled,
+)
+from spark_reconcile.core.dataframes import union
+from spark_reconcile.core.time_buckets import NO_SLOT, hour, slot, within
+from spark_reconcile.core.time_range import Span
+from spark_reconcile.load.evidence import in_parallel
+from spark_reconcile.sources.sql_statements import Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+BROADCAST_ROWS_MAX: Final = 1_000_000
+"""Up to so many places are sent to every worker; more are shuffled."""
+KEYS_MAX: Final = 1_000
+"""Up to so many keys are looked for by name; more by number."""
+LISTED_ROWS_MAX: Final = 5_000
+"""Up to so many rows of a set are fetched, and stand in the plans that ask for them."""
+_BUCKET: Final = "xxhash64(coalesce(topic, ''), slot)"
+_KEY: Final = "xxhash64(topic, message_key)"
+_MESSAGE: Final = "xxhash64(topic, id)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unclean:
+    """Where the sources disagree in the windows that are judged: parts, in the columns of parts.clean_parts(), and
+    buckets (topic, slot); None where nothing is known by id.
+
+    `asked`: how many messages stand in these parts; `much`: they are scanned again rather than kept. `elsewhere`: parts
+    of other windows of the span disagree, too. `span`: the times of which business rows are read.
+    """
+
+    parts: DataFrame
+    asked: int
+    much: bool
+    buckets: DataFrame | None
+    elsewhere: bool
+    span: Span | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drilled:
+    """The rows that are looked at; and, of business and archive, those that change what clean parts say was settled:
+    `sign` 1, a row that agrees though its part does not; -1, one that is looked at though its part is clean.
+    """
+
+    legs: Legs
+    changes: DataFrame
+
+
+def drilled(near: Legs, legs: Legs, unclean: Unclean, *, covered: Sequence[str]) -> Drilled:
+    """The rows of messages and keys in what is unclean. A message whose id carries no time, where something is known by
+    id alone, is always among them. Where a rule covers the topic, so is everything under the same key: a business row
+    is judged with all its messages. `near`: of `legs`, at least what stands in the unclean parts and buckets.
+    """
+    marks = _Marks(
+        places=_places(unclean.parts, PLACE),
+        slots=None if unclean.buckets is None else _places(unclean.buckets, _BUCKET),
+    )
+    found = [frame.where("asked or by_id") for frame in _placed(near, marks)]
+    if not unclean.much:
+        found = _kept(*found)
+    marked, keys = _marked(found, covered=covered)
+    more = _under_keys(legs, marks, keys, unclean)
+    rows, messages = _kept(
+        union(*(_rows(legs.rows, *pair) for pair in zip(marked[:2], more[:2], strict=True))),
+        _rows(legs.messages, marked[2], more[2]),
+    )
+    judged = Legs(rows=rows, messages=messages, actions=legs.actions, inboxes=legs.inboxes)
+    changes = union(*(_changes(*pair) for pair in zip(marked[:2], more[:2], strict=True)))
+    if marks.slots is not None:
+        judged = _with_events(judged, marks.slots)
+    return Drilled(legs=judged, changes=changes)
+
+
+def windows_beside(legs: Legs, batch: str, *, covered: Sequence[str]) -> set[int]:
+    """The windows in which something stands under a key of a batch of windows; that as a condition on `window_ms`."""
+    keyed = _keyed(covered)
+    placed = [
+        frame.where(keyed).selectExpr("topic", "message_key", f"{hour('created_ms')} as window_ms")
+        for frame in (legs.rows, legs.messages)
+    ]
+    windows = union(*placed).distinct()
+    asked = windows.where(batch).select("topic", "message_key")
+    found = windows.join(asked, ["topic", "message_key"], "left_semi").select("window_ms").distinct()
+    return {row["window_ms"] for row in found.collect()}
+
+
+def _marked(found: Sequence[DataFrame], *, covered: Sequence[str]) -> tuple[list[DataFrame], DataFrame]:
+    """The rows with `wanted`: whether they disagree, or stand under the keys of what does; and these keys."""
+    in_parts = [frame.where("asked") for frame in found]
+    apart = _sent_along(unsettled(union(*in_parts[:2]), in_parts[2], covered=covered))
+    chosen = [_looked_up(frame, KEY_PLACE, apart, "apart") for frame in found]
+    keys = _sent_along(union(*(_keys(frame, covered) for frame in chosen)).distinct())
+    marked = [
+        _looked_up(frame, _KEY, _places_of(keys), "under_key").selectExpr("*", f"({_LOOKED} or under_key) as wanted")
+        for frame in chosen
+    ]
+    return marked, keys
+
+
+_LOOKED: Final = "(asked and apart or by_id)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Marks:
+    """Unclean parts and buckets, by number."""
+
+    places: DataFrame
+    slots: DataFrame | None
+
+
+def _placed(legs: Legs, marks: _Marks) -> list[DataFrame]:
+    """Business, outbox, messages, with `asked`: whether a row's part is unclean, and `by_id`: whether its bucket is."""
+    found = []
+    for frame, slots in ((_business(legs), None), (_outbox(legs), marks.slots), (legs.messages, marks.slots)):
+        placed = _asked(frame, marks.places)
+        found.append(placed.selectExpr("*", "false as by_id") if slots is None else _by_bucket(placed, slots))
+    return found
+
+
+def _asked(frame: DataFrame, places: DataFrame) -> DataFrame:
+    return _looked_up(frame.selectExpr("*", *PARTED), PLACE, places, "asked").select(*frame.columns, "asked")
+
+
+def _business(legs: Legs) -> DataFrame:
+    return legs.rows.where(f"leg = '{Leg.BUSINESS}'")
+
+
+def _outbox(legs: Legs) -> DataFrame:
+    return legs.rows.where(f"leg in ('{Leg.OUTBOX}', '{Leg.ARCHIVE}')")
+
+
+def _by_bucket(frame: DataFrame, slots: DataFrame) -> DataFrame:
+    """With `by_id`: whether the row's bucket is unclean, or its id carries no time."""
+    slotted = frame.selectExpr("*", f"{slot()} as slot")
+    marked = _looked_up(slotted, _BUCKET, slots, "unclean")
+    return marked.selectExpr("*", f"(id is not null and (unclean or slot = '{NO_SLOT}')) as by_id").drop(
+        "unclean", "slot"
+    )
+
+
+def _looked_up(frame: DataFrame, value: str, among_these: DataFrame, name: str) -> DataFrame:
+    """With `name`: whether the value is one of `place`."""
+    placed = frame.selectExpr("*", f"{value} as place").join(
+        among_these.selectExpr("place", "true as found"), "place", "left"
+    )
+    return placed.selectExpr("*", f"(found is not null) as {name}").drop("place", "found")
+
+
+def _keys(frame: DataFrame, covered: Sequence[str]) -> DataFrame:
+    """The keys of what is looked at, on covered topics."""
+    return frame.where(f"{_LOOKED} and {_keyed(covered)}").select("topic", "message_key")
+
+
+def _keyed(covered: Sequence[str]) -> str:
+    """Whether a row is judged with all that stands under its key."""
+    return f"{among('topic', covered)} and coalesce(message_key, '') != ''"
+
+
+def _places_of(keys: DataFrame) -> DataFrame:
+    return keys.selectExpr(f"{_KEY} as place")
+
+
+def _under_keys(legs: Legs, marks: _Marks, keys: DataFrame, unclean: Unclean) -> list[DataFrame]:
+    """What was not found yet under these keys. In a clean part no message is without its business row: where there is
+    none of these, and no other part is unclean, there is nothing; nor where these are not read.
+    """
+    some = [row["message_key"] for row in keys.limit(KEYS_MAX + 1).collect()]
+
+    def under(frame: DataFrame, condition: str) -> DataFrame:
+        # A list can choose what is opened of a file; a join cannot.
+        listed = frame.where(frame["message_key"].isin(some)) if len(some) <= KEYS_MAX else frame
+        return _looked_up(listed.where(condition), _KEY, _places_of(keys), "under_key").where("under_key")
+
+    def no_more(frames: Sequence[DataFrame]) -> list[DataFrame]:
+        return [under(frame, "false") for frame in frames]
+
+    placed = _placed(legs, marks)
+    if not some:
+        return no_more(placed)
+    asking = under(placed[0], "not asked").localCheckpoint()
+    if not unclean.elsewhere and asking.isEmpty():
+        return [asking, *no_more(placed[1:])]
+    times = f"not asked and not by_id and (created_ms is null or {within(unclean.span)})"
+    return [asking, *_kept(*(under(frame, times) for frame in placed[1:]))]
+
+
+def _rows(like: DataFrame, marked: DataFrame, more: DataFrame) -> DataFrame:
+    return union(marked.where("wanted").select(*like.columns), more.select(*like.columns))
+
+
+def _changes(marked: DataFrame, more: DataFrame) -> DataFrame:
+    """With `sign`, what clean parts do not say rightly."""
+    columns = [*(name for name in more.columns if name not in {"asked", "by_id", "under_key"}), "sign"]
+    sign = "if(asked, if(wanted, 0, 1), if(wanted, -1, 0))"
+    signed = marked.selectExpr("*", f"{sign} as sign").select(*columns)
+    return union(signed, more.selectExpr("*", "-1 as sign").select(*columns)).where("sign != 0")
+
+
+def _with_events(judged: Legs, slots: DataFrame) -> Legs:
+    """With what was noted by id alone: in unclean buckets, of the messages that are looked at, and of cancels."""
+    published = judged.rows.where(f"leg != '{Leg.BUSINESS}'").selectExpr(f"{_MESSAGE} as place")
+    named = _sent_along(union(published, judged.messages.selectExpr(f"{_MESSAGE} as place")).distinct())
+
+    def chosen(frame: DataFrame) -> DataFrame:
+        marked = _looked_up(_by_bucket(frame, slots), _MESSAGE, named, "named")
+        # A cancel names no topic.
+        return marked.where("by_id or named or (id is not null and topic is null)").select(*frame.columns)
+
+    actions, inboxes = _kept(chosen(judged.actions), chosen(judged.inboxes))
+    return Legs(rows=judged.rows, messages=judged.messages, actions=actions, inboxes=inboxes)
+
+
+def _kept(*frames: DataFrame) -> list[DataFrame]:
+    """Each worked out, and kept by Spark, at the same time."""
+    return in_parallel(*(frame.localCheckpoint for frame in frames))
+
+
+def _sent_along(frame: DataFrame) -> DataFrame:
+    """A set that was worked out; small, it goes to every worker, so that the legs need not be shuffled."""
+    whole = frame.localCheckpoint()
+    listed = _listed(whole)
+    if listed is not None:
+        return listed
+    # A checkpoint keeps its columns' identities: joined with the frame that it came from, they would be one.
+    known = whole.selectExpr(*(f"{name} as {name}" for name in whole.columns))
+    return known.hint("broadcast") if known.count() <= BROADCAST_ROWS_MAX else known
+
+
+def _listed(frame: DataFrame) -> DataFrame | None:
+    """The same as a list, part of the plan: whoever joins with it starts no job of its own. None: it is too long."""
+    found = frame.limit(LISTED_ROWS_MAX + 1).toArrow()
+    if found.num_rows > LISTED_ROWS_MAX:
+        return None
+    return frame.sparkSession.createDataFrame(found).hint("broadcast")
+
+
+def _places(whole: DataFrame, place: str) -> DataFrame:
+    """Of rows that Spark keeps, their places: asking twice costs less than keeping these, too."""
+    found = whole.selectExpr(f"{place} as place").distinct()
+    return _listed(found) or _sent_along(found)

@@ -1,0 +1,180 @@
+"""The cheap pass by id: counts and sums of hashes by topic, group and slot, of what carries no key, and what disagrees.
+
+Partial sums, so little is shuffled. A bucket (topic, slot) is clean where the broker's messages, what it handed out and
+what was acknowledged and handled agree: each message in it was handed out in time, handled and acknowledged, exactly
+once, in each group. How messages came to the broker is compared by key, in parts. Nothing is drilled here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.core.dataframes import grouped, listed, union
+from spark_reconcile.core.time_buckets import NO_SLOT, SLOT_MS, hour, slot, slot_start
+from spark_reconcile.evidence.delivery_evidence import GroupFacts
+from spark_reconcile.sources.sql_statements import Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_LOW_BITS: Final = 32
+_LOW: Final = (1 << _LOW_BITS) - 1
+APART_MS_MAX: Final = 60_000
+"""A message whose id names a time further from its row's is loose: what names it may be of another hour."""
+CANCELED: Final = "('canceled', 'answered')"
+"""Kinds of action that say of a message that it was canceled: the broker's note, and its answer in the archive."""
+_STEPS: Final = ("delivered", "acked")
+_ODD_STEPS: Final = ("requeued", "extended", "died", "redriven")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """When agreement is not enough: hand-outs later than this, and ids further from their rows' times than this."""
+
+    late_after_ms: int
+    slack_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Legs:
+    """The sources' rows, as they are read."""
+
+    rows: DataFrame
+    messages: DataFrame
+    actions: DataFrame
+    inboxes: DataFrame
+
+
+def buckets(legs: Legs, *, tolerance: Tolerance) -> DataFrame:
+    """(topic, consumer_group, slot, leg) with counts, sums, times and what asks for a look; nothing runs yet."""
+    apart_ms = min(tolerance.slack_ms, APART_MS_MAX)
+    parts = [
+        # The copy of a scheduled message is no second message; `parts` asks for a look at it.
+        _digest(legs.messages, leg="if(stored_ms is null, 'copies', 'messages')", time="stored_ms", apart_ms=apart_ms),
+        _digest(legs.actions.where(f"kind in {_named(*_STEPS)}"), leg="kind", time="at_ms", group="consumer_group"),
+        _digest(legs.actions.where(f"kind in {_named(*_ODD_STEPS)}"), leg="'other'", odd="1", time="at_ms",
+                group="consumer_group"),
+        # A cancel names no topic: it asks for a look at its slot on every topic. What was fired was scheduled.
+        _digest(legs.actions.where(f"kind in {CANCELED}"), leg="'canceled'", time="at_ms", topic="''", odd="1"),
+        _digest(legs.actions.where("kind = 'fired'"), leg="'other'", time="at_ms", odd="1"),
+        _digest(legs.inboxes, leg=f"'{Leg.INBOX}'", time="at_ms", group="consumer_group"),
+    ]  # fmt: skip
+    return union(*parts)
+
+
+def clean_buckets(session: SparkSession, found: DataFrame, groups: Sequence[GroupFacts], *, late_ms: int) -> DataFrame:
+    """Each (topic, slot) once: whether it is `clean`, and the windows that its messages may be of.
+
+    `astray`: an id in it names a time far from its row's, so its window may be another; it is never clean.
+    """
+    from pyspark.sql.functions import broadcast, expr
+
+    stored = found.where("leg in ('messages', 'copies')").groupBy("topic", "slot").agg(
+        *(_of("messages", name) for name in ("n", "id_low", "id_high")),
+        expr("sum(astray)").alias("astray"),
+        expr("min(if(leg = 'messages', first_ms, null))").alias("stored_first_ms"),
+    )  # fmt: skip
+    per_group = _disagreeing_groups(session, found, stored, groups, late_ms=late_ms)
+    canceled = found.where("leg = 'canceled'").selectExpr("slot", "1 as canceled").distinct()
+    first, last = windows_of_slot()
+    return (
+        stored.join(per_group, ["topic", "slot"], "full")
+        .join(broadcast(canceled), "slot", "left")
+        .selectExpr(
+            "topic", "slot", f"{first} as first_window", f"{last} as last_window",
+            "coalesce(astray, 0L) > 0 as astray",
+            f"(coalesce(wrong, 0L) = 0 and canceled is null and slot != '{NO_SLOT}' and coalesce(astray, 0L) = 0)"
+            " as clean",
+        )
+    )  # fmt: skip
+
+
+def windows_of_slot() -> tuple[str, str]:
+    """The first and the last hour in which a message may have been created whose id names a slot."""
+    begins = slot_start("slot")
+    return hour(f"{begins} - {APART_MS_MAX}L"), hour(f"{begins} + {SLOT_MS + APART_MS_MAX}L")
+
+
+def _disagreeing_groups(
+    session: SparkSession, found: DataFrame, stored: DataFrame, groups: Sequence[GroupFacts], *, late_ms: int
+) -> DataFrame:
+    """How many groups of each bucket do not agree with what the broker stored; strangers' groups never do."""
+    from pyspark.sql.functions import broadcast, expr
+
+    known = listed(
+        session,
+        [(one.topic, one.consumer_group, one.has_inbox) for one in groups],
+        "topic string, consumer_group string, has_inbox bigint",
+    )
+    expected = stored.join(broadcast(known), "topic").selectExpr(
+        "topic", "slot", "consumer_group", "has_inbox", "messages_n as n", "id_low", "id_high", "stored_first_ms"
+    )
+    taken = (
+        found.where("leg not in ('messages', 'copies', 'canceled')")
+        .groupBy("topic", "slot", "consumer_group")
+        .agg(
+            *(_of(leg, name) for leg in (*_STEPS, "inbox") for name in ("n", "id_low", "id_high")),
+            expr("sum(odd)").alias("odd"),
+            expr("max(if(leg = 'delivered', last_ms, 0L))").alias("delivered_last_ms"),
+        )
+    )
+    return (
+        expected.join(taken, ["topic", "slot", "consumer_group"], "full")
+        .selectExpr("topic", "slot", f"if({_group_agrees(late_ms)}, 0, 1) as wrong")
+        .groupBy("topic", "slot")
+        .agg(expr("sum(wrong)").alias("wrong"))
+    )
+
+
+def _digest(
+    frame: DataFrame, *, leg: str, time: str, topic: str = "coalesce(topic, '')", group: str = "''", odd: str = "0",
+    apart_ms: int | None = None,
+) -> DataFrame:  # fmt: skip
+    """Sums by (topic, group, slot, leg). `apart_ms`: of rows that name the time of their making."""
+    named = frame.selectExpr(
+        f"{leg} as leg", f"{topic} as topic", f"coalesce({group}, '') as consumer_group", f"{slot()} as slot",
+        "xxhash64(id) as i", f"{time} as t", *(["created_ms"] if apart_ms is not None else []),
+    )  # fmt: skip
+    summed = grouped(
+        named, "leg", "topic", "consumer_group", "slot",
+        n="count(*)", **sums("i", "id_low", "id_high"), first_ms="min(t)", last_ms="max(t)",
+        **({"c0": "min(created_ms)", "c1": "max(created_ms)"} if apart_ms is not None else {}),
+    )  # fmt: skip
+    return summed.selectExpr(
+        "leg", "topic", "consumer_group", "slot", "n", "id_low", "id_high",
+        f"{'n' if odd == '1' else '0L'} as odd", "first_ms", "last_ms",
+        f"{'0L' if apart_ms is None else _astray(apart_ms)} as astray",
+    )  # fmt: skip
+
+
+def _astray(apart_ms: int) -> str:
+    """Whether a row of the bucket has a time that is not its id's."""
+    far = " or ".join(f"abs({slot_start('slot')} - {bound}) > {apart_ms}L" for bound in ("c0", "c1"))
+    return f"if(slot != '{NO_SLOT}' and coalesce({far}, false), 1L, 0L)"
+
+
+def _group_agrees(late_ms: int) -> str:
+    """Every stored message was handed out in time, acknowledged and, where there is an inbox, handled; once each."""
+    same = " and ".join(f"{step}_{name} = {name}" for step in _STEPS for name in ("n", "id_low", "id_high"))
+    handled = " and ".join(f"inbox_{name} = if(has_inbox = 1, {name}, 0L)" for name in ("n", "id_low", "id_high"))
+    in_time = f"delivered_last_ms - stored_first_ms <= {late_ms}L"
+    return f"coalesce({same} and {handled} and odd = 0 and {in_time}, false)"
+
+
+def _of(leg: str, name: str) -> Column:
+    from pyspark.sql.functions import expr
+
+    plain = name if leg == "messages" and name.startswith("id_") else f"{leg}_{name}"
+    return expr(f"sum(if(leg = '{leg}', {name}, 0L))").alias(plain)
+
+
+def sums(value: str, low: str, high: str, *, sign: str = "") -> dict[str, str]:
+    """A 64-bit hash summed in halves, as aggregates by their names: neither sum can overflow."""
+    return {low: f"sum({sign}({value} & {_LOW}L))", high: f"sum({sign}shiftright({value}, {_LOW_BITS}))"}
+
+
+def _named(*names: str) -> str:
+    """Names of our own: they hold no quote."""
+    return f"({', '.join(repr(str(name)) for name in names)})"

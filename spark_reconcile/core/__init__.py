@@ -1,0 +1,1 @@
+"""Settings, errors, ranges of time and operations on DataFrames that all layers share."""

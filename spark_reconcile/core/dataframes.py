@@ -1,0 +1,38 @@
+"""Operations on Spark DataFrames that all steps share: lists of rows, groups with aggregates as SQL texts, unions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def listed(session: SparkSession, rows: Sequence[Sequence[object]], schema: str) -> DataFrame:
+    """These rows as a list that is part of the plan: no job is started for them, and no Python worker.
+
+    `schema`: as in "name string, size bigint". Thousands of rows at most.
+    """
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    shape = cast("StructType", StructType.fromDDL(schema))
+    columns = list(zip(*rows, strict=True)) or [()] * len(shape)
+    arrow = to_arrow_schema(shape)
+    table = pa.table([pa.array(values, field.type) for values, field in zip(columns, arrow, strict=True)], arrow)
+    return session.createDataFrame(table)
+
+
+def grouped(frame: DataFrame, *names: str, **values: str) -> DataFrame:
+    """A row for each group by the columns `names`, with `values`: aggregates as SQL, by the names of their columns."""
+    from pyspark.sql.functions import expr
+
+    return frame.groupBy(*names).agg(*(expr(value).alias(name) for name, value in values.items()))
+
+
+def union(*frames: DataFrame) -> DataFrame:
+    """The rows of all these frames, one at least, which have the same columns; doubles are kept."""
+    return reduce(lambda one, other: one.unionByName(other), frames)

@@ -1,0 +1,238 @@
+"""What a run compares, and by which bounds: plain values, checked where they are made. Not where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.message import check_group, check_topic
+from spark_reconcile.core.local_folders import check_local_folder
+
+GRACE_SECONDS_DEFAULT: Final = 60.0
+LATE_AFTER_SECONDS_DEFAULT: Final = 60.0
+CLOCK_SKEW_SECONDS_DEFAULT: Final = 1.0
+SLACK_SECONDS_DEFAULT: Final = 3600.0
+CONFIRM_AFTER_SECONDS_DEFAULT: Final = 5.0
+TIME_UNITS: Final = ("us", "ms", "s")
+RULES_MAX: Final = 100
+INBOXES_MAX: Final = 100
+OUTBOXES_MAX: Final = 1_000
+ARCHIVES_MAX: Final = 1_000
+GROUPS_MAX: Final = 10_000
+
+Value = str | int | float | bool
+
+
+class Operator(StrEnum):
+    """How a condition compares a column."""
+
+    EQUAL = "="
+    NOT_EQUAL = "!="
+    LESS = "<"
+    AT_MOST = "<="
+    MORE = ">"
+    AT_LEAST = ">="
+    IN = "in"
+    IS_NULL = "is null"
+    IS_NOT_NULL = "is not null"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One condition on a business row; the values are bound to the statement, never written into it."""
+
+    column: str
+    operator: Operator = Operator.EQUAL
+    values: tuple[Value, ...] = ()
+
+    def __post_init__(self) -> None:
+        match self.operator:
+            case Operator.IS_NULL | Operator.IS_NOT_NULL:
+                fits = not self.values
+            case Operator.IN:
+                fits = bool(self.values)
+            case _:
+                fits = len(self.values) == 1
+        if not fits:
+            raise ConfigurationError(
+                f"the condition on {self.column} has {len(self.values)} values, which {self.operator!s} cannot take"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Until:
+    """Until when a database holds everything, as it was told: a time, and how far it is behind; the least of them.
+
+    For a replica, or a copy that stands still. Nothing told: as the database itself says, see reaching.
+    """
+
+    complete_until_ms: int | None = None
+    lag_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.lag_seconds is not None and self.lag_seconds < 0:
+            raise ConfigurationError("lag_seconds must not be negative: it is how far a replica is behind its source")
+
+    @property
+    def told(self) -> bool:
+        """Whether anything was told."""
+        return self.complete_until_ms is not None or self.lag_seconds is not None
+
+    def at(self, now_ms: int) -> int:
+        """Until when, by now."""
+        behind_ms = now_ms - int((self.lag_seconds or 0) * 1000)
+        return behind_ms if self.complete_until_ms is None else min(behind_ms, self.complete_until_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusinessRule:
+    """Which business rows must have which message: each row of `table` that meets all of `where` has one on `topic`
+    whose key is the text of `key_column`.
+
+    `time_column` and `deliver_at_column` are UTC datetimes, or integers since the Unix epoch in `time_unit`.
+    `body`: how the message's JSON body is made of the row, a field to a column, in their order: so that a lost message
+    can be made again. `urls`: the databases that have the table, one or many shards; none: every one with an outbox.
+    `complete_since_ms`: the table holds every row since then; None: since ever. `until`: and until then.
+    """
+
+    name: str
+    table: str
+    key_column: str
+    time_column: str
+    topic: str
+    where: Sequence[Condition] = ()
+    time_unit: str = "us"
+    deliver_at_column: str | None = None
+    body: Mapping[str, str] = field(default_factory=dict)
+    urls: Sequence[str] = field(default=(), repr=False)
+    complete_since_ms: int | None = None
+    until: Until = field(default_factory=Until)
+
+    def __post_init__(self) -> None:
+        check_topic(self.topic)
+        if not self.name:
+            raise ConfigurationError("every rule needs a name")
+        if self.time_unit not in TIME_UNITS:
+            raise ConfigurationError(f"rule {self.name}: time_unit is one of {', '.join(TIME_UNITS)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxSource:
+    """One outbox: a schema on an instance. Its message tables, split or not, are found there.
+
+    SQLite has no schemas and ignores `schema`.
+    """
+
+    url: str = field(repr=False)
+    schema: str = "outbox"
+    until: Until = field(default_factory=Until)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxSource:
+    """Where a consumer group notes what it has handled.
+
+    `url` and `schema` None: the database and schema of the outbox. `topics` empty: all topics of the group.
+    `complete_since_ms`: the inbox holds every effect since then; None: since its oldest row.
+    """
+
+    group: str
+    url: str | None = field(default=None, repr=False)
+    schema: str | None = None
+    topics: Sequence[str] = ()
+    complete_since_ms: int | None = None
+    until: Until = field(default_factory=Until)
+
+    def __post_init__(self) -> None:
+        check_group(self.group)
+        for topic in self.topics:
+            check_topic(topic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grace:
+    """How long things may take before they are judged.
+
+    `seconds`: a step that is newer is pending. `late_after_seconds`: the bound on a hand-out after it fell due.
+    `clock_skew_seconds`: how far the databases' clocks and the broker's may be apart. `slack_seconds`: so much more is
+    read before and after the windows that are judged, as ids and rows are stamped by different clocks.
+    `confirm_after_seconds`: findings are looked at again after this time before they are called findings.
+    """
+
+    seconds: float = GRACE_SECONDS_DEFAULT
+    late_after_seconds: float = LATE_AFTER_SECONDS_DEFAULT
+    clock_skew_seconds: float = CLOCK_SKEW_SECONDS_DEFAULT
+    slack_seconds: float = SLACK_SECONDS_DEFAULT
+    confirm_after_seconds: float = CONFIRM_AFTER_SECONDS_DEFAULT
+
+    def __post_init__(self) -> None:
+        times = (
+            self.seconds, self.late_after_seconds, self.clock_skew_seconds, self.slack_seconds,
+            self.confirm_after_seconds,
+        )  # fmt: skip
+        if min(times) < 0:
+            raise ConfigurationError("[grace]: its seconds must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One reconciliation: the sources, the rules, the bounds, and where the results go.
+
+    `schema` is the outbox tables' schema (MySQL, MariaDB; SQLite has none and ignores it). `outboxes`: more of them, on
+    any number of instances. `archives`: folders of Parquet files into which archive rows were moved, same columns; a
+    text is a URL (`s3a://bucket/archive`), handed to Spark as it is. `broker_data` and `output` are local folders.
+    `complete_since_ms`: the archive holds everything sent since then; `archive_days`, `inbox_days`: so many days, as
+    the compensator's retention has it. Where neither is told: since the oldest row. `until`: until when the databases
+    are complete, of which nothing of their own is told. `groups`: consumer groups that the broker must know, each as
+    `group` or `topic/group`. `accept_missing`: sources of which this one run takes as given that evidence is gone.
+    """
+
+    database_url: str = field(repr=False)
+    broker_data: Path
+    output: Path
+    schema: str = "outbox"
+    outboxes: Sequence[OutboxSource] = ()
+    archives: Sequence[Path | str] = ()
+    complete_since_ms: int | None = None
+    archive_days: float | None = None
+    inbox_days: float | None = None
+    until: Until = field(default_factory=Until)
+    rules: Sequence[BusinessRule] = ()
+    inboxes: Sequence[InboxSource] = ()
+    grace: Grace = field(default_factory=Grace)
+    groups: Sequence[str] = ()
+    accept_missing: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        check_local_folder(self.broker_data, "[broker] data")
+        check_local_folder(self.output, "[output] folder")
+        if len(self.groups) > GROUPS_MAX:
+            raise ConfigurationError(f"at most {GROUPS_MAX:,} groups may be named")
+        for name in self.groups:
+            topic, slash, group = name.rpartition("/")
+            check_group(group)
+            if slash:
+                check_topic(topic)
+        if len(self.rules) > RULES_MAX or len(self.inboxes) > INBOXES_MAX:
+            raise ConfigurationError(f"at most {RULES_MAX} rules and {INBOXES_MAX} inboxes are allowed")
+        if len(self.outboxes) >= OUTBOXES_MAX or len(self.archives) > ARCHIVES_MAX:
+            raise ConfigurationError(f"at most {OUTBOXES_MAX} outboxes and {ARCHIVES_MAX} archives are allowed")
+        if len({(one.url, one.schema) for one in self.all_outboxes}) <= len(self.outboxes):
+            raise ConfigurationError("two outboxes have the same url and schema; name each once")
+        names = [rule.name for rule in self.rules]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigurationError(f"two rules have the name {twice[0]!r}; give each its own")
+
+    @property
+    def all_outboxes(self) -> list[OutboxSource]:
+        """Every outbox that is reconciled."""
+        return [OutboxSource(url=self.database_url, schema=self.schema, until=self.until), *self.outboxes]
+
+    def urls_of(self, rule: BusinessRule) -> list[str]:
+        """The databases that have a rule's table."""
+        return list(rule.urls) or list(dict.fromkeys(one.url for one in self.all_outboxes))

@@ -1,0 +1,249 @@
+"""From a TOML file to Settings: every key is known, or refused with the nearest known one. No source is opened."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from outbox_core.common.errors import ConfigurationError, InvalidMessage
+from outbox_core.runtime.secret_files import read_toml
+from spark_reconcile.core.local_folders import is_url
+from spark_reconcile.core.settings import (
+    BusinessRule,
+    Condition,
+    Grace,
+    InboxSource,
+    Operator,
+    OutboxSource,
+    Settings,
+    Until,
+)
+
+_UNTIL: Final = frozenset({"complete_until", "lag_seconds"})
+_KEYS: Final[Mapping[str, frozenset[str]]] = {
+    "": frozenset({"database", "outboxes", "archive", "broker", "rules", "inboxes", "grace", "output"}),
+    "database": frozenset({"url", "schema", "complete_since", "archive_days", "inbox_days"}) | _UNTIL,
+    "outboxes": frozenset({"url", "schema"}) | _UNTIL,
+    "archive": frozenset({"parquet"}),
+    "broker": frozenset({"data", "groups"}),
+    "rules": frozenset(
+        {
+            "name", "table", "where", "key_column", "time_column", "time_unit", "topic", "deliver_at_column", "url",
+            "complete_since", "body",
+        }
+    ) | _UNTIL,
+    "inboxes": frozenset({"group", "url", "schema", "topics", "complete_since"}) | _UNTIL,
+    "grace": frozenset(
+        {"seconds", "late_after_seconds", "clock_skew_seconds", "slack_seconds", "confirm_after_seconds"}
+    ),
+    "output": frozenset({"folder"}),
+    "where": frozenset({"column", "op", "value"}),
+}  # fmt: skip
+OUTPUT_DEFAULT: Final = "reconciliation"
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The file's tables, each key checked. Raises ConfigurationError naming the key and the nearest known one."""
+    found = read_toml(path)
+    _check_keys(found, "")
+    for name in ("database", "archive", "broker", "grace", "output"):
+        _check_keys(_table(found, name), name)
+    for name in ("outboxes", "rules", "inboxes"):
+        for one in _tables(found, name):
+            _check_keys(one, name)
+    return found
+
+
+def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Settings:
+    """Settings from checked tables; relative paths are taken from `folder`, the file's own."""
+    database, broker, output = _table(config, "database"), _table(config, "broker"), _table(config, "output")
+    try:
+        return Settings(
+            database_url=_text(database, "url", "database"),
+            schema=_text(database, "schema", "database") if "schema" in database else "outbox",
+            outboxes=tuple(one for table in _tables(config, "outboxes") for one in _outboxes(table)),
+            archives=tuple(_archive(one, folder) for one in _listed(_table(config, "archive"), "parquet", "archive")),
+            complete_since_ms=_time_ms(database, "database"),
+            archive_days=_number(database, "archive_days", "database"),
+            inbox_days=_number(database, "inbox_days", "database"),
+            until=_until(database, "database"),
+            broker_data=_path(_text(broker, "data", "broker"), folder),
+            groups=_listed(broker, "groups", "broker"),
+            rules=tuple(_rule(one) for one in _tables(config, "rules")),
+            inboxes=tuple(_inbox(one) for one in _tables(config, "inboxes")),
+            grace=_grace(_table(config, "grace")),
+            output=_path(output.get("folder", OUTPUT_DEFAULT), folder),
+        )
+    except InvalidMessage as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _grace(table: Mapping[str, Any]) -> Grace:
+    given = {name: _number(table, name, "grace") for name in table}
+    return Grace(**{name: number for name, number in given.items() if number is not None})
+
+
+def _rule(table: Mapping[str, Any]) -> BusinessRule:
+    return BusinessRule(
+        name=_text(table, "name", "rules"),
+        table=_text(table, "table", "rules"),
+        key_column=_text(table, "key_column", "rules"),
+        time_column=_text(table, "time_column", "rules"),
+        topic=_text(table, "topic", "rules"),
+        where=_conditions(table.get("where", {})),
+        time_unit=_text(table, "time_unit", "rules") if "time_unit" in table else "us",
+        body=_body(table),
+        urls=_listed(table, "url", "rules"),
+        deliver_at_column=_text(table, "deliver_at_column", "rules") if "deliver_at_column" in table else None,
+        complete_since_ms=_time_ms(table, "rules"),
+        until=_until(table, "rules"),
+    )
+
+
+def _body(table: Mapping[str, Any]) -> dict[str, str]:
+    found = table.get("body", {})
+    if not isinstance(found, dict) or not all(isinstance(column, str) for column in found.values()):
+        raise ConfigurationError('[rules]: body is a table of fields and columns, e.g. body = {order_id = "id"}')
+    return found
+
+
+def _outboxes(table: Mapping[str, Any]) -> list[OutboxSource]:
+    """One url with one schema, or with a list of them."""
+    schemas = _listed(table, "schema", "outboxes") or ("outbox",)
+    url, until = _text(table, "url", "outboxes"), _until(table, "outboxes")
+    return [OutboxSource(url=url, schema=schema, until=until) for schema in schemas]
+
+
+def _inbox(table: Mapping[str, Any]) -> InboxSource:
+    topics = table.get("topics", [])
+    if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
+        raise ConfigurationError("[[inboxes]]: topics is a list of topic names")
+    return InboxSource(
+        group=_text(table, "group", "inboxes"),
+        url=_text(table, "url", "inboxes") if "url" in table else None,
+        schema=_text(table, "schema", "inboxes") if "schema" in table else None,
+        topics=tuple(topics),
+        complete_since_ms=_time_ms(table, "inboxes"),
+        until=_until(table, "inboxes"),
+    )
+
+
+def _conditions(where: object) -> tuple[Condition, ...]:
+    """`{status = "PAID", kind = ["a", "b"]}`, or a list of `{column, op, value}`."""
+    match where:
+        case dict():
+            return tuple(
+                Condition(column=column, operator=Operator.IN, values=_values(value))
+                if isinstance(value, list)
+                else Condition(column=column, values=_values(value))
+                for column, value in where.items()
+            )
+        case list():
+            return tuple(_condition(one) for one in where)
+        case _:
+            raise ConfigurationError(
+                'where is a table of columns and values, e.g. where = {status = "PAID"}, '
+                'or a list of {column = "amount", op = ">", value = 0}; free SQL is not taken'
+            )
+
+
+def _condition(one: object) -> Condition:
+    if not isinstance(one, dict):
+        raise ConfigurationError('a condition is a table, e.g. {column = "amount", op = ">", value = 0}')
+    _check_keys(one, "where")
+    try:
+        operator = Operator(one.get("op", "="))
+    except ValueError as error:
+        known = ", ".join(repr(str(operator)) for operator in Operator)
+        raise ConfigurationError(f"op {one.get('op')!r} is not one of {known}") from error
+    values = _values(one["value"]) if "value" in one else ()
+    return Condition(column=_text(one, "column", "where"), operator=operator, values=values)
+
+
+def _values(value: object) -> tuple[str | int | float | bool, ...]:
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, str | int | float | bool) for each in values):
+        raise ConfigurationError(f"a condition's value is text, a number or a boolean, not {value!r}")
+    return tuple(values)
+
+
+def _check_keys(table: Mapping[str, Any], place: str) -> None:
+    known = _KEYS[place]
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+            raise ConfigurationError(f"unknown key {key!r}{f' in [{place}]' if place else ''}; {hint}")
+
+
+def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name, {})
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{name} is a table: write [{name}]")
+    return found
+
+
+def _tables(config: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+    found = config.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ConfigurationError(f"{name} are tables: write [[{name}]] before each")
+    return found
+
+
+def _text(table: Mapping[str, Any], key: str, place: str) -> str:
+    found = table.get(key)
+    if not isinstance(found, str) or not found:
+        raise ConfigurationError(f"[{place}] needs {key}, a text" if found is None else f"[{place}]: {key} is a text")
+    return found
+
+
+def _listed(table: Mapping[str, Any], key: str, place: str) -> tuple[str, ...]:
+    """A text, or a list of texts."""
+    found = table.get(key, [])
+    texts = [found] if isinstance(found, str) else found
+    if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
+        raise ConfigurationError(f"[{place}]: {key} is a text, or a list of texts")
+    return tuple(texts)
+
+
+def _number(table: Mapping[str, Any], key: str, place: str) -> float | None:
+    found = table.get(key)
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise ConfigurationError(f"[{place}]: {key} is a number")
+    return float(found)
+
+
+def _until(table: Mapping[str, Any], place: str) -> Until:
+    return Until(
+        complete_until_ms=_time_ms(table, place, "complete_until"), lag_seconds=_number(table, "lag_seconds", place)
+    )
+
+
+def _time_ms(table: Mapping[str, Any], place: str, key: str = "complete_since") -> int | None:
+    """A TOML date or datetime (UTC where it names no zone), or milliseconds since the epoch."""
+    match table.get(key):
+        case None:
+            return None
+        case int(number) if not isinstance(number, bool):
+            return number
+        case datetime() as moment:
+            return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+        case date() as day:
+            return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() * 1000)
+        case _:
+            raise ConfigurationError(f"[{place}]: {key} is a date, e.g. 2026-11-01, or epoch milliseconds")
+
+
+def _archive(text: str, folder: Path | None) -> Path | str:
+    """A URL as it is, since Path() would join its slashes; else a folder."""
+    return text if is_url(text) else _path(text, folder)
+
+
+def _path(text: str, folder: Path | None) -> Path:
+    path = Path(text).expanduser()
+    return path if folder is None or path.is_absolute() else folder / path

@@ -1,0 +1,38 @@
+"""Times as people write them on a command line, to milliseconds since the epoch, and back. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.amounts import UNITS_MS
+
+_AGE: Final = re.compile(r"(\d{1,9})(s|m|h|d)", re.ASCII)
+
+
+def moment_ms(text: str, *, now_ms: int) -> int:
+    """`2026-11-01`, `2026-11-01T12:00:00Z` (UTC where no zone is named), or so long ago: `15m`, `2h`, `7d`."""
+    if _AGE.fullmatch(text):
+        return now_ms - length_ms(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{text!r} is no time: write 2026-11-01, 2026-11-01T12:00:00Z, or so long ago: 15m, 2h, 7d"
+        ) from error
+    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def utc_text(time_ms: int) -> str:
+    """A time in milliseconds as ISO 8601 in UTC, to the second."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
+
+
+def length_ms(text: str) -> int:
+    """A number and one of s, m, h, d."""
+    found = _AGE.fullmatch(text)
+    if found is None:
+        raise ConfigurationError(f"{text!r} is no length of time: a number and one of s, m, h, d, like 48h")
+    return int(found[1]) * UNITS_MS[found[2]]

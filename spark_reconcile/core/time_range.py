@@ -1,0 +1,17 @@
+"""Ranges of time that are read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+EVER_MS: Final = 1 << 53
+"""Later than any time."""
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """Which times are read: from `since_ms` on, up to before `until_ms`."""
+
+    since_ms: int
+    until_ms: int

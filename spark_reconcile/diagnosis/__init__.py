@@ -1,0 +1,1 @@
+"""Finds causes that explain many findings at once."""

@@ -1,0 +1,134 @@
+"""How far the times of a source are from those of what it belongs to: percentiles of differences, of a sample of rows.
+
+What databases write by their clocks is compared with the broker, whose clock is one: an archive's row is written right
+after the broker stored its message, and an inbox's between hand-out and acknowledgement. A business row's times are
+compared with its message's. One aggregation in Spark; what a difference means is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.core.dataframes import grouped, union
+from spark_reconcile.sources.sql_statements import CANCELS, Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from spark_reconcile.load.evidence import Evidence
+
+SAMPLED_ROWS: Final = 20_000
+"""About so many rows of a source are compared, chosen by a hash of their ids or keys."""
+STEPS: Final = 200
+"""Percentiles are taken at each half of a percent."""
+_UNDER_KEY: Final = ("topic", "message_key")
+_MESSAGE: Final = ("topic", "id")
+
+
+class ComparedTimes(StrEnum):
+    """Which times of which source are compared."""
+
+    ARCHIVE = "archive"
+    INBOX = "inbox"
+    BUSINESS_TIME = "business time"
+    BUSINESS_DUE = "business due time"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """Of so many `rows`, by how many milliseconds their times are ahead: STEPS + 1 percentiles, in order. `of`: a
+    group, or the number of a business rule.
+    """
+
+    compared: ComparedTimes
+    of: str
+    rows: int
+    percentiles_ms: Sequence[int]
+
+
+def measured_differences(evidence: Evidence, wanted: Collection[ComparedTimes]) -> list[Differences]:
+    """The differences of the sources that are wanted, one at least; none of a source without rows to compare."""
+    frames = [_FRAMES[one](evidence) for one in ComparedTimes if one in wanted]
+    shares = ", ".join(f"{step / STEPS}D" for step in range(STEPS + 1))
+    found = grouped(
+        union(*frames), "compared", "of",
+        n="count(*)", steps=f"percentile_approx(difference_ms, array({shares}), 10000)",
+    )  # fmt: skip
+    return [
+        Differences(
+            compared=ComparedTimes(row["compared"]), of=row["of"], rows=row["n"], percentiles_ms=list(row["steps"])
+        )
+        for row in sorted(found.collect())
+    ]
+
+
+def _archive(evidence: Evidence) -> DataFrame:
+    """When the archive's row was written and when the broker had stored its message, sent at the first try."""
+    once = f"leg = '{Leg.ARCHIVE}' and topic != '{CANCELS}' and attempts <= 1 and coalesce(note, '') != 'duplicate'"
+    sampled = _sampled("id", _rows(evidence, Leg.ARCHIVE))
+    sent = evidence.rows.where(f"{once} and {sampled}").select(*_MESSAGE, "at_ms")
+    stored = evidence.messages.where(f"stored_ms is not null and {sampled}").select(*_MESSAGE, "stored_ms")
+    return _difference(sent.join(stored, list(_MESSAGE)), ComparedTimes.ARCHIVE, "''", "at_ms - stored_ms")
+
+
+def _inbox(evidence: Evidence) -> DataFrame:
+    """When the inbox's row was written; 0 where that is between hand-out and acknowledgement."""
+    sampled = _sampled("id", _rows(evidence, Leg.INBOX))
+    effects = evidence.inboxes.where(f"leg = '{Leg.INBOX}' and {sampled}").select(*_MESSAGE, "consumer_group", "at_ms")
+    taken = evidence.actions.where(f"kind in ('delivered', 'acked') and {sampled}")
+    delivered = grouped(
+        taken, *_MESSAGE, "consumer_group",
+        handed_ms="min(if(kind = 'delivered', at_ms, null))", acked_ms="min(if(kind = 'acked', at_ms, null))",
+    ).where("handed_ms is not null and acked_ms is not null")  # fmt: skip
+    apart = "if(at_ms < handed_ms, at_ms - handed_ms, greatest(at_ms - acked_ms, 0L))"
+    return _difference(
+        effects.join(delivered, [*_MESSAGE, "consumer_group"]), ComparedTimes.INBOX, "consumer_group", apart
+    )
+
+
+def _business_time(evidence: Evidence) -> DataFrame:
+    return _difference(_asked_and_sent(evidence), ComparedTimes.BUSINESS_TIME, "rule", "asked_ms - sent_ms")
+
+
+def _business_due(evidence: Evidence) -> DataFrame:
+    return _difference(_asked_and_sent(evidence), ComparedTimes.BUSINESS_DUE, "rule", "asked_due_ms - sent_due_ms")
+
+
+def _asked_and_sent(evidence: Evidence) -> DataFrame:
+    """Business rows and archive rows that are alone under their key, with the times of both."""
+    sampled = f"message_key != '' and {_sampled('message_key', _rows(evidence, Leg.BUSINESS))}"
+    rows = evidence.rows.where(sampled)
+    asked = grouped(
+        rows.where(f"leg = '{Leg.BUSINESS}'"), *_UNDER_KEY,
+        rule="min(note)", n="count(*)", asked_ms="min(created_ms)", asked_due_ms="min(deliver_at_ms)",
+    )  # fmt: skip
+    sent = grouped(
+        rows.where(f"leg = '{Leg.ARCHIVE}'"), *_UNDER_KEY,
+        sent_n="count(*)", sent_ms="min(created_ms)", sent_due_ms="min(deliver_at_ms)",
+    )  # fmt: skip
+    return asked.where("n = 1").join(sent.where("sent_n = 1"), list(_UNDER_KEY))
+
+
+def _difference(frame: DataFrame, compared: ComparedTimes, of: str, value: str) -> DataFrame:
+    named = frame.selectExpr(f"'{compared}' as compared", f"cast({of} as string) as of", f"{value} as difference_ms")
+    return named.where("difference_ms is not null")
+
+
+_FRAMES: Final = {
+    ComparedTimes.ARCHIVE: _archive,
+    ComparedTimes.INBOX: _inbox,
+    ComparedTimes.BUSINESS_TIME: _business_time,
+    ComparedTimes.BUSINESS_DUE: _business_due,
+}
+
+
+def _rows(evidence: Evidence, leg: Leg) -> int:
+    return sum(one.rows for one in evidence.counts if one.leg == leg)
+
+
+def _sampled(column: str, rows: int) -> str:
+    """Whether a row is of the sample: the same ids, or keys, in every source."""
+    return f"pmod(xxhash64({column}), {max(1, rows // SAMPLED_ROWS)}) = 0"

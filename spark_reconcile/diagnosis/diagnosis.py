@@ -1,0 +1,159 @@
+"""Looks for causes that explain many verdicts of a run at once: measures what could be one, and states what holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, assert_never
+
+from spark_reconcile.core.dataframes import listed
+from spark_reconcile.core.settings import Settings
+from spark_reconcile.diagnosis.clock_offsets import ComparedTimes, Differences, measured_differences
+from spark_reconcile.diagnosis.source_extents import extents_of, findings_outside
+from spark_reconcile.load.evidence import Evidence
+from spark_reconcile.load.inputs import Input
+from spark_reconcile.results.causes import (
+    OFFSET_ROWS_MIN,
+    Cause,
+    Offset,
+    extent_causes,
+    offset_causes,
+    shared_offset_ms,
+)
+from spark_reconcile.results.summary import Book
+from spark_reconcile.results.window_store import WindowStore
+from spark_reconcile.results.window_totals import books_of
+from spark_reconcile.rules.verdict import Scope, Severity
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PENDING_SHARE_MIN: Final = 0.01
+"""Of all verdicts: up to so many are pending in any run, and their clocks are right."""
+Tables = Callable[[], "tuple[DataFrame, DataFrame]"]
+"""The verdicts on messages and deliveries, and those on business rows; read only where they are needed."""
+
+
+_EXPLAINED: Final[Mapping[ComparedTimes, frozenset[str]]] = {
+    ComparedTimes.ARCHIVE: frozenset(
+        {"not_in_broker", "sent_in_grace", "not_sent", "in_grace", "no_business_row", "business_in_grace", "unrecorded",
+         "unrecorded_in_grace", "cancel_not_noted"}
+    ),
+    ComparedTimes.INBOX: frozenset(
+        {"handled_early", "acknowledged_not_handled", "effect_in_grace", "handled_from_nowhere", "seen_in_grace"}
+    ),
+    ComparedTimes.BUSINESS_TIME: frozenset(
+        {"no_message", "too_few_messages", "message_in_grace", "message_not_so_far", "no_business_row",
+         "business_in_grace"}
+    ),
+    ComparedTimes.BUSINESS_DUE: frozenset({"due_time_differs"}),
+}  # fmt: skip
+"""Verdicts that wrong times of a source may make."""
+
+
+def diagnose(
+    tables: Tables, *, evidence: Evidence, settings: Settings, books: Sequence[Book], inputs: Sequence[Input]
+) -> list[Cause]:
+    """The causes of a run's verdicts, those that explain most first."""
+    extents = extents_of(books, inputs, settings.rules)
+    found = extent_causes(findings_outside(*tables(), extents)) if extents else []
+    found += _offset_causes(evidence, settings, books)
+    return sorted(found, key=lambda cause: (-cause.count, cause.sentence))
+
+
+def _offset_causes(evidence: Evidence, settings: Settings, books: Sequence[Book]) -> list[Cause]:
+    """Measured only where there are enough verdicts that wrong times may have made."""
+    wanted = [compared for compared in ComparedTimes if _may_explain(books, _EXPLAINED[compared])]
+    if not wanted:
+        return []
+    skew_ms = int(settings.grace.clock_skew_seconds * 1000)
+    measured = measured_differences(evidence, wanted)
+    offsets = [_offset(one, settings, books, skew_ms=skew_ms) for one in measured]
+    return offset_causes([one for one in offsets if one is not None], skew_ms=skew_ms)
+
+
+def _may_explain(books: Sequence[Book], rules: Collection[str]) -> bool:
+    """Whether there are findings enough, or more that is pending than is always on its way where much is sent."""
+    mine = [book for book in books if book.rule in rules]
+    pending = sum(book.count for book in mine if book.severity is Severity.WAIT)
+    others = sum(book.count for book in mine) - pending
+    return others >= OFFSET_ROWS_MIN or pending >= max(
+        OFFSET_ROWS_MIN, PENDING_SHARE_MIN * sum(book.count for book in books)
+    )
+
+
+def _offset(one: Differences, settings: Settings, books: Sequence[Book], *, skew_ms: int) -> Offset | None:
+    """The offset that the rows of a source share, and what of the books it may explain; None: there is nothing."""
+    size_ms = shared_offset_ms(one.percentiles_ms, rows=one.rows, skew_ms=skew_ms)
+    explains = _explained(one, settings, books)
+    if size_ms is None or sum(explains.values()) < OFFSET_ROWS_MIN:
+        return None
+    name, reference, source, what = _names(one, settings)
+    return Offset(
+        name=name, reference=reference, source=source, what=what, size_ms=size_ms, rows=one.rows, explains=explains,
+        is_clock=one.compared in {ComparedTimes.ARCHIVE, ComparedTimes.INBOX},
+    )  # fmt: skip
+
+
+def _explained(one: Differences, settings: Settings, books: Sequence[Book]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for book in books:
+        if book.rule in _EXPLAINED[one.compared] and _is_of(one, book, settings):
+            found[book.rule] = found.get(book.rule, 0) + book.count
+    return found
+
+
+def _is_of(one: Differences, book: Book, settings: Settings) -> bool:
+    match one.compared:
+        case ComparedTimes.ARCHIVE:
+            return True
+        case ComparedTimes.INBOX:
+            return book.of == one.of
+        case ComparedTimes.BUSINESS_TIME | ComparedTimes.BUSINESS_DUE:
+            rule = settings.rules[int(one.of)]
+            return book.of == rule.name if book.scope is Scope.BUSINESS else book.topic == rule.topic
+        case _:
+            assert_never(one.compared)
+
+
+def _names(one: Differences, settings: Settings) -> tuple[str, str, str, str]:
+    """Of its times, of those that they are compared with, of its source."""
+    match one.compared:
+        case ComparedTimes.ARCHIVE:
+            return "the times of the archive", "the broker's", "archive", "sent messages"
+        case ComparedTimes.INBOX:
+            return f"the times of the inbox ({one.of})", "the broker's", "inbox", one.of
+        case ComparedTimes.BUSINESS_TIME:
+            rule = settings.rules[int(one.of)]
+            return f"the times in {rule.time_column} ({rule.name})", "their messages'", "business", rule.name
+        case ComparedTimes.BUSINESS_DUE:
+            rule = settings.rules[int(one.of)]
+            name = f"the due times in {rule.deliver_at_column} ({rule.name})"
+            return name, "their messages'", "business", rule.name
+        case _:
+            assert_never(one.compared)
+
+
+def window_tables(session: SparkSession, store: WindowStore, windows: Sequence[int]) -> tuple[DataFrame, DataFrame]:
+    """The tables of those of these hours that have findings."""
+    found = [store.folder(start) for start in windows if _has_findings(store.windows[start].result)]
+    paths = {
+        name: [str(folder / name) for folder in found if (folder / name).exists()]
+        for name in ("verdicts", "business_verdicts")
+    }
+    table, business = (_read(session, paths[name], schema) for name, schema in _SCHEMAS.items())
+    return table, business
+
+
+_SCHEMAS: Final[Mapping[str, str]] = {
+    "verdicts": "scope string, rule string, severity string, topic string, consumer_group string, at_ms bigint, "
+    "sent_ms bigint, acked_ms bigint",
+    "business_verdicts": "rule string, severity string, business_rule string, at_ms bigint, rows bigint",
+}
+
+
+def _read(session: SparkSession, paths: Sequence[str], schema: str) -> DataFrame:
+    return session.read.schema(schema).parquet(*paths) if paths else listed(session, [], schema)
+
+
+def _has_findings(result: Mapping[str, object]) -> bool:
+    return any(book.severity is Severity.FINDING for book in books_of([result]))

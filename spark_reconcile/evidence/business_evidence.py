@@ -1,0 +1,82 @@
+"""One row of evidence for each rule and key: its business rows, and how the messages under that key were judged.
+
+Rows without a key are one of the rule and hour, so that what is judged together changes no count. Several rules on one
+topic may ask under one key: each row of each of them asks for a message of its own, so what is there is compared with
+what all of them ask. DataFrames in, DataFrame out; nothing is read or judged here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.core.dataframes import grouped, union
+from spark_reconcile.core.time_buckets import hour
+from spark_reconcile.rules.verdict import State
+from spark_reconcile.sources.sql_statements import Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_STATES: Final = (
+    State.LOST, State.UNSENT, State.PENDING, State.PARKED, State.CANCELED, State.MISMATCH, State.DUPLICATE,
+    State.UNKNOWN,
+)  # fmt: skip
+"""What a message for which a row asks may be; no phantom: none asks for that, or nobody but the broker has it."""
+_TIMES: Final = ("created_ms", "deliver_at_ms")
+_KEYLESS: Final = "coalesce(message_key, '') = ''"
+_KEY: Final = f"if({_KEYLESS}, null, message_key) as message_key"
+_OF_ALL: Final = (
+    ("sum", "rows", "asked"), ("max", "time_ms", "newest_ms"), ("min", "time_ms", "oldest_ms"),
+    ("max", "untimely", "impossible"),
+    ("min", "least_due_ms", "least_of_all_ms"), ("max", "most_due_ms", "most_of_all_ms"),
+)  # fmt: skip
+
+
+def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) -> DataFrame:
+    """`rows`: the business legs, `note` the rule's number; `messages`: judged, with their `state`.
+
+    `is_shared`: several rules may ask under one key. Where none do, what all of them ask is what one asks.
+    """
+    of_all = "over (partition by topic, message_key)"
+    placed = rows.where(f"leg = '{Leg.BUSINESS}'").selectExpr(
+        "note",
+        "topic",
+        _KEY,
+        f"if({_KEYLESS}, {hour('created_ms')}, 0L) as hour_ms",
+        *_TIMES,
+        "if(created_ms is null and at_ms is not null, 1, 0) as untimely",
+    )
+    asked = grouped(
+        placed, "note", "topic", "message_key", "hour_ms",
+        rows="count(*)", time_ms="max(created_ms)", least_due_ms="min(deliver_at_ms)",
+        most_due_ms="max(deliver_at_ms)", untimely="max(untimely)",
+    ).selectExpr(
+        "*",
+        *(f"{f'{fold}({column}) {of_all}' if is_shared else column} as {name}" for fold, column, name in _OF_ALL),
+    )  # fmt: skip
+    found = grouped(
+        _under_each_key(messages).where("message_key != ''"), "topic", "message_key",
+        messages="count(*)", least_found_ms="min(deliver_at_ms)", most_found_ms="max(deliver_at_ms)",
+        newest_message_ms="max(created_ms)", business_until_ms="max(business_until_ms)",
+        **{state.value: f"count_if(state = '{state}')" for state in _STATES},
+    )  # fmt: skip
+    return asked.join(found, ["topic", "message_key"], "left").selectExpr(
+        "cast(note as int) as rule_number", "topic", "message_key", "rows", "asked",
+        # Rows without a time are of the hour of their newest message.
+        *(f"coalesce({name}, newest_message_ms, 0L) as {name}" for name in ("time_ms", "newest_ms", "oldest_ms")),
+        "coalesce(newest_message_ms, 0L) as newest_message_ms",
+        "coalesce(business_until_ms, 0L) as business_until_ms",
+        "impossible", "0L as respelled", "coalesce(messages, 0L) as messages", f"if({_KEYLESS}, 1, 0) as keyless",
+        "if(messages > 0 and least_due_ms is not null"
+        " and (least_of_all_ms != least_found_ms or most_of_all_ms != most_found_ms), 1, 0) as due_differs",
+        *(f"coalesce({state}, 0L) as {state}" for state in _STATES),
+    )  # fmt: skip
+
+
+def _under_each_key(messages: DataFrame) -> DataFrame:
+    """A message whose copies have two keys answers rows of both: whichever copy is right, its row has a message."""
+    columns = ["topic", "deliver_at_ms", "created_ms", "business_until_ms", "state"]
+    return union(
+        messages.select("message_key", *columns),
+        messages.where("published_key != message_key").selectExpr("published_key as message_key", *columns),
+    )

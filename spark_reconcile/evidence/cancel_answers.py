@@ -1,0 +1,68 @@
+"""What the archive says that the broker answered to cancels, as actions on them and on what they canceled. Judges none.
+
+The archive keeps of a cancel the SHA-256 of its body, which is the id of the message. So that is found by its hash:
+among the cancels that the broker noted, and the scheduled messages of its log, as no other can be canceled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.core.dataframes import grouped
+from spark_reconcile.sources.log_records import ACTION_SCHEMA
+from spark_reconcile.sources.sql_statements import CANCELS, Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from spark_reconcile.core.counts import LegCount
+
+TAKEN: Final = "canceled"
+"""The broker's answer to a cancel that came in time: it will never hand the message out."""
+NOTED, UNNOTED = "noted", "unnoted"
+"""Kinds of action, with a cancel's own id: the broker wrote such a cancel down, or did not; `reason` has the message's
+id."""
+ANSWERED: Final = "answered"
+"""The same answer as an action on the message, under its id."""
+# Scopes are regular expressions. All scopes, where the id is found on no topic: what it was is not known.
+_GOOD: Final = "filter(scopes, scope -> size(topics) = 0 or exists(topics, topic -> rlike(topic, scope)))"
+
+
+def are_answered(counts: Iterable[LegCount]) -> bool:
+    """Whether the archive has a cancel that the broker took: without one nothing here costs anything."""
+    return any(one.leg == Leg.ARCHIVE and one.topic == CANCELS and one.note == TAKEN for one in counts)
+
+
+def answers(rows: DataFrame, *, messages: DataFrame, actions: DataFrame) -> DataFrame:
+    """Rows of ACTION_SCHEMA for each cancel that the archive says was taken, and whose message is known: whether it was
+    noted, and of its message the answer, for each scope that it was noted with.
+    """
+    asked = rows.where(f"leg = '{Leg.ARCHIVE}' and topic = '{CANCELS}' and note = '{TAKEN}'")
+    noted = actions.where(f"kind = '{TAKEN}'").selectExpr(
+        "id as message", "reason is null as is_everywhere", "cast(null as string) as topic", "reason as scope",
+    )  # fmt: skip
+    scheduled = messages.where("deliver_at_ms is not null").selectExpr(
+        "id as message", "false as is_everywhere", "topic", "cast(null as string) as scope"
+    )
+    known = grouped(
+        noted.unionByName(scheduled), "message",
+        is_everywhere="max(is_everywhere)", topics="collect_set(topic)", scopes="collect_set(scope)",
+    )  # fmt: skip
+    hashed = known.selectExpr(
+        "message", "is_everywhere", f"if(is_everywhere, null, {_GOOD}) as good", "sha2(message, 256) as body_sha256"
+    )
+    found = (
+        asked.select("id", "body_sha256", "at_ms").join(hashed, "body_sha256")
+        .selectExpr("id", "at_ms", "message", "is_everywhere or size(good) > 0 as is_noted", "good")
+        .localCheckpoint()
+    )  # fmt: skip
+    of_cancels = {"kind": f"if(is_noted, '{NOTED}', '{UNNOTED}')", "id": "id", "at_ms": "at_ms", "reason": "message"}
+    of_messages = {"kind": f"'{ANSWERED}'", "id": "message", "at_ms": "at_ms", "reason": "scope"}
+    scoped = found.selectExpr("message", "at_ms", "explode_outer(good) as scope")
+    return _actions(found, of_cancels).unionByName(_actions(scoped, of_messages))
+
+
+def _actions(frame: DataFrame, columns: dict[str, str]) -> DataFrame:
+    named = [column.split() for column in ACTION_SCHEMA.split(", ")]
+    return frame.selectExpr(*(f"cast({columns.get(name, 'null')} as {kind}) as {name}" for name, kind in named))

@@ -1,0 +1,218 @@
+"""One row of evidence for each message and consumer group: what should be, what the broker did, what the inbox holds.
+
+A tagged union and one group-by. DataFrames in, DataFrame out; nothing is read or judged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_reconcile.core.dataframes import grouped, listed
+from spark_reconcile.core.time_range import EVER_MS
+from spark_reconcile.evidence.group_filters import Event, filters_in_force
+from spark_reconcile.rules.delivery_rules import FilterAnswer, LastKind
+from spark_reconcile.sources.sql_statements import Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_KINDS: Final = {
+    "delivered": LastKind.DELIVERED,
+    "extended": LastKind.DELIVERED,
+    "requeued": LastKind.REQUEUED,
+    "acked": LastKind.ACKED,
+    "died": LastKind.DIED,
+    "redriven": LastKind.REDRIVEN,
+}
+_EXPECTED: Final = (
+    "stored", "deliver_at_ms", "message_ready_ms", "stored_ms", "sequence", "canceled", "floor", "since_ms", "seeks",
+    "last_seek_ms", "last_seek_position", "deleted", "deleted_position", "paused", "filtered", "has_inbox",
+    "inbox_reach_ms", "inbox_until_ms",
+    "published_ms",
+)  # fmt: skip
+_COUNTED: Final = ("deliveries", "acks", "nacks", "redrives", "effects")
+_GROUP_SCHEMA: Final = (
+    "topic string, consumer_group string, floor bigint, since_ms bigint, seeks bigint, last_seek_ms bigint, "
+    "last_seek_position bigint, deleted bigint, deleted_position bigint, paused bigint, filtered bigint, "
+    "has_inbox bigint, inbox_reach_ms bigint, "
+    "inbox_until_ms bigint"
+)
+_UNDECLARED: Final = {"filtered": 1}
+"""What is known of a group whose declaration is not in the log: it may well have a filter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    """What the action log says of a group as a whole, and what its inbox covers.
+
+    `floor`: the first sequence that is its own, by its start or its last seek; `since_ms`: when it began;
+    `last_seek_position`: where in the log that seek stands (-1: none); `deleted`: it was, and was not made again;
+    `deleted_position`: where in the log that stands (-1: never); `filtered`: it has, had or may have a filter, by
+    whose word a message may never be handed out; `filter`: the one that it has; `filter_since_ms`: no other was asked
+    about messages placed later (0: about none at all, -1: not known).
+    """
+
+    topic: str
+    consumer_group: str
+    floor: int = 0
+    since_ms: int = 0
+    seeks: int = 0
+    last_seek_ms: int = 0
+    last_seek_position: int = -1
+    deleted: int = 0
+    deleted_position: int = -1
+    paused: int = 0
+    filtered: int = 0
+    filter: str = ""
+    filter_since_ms: int = 0
+    has_inbox: int = 0
+    inbox_reach_ms: int = 0
+    inbox_until_ms: int = 0
+
+
+def group_facts(
+    events: Iterable[Event], *, inboxes: dict[tuple[str, str], int],
+    until: Mapping[tuple[str, str], int], acting: Mapping[tuple[str, str], int],
+) -> list[GroupFacts]:  # fmt: skip
+    """Groups from their own actions, (kind, topic, group, sequence, position, at_ms, filter), in any order.
+
+    `inboxes`: since when the inbox of a (topic, group) is complete; topic "" is any topic; `until`: and
+    until when. `acting`: where the log has lost its beginning, each (topic, group) that did anything, and since when;
+    its declaration may be what was lost.
+    """
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    ordered = sorted(events, key=lambda event: event[4])
+    filters = filters_in_force(ordered, acting=acting)
+    for kind, topic, group, sequence, position, at_ms, filter_ in ordered:
+        begun = {"floor": sequence or 0, "since_ms": at_ms} if at_ms <= acting.get((topic, group), at_ms) else {}
+        facts = found.setdefault((topic, group), begun if kind == "declared" else dict(_UNDECLARED))
+        match kind:
+            case "deleted":  # as by a seek, what was handed out may be again: to the group that is made of this name
+                lives = facts.get("seeks", 0) + 1
+                found[topic, group] = {"seeks": lives, "deleted": 1, "deleted_position": position}
+            case "declared" if facts.get("deleted"):
+                facts.update(deleted=0, floor=sequence or 0, since_ms=at_ms, filtered=int(bool(filter_)))
+            case "sought":
+                facts.update(
+                    floor=sequence or 0, seeks=facts.get("seeks", 0) + 1, last_seek_ms=at_ms,
+                    last_seek_position=position,
+                )  # fmt: skip
+            case "paused" | "resumed":
+                facts["paused"] = int(kind == "paused")
+            case _ if filter_:
+                facts["filtered"] = 1  # for good: what it passed by does not come again without it
+            case _:
+                pass  # declared again: settings, no move
+    for place in acting:
+        found.setdefault(place, dict(_UNDECLARED))
+    return [
+        GroupFacts(
+            topic=topic, consumer_group=group, **facts, **_inbox_of(topic, group, inboxes, until),
+            filter=filters[topic, group].text, filter_since_ms=filters[topic, group].since_ms,
+        )
+        for (topic, group), facts in sorted(found.items())
+    ]  # fmt: skip
+
+
+def delivery_evidence(
+    messages: DataFrame, actions: DataFrame, rows: DataFrame, *, groups: Sequence[GroupFacts]
+) -> DataFrame:
+    """`messages`: as message_evidence() gives it; `rows`: the inboxes' legs."""
+    known = listed(messages.sparkSession, [_values(one) for one in groups], _GROUP_SCHEMA)
+    stored = messages.where("broker > 0").withColumnsRenamed(
+        {"broker": "stored", "ready_ms": "message_ready_ms", "created_ms": "published_ms"}
+    )
+    expected = stored.join(known.hint("broadcast"), "topic")
+    united = (
+        _leg(expected, **{name: name for name in _EXPECTED})
+        .unionByName(_actions_leg(actions))
+        .unionByName(_leg(rows.where(f"leg = '{Leg.INBOX}'"), effects="1L", effect_ms="at_ms"))
+    )
+    return _after_seeks(grouped(united, "id", "topic", "consumer_group", **_aggregates()))
+
+
+def _actions_leg(actions: DataFrame) -> DataFrame:
+    def when(kind: str, value: str, otherwise: str = "cast(null as bigint)") -> str:
+        return f"if(kind = '{kind}', {value}, {otherwise})"
+
+    kinds = " ".join(f"when '{name}' then {int(code)}L" for name, code in _KINDS.items())
+    names = ", ".join(f"'{name}'" for name in _KINDS)
+    return _leg(
+        actions.where(f"kind in ({names})"),
+        deliveries=when("delivered", "1L", "0L"),
+        acks=when("acked", "1L", "0L"),
+        nacks=when("requeued", "1L", "0L"),
+        redrives=when("redriven", "1L", "0L"),
+        first_delivered_ms=when("delivered", "at_ms"),
+        last_delivered_ms=when("delivered", "at_ms"),
+        first_ack_ms=when("acked", "at_ms"),
+        last_kind=f"case kind {kinds} end",
+        last_ms="at_ms",
+        visible_ms="coalesce(visible_at_ms, 0L)",
+        position="position",
+    )
+
+
+_TIMES: Final = (
+    "first_delivered_ms", "last_delivered_ms", "first_ack_ms", "last_kind", "last_ms", "visible_ms", "position",
+    "effect_ms",
+)  # fmt: skip
+
+
+def _leg(frame: DataFrame, **columns: str) -> DataFrame:
+    """A leg in the common shape: what it does not know is null, what it does not count is 0."""
+    counts = [f"{columns.get(name, '0L')} as {name}" for name in _COUNTED]
+    others = [f"cast({columns.get(name, 'null')} as bigint) as {name}" for name in (*_EXPECTED, *_TIMES)]
+    return frame.selectExpr("id", "topic", "consumer_group", *counts, *others)
+
+
+def _aggregates() -> dict[str, str]:
+    least = ("first_delivered_ms", "first_ack_ms", "effect_ms")
+    last = ("last_kind", "visible_ms")
+    return {
+        **{name: f"sum({name})" for name in _COUNTED},
+        **{name: f"coalesce(max({name}), {-1 if name == 'sequence' else 0}L)" for name in _EXPECTED},
+        **{name: f"coalesce(min({name}), 0L)" for name in least},
+        **{name: f"coalesce(max_by({name}, position), 0L)" for name in last},
+        "last_delivered_ms": "coalesce(max(last_delivered_ms), 0L)",
+        "last_ms": "coalesce(max(last_ms), 0L)",
+        "last_position": "coalesce(max(position), -1L)",
+    }
+
+
+def _after_seeks(by_group: DataFrame) -> DataFrame:
+    """A seek gives back what lies ahead of it: what was held, given back or dead before is simply ready again.
+
+    A deletion gives back all.
+    """
+    sought = f"last_position < last_seek_position and (sequence >= floor or last_kind != {LastKind.DIED:d})"
+    reset = f"(acks = 0 and (last_position < deleted_position or ({sought})))"
+    return by_group.selectExpr(
+        "id", "topic", "consumer_group", *_COUNTED, "stored", "deliver_at_ms", "stored_ms", "sequence", "canceled",
+        "floor", "seeks", "deleted", "paused", "filtered", "has_inbox", "inbox_reach_ms", "inbox_until_ms",
+        "first_delivered_ms", "last_delivered_ms", "first_ack_ms", "effect_ms", "last_ms", "published_ms",
+        f"if({reset}, {LastKind.NOTHING:d}L, last_kind) as last_kind",
+        f"if({reset}, 0L, visible_ms) as visible_ms",
+        f"greatest(message_ready_ms, since_ms, if({reset}, last_seek_ms, 0L)) as ready_ms",
+        f"{FilterAnswer.NOT_KNOWN:d}L as wanted",
+    )  # fmt: skip
+
+
+def _inbox_of(
+    topic: str, group: str, inboxes: Mapping[tuple[str, str], int], until: Mapping[tuple[str, str], int]
+) -> dict[str, int]:
+    reach_ms = inboxes.get((topic, group), inboxes.get(("", group)))
+    if reach_ms is None:
+        return {}
+    until_ms = min(until.get((topic, group), EVER_MS), until.get(("", group), EVER_MS))
+    return {"has_inbox": 1, "inbox_reach_ms": reach_ms, "inbox_until_ms": until_ms}
+
+
+def _values(one: GroupFacts) -> tuple[Any, ...]:
+    return (
+        one.topic, one.consumer_group, one.floor, one.since_ms, one.seeks, one.last_seek_ms, one.last_seek_position,
+        one.deleted, one.deleted_position, one.paused, one.filtered, one.has_inbox, one.inbox_reach_ms,
+        one.inbox_until_ms,
+    )  # fmt: skip

@@ -1,0 +1,157 @@
+"""Whether a group's filter takes the messages that the group was never handed: the broker's filters over their headers.
+
+Evaluated are deliveries in doubt alone. Headers are read from the broker's log once more, of the topics and segments
+that these name, and leave no trace in the results. Verdicts are not given here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from outbox_core.common.errors import FilterError
+from spark_reconcile.core.dataframes import grouped, listed, union
+from spark_reconcile.evidence.delivery_evidence import GroupFacts
+from spark_reconcile.rules.delivery_rules import FilterAnswer
+from spark_reconcile.sources.log_segments import LogSegment
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from outbox_broker.filter import Predicate
+
+_DELIVERY: Final = ["topic", "consumer_group", "sequence"]
+_ANSWER_SCHEMA: Final = "topic string, consumer_group string, sequence bigint, wanted bigint"
+_FILTER_SCHEMA: Final = "topic string, consumer_group string, filter_number bigint, filter_since_ms bigint"
+_TAKES_ALL: Final = -1
+_PLACED_MS: Final = "greatest(stored_ms, deliver_at_ms)"
+"""The broker placed the message at this time or later."""
+_STEP_BACK_MS: Final = 3_600_000
+"""So far the broker's clock may step back from one segment to the next."""
+
+
+class FilterEvaluation:
+    """Evaluates the filters of groups for the deliveries of a run.
+
+    What was evaluated once is kept until the run ends, so that a recheck of some deliveries reads no headers again.
+    `segments`: the message log as it was read. Not safe for threads.
+    """
+
+    def __init__(self, segments: Sequence[LogSegment] = ()) -> None:
+        self._segments = segments
+        self._answers: DataFrame | None = None
+
+    def with_wanted(self, deliveries: DataFrame, groups: Sequence[GroupFacts], *, skew_ms: int) -> DataFrame:
+        """Deliveries of delivery_evidence(), with `wanted` as the group's filter decides.
+
+        CHANGED where the filter is younger than the message, by the broker's clock and `skew_ms`; NOT_KNOWN where the
+        filter, or the message's headers, cannot be read.
+        """
+        texts = sorted({one.filter for one in groups if one.filter})
+        columns = [name for name in deliveries.columns if name != "wanted"]
+        known = listed(deliveries.sparkSession, _filters(groups, texts), _FILTER_SCHEMA).hint("broadcast")
+        decided = deliveries.join(known, ["topic", "consumer_group"], "left").selectExpr(
+            *columns, "filter_number",
+            f"case when coalesce(filter_since_ms, -1L) < 0 then {FilterAnswer.NOT_KNOWN:d}L "
+            f"when filter_since_ms > 0 and {_PLACED_MS} <= filter_since_ms + {skew_ms}L then {FilterAnswer.CHANGED:d}L "
+            f"when filter_number = {_TAKES_ALL} then {FilterAnswer.YES:d}L end as decided",
+        )  # fmt: skip
+        asked = decided.where("decided is null").selectExpr(
+            *_DELIVERY, "filter_number", f"{_PLACED_MS} as placed_ms"
+        )  # fmt: skip
+        answers = self._answered(asked, texts)
+        joined = decided.join(answers.withColumnRenamed("wanted", "answer"), _DELIVERY, "left")
+        return joined.selectExpr(*columns, f"coalesce(decided, answer, {FilterAnswer.NOT_KNOWN:d}L) as wanted")
+
+    def _answered(self, asked: DataFrame, texts: Sequence[str]) -> DataFrame:
+        """The answer for each of these deliveries, among others."""
+        session = asked.sparkSession
+        known = listed(session, [], _ANSWER_SCHEMA) if self._answers is None else self._answers
+        left = asked.join(known, _DELIVERY, "left_anti").localCheckpoint()
+        topics = grouped(left, "topic", since_ms="min(placed_ms)").collect()
+        if topics:
+            headers = self._headers(
+                session, [row["topic"] for row in topics], since_ms=min(row["since_ms"] for row in topics)
+            )
+            joined = left.join(headers, ["topic", "sequence"], "left").select(*_DELIVERY, "filter_number", "headers")
+            found = joined.mapInArrow(partial(evaluate, texts=tuple(texts)), _ANSWER_SCHEMA)
+            # A place has one message; two that claim it have no answer, unless it is the same.
+            once = grouped(
+                found, *_DELIVERY, wanted=f"if(min(wanted) = max(wanted), min(wanted), {FilterAnswer.NOT_KNOWN:d}L)"
+            )
+            known = self._answers = union(known, once.localCheckpoint())
+        return known
+
+    def _headers(self, session: SparkSession, topics: Sequence[str], *, since_ms: int) -> DataFrame:
+        """Headers by topic and sequence, of messages that were placed since then."""
+        segments = _written_since(self._segments, since_ms)
+        log = (
+            session.read.format("outbox_broker_log")
+            .option("log", "messages")
+            .option("columns", "topic,sequence,headers")
+            .option("pushdown", "true")
+            .option("segments", msgspec.json.encode(segments).decode())
+            .load()
+        )
+        named = log.where(log["topic"].isin(sorted(topics)))
+        return named.where("sequence is not null").select("topic", "sequence", "headers")
+
+
+def evaluate(batches: Iterator[pa.RecordBatch], *, texts: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Batches of (topic, consumer_group, sequence, filter_number, headers) as such of _ANSWER_SCHEMA.
+
+    `texts`: the filters by number. Runs in Spark's workers.
+    """
+    import pyarrow as pa
+
+    predicates: dict[int, Predicate | None] = {}
+    names = [*_DELIVERY, "wanted"]
+    for batch in batches:
+        asked = zip(batch.column("filter_number").to_pylist(), batch.column("headers").to_pylist(), strict=True)
+        wanted = [_answer(number, headers, texts, predicates) for number, headers in asked]
+        columns = [batch.column(name) for name in _DELIVERY]
+        yield pa.RecordBatch.from_arrays([*columns, pa.array(wanted, pa.int64())], names=names)
+
+
+def _answer(
+    number: int, headers: bytes | None, texts: Sequence[str], predicates: dict[int, Predicate | None]
+) -> int:  # fmt: skip
+    if number not in predicates:
+        predicates[number] = _predicate(texts[number])
+    predicate = predicates[number]
+    if predicate is None or headers is None:
+        return int(FilterAnswer.NOT_KNOWN)
+    try:
+        return int(FilterAnswer.YES if predicate(_decode_headers(headers)) else FilterAnswer.NO)
+    except msgspec.MsgspecError:
+        return int(FilterAnswer.NOT_KNOWN)
+
+
+def _predicate(text: str) -> Predicate | None:
+    """A filter, compiled as the broker compiles it; None of one that this version cannot read."""
+    # Only a run that meets a filter needs its parser.
+    from outbox_broker.filter import compile_condition, parse
+
+    try:
+        return compile_condition(parse(text))
+    except FilterError:
+        return None
+
+
+_decode_headers: Final = msgspec.msgpack.Decoder(dict[str, str]).decode
+
+
+def _filters(groups: Sequence[GroupFacts], texts: Sequence[str]) -> list[tuple[str, str, int, int]]:
+    numbers: Mapping[str, int] = {text: number for number, text in enumerate(texts)}
+    return [(one.topic, one.consumer_group, numbers.get(one.filter, _TAKES_ALL), one.filter_since_ms) for one in groups]
+
+
+def _written_since(segments: Sequence[LogSegment], since_ms: int) -> list[LogSegment]:
+    """Segments that may hold what was written since then: each ends where the next begins."""
+    ended = {one.path for one, following in pairwise(segments) if following.created_at_ms + _STEP_BACK_MS < since_ms}
+    return [one for one in segments if one.path not in ended]

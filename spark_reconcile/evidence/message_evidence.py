@@ -1,0 +1,174 @@
+"""One row of evidence for each message, by its topic and id: a tagged union of all sources, one group-by, cancels and
+business rows joined.
+
+The copies of a message are compared with each other. Where they differ, the broker's is what consumers saw: its key is
+the message's. DataFrames in, DataFrame out; nothing is read or judged here. Every fact is a number that is never null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.core.dataframes import grouped, union
+from spark_reconcile.evidence.cancel_answers import ANSWERED, NOTED, TAKEN, UNNOTED
+from spark_reconcile.sources.sql_statements import CANCELS, Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_TEXTS: Final = ("topic", "stored_key", "published_key")
+_COUNTS: Final = (
+    "outbox", "parked", "archive", "resent", "repeated", "took_effect", "plain", "noted", "due",
+)  # fmt: skip
+_TIMES: Final = (
+    "body_hash", "key_hash", "due_ms", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "placed_ms",
+    "fell_due_ms", "cancel_noted",
+)  # fmt: skip
+
+# A scheduled message stands in the log up to twice: a note while it waits, and itself once it is due. Either will do.
+_BROKER: Final = "sum(plain) + greatest(sum(noted), sum(due))"
+_SUMS: Final = ("outbox", "parked", "archive", "took_effect")
+_FLAGS: Final = ("resent", "repeated")
+"""Of a message: an archive row that is there twice is not two sends."""
+_FACTS: Final = (*_SUMS, *_FLAGS, "broker")
+# The broker notes a cancel of an id that it has forgotten, too: after the message has its place it takes nothing back.
+_TAKEN_BACK: Final = (
+    "(cancel.scope is null or rlike(topic, cancel.scope)) and not coalesce(cancel.time_ms > placed_ms, false)"
+)
+_CANCELED: Final = f"if(cancels is null, 0L, cast(size(filter(cancels, cancel -> {_TAKEN_BACK})) as bigint))"
+BROADCAST_CANCELS_MAX: Final = 1_000_000
+"""Up to so many canceled ids are sent to every worker; more are shuffled with all messages."""
+
+
+def message_evidence(
+    rows: DataFrame, messages: DataFrame, actions: DataFrame, *, business: DataFrame, reaches: Mapping[str, int],
+    until: Mapping[str, int], known_topics: Sequence[str],
+) -> DataFrame:  # fmt: skip
+    """`rows`: the outbox's and archive's legs; `business`: as business_keys() gives it; `reaches`: since when the
+    business rows of each covered topic are complete, `until`: and until when; `known_topics`: what the outbox has
+    ever published to.
+    """
+    united = union(*_legs(rows, messages, actions))
+    # The answer to a cancel that is not among the rows tells nothing.
+    named = grouped(united, "id", "topic", **_aggregates()).where("cancel_noted < 0 or archive > 0")
+    joined = _with_cancels(named, rows, messages, actions).join(business, ["topic", "message_key"], "left")
+    return joined.selectExpr(
+        "id", "if(outbox + archive + broker > 0, topic, null) as topic", "message_key", "published_key", *_FACTS,
+        "canceled", "body_differs", "0 as topic_differs", "key_differs", "due_differs", "cancel_noted", "created_ms",
+        "sent_ms", "stored_ms", "fired_ms", "sequence",
+        "due_ms as deliver_at_ms",
+        "greatest(stored_ms, due_ms) as ready_ms",
+        "if(stored_ms > 0, stored_ms, created_ms) as accepted_ms",
+        f"if({_among('topic', reaches)}, 1, 0) as covered",
+        f"if({_among('topic', [CANCELS])}, 1, 0) as cancel",
+        "coalesce(business_rows, 0L) as business",
+        f"{_reach_case(reaches)} as business_reach_ms",
+        f"{_reach_case(until)} as business_until_ms",
+        f"if({_among('topic', known_topics)}, 1, 0) as topic_known", "0L as respelled",
+    )  # fmt: skip
+
+
+def business_keys(rows: DataFrame) -> DataFrame:
+    """How many business rows ask for a message under each topic and key."""
+    business = rows.where(f"leg = '{Leg.BUSINESS}'").where("message_key != ''")
+    return grouped(business, "topic", "message_key", business_rows="count(*)")
+
+
+def _with_cancels(named: DataFrame, rows: DataFrame, messages: DataFrame, actions: DataFrame) -> DataFrame:
+    """The messages with `canceled`; and what was canceled but is found nowhere, which has no topic."""
+    noted = actions.where("kind = 'canceled'").selectExpr("id", "struct(reason as scope, at_ms as time_ms) as cancel")
+    # The broker's word, whenever it was noted: nothing that has a place already is canceled so.
+    answered = actions.where(f"kind = '{ANSWERED}'").selectExpr(
+        "id", "struct(reason as scope, 0L as time_ms) as cancel"
+    )
+    cancels = grouped(union(noted, answered), "id", cancels="collect_set(cancel)").localCheckpoint()
+    count = cancels.count()
+    if not count:
+        return named.selectExpr("*", "0L as canceled")
+    if count <= BROADCAST_CANCELS_MAX:
+        cancels = cancels.hint("broadcast")
+    placed = named.join(cancels, "id", "left").selectExpr(*named.columns, f"{_CANCELED} as canceled")
+    known = union(*(frame.join(cancels.select("id"), "id", "left_semi").select("id") for frame in (rows, messages)))
+    nowhere = cancels.join(known.distinct(), "id", "left_anti").selectExpr(
+        "id", *(f"{_UNKNOWN.get(name, '0')} as {name}" for name in named.columns if name not in {"id", "created_ms"}),
+        "array_min(cancels.time_ms) as created_ms", "cast(size(cancels) as bigint) as canceled",
+    )  # fmt: skip
+    return placed.unionByName(nowhere)
+
+
+_UNKNOWN: Final = {
+    "topic": "cast(null as string)", "message_key": "''", "published_key": "''", "sequence": "-1L",
+    "cancel_noted": "-1L", "placed_ms": "cast(null as bigint)",
+}  # fmt: skip
+"""What is known of a message of which nothing but its cancel is found; all else is 0."""
+
+
+def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[DataFrame]:
+    key = "coalesce(message_key, '')"
+    body = {"body_hash": "xxhash64(body_sha256)", "due_ms": "coalesce(deliver_at_ms, 0L)", "created_ms": "created_ms"}
+    # What a cancel cancels is shown as its key, where it is known.
+    of_rows = {
+        **body, "topic": "topic", "published_key": f"if(topic = '{CANCELS}', null, {key})",
+        "key_hash": f"if(topic = '{CANCELS}', null, xxhash64({key}))",
+    }  # fmt: skip
+    return [
+        _leg(rows.where(f"leg = '{Leg.OUTBOX}'"), **of_rows, outbox="1L", parked="if(note = 'parked', 1L, 0L)"),
+        _leg(
+            rows.where(f"leg = '{Leg.ARCHIVE}'"), **of_rows, archive="1L", sent_ms="at_ms",
+            resent="if(attempts > 1, 1L, 0L)", repeated="if(note = 'duplicate', 1L, 0L)",
+            took_effect=f"if(topic = '{CANCELS}' and note = '{TAKEN}', 1L, 0L)",
+        ),
+        _leg(
+            messages, **body, topic="topic", stored_key=key, key_hash=f"xxhash64({key})", stored_ms="stored_ms",
+            sequence="sequence", plain="if(stored_ms is not null and sequence is not null, 1L, 0L)",
+            noted="if(sequence is null, 1L, 0L)", due="if(stored_ms is null, 1L, 0L)",
+            placed_ms="if(sequence is null, null, stored_ms)",
+            fell_due_ms="if(stored_ms is null, deliver_at_ms, null)",
+        ),
+        _leg(
+            actions.where("kind = 'fired'"), topic="topic", fired_ms="at_ms", sequence="sequence", placed_ms="at_ms",
+        ),
+        _leg(
+            actions.where(f"kind in ('{NOTED}', '{UNNOTED}')"), topic=f"'{CANCELS}'", published_key="reason",
+            cancel_noted=f"if(kind = '{NOTED}', 1L, 0L)",
+        ),
+    ]  # fmt: skip
+
+
+def _leg(frame: DataFrame, **columns: str) -> DataFrame:
+    """A leg in the common shape: what it does not know is null, what it does not count is 0."""
+    texts = [f"{columns.get(name, 'cast(null as string)')} as {name}" for name in _TEXTS]
+    counts = [f"{columns.get(name, '0L')} as {name}" for name in _COUNTS]
+    times = [f"{columns.get(name, 'cast(null as bigint)')} as {name}" for name in _TIMES]
+    return frame.selectExpr("id", *texts, *counts, *times)
+
+
+def _aggregates() -> dict[str, str]:
+    differs = {"body": "body_hash", "key": "key_hash", "due": "due_ms"}
+    return {
+        "message_key": "coalesce(min(stored_key), min(published_key))",
+        "published_key": "coalesce(min(published_key), min(stored_key))",
+        **{name: f"sum({name})" for name in _SUMS},
+        **{name: f"max({name})" for name in _FLAGS},
+        "broker": _BROKER,
+        **{
+            f"{name}_differs": f"if(coalesce(min({column}) != max({column}), false), 1, 0)"
+            for name, column in differs.items()
+        },
+        **{name: f"coalesce(min({name}), 0L)" for name in ("due_ms", "created_ms", "sent_ms", "stored_ms")},
+        "fired_ms": "coalesce(max(fired_ms), 0L)",
+        **{name: f"coalesce(max({name}), -1L)" for name in ("sequence", "cancel_noted")},
+        "placed_ms": "coalesce(min(placed_ms), min(fell_due_ms))",
+    }
+
+
+def _among(column: str, names: Iterable[str]) -> str:
+    """Topics are checked names: they hold no quote."""
+    quoted = ", ".join(f"'{name}'" for name in sorted(names))
+    return f"coalesce({column} in ({quoted}), false)" if quoted else "false"
+
+
+def _reach_case(reaches: Mapping[str, int]) -> str:
+    arms = " ".join(f"when '{topic}' then {reach}L" for topic, reach in sorted(reaches.items()))
+    return f"case topic {arms} else 0L end" if arms else "0L"

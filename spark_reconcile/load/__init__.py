@@ -1,0 +1,1 @@
+"""Checks the sources of a run and reads them into Spark."""

@@ -1,0 +1,55 @@
+"""Notes on sources that are empty although something was to be in them: a single run cannot know whether it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spark_reconcile.load.inputs import Input
+
+if TYPE_CHECKING:
+    from spark_reconcile.core.counts import LegCount
+
+
+def with_empty_notes(inputs: Sequence[Input], counts: Sequence[LegCount], *, topics: Sequence[str]) -> list[Input]:
+    """The inputs, with what cannot be known of an inbox or an archive that holds nothing.
+
+    `topics`: those that this outbox publishes to, as far as rules and rows say; none where its archive has files, too.
+    """
+    return [replace(one, note="; ".join(filter(None, (one.note, _note(one, counts, topics))))) for one in inputs]
+
+
+def _note(one: Input, counts: Sequence[LegCount], topics: Sequence[str]) -> str:
+    if one.rows:
+        return ""
+    # A run by the hour reads a span alone: only what holds no row of any time is complete since never.
+    is_empty = one.complete_since_ms is None
+    match one.source:
+        case "inbox":
+            return _of_inbox(one.what, counts, is_empty=is_empty)
+        case "archive" if is_empty:
+            return _of_archive(counts, topics)
+        case _:
+            return ""
+
+
+def _of_inbox(group: str, counts: Sequence[LegCount], *, is_empty: bool) -> str:
+    named = [one for one in counts if one.leg == "actions" and one.note.partition(" ")[2] == group]
+    acked = sum(one.rows for one in named if one.note == f"acked {group}")
+    if acked and is_empty:
+        return (
+            f"empty, while the broker has {acked:,} acknowledgements of this group: whether it was emptied cannot be "
+            "known"
+        )
+    return "" if named else "the broker knows no action of this group yet"
+
+
+def _of_archive(counts: Sequence[LegCount], topics: Sequence[str]) -> str:
+    stored = sum(one.rows for one in counts if one.leg == "messages" and one.topic in topics)
+    if not stored:
+        return ""
+    return (
+        f"empty, while the broker has {stored:,} messages on topics of this outbox: whether it was emptied, or is off, "
+        "cannot be known"
+    )

@@ -1,0 +1,368 @@
+"""Reads every leg once, in causal order: consumer, broker, outbox, business. What moves meanwhile is never a phantom.
+
+Each leg is kept by Spark for the run, and counted as it is read. It judges nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from spark_reconcile.core.counts import LegCount
+from spark_reconcile.core.dataframes import listed, union
+from spark_reconcile.core.errors import NotComparable
+from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.time_buckets import within
+from spark_reconcile.core.time_range import Span
+from spark_reconcile.evidence.cancel_answers import answers, are_answered
+from spark_reconcile.evidence.delivery_evidence import GroupFacts, group_facts
+from spark_reconcile.evidence.filter_evaluation import FilterEvaluation
+from spark_reconcile.load.completeness import Reach
+from spark_reconcile.load.log_ends import UNSYNCED_MS, LogEnd, log_end, refuse_lost_end
+from spark_reconcile.load.source_check import Read, SourcePlan, waves
+from spark_reconcile.rules.plausible_times import LATEST_MS, PlausibleTimes
+from spark_reconcile.sources.action_runs import named_runs, single
+from spark_reconcile.sources.log_records import SCHEMAS
+from spark_reconcile.sources.log_segments import LogSegment, begins_whole, reach_ms, survey
+from spark_reconcile.sources.parquet_archives import archive_files, archive_frame
+from spark_reconcile.sources.parquet_files import Files, some_files
+from spark_reconcile.sources.segment_cache import keep, split, sweep
+from spark_reconcile.sources.sql_statements import LEG_SCHEMA, Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NEVER_MS: Final = 1 << 53
+"""A source that holds nothing reaches back to no time at all."""
+DAY_MS: Final = 24 * 60 * 60 * 1000
+PURGE_MARGIN_MS: Final = 60 * 60 * 1000
+JOBS_AT_ONCE_MAX: Final = 3
+SEGMENTS: Final = "segments"
+"""Where sealed segments of the broker's logs are kept, in the output folder."""
+_DAMAGE: Final = "!"
+
+
+@dataclass(frozen=True, slots=True)
+class LogRows:
+    """A log's records; those of its frames that Spark keeps a copy of; and what is read from files, if anything is."""
+
+    frame: DataFrame
+    copies: Sequence[DataFrame]
+    files: Files | None = None
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All legs, what is known of each, and since when each is complete (milliseconds; 0: since ever)."""
+
+    inboxes: DataFrame
+    messages: DataFrame
+    actions: DataFrame
+    rows: DataFrame
+    tables: Sequence[DataFrame]
+    groups: Sequence[GroupFacts]
+    counts: list[LegCount]
+    archive_reach_ms: int
+    broker_reach_ms: int
+    actions_reach_ms: int
+    business_reaches: Mapping[str, int] = field(default_factory=dict)
+    reach: Reach = field(default_factory=Reach)
+    """And until when."""
+    surveyed: Mapping[str, list[LogSegment]] = field(default_factory=dict)
+    """The broker's logs as they stood when they were read."""
+    files: Sequence[Files] = ()
+    """Legs, or parts of them, that stand in files."""
+    torn: Mapping[str, str] = field(default_factory=dict)
+    """What is torn, or lacks, at the end of the "message log" and of the "action log", in a sentence each."""
+    ends: Mapping[str, LogEnd] = field(default_factory=dict)
+    """Where the broker's logs ended."""
+    latest_ms: int = LATEST_MS
+    """What is later than this is no new row, but one whose time cannot be true."""
+    loose: tuple[DataFrame | None, DataFrame | None] | None = None
+    """Of `rows` and of `messages`, what stands in none of `files`; None: all of them."""
+    filters: FilterEvaluation = field(default_factory=FilterEvaluation)
+
+    @property
+    def known_topics(self) -> list[str]:
+        """What this outbox has published to, as far as it remembers."""
+        return sorted({one.topic for one in self.counts if one.leg in {Leg.OUTBOX, Leg.ARCHIVE}})
+
+    @property
+    def broker_seen_ms(self) -> int:
+        """When the broker last wrote down anything."""
+        return max((one.last_ms for one in self.counts if one.leg in {"messages", "actions"}), default=0)
+
+    def release(self) -> None:
+        """Let go of Spark's copies."""
+        for frame in (self.inboxes, self.messages, self.actions, *self.tables):
+            frame.unpersist()
+
+
+def read_all(
+    session: SparkSession, settings: Settings, plan: SourcePlan, *, now_ms: int, say: Callable[[str], None],
+    span: Span | None = None,
+) -> Evidence:  # fmt: skip
+    """Read every leg, of Parquet archives the times in `span`. Raises NotComparable for a damaged broker log."""
+    counts: list[LegCount] = []
+    skew_ms = int(settings.grace.clock_skew_seconds * 1000)
+    times = PlausibleTimes.at(max(now_ms, time.time_ns() // 1_000_000), clocks=plan.clocks, skew_ms=skew_ms)
+    say("reading the inboxes")
+    effects = _read_sql(session, plan.inboxes, counts, times)
+    say("reading the broker's logs, the outbox and the business rows")
+    kept = settings.output / SEGMENTS
+    # Actions first: each message that they name is in the message log as it stands then.
+    surveyed = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
+    # What the broker holds is settled by the survey: the tables may be read while its logs are.
+    messages, actions, tables, ends = in_parallel(
+        lambda: read_log(session, "messages", surveyed["messages"], counts, kept=kept / "messages", times=times),
+        lambda: read_log(session, "actions", surveyed["actions"], counts, kept=kept / "actions", times=times),
+        lambda: _read_sql(session, plan.rest, counts, times),
+        lambda: {log: log_end(segments, settled_ms=now_ms - UNSYNCED_MS) for log, segments in surveyed.items()},
+    )
+    refuse_lost_end(
+        counts, surveyed["messages"], torn=ends["messages"].torn,
+        again=lambda: _messages_since(session, settings, surveyed["messages"][-1]),
+    )  # fmt: skip
+    whole = {log: begins_whole(segments) for log, segments in surveyed.items()}
+    named = named_runs(actions.frame, messages.frame, is_whole=all(whole.values())).persist()
+    archives = _read_archives(session, settings, counts, span, times)
+    rows = united(session, [*tables, *(frame for frame, _ in archives)])
+    acted = _with_answers(single(actions.frame).unionByName(named), rows, messages.frame, counts)
+    return Evidence(
+        inboxes=united(session, effects),
+        messages=messages.frame,
+        actions=acted,
+        rows=rows,
+        tables=(*effects, *tables, *messages.copies, *actions.copies, named),
+        groups=_groups(settings, actions.frame, counts, plan, is_whole=whole["actions"], now_ms=now_ms),
+        counts=counts,
+        archive_reach_ms=_archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
+        broker_reach_ms=_log_reach(surveyed["messages"], skew_ms=skew_ms),
+        actions_reach_ms=_log_reach(surveyed["actions"], skew_ms=skew_ms),
+        business_reaches=_business_reaches(settings),
+        reach=plan.reach, surveyed=surveyed, ends=ends,
+        torn={f"{log.removesuffix('s')} log": end.torn for log, end in ends.items()},
+        latest_ms=times.latest_ms,
+        files=[*(files for _, files in archives), *([messages.files] if messages.files else [])],
+        loose=(united(session, tables), union(*messages.copies) if messages.copies else None),
+        filters=FilterEvaluation(surveyed["messages"]),
+    )  # fmt: skip
+
+
+def _with_answers(acted: DataFrame, rows: DataFrame, messages: DataFrame, counts: Sequence[LegCount]) -> DataFrame:
+    """The actions, and the answers to cancels that the archive has."""
+    return acted.unionByName(answers(rows, messages=messages, actions=acted)) if are_answered(counts) else acted
+
+
+def _messages_since(session: SparkSession, settings: Settings, segment: LogSegment) -> list[LegCount]:
+    """What the message log holds by now, from this segment on."""
+    now = [one for one in survey(settings.broker_data, "messages") if one.first_offset >= segment.first_offset]
+    counts: list[LegCount] = []
+    for copy in read_log(session, "messages", now, counts).copies:
+        copy.unpersist()
+    return counts
+
+
+def in_parallel(*jobs: Callable[[], Any]) -> list[Any]:
+    """Run Spark jobs at the same time, each from a thread of its own; their results in order."""
+    with ThreadPoolExecutor(max_workers=JOBS_AT_ONCE_MAX, thread_name_prefix="reconcile") as pool:
+        return [started.result() for started in [pool.submit(job) for job in jobs]]
+
+
+def _read_sql(
+    session: SparkSession, reads: Sequence[Read], counts: list[LegCount], times: PlausibleTimes
+) -> list[DataFrame]:
+    """Wave after wave; the databases of a wave are read at the same time, each by a worker of its own.
+
+    Each frame is kept by itself: Spark melts a union of unions into one, and would not know a kept one again.
+    """
+    frames = []
+    for wave in waves(reads):
+        kept = [sql_frame(session, one).persist() for one in wave]
+        counts += _counted(
+            united(session, kept),
+            leg="leg", topic="coalesce(topic, '')", note="coalesce(consumer_group, note, '')",
+            times=times.of_table(),
+        )  # fmt: skip
+        frames += kept
+    return frames
+
+
+def sql_frame(session: SparkSession, one: Read) -> DataFrame:
+    """The rows of a read; nothing is read yet."""
+    return (
+        session.read.format("outbox_sql")
+        .option("url", one.url)
+        .option("statements", msgspec.json.encode(one.statements).decode())
+        .option("snapshot", str(one.snapshot).lower())
+        .load()
+    )
+
+
+def _read_archives(
+    session: SparkSession, settings: Settings, counts: list[LegCount], span: Span | None, times: PlausibleTimes
+) -> list[tuple[DataFrame, Files]]:
+    """Archive rows that were moved to Parquet, in the shape of all legs; Spark keeps no copy of what is a file."""
+    found = []
+    for folder in settings.archives:
+        whole = session.read.parquet(str(folder))
+        files = archive_files(session, folder, whole)
+        # Said of the file's own column, too: what is computed cannot choose what is opened.
+        near = whole if span is None else whole.where(_microseconds_within(span))
+        frame = archive_frame(near, place=str(folder)).where(within(span))
+        counts += _counted(frame, leg="leg", topic="topic", note="coalesce(note, '')", times=times.of_table())
+        found.append((frame, replace(files, shown=within(span))))
+    return found
+
+
+def _microseconds_within(span: Span) -> str:
+    return f"created_at_us >= {span.since_ms * 1000}L and created_at_us < {span.until_ms * 1000}L"
+
+
+def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
+    """Frames of legs as one."""
+    if not frames:
+        return listed(session, [], LEG_SCHEMA)
+    return union(*frames)
+
+
+def read_log(
+    session: SparkSession, log: str, segments: list[LogSegment], counts: list[LegCount], *, kept: Path | None = None,
+    times: PlausibleTimes | None = None,
+) -> LogRows:  # fmt: skip
+    """A log's records, counted. Sealed segments are read from the folder `kept`, and put there where they are new.
+
+    What is read in place is kept by Spark. Raises NotComparable where it is damaged.
+    """
+    files, fresh, others = split(kept, segments) if kept else ([], [], segments)
+    read = [log_frame(session, log, some).persist() for some in (fresh, others) if some]
+    parquet = [session.read.schema(SCHEMAS[log]).parquet(*map(str, files))] if files else []
+    frame = union(*read, *parquet)
+    note = "''" if log == "messages" else "concat(kind, ' ', consumer_group)"
+    rows = "1" if log == "messages" else "coalesce(messages, 1L)"
+    place = "sequence" if log == "messages" else "sequence + coalesce(messages, 1L) - 1"
+    found = _counted(
+        frame, leg=f"'{log}'", topic="coalesce(damage, topic, '')",
+        note=f"if(damage is null, coalesce({note}, ''), '{_DAMAGE}')", rows=rows,
+        place=place, times=(times or PlausibleTimes()).of_log(log, rows=rows),
+    )  # fmt: skip
+    damaged = sorted(one.topic for one in found if one.note == _DAMAGE)
+    if damaged:
+        raise NotComparable(
+            f"the broker's log is damaged, so nothing is judged: {'; '.join(damaged[:3])}. "
+            "Restore the segment from a copy"
+        )
+    counts += found
+    if kept is not None and fresh:
+        keep(read[0], kept, fresh)
+    if kept is not None:
+        sweep(kept, segments)
+    if not (files and kept):
+        return LogRows(frame, read)
+    names = parquet[0].inputFiles()
+    return LogRows(frame, read, Files(leg=log, names=names, read=some_files(session, kept, parquet[0])))
+
+
+def log_frame(session: SparkSession, log: str, segments: Sequence[LogSegment]) -> DataFrame:
+    """The records of segments, a partition a segment; nothing is read yet."""
+    return (
+        session.read.format("outbox_broker_log")
+        .option("log", log)
+        .option("segments", msgspec.json.encode(list(segments)).decode())
+        .load()
+    )
+
+
+def _counted(
+    frame: DataFrame, *, leg: str, topic: str, note: str, times: Mapping[str, str], rows: str = "1", place: str = "-1L"
+) -> list[LegCount]:  # fmt: skip
+    """Fills Spark's copy of the leg, and says what is in it. `times`: aggregates, by the names that LegCount has."""
+    from pyspark.sql.functions import expr
+
+    grouped = frame.groupBy(expr(leg).alias("leg"), expr(topic).alias("topic"), expr(note).alias("note")).agg(
+        expr(f"sum({rows})").alias("rows"),
+        *(expr(value).alias(name) for name, value in times.items()),
+        expr(f"coalesce(max({place}), -1L)").alias("last_place"),
+    )
+    return [LegCount(**row.asDict()) for row in grouped.collect()]
+
+
+def _groups(
+    settings: Settings, actions: DataFrame, counts: list[LegCount], plan: SourcePlan, *, is_whole: bool, now_ms: int
+) -> list[GroupFacts]:
+    events: list[tuple[Any, ...]] = [
+        tuple(row)
+        for row in actions.where("kind in ('declared', 'deleted', 'sought', 'paused', 'resumed')")
+        .select("kind", "topic", "consumer_group", "sequence", "position", "at_ms", "reason")
+        .collect()
+    ]
+    inboxes: dict[tuple[str, str], int] = {}
+    for inbox in settings.inboxes:
+        mine = [one for one in counts if one.leg == Leg.INBOX and one.note == inbox.group]
+        reach = kept_since(inbox.complete_since_ms, settings.inbox_days, now_ms=now_ms)
+        if reach is None:
+            reach = _oldest(mine, settings, plan.oldest_ms.get((Leg.INBOX, inbox.group)))
+        for topic in inbox.topics or ("",):
+            # Two inboxes may serve one group: what either cannot see is not known.
+            inboxes[topic, inbox.group] = max(reach, inboxes.get((topic, inbox.group), 0))
+    return group_facts(events, inboxes=inboxes, until=plan.reach.inboxes, acting={} if is_whole else _acting(counts))
+
+
+def _acting(counts: Sequence[LegCount]) -> dict[tuple[str, str], int]:
+    """Since when each topic's groups hand out and settle; those of which only the inbox tells, since never.
+
+    The broker drops old actions, declarations among them, as its checkpoint carries the groups.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for one in counts:
+        kind, _, acting = one.note.partition(" ")
+        group, since_ms = (one.note, NEVER_MS) if one.leg == Leg.INBOX else (acting, one.first_ms)
+        if group and one.leg in {"actions", Leg.INBOX} and kind != "declared":
+            found[one.topic, group] = min(since_ms, found.get((one.topic, group), NEVER_MS))
+    return found
+
+
+def _business_reaches(settings: Settings) -> dict[str, int]:
+    """Since when each covered topic's business rows are complete: since ever, unless told otherwise."""
+    reaches: dict[str, int] = {}
+    for rule in settings.rules:
+        reaches[rule.topic] = max(rule.complete_since_ms or 0, reaches.get(rule.topic, 0))
+    return reaches
+
+
+def _archive_reach(
+    settings: Settings, counts: Sequence[LegCount], oldest_ms: Mapping[tuple[Leg, str], int], *, now_ms: int
+) -> int:
+    """Since when the archive is complete: as told, as long as it is kept, or since its oldest row."""
+    reach = kept_since(settings.complete_since_ms, settings.archive_days, now_ms=now_ms)
+    if reach is not None:
+        return reach
+    return _oldest([one for one in counts if one.leg == Leg.ARCHIVE], settings, oldest_ms.get((Leg.ARCHIVE, "")))
+
+
+def kept_since(complete_since_ms: int | None, days: float | None, *, now_ms: int) -> int | None:
+    """Since when rows are kept, as the settings say, the time before the days; None where they say nothing.
+
+    A purge goes on while we read, by another clock: hence the margin.
+    """
+    if complete_since_ms is not None or days is None:
+        return complete_since_ms
+    return int(now_ms - days * DAY_MS) + PURGE_MARGIN_MS
+
+
+def _oldest(counts: Sequence[LegCount], settings: Settings, known_ms: int | None) -> int:
+    """The oldest row's time, the clocks' difference added; of nothing, never. `known_ms`: of rows that are not read."""
+    skew_ms = int(settings.grace.clock_skew_seconds * 1000)
+    found = [one.first_ms for one in counts] + ([] if known_ms is None else [known_ms])
+    return min(found) + skew_ms if found else NEVER_MS
+
+
+def _log_reach(segments: list[LogSegment], *, skew_ms: int) -> int:
+    found = reach_ms(segments)
+    return found + skew_ms if found else 0

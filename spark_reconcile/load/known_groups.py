@@ -1,0 +1,123 @@
+"""Which consumer groups the broker's action log knows, and whether the settings name others. Reads segments at most."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.journal.checkpoint_header import groups_in
+from outbox_core.journal.journal import HEADER_BYTES
+from spark_reconcile.core.errors import NotComparable
+from spark_reconcile.core.settings import InboxSource, Settings
+from spark_reconcile.load.table_extents import TableExtent
+from spark_reconcile.sources.log_records import data_of, frames_behind
+from spark_reconcile.sources.log_segments import LogSegment, begins_whole
+from spark_reconcile.sources.sql_statements import Leg
+
+if TYPE_CHECKING:
+    from spark_reconcile.core.counts import LegCount
+    from spark_reconcile.evidence.delivery_evidence import GroupFacts
+
+NAMED_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownGroups:
+    """The (topic, group) pairs of a broker.
+
+    `pairs`: all that the action log names, deleted ones too; `deleted`: those that it says are deleted and were not
+    made again. `is_complete`: no other group exists; False where the log has lost its beginning and no checkpoint says
+    which groups there were. `is_whole`: nothing of the log was dropped, so a group that was deleted is among them, too.
+    """
+
+    pairs: frozenset[tuple[str, str]]
+    deleted: frozenset[tuple[str, str]]
+    is_complete: bool
+    is_whole: bool
+
+    @property
+    def live(self) -> frozenset[tuple[str, str]]:
+        """Without those that are deleted."""
+        return self.pairs - self.deleted
+
+    def has(self, group: str, topics: Collection[str] = ()) -> bool:
+        """Whether the group is known, on one of these topics where any are named."""
+        return any(name == group and (not topics or topic in topics) for topic, name in self.pairs)
+
+
+def known_groups(
+    counts: Sequence[LegCount], facts: Sequence[GroupFacts], segments: Sequence[LogSegment]
+) -> KnownGroups:
+    """From the counts of the action log's rows, what its events say of groups, and the log's segments.
+
+    The broker drops old actions. The groups of which nothing else is left are in the checkpoint of the newest segment.
+    """
+    named = {(one.topic, one.note.partition(" ")[2]) for one in counts if one.leg == "actions"}
+    pairs = {(topic, group) for topic, group in named if topic and group}
+    is_whole = begins_whole(segments)
+    carried = [] if is_whole else _carried(segments)
+    return KnownGroups(
+        pairs=frozenset(pairs.union(carried or [])),
+        deleted=frozenset((one.topic, one.consumer_group) for one in facts if one.deleted),
+        is_complete=carried is not None,
+        is_whole=is_whole,
+    )
+
+
+def check_names(
+    settings: Settings, known: KnownGroups, extents: Sequence[TableExtent], *, rows: Mapping[str, int]
+) -> None:
+    """Refuse settings that name a group which the broker does not know.
+
+    `rows`: how many the broker's logs have, "messages" and "actions". On a system that knows no group yet, an inbox
+    without rows is no mistake. Raises ConfigurationError with the nearest name; NotComparable where the inbox has
+    effects of that group, and no retention explains why the action log has nothing of it.
+    """
+    if not known.is_complete:
+        return
+    for inbox in settings.inboxes:
+        if not known.has(inbox.group, inbox.topics):
+            _refuse_inbox(inbox, known, extents)
+    if not known.pairs and not rows["messages"] and not rows["actions"]:
+        return
+    for name in settings.groups:
+        topic, _, group = name.rpartition("/")
+        if not known.has(group, [topic] if topic else ()):
+            raise ConfigurationError(f"[broker] groups: {_unknown(name, known, whole=bool(topic))}")
+
+
+def _refuse_inbox(inbox: InboxSource, known: KnownGroups, extents: Sequence[TableExtent]) -> None:
+    filled = [one for one in extents if one.leg is Leg.INBOX and one.what == inbox.group and not one.is_empty]
+    unknown = _unknown(inbox.group, known, topics=inbox.topics)
+    if filled and known.is_whole:
+        raise NotComparable(
+            f"the {filled[0].name} has effects, so nothing is judged: {unknown}. Restore the broker's action log from "
+            "a copy, or name the right group, or the folder of the broker that it consumes from"
+        )
+    if known.pairs:
+        was_deleted = "; if it was deleted, leave it out" if filled else ""
+        raise ConfigurationError(f"[[inboxes]]: {unknown}{was_deleted}")
+
+
+def _unknown(name: str, known: KnownGroups, *, topics: Sequence[str] = (), whole: bool = False) -> str:
+    names = sorted({f"{topic}/{group}" if whole else group for topic, group in known.pairs})
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    on = f" on {', '.join(topics[:NAMED_MAX])}" if topics else ""
+    if near and near[0] != name:
+        hint = f"did you mean {near[0]!r}?"
+    else:
+        hint = f"it knows {', '.join(names[:NAMED_MAX])}{', ...' if len(names) > NAMED_MAX else ''}" if names else ""
+    return "; ".join(filter(None, (f"the broker's action log knows no group {name!r}{on}", hint or "it knows none")))
+
+
+def _carried(segments: Sequence[LogSegment]) -> list[tuple[str, str]] | None:
+    """The groups of the newest checkpoint that is whole; None where there is none."""
+    for segment in reversed(segments):
+        frames = frames_behind(segment, data_of(segment), HEADER_BYTES)
+        found = groups_in(frame.payload for frame in frames)
+        if found is not None:
+            return found
+    return None

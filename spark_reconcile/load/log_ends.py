@@ -1,0 +1,133 @@
+"""Where the broker's logs end: what is torn there, and what the actions know of behind it. It makes no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from outbox_core.journal import journal
+from outbox_core.journal.frame_bounds import payload_bounds
+from spark_reconcile.core.errors import NotComparable
+from spark_reconcile.sources.log_records import data_of
+from spark_reconcile.sources.log_segments import LogSegment, begins_whole
+
+if TYPE_CHECKING:
+    from spark_reconcile.core.counts import LegCount
+
+FRAMES_AT_ONCE: Final = 16_384
+UNSYNCED_MS: Final = 60_000
+"""What was written to a log so long ago is on the disk, and every machine sees it: Linux writes pages back after 30 s,
+and looks every 5 s; NFS trusts what it knows of a file for 60 s at most.
+"""
+_OF_A_STORED_ONE: Final = frozenset({"delivered", "acked", "requeued", "extended", "died", "redriven"})
+"""Actions on a message that was handed out, so that it was durable before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEnd:
+    """The end of a log as it was read.
+
+    `offset`: the log offset behind its last whole record; `last_ms`: that record's time, 0 where the last segment has
+    none. `settled_offset`: the offset behind the newest record that is as old as the time asked for, or where
+    the last segment begins. `torn`: what stands behind the last whole record and is not zero, in a sentence.
+    """
+
+    offset: int = 0
+    last_ms: int = 0
+    settled_offset: int = 0
+    torn: str = ""
+
+
+def log_end(segments: Sequence[LogSegment], *, settled_ms: int = 0) -> LogEnd:
+    """Where a log ends, and where it ended at `settled_ms`; damage before its end is reported where rows are read."""
+    last, start = segments[-1], journal.HEADER_BYTES
+    shift = last.first_offset - journal.HEADER_BYTES
+    newest: list[tuple[int, int]] = []
+    try:
+        data = data_of(last)
+        while (found := payload_bounds(data, start=start, frames_max=FRAMES_AT_ONCE))[0]:
+            # Each record ends where the frame of the next one begins.
+            ends = [*(begin - journal.FRAME_BYTES for begin in found[0][1:]), found[1]]
+            newest = [*newest, *zip(found[0], ends, strict=True)][-FRAMES_AT_ONCE:]
+            start = found[1]
+        last_ms = _time_ms(data, *newest[-1]) if newest else 0
+        settled = _settled_end(data, newest, settled_ms) if settled_ms else journal.HEADER_BYTES
+    except (journal.SegmentDamaged, OSError, msgspec.MsgspecError):
+        return LogEnd(offset=last.first_offset, settled_offset=last.first_offset)
+    is_torn = bool(data[start:].strip(b"\0")) and not _is_whole_by_now(last, start)
+    return LogEnd(
+        offset=shift + start, last_ms=last_ms, settled_offset=shift + settled,
+        torn=f"torn tail of {len(data) - start:,} bytes at {last.path}: read up to it" if is_torn else "",
+    )  # fmt: skip
+
+
+def torn_tail(segments: Sequence[LogSegment]) -> str:
+    """What stands behind the last whole record of a log and is not zero, in a sentence; empty where nothing does."""
+    return log_end(segments).torn
+
+
+def refuse_lost_end(
+    counts: Sequence[LegCount], segments: Sequence[LogSegment], *, torn: str, again: Callable[[], Sequence[LegCount]]
+) -> None:
+    """Raises NotComparable where the action log proves that the message log of these segments held more than is there.
+
+    `again`: what the message log holds by now. A broker that is at work may have written since.
+    """
+    is_whole = begins_whole(segments)
+    if not beyond_the_end(counts, is_whole=is_whole):
+        return
+    missing = beyond_the_end([*counts, *again()], is_whole=is_whole)
+    if missing:
+        told = "; ".join([*missing[:3], *([torn] if torn else [])])
+        raise NotComparable(
+            "the broker's action log names messages behind the end of its message log, so nothing is judged: "
+            f"{told}. Restore {segments[-1].path} from a copy; if that is none of this broker's, name the folder of "
+            "one broker"
+        )
+
+
+def beyond_the_end(counts: Sequence[LegCount], *, is_whole: bool) -> list[str]:
+    """Topics of which the action log names messages behind the last one that the message log holds, with both places.
+
+    `is_whole`: nothing of the message log was dropped. Else a topic that is not in it tells nothing.
+    """
+    held: dict[str, int] = {}
+    named: dict[str, int] = {}
+    for one in counts:
+        if one.leg == "messages":
+            held[one.topic] = max(one.last_place, held.get(one.topic, -1))
+        elif one.leg == "actions" and one.note.partition(" ")[0] in _OF_A_STORED_ONE:
+            named[one.topic] = max(one.last_place, named.get(one.topic, -1))
+    return [
+        f"message {place} of {topic} ({f'the last one there is {held[topic]}' if topic in held else 'none is there'})"
+        for topic, place in sorted(named.items())
+        if place > held.get(topic, -1) and (is_whole or topic in held)
+    ]
+
+
+def _settled_end(data: bytes, newest: Sequence[tuple[int, int]], settled_ms: int) -> int:
+    """The byte behind the newest record that is as old as `settled_ms`; the segment's first where there is none.
+
+    A sealed segment was synced before the next one was begun: where the last one begins is settled at any time.
+    """
+    ends = (end for begin, end in reversed(newest) if _time_ms(data, begin, end) <= settled_ms)
+    return next(ends, journal.HEADER_BYTES)
+
+
+def _time_ms(data: bytes, begin: int, end: int) -> int:
+    """The time of a record of either log, by the broker's clock."""
+    if journal.SegmentHeader.decode(data[: journal.HEADER_BYTES]).kind is journal.SegmentKind.MESSAGES:
+        return journal.decode_message(data[begin:end]).stored_at_ms
+    action: journal.Action = journal.decode_action(data[begin:end])
+    return action.at_ms
+
+
+def _is_whole_by_now(segment: LogSegment, start: int) -> bool:
+    """Whether a record was just being written: the broker may be at work."""
+    with Path(segment.path).open("rb") as file:
+        file.seek(start)
+        return bool(payload_bounds(file.read(), start=0, frames_max=1)[0])

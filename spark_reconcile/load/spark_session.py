@@ -1,0 +1,193 @@
+"""The Spark session: local unless told otherwise, UTC, quiet, its workers on this very interpreter. Not the jobs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.common.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MASTER_DEFAULT: Final = "local[*]"
+_CONNECT: Final = "sc://"
+_EVERYWHERE: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Without it a source that takes filters raises rather than reads.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    # Verdict tables are long expressions over few columns: inferring filters from them eats the driver's memory.
+    "spark.sql.constraintPropagation.enabled": "false",
+    # Sums have very many groups: the small map in front of the real one is asked in vain, and is code to compile.
+    "spark.sql.codegen.aggregate.map.twolevel.enabled": "false",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+_LOCAL: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    # The default of 64 MiB is what each sort, each sum and each table sent to all tasks takes of the heap, however few
+    # rows it has: a dozen of them fill it, and Spark exits where a task finds no memory.
+    "spark.buffer.pageSize": "4m",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.default.parallelism": "4",
+    # Some hundred files are listed by a loop in less time than by a job of tasks.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "5000",
+    # A run has more queries than Spark remembers code for: the next one would generate and compile all of it again.
+    "spark.sql.codegen.cache.maxEntries": "2000",
+}
+# With one compiler Java keeps 48 MiB of code, which is full after half a minute of queries; then nothing is compiled.
+_ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+_SMALL: Final = {
+    # A small run is all start-up: the second compiler and parallel collection pay only in long ones.
+    "spark.driver.extraJavaOptions": f"{_ONE_COMPILER} -XX:+UseSerialGC",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.shuffle.compress": "false",
+}
+_MEDIUM: Final = {
+    # Of some million rows more time goes into the second compiler than its code saves.
+    "spark.driver.extraJavaOptions": f"{_ONE_COMPILER} -XX:+UseParallelGC",
+}
+_LARGE: Final = {
+    # Sums of millions fill the heap with what lives long: with two processors, marking it beside the tasks costs more.
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+}
+_FEW: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Of few rows most of the time is planning stage by stage and compiling: both are left out."""
+
+
+class Size(StrEnum):
+    """How much work a run will be: what a local session's Java is set for."""
+
+    SMALL = "small"
+    """Starting up takes longer than working."""
+    MEDIUM = "medium"
+    """Up to some ten million rows."""
+    LARGE = "large"
+
+
+_SIZED: Final[Mapping[Size, Mapping[str, str]]] = {
+    Size.SMALL: _SMALL, Size.MEDIUM: _MEDIUM, Size.LARGE: _LARGE,
+}  # fmt: skip
+
+
+@contextmanager
+def spark_session(master: str | None, *, log: Path, size: Size = Size.LARGE) -> Iterator[SparkSession]:
+    """A session of this run's own, stopped at the end. What Spark has to say goes to the file `log`.
+
+    `master` is `local[N]`, `spark://...`, `k8s://...`, or a Spark Connect address `sc://host:port`. `size`: a
+    short run that is local spends less on compiling. Raises ConfigurationError where there is no Java.
+    """
+    where = master or MASTER_DEFAULT
+    session = _start(where, log=log, size=size)
+    with _released_by_the_end() if where.startswith(_CONNECT) else nullcontext():
+        try:
+            register_sources(session)
+            yield session
+        finally:
+            session.stop()
+
+
+@contextmanager
+def _released_by_the_end() -> Iterator[None]:
+    """Leave a Connect session's checkpoints to its end, which releases them all.
+
+    Each would ask the server as it is collected, without a deadline, and may wait for ever (SPARK-58846).
+    """
+    from pyspark.sql.connect.plan import CachedRemoteRelation
+
+    release = CachedRemoteRelation.__del__
+    CachedRemoteRelation.__del__ = lambda _: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CachedRemoteRelation.__del__ = release  # type: ignore[method-assign]
+
+
+def register_sources(session: SparkSession) -> None:
+    """Make our two data sources known to a session; idempotent."""
+    from spark_reconcile.sources.log_source import BrokerLogSource
+    from spark_reconcile.sources.sql_source import SqlSource
+
+    session.dataSource.register(BrokerLogSource)
+    session.dataSource.register(SqlSource)
+
+
+@contextmanager
+def few_rows(session: SparkSession) -> Iterator[None]:
+    """What is run in here is about few rows: some ten thousands."""
+    kept = {name: session.conf.get(name, None) for name in _FEW}
+    try:
+        for name, value in _FEW.items():
+            session.conf.set(name, value)
+        yield
+    finally:
+        for name, before in kept.items():
+            if before is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, before)
+
+
+def _start(master: str, *, log: Path, size: Size) -> SparkSession:
+    # Workers start `python3` from PATH unless told otherwise, and would miss our packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName("outbox-reconcile")
+    for name, value in _EVERYWHERE.items():
+        builder = builder.config(name, value)
+    if master.startswith(_CONNECT):
+        return builder.remote(master).getOrCreate()
+    _check_java()
+    if master.startswith("local"):
+        for name, value in {**_LOCAL, **_SIZED[size]}.items():
+            builder = builder.config(name, value)
+    with _stderr_to(log):
+        return builder.master(master).getOrCreate()
+
+
+def _check_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    found = (Path(home) / "bin" / "java").exists() if home else shutil.which("java") is not None
+    if not found:
+        where = f"JAVA_HOME names {home}, which has no bin/java" if home else "none is on the PATH"
+        raise ConfigurationError(
+            f"Spark needs Java 17 or newer, and {where}: run ./scripts/test, which sets one up, or install "
+            "openjdk-17-jre-headless, or set JAVA_HOME"
+        )
+
+
+@contextmanager
+def _stderr_to(log: Path) -> Iterator[None]:
+    """Send this process's standard error to a file while the Java process is started, which inherits it for good.
+
+    There is no other place to stop the lines that the Java launcher writes before any logging is set up.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)

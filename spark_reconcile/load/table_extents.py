@@ -1,0 +1,51 @@
+"""How far archives and inboxes reach as a whole, whatever span a run reads: the times of their first and last rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_reconcile.sources.database import Backend, Place, Reader
+from spark_reconcile.sources.sql_statements import Leg, Statement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableExtent:
+    """The archive of one outbox, or the inbox of one group in one table; times in milliseconds, None where it is empty.
+
+    `name` identifies the table among all databases, without user or password; `what` is the group, of an archive "".
+    """
+
+    name: str
+    leg: Leg
+    what: str
+    first_ms: int | None
+    last_ms: int | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no row."""
+        return self.first_ms is None
+
+
+def extent_of(reader: Reader, statement: Statement, *, what: str, schema: str | None) -> TableExtent:
+    """Of a statement on an archive or an inbox, without its span: two look-ups in an index, no scan."""
+    first, last = (_end_ms(reader, statement, order) for order in ("ASC", "DESC"))
+    name = f"{' '.join(filter(None, (statement.leg, what)))} in {_place(reader.place, schema)}"
+    return TableExtent(name=name, leg=statement.leg, what=what, first_ms=first, last_ms=last)
+
+
+def _end_ms(reader: Reader, one: Statement, order: str) -> int | None:
+    condition = one.where[0]  # the kind or the group; the others are topics and the span
+    sql = (
+        f"SELECT {one.range_by} FROM {one.table} WHERE {condition} "  # noqa: S608 - checked names
+        f"ORDER BY {one.range_by} {order} LIMIT 1"
+    )
+    found = reader.rows(sql, one.parameters[: condition.count("?")])
+    return int(found[0][0]) // 1000 if found else None
+
+
+def _place(place: Place, schema: str | None) -> str:
+    if place.backend is Backend.SQLITE:
+        return str(Path(place.database).resolve())
+    return f"{place}, schema {schema}" if schema else str(place)

@@ -1,0 +1,194 @@
+"""The recheck: what would be a finding is read once more after a pause, and judged again; it may have been on its way.
+
+The verdicts of the recheck take the place of the first ones. Which rows are judged, and what is counted, is decided by
+the callers. How suspects' records are read again: see second_look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.classify.classification import Judged
+from spark_reconcile.classify.window_placement import WindowPlacement
+from spark_reconcile.core.dataframes import grouped, union
+from spark_reconcile.load.evidence import Evidence, in_parallel
+from spark_reconcile.load.spark_session import few_rows
+from spark_reconcile.recheck import suspect_records
+from spark_reconcile.recheck.run_context import RunContext
+from spark_reconcile.recheck.suspect_records import (
+    Key,
+    MessageName,
+    Suspects,
+    ids_frame,
+    keys_frame,
+    messages_frame,
+    parted,
+)
+from spark_reconcile.rules.verdict import FINDING
+from spark_reconcile.sources.sql_statements import Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_UNDER_KEY: Final = ["topic", "message_key"]
+_MESSAGE: Final = ["topic", "id"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rechecked:
+    """Verdicts with the column `confirmed`: whether the recheck came to a finding, too. And how many suspects it
+    cleared, by window.
+    """
+
+    judged: Judged
+    cleared: Mapping[int, int]
+
+
+def recheck(job: RunContext, evidence: Evidence, first: Judged, placement: WindowPlacement) -> Rechecked:
+    """The verdicts after a recheck of what `evidence` made a finding of; too many suspects are not rechecked.
+
+    What `first` holds must be kept as long as the result is used.
+    """
+    found = _found(first)
+    suspects = _suspects(first, found)
+    if suspects is None:
+        job.say("too many suspects to look at each of them again: none is confirmed")
+    if not suspects:
+        return Rechecked(judged=first.map(lambda frame: frame.selectExpr("*", "false as confirmed")), cleared={})
+    job.pause(job.settings.grace.confirm_after_seconds)
+    near = _near(job, evidence, suspects)
+    known = sum(len(part.messages) + len(part.keys) for part in suspects)
+    parts = []
+    with few_rows(job.session):
+        for number, part in enumerate(suspects, start=1):
+            job.say(f"looking again at {known:,} suspects, part {number} of {len(suspects)}")
+            parts.append(_part(job, near, part, placement))
+        messages = union(*(part.messages for part in parts)).distinct()
+        keys = union(*(part.keys for part in parts))
+        before, after = in_parallel(
+            lambda: _by_window(
+                found.messages.join(messages, _MESSAGE, "left_semi").select("window_ms"),
+                found.keys.join(keys, _UNDER_KEY, "left_semi").select("window_ms"),
+            ),
+            lambda: _by_window(*(
+                frame.where(FINDING).select("window_ms") for part in parts for frame in part.judged.frames
+            )),
+        )  # fmt: skip
+    cleared = {start: count - after.get(start, 0) for start, count in before.items() if count > after.get(start, 0)}
+    return Rechecked(judged=_replaced(first, parts, messages=messages, keys=keys), cleared=cleared)
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """Findings: messages, a row for each of their verdicts, and business keys; each with its window."""
+
+    messages: DataFrame
+    keys: DataFrame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Verdicts of suspects as they are by now, and the messages (topic, id) and keys that these are on."""
+
+    judged: Judged
+    messages: DataFrame
+    keys: DataFrame
+
+
+def _found(first: Judged) -> _Findings:
+    """Checkpoints: whoever goes on from these few rows carries no plan of all evidence along."""
+    frames = (first.messages, first.deliveries)
+    messages = union(*(frame.where(FINDING).select(*_MESSAGE, "window_ms") for frame in frames))
+    keys = first.business.where(f"{FINDING} and message_key is not null").select(*_UNDER_KEY, "window_ms")
+    return _Findings(*in_parallel(messages.localCheckpoint, keys.localCheckpoint))
+
+
+def _suspects(first: Judged, found: _Findings) -> list[Suspects] | None:
+    """What was found something about, and all messages under the keys of that, in parts; None: there are too many."""
+    from pyspark.sql.functions import broadcast
+
+    most = suspect_records.SUSPECTS_MAX
+    messages = found.messages.select(*_MESSAGE).distinct().limit(most + 1).localCheckpoint()
+    names = [(row["topic"], row["id"]) for row in messages.collect()]
+    if not names and found.keys.isEmpty():
+        return []
+    if len(names) > most:
+        return None
+    keyed = first.messages.where("message_key != ''").select(*_MESSAGE, "message_key")
+    # A delivery's verdict names no key; its message does, and without its business rows it would look like a phantom.
+    of_messages = keyed.join(broadcast(messages), _MESSAGE, "left_semi").select(*_UNDER_KEY)
+    keys = union(of_messages, found.keys.select(*_UNDER_KEY)).distinct().limit(most + 1).localCheckpoint()
+    under = keyed.join(broadcast(keys), _UNDER_KEY, "left_semi").limit(most + 1).collect()
+    by_key: dict[Key | None, list[MessageName]] = {(row["topic"], row["message_key"]): [] for row in keys.collect()}
+    for row in under:
+        by_key[row["topic"], row["message_key"]].append((row["topic"], row["id"]))
+    by_key[None] = sorted(set(names).difference((row["topic"], row["id"]) for row in under))
+    return parted(by_key)
+
+
+def _near(job: RunContext, evidence: Evidence, suspects: Sequence[Suspects]) -> Evidence:
+    """The evidence with that of the logs and the archives that is asked for: they are searched once, not for each
+    part. Tables are not in it, as the recheck reads them again.
+    """
+    from pyspark.sql.functions import broadcast
+
+    ids = broadcast(ids_frame(job.session, (one for part in suspects for one in part.ids)).distinct())
+    keys = broadcast(keys_frame(job.session, (key for part in suspects for key in part.keys)).distinct())
+    archived = evidence.rows.where(f"leg = '{Leg.ARCHIVE}'")
+    rows, messages = in_parallel(*(_named(frame, ids, keys).localCheckpoint for frame in (archived, evidence.messages)))
+    named = union(ids, union(rows.select("id"), messages.select("id"))).distinct()
+    actions = evidence.actions.join(broadcast(named), "id", "left_semi").select(*evidence.actions.columns)
+    return replace(evidence, rows=rows, messages=messages, actions=actions.localCheckpoint(), tables=())
+
+
+def _named(frame: DataFrame, ids: DataFrame, keys: DataFrame) -> DataFrame:
+    """Of a leg what is of these messages, or under these keys."""
+    marked = frame.join(ids.selectExpr("id", "true as of_id"), "id", "left").join(
+        keys.selectExpr("*", "true as of_key"), _UNDER_KEY, "left"
+    )
+    return marked.where("of_id or of_key").select(*frame.columns)
+
+
+def _part(job: RunContext, near: Evidence, suspects: Suspects, placement: WindowPlacement) -> _Part:
+    evidence = job.again(job.session, job.settings, job.plan, near, suspects)
+    again = job.judge(evidence, placement)
+    keys = keys_frame(job.session, suspects.keys)
+    # What was stored meanwhile under these keys, too; of what stands under another's the rest was not read.
+    under = again.messages.where("broker > 0").join(keys, _UNDER_KEY, "left_semi").select(*_MESSAGE)
+    looked_at = under.unionByName(messages_frame(job.session, suspects.messages)).distinct().localCheckpoint()
+    messages, deliveries, business = in_parallel(
+        *(
+            frame.selectExpr("*", f"({FINDING}) as confirmed").localCheckpoint
+            for frame in (
+                again.messages.join(looked_at, _MESSAGE, "left_semi"),
+                again.deliveries.join(looked_at, _MESSAGE, "left_semi"),
+                again.business.join(keys, _UNDER_KEY, "left_semi"),
+            )
+        )
+    )
+    again.release()
+    evidence.release()
+    return _Part(
+        judged=Judged(messages=messages, deliveries=deliveries, business=business), messages=looked_at, keys=keys
+    )
+
+
+def _replaced(first: Judged, parts: Sequence[_Part], *, messages: DataFrame, keys: DataFrame) -> Judged:
+    """The first verdicts with those of the parts in the place of the suspects'."""
+    from pyspark.sql.functions import broadcast
+
+    def whole(before: DataFrame, on: list[str], gone: DataFrame, after: Sequence[DataFrame]) -> DataFrame:
+        rest = before.join(broadcast(gone), on, "left_anti").selectExpr("*", "false as confirmed")
+        return union(rest, *after)
+
+    return Judged(
+        messages=whole(first.messages, _MESSAGE, messages, [part.judged.messages for part in parts]),
+        deliveries=whole(first.deliveries, _MESSAGE, messages, [part.judged.deliveries for part in parts]),
+        business=whole(first.business, _UNDER_KEY, keys, [part.judged.business for part in parts]),
+    )
+
+
+def _by_window(*found: DataFrame) -> dict[int, int]:
+    return {row["window_ms"]: row["n"] for row in grouped(union(*found), "window_ms", n="count(*)").collect()}

@@ -1,0 +1,80 @@
+"""Does repairs: makes rows due, or writes them again, each only if it is still as it was found. Plans nothing.
+
+What is done is what the compensator then finds: it sends, and the broker knows a repeat by its id. Nothing else is
+touched; a row that somebody holds, a row that is gone, and an id that is there already are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, assert_never
+
+from spark_reconcile.repair.plan import Repair, RepairAction
+from spark_reconcile.sources.database import Backend, Place, now_us, quoted, writing
+
+_WRITTEN: Final = ("id", "topic", "message_key", "body", "body_sha256", "deliver_at_ms", "created_at_us")
+_JSON_HEADERS: Final = '{"content-type":"application/json"}'
+ROWS_A_TRANSACTION: Final = 100
+
+
+def apply_repairs(repairs: Sequence[Repair]) -> list[Repair]:
+    """Do them, in small transactions; returns those that changed a row. Doing them again changes none."""
+    done = []
+    for place, schema, mine in _by_place(repairs):
+        for start in range(0, len(mine), ROWS_A_TRANSACTION):
+            with writing(place) as cursor:
+                done += [one for one in mine[start : start + ROWS_A_TRANSACTION] if _apply(cursor, place, schema, one)]
+    return done
+
+
+def _apply(cursor: Any, place: Place, schema: str | None, one: Repair) -> bool:
+    table = quoted(place, schema, one.table)
+    match one.action:
+        case RepairAction.MAKE_DUE:
+            return _make_due(cursor, place, table, one.message_id)
+        case RepairAction.WRITE_AGAIN:
+            return _write(cursor, place, table, one, kind="publish", headers=_JSON_HEADERS)
+        case RepairAction.CANCEL_AGAIN:
+            return _write(cursor, place, table, one, kind="cancel", headers=None)
+        case RepairAction.NOTHING:
+            return False
+        case _:
+            assert_never(one.action)
+
+
+def _make_due(cursor: Any, place: Place, table: str, message_id: str) -> bool:
+    """A pending row that nobody holds. What a sender holds is being sent, or falls due when its lease ends."""
+    now = now_us(place)
+    sql = (
+        f"UPDATE {table} SET due_at_us = {now} "  # noqa: S608 - checked names
+        f"WHERE id = ? AND state = 'pending' AND token IS NULL AND due_at_us > {now}"
+    )
+    return _changed(cursor, place, sql, (message_id,))
+
+
+def _write(cursor: Any, place: Place, table: str, one: Repair, *, kind: str, headers: str | None) -> bool:
+    """The message, or the cancel, as it was, due now, with its own id; not where the id waits already."""
+    now, row = now_us(place), one.row or {}
+    marks, dual = ", ".join("?" * len(_WRITTEN)), "" if place.backend is Backend.SQLITE else "FROM DUAL"
+    absent = f"WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE id = ?)"  # noqa: S608 - checked
+    sql = (
+        f"INSERT INTO {table} ({', '.join(_WRITTEN)}, headers, kind, state, due_at_us, attempts) "
+        f"SELECT {marks}, ?, ?, 'pending', {now}, 0 {dual} {absent}"
+    )
+    return _changed(cursor, place, sql, (*(row[name] for name in _WRITTEN), headers, kind, one.message_id))
+
+
+def _changed(cursor: Any, place: Place, sql: str, parameters: Sequence[object]) -> bool:
+    if place.backend is Backend.MYSQL:
+        sql = sql.replace("?", "%s")
+    cursor.execute(sql, tuple(parameters))
+    return bool(cursor.rowcount == 1)
+
+
+def _by_place(repairs: Sequence[Repair]) -> list[tuple[Place, str | None, list[Repair]]]:
+    found: dict[tuple[str, str], list[Repair]] = {}
+    for one in repairs:
+        if one.outbox is not None and one.action is not RepairAction.NOTHING:
+            found.setdefault((one.outbox.url, one.outbox.schema), []).append(one)
+    places = [(Place.of(url), schema, mine) for (url, schema), mine in found.items()]
+    return [(place, place.schema_of(schema), mine) for place, schema, mine in places]

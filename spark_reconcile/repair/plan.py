@@ -1,0 +1,231 @@
+"""What would be done about confirmed lost and unsent messages: one line each, with its precondition. Changes nothing.
+
+Unsent: the row is made due now. Lost between the outbox and the broker: the row is written again, from the archive's
+record and the business row, if the body made of it has the very hash that the archive noted. A cancel that the broker
+forgot: likewise, as long as its message is not due. Anything else is named, with why nothing can be done here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.core.settings import BusinessRule, OutboxSource, Settings
+from spark_reconcile.sources.database import Place, Reader, quoted, reading
+from spark_reconcile.sources.sql_statements import SPLIT_NAME
+
+REPAIRS_MAX_DEFAULT: Final = 1_000
+"""More than this is no fault of single messages: a source is missing, or is the wrong one."""
+IDS_A_STATEMENT: Final = 500
+UNSENT_RULE: Final = "not_sent"
+LOST_RULE: Final = "not_in_broker"
+CANCEL_RULE: Final = "cancel_not_noted"
+_ARCHIVED: Final = ("id", "topic", "message_key", "body_sha256", "deliver_at_ms", "created_at_us")
+_NO_HEADERS: Final = "accepted by the broker, and not in its log; headers are not archived: it gets content-type alone"
+_ORDERED: Final = "its key is ordered, and the archive keeps no place in that order: publish it from its row"
+_UNPUBLISHED: Final = "it was never published, so nothing says what its message held: publish it from the row"
+_NO_BODY: Final = "the archive keeps no bodies, and no rule of this topic says how one is made (body = {...})"
+_FORGOTTEN: Final = "the broker took it, and has no note of it; its message is not due yet"
+_UNNAMED: Final = "the broker's log does not tell which message it cancels: cancel that again by its id"
+_DUE: Final = "its message was due, so no cancel can hold it back any more: undo by hand what it did"
+_encode_json = msgspec.json.Encoder().encode
+
+
+class RepairAction(StrEnum):
+    """What is done about a message."""
+
+    MAKE_DUE = "make due"
+    WRITE_AGAIN = "write again"
+    CANCEL_AGAIN = "cancel again"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """A confirmed finding that may be repaired."""
+
+    message_id: str
+    topic: str
+    key: str | None
+    rule: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """One message: what would be done, where, and why. `row` is what would be written again."""
+
+    message_id: str
+    topic: str
+    action: RepairAction
+    reason: str
+    outbox: OutboxSource | None = None
+    table: str = ""
+    key: str | None = None
+    row: dict[str, Any] | None = None
+
+    @property
+    def repair_id(self) -> str:
+        """The same for the same repair: doing it twice is seen."""
+        where = "" if self.outbox is None else f"{Place.of(self.outbox.url)} {self.outbox.schema}"
+        what = self.message_id or f"{self.topic} {self.key}"
+        return hashlib.sha256(f"{self.action} {what} {where} {self.table}".encode()).hexdigest()[:16]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; no body, and no password."""
+        found = {name: value for name, value in asdict(self).items() if name not in {"outbox", "row"}}
+        place = None if self.outbox is None else str(Place.of(self.outbox.url))
+        return {"repair_id": self.repair_id, **found, "place": place}
+
+
+def plan_repairs(settings: Settings, suspects: Sequence[Suspect], *, repairs_max: int) -> list[Repair]:
+    """Look each of them up where it lives now. Raises ConfigurationError where there are more than `repairs_max`."""
+    if len(suspects) > repairs_max:
+        raise ConfigurationError(
+            f"{len(suspects):,} messages would be repaired, more than {repairs_max:,}: nothing is done. "
+            "Where so many are missing a source is; if it is none, say --repairs-max"
+        )
+    repairs = {one.message_id: _unfound(one) for one in suspects}
+    for outbox in settings.all_outboxes:
+        place = Place.of(outbox.url)
+        with reading(place) as reader:
+            for chunk in _chunks([one for one in suspects if repairs[one.message_id].action is RepairAction.NOTHING]):
+                for repair in _in_outbox(reader, outbox, settings, chunk):
+                    repairs[repair.message_id] = repair
+    return [repairs[one.message_id] for one in suspects]
+
+
+def name_unpublished(rows: Sequence[Suspect]) -> list[Repair]:
+    """Business rows that have no message: named, and left."""
+    return [
+        Repair(message_id="", topic=one.topic, key=one.key, action=RepairAction.NOTHING, reason=_UNPUBLISHED)
+        for one in rows
+    ]
+
+
+def message_tables(reader: Reader, outbox: OutboxSource) -> list[str]:
+    """The names of an outbox's message tables, split or not."""
+    schema = reader.place.schema_of(outbox.schema)
+    split = [name for name in reader.tables(schema=schema) if SPLIT_NAME.fullmatch(name)]
+    return [reader.place.outbox_table("message"), *split]
+
+
+def _in_outbox(
+    reader: Reader, outbox: OutboxSource, settings: Settings, suspects: Sequence[Suspect]
+) -> Iterator[Repair]:
+    schema = reader.place.schema_of(outbox.schema)
+    by_id = {one.message_id: one for one in suspects}
+    waiting: set[str] = set()
+    for name in message_tables(reader, outbox):
+        table = quoted(reader.place, schema, name)
+        for message_id, state in _rows(reader, table, ("id", "state"), by_id):
+            waiting.add(message_id)
+            action = RepairAction.MAKE_DUE if state == "pending" else RepairAction.NOTHING
+            reason = "committed and not sent" if state == "pending" else f"its row is {state}: decide about it by hand"
+            yield Repair(
+                message_id=message_id, topic=by_id[message_id].topic, action=action, reason=reason, outbox=outbox,
+                table=name,
+            )  # fmt: skip
+    archive = quoted(reader.place, schema, reader.place.outbox_table("archive"))
+    cancels = {key: one for key, one in by_id.items() if one.rule == CANCEL_RULE and key not in waiting}
+    yield from _cancel_again(reader, outbox, archive, cancels)
+    lost = {key: one for key, one in by_id.items() if one.rule == LOST_RULE and key not in waiting}
+    rows = [dict(zip(_ARCHIVED, values, strict=True)) for values in _rows(reader, archive, _ARCHIVED, lost)]
+    ordered = _ordered(reader, schema, [_order_key(row) for row in rows])
+    for row in rows:
+        repair = _write_again(settings, outbox, reader.place, lost[row["id"]], row)
+        is_late = repair.action is RepairAction.WRITE_AGAIN and _order_key(row) in ordered
+        yield replace(repair, action=RepairAction.NOTHING, reason=_ORDERED, row=None) if is_late else repair
+
+
+def _cancel_again(reader: Reader, outbox: OutboxSource, archive: str, cancels: dict[str, Suspect]) -> Iterator[Repair]:
+    """The archive's rows with the ids of what they cancel, where the broker's log told the very ones."""
+    if not cancels:
+        return
+    now_ms, table = reader.now_ms(), reader.place.outbox_table("message")
+    due = dict(_rows(reader, archive, ("id", "deliver_at_ms"), {one.key for one in cancels.values() if one.key}))
+    for values in _rows(reader, archive, _ARCHIVED, cancels):
+        row = dict(zip(_ARCHIVED, values, strict=True))
+        message = cancels[row["id"]].key or ""
+        repair = Repair(
+            message_id=row["id"], topic=cancels[row["id"]].topic, key=message or None, outbox=outbox,
+            action=RepairAction.NOTHING, reason=_UNNAMED,
+        )  # fmt: skip
+        if hashlib.sha256(message.encode()).hexdigest() != row["body_sha256"]:
+            yield repair
+        elif (due.get(message) or now_ms + 1) <= now_ms:
+            yield replace(repair, reason=_DUE)
+        else:
+            row["body"] = message.encode()
+            yield replace(repair, action=RepairAction.CANCEL_AGAIN, reason=_FORGOTTEN, table=table, row=row)
+
+
+def _ordered(reader: Reader, schema: str | None, keys: Sequence[str]) -> set[str]:
+    """Which keys the outbox numbers the messages of."""
+    name = reader.place.outbox_table("order_head")
+    if not keys or name not in reader.tables(schema=schema):
+        return set()
+    table, marks = quoted(reader.place, schema, name), ", ".join("?" * len(keys))
+    sql = f"SELECT order_key FROM {table} WHERE order_key IN ({marks})"  # noqa: S608 - checked names
+    return {str(key) for (key,) in reader.rows(sql, keys)}
+
+
+def _order_key(row: dict[str, Any]) -> str:
+    """How the outbox's order tables name a topic's key."""
+    return hashlib.sha256(f"{row['topic']}\0{row['message_key']}".encode()).hexdigest()[:32]
+
+
+def _write_again(settings: Settings, outbox: OutboxSource, place: Place, lost: Suspect, row: dict[str, Any]) -> Repair:
+    """The archive's row with the body that its business row gives, if that is the very body."""
+    nothing = Repair(
+        message_id=lost.message_id, topic=lost.topic, outbox=outbox, action=RepairAction.NOTHING, reason=_NO_BODY
+    )
+    rules = [rule for rule in settings.rules if rule.topic == lost.topic and rule.body]
+    if not rules:
+        return nothing
+    for rule in rules:
+        for body in _bodies(settings, rule, str(row["message_key"])):
+            if hashlib.sha256(body).hexdigest() == row["body_sha256"]:
+                return replace(
+                    nothing, action=RepairAction.WRITE_AGAIN, reason=_NO_HEADERS,
+                    table=place.outbox_table("message"), row={**row, "body": body},
+                )  # fmt: skip
+    return replace(nothing, reason="the body made of its business row has another hash than the message had")
+
+
+def _bodies(settings: Settings, rule: BusinessRule, key: str) -> Iterator[bytes]:
+    """The bodies that the rule's rows under this key give."""
+    for url in settings.urls_of(rule):
+        place = Place.of(url)
+        schema, _, table = rule.table.rpartition(".")
+        columns = ", ".join(quoted(place, column) for column in rule.body.values())
+        # Names are checked as they are quoted; the key is bound.
+        sql = f"SELECT {columns} FROM {quoted(place, schema or None, table)} WHERE {quoted(place, rule.key_column)} = ?"  # noqa: S608
+        with reading(place) as reader:
+            for values in reader.rows(sql, (key,)):
+                yield _encode_json(dict(zip(rule.body, values, strict=True)))
+
+
+def _unfound(one: Suspect) -> Repair:
+    return Repair(
+        message_id=one.message_id, topic=one.topic, action=RepairAction.NOTHING,
+        reason="neither an outbox nor an archive here has it any more",
+    )  # fmt: skip
+
+
+def _rows(reader: Reader, table: str, columns: Sequence[str], ids: Iterable[str]) -> list[tuple[Any, ...]]:
+    wanted = list(ids)
+    if not wanted:
+        return []
+    marks = ", ".join("?" * len(wanted))
+    return reader.rows(f"SELECT {', '.join(columns)} FROM {table} WHERE id IN ({marks})", wanted)  # noqa: S608 - checked
+
+
+def _chunks(suspects: Sequence[Suspect]) -> Iterator[Sequence[Suspect]]:
+    for start in range(0, len(suspects), IDS_A_STATEMENT):
+        yield suspects[start : start + IDS_A_STATEMENT]

@@ -1,0 +1,112 @@
+"""A plan of repairs that was written to a file: read back, and held against what the sources say now. Changes nothing.
+
+A line of it is done only where planning the same message again comes to the very same repair, and, where a message
+would be written again, where the broker has not stored it since.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.journal import journal
+from spark_reconcile.core.errors import NotComparable
+from spark_reconcile.core.settings import Settings
+from spark_reconcile.repair.plan import CANCEL_RULE, LOST_RULE, UNSENT_RULE, Repair, RepairAction, Suspect, plan_repairs
+from spark_reconcile.sources.log_records import data_of, frames_behind
+from spark_reconcile.sources.log_segments import survey
+
+LINES_MAX: Final = 100_000
+LINE_BYTES_MAX: Final = 64 * 1024
+_RULES: Final = {
+    RepairAction.MAKE_DUE: UNSENT_RULE, RepairAction.WRITE_AGAIN: LOST_RULE, RepairAction.CANCEL_AGAIN: CANCEL_RULE,
+}  # fmt: skip
+_CHANGED: Final = "it is not as it was planned any more: "
+_STORED: Final = "the broker has stored it since it was planned"
+
+
+class PlannedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the file: what was to be done about one message, and in which table of which database; of a cancel,
+    `key` is what it cancels.
+    """
+
+    repair_id: str
+    message_id: str
+    topic: str
+    action: RepairAction
+    key: str | None = None
+
+
+def read_plan(path: Path) -> list[PlannedLine]:
+    """The lines that ask for something to be done. Raises ConfigurationError where the file is no such plan."""
+    found = []
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES_MAX + 1), b""), start=1):
+                if number > LINES_MAX or len(line) > LINE_BYTES_MAX:
+                    raise ConfigurationError(f"{path} is no plan of repairs: it is too long at line {number:,}")
+                found.append(_line(path, number, line))
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read {path}: {error.strerror}; name the repairs.jsonl that --repair --dry-run wrote"
+        ) from error
+    asked = [one for one in found if one.action is not RepairAction.NOTHING]
+    ((name, times),) = Counter(one.message_id for one in asked).most_common(1) or [("", 0)]
+    if times > 1:
+        raise ConfigurationError(f"{path} names {name} {times} times; plan it again with --repair --dry-run")
+    return asked
+
+
+def still_to_do(settings: Settings, plan: Sequence[PlannedLine], *, repairs_max: int) -> list[Repair]:
+    """What of the plan still holds, and what does not, as NOTHING and with why.
+
+    Raises ConfigurationError where there are more than `repairs_max`, NotComparable where the broker's log is damaged.
+    """
+    suspects = [
+        Suspect(message_id=one.message_id, topic=one.topic, key=one.key, rule=_RULES[one.action]) for one in plan
+    ]
+    again = plan_repairs(settings, suspects, repairs_max=repairs_max)
+    lost = {one.message_id for one in again if one.action is RepairAction.WRITE_AGAIN}
+    stored = _stored(settings.broker_data, lost) if lost else set()
+    return [_held(line, now, stored) for line, now in zip(plan, again, strict=True)]
+
+
+def _held(line: PlannedLine, now: Repair, stored: Collection[str]) -> Repair:
+    if now.message_id in stored:
+        return replace(now, action=RepairAction.NOTHING, reason=_STORED, row=None)
+    if now.repair_id == line.repair_id:
+        return now
+    return replace(now, action=RepairAction.NOTHING, reason=f"{_CHANGED}{now.reason}", row=None)
+
+
+def _stored(broker_data: Path, ids: Collection[str]) -> set[str]:
+    """Which of these messages the broker's log holds by now: it is read from its beginning to its end."""
+    found: set[str] = set()
+    for segment in survey(broker_data, "messages"):
+        try:
+            for frame in frames_behind(segment, data_of(segment), journal.HEADER_BYTES):
+                one = journal.decode_message(frame.payload)
+                if one.id in ids:
+                    found.add(one.id)
+        except (journal.SegmentDamaged, OSError) as error:
+            raise NotComparable(
+                f"the broker's log cannot be read at {segment.path} ({error}), so nothing is repaired: restore the "
+                "segment from a copy"
+            ) from error
+    return found
+
+
+def _line(path: Path, number: int, line: bytes) -> PlannedLine:
+    try:
+        return msgspec.json.decode(line, type=PlannedLine)
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError(
+            f"{path}, line {number:,}, is no line of a plan ({error}); name the repairs.jsonl that --repair --dry-run "
+            "wrote"
+        ) from error

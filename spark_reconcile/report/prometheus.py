@@ -1,0 +1,94 @@
+"""The last run as Prometheus text, for the textfile collector or a Pushgateway. Counts nothing; bounded labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.results.output_folder import write_whole
+from spark_reconcile.results.summary import Summary
+from spark_reconcile.rules.verdict import Severity, State
+
+FILE: Final = "recon.prom"
+
+
+def write_metrics(path: Path, summary: Summary) -> None:
+    """Replace the file whole: a scrape never sees half of it. Raises ConfigurationError where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, metrics_text(summary))
+    except OSError as error:
+        raise ConfigurationError(f"cannot write metrics to {path}: {error.strerror}; name another file") from error
+
+
+def metrics_text(summary: Summary) -> str:
+    """All series of a run, in the text format 0.0.4; every state is there, at 0 where there is none."""
+    return "".join(f"{line}\n" for line in _lines(summary))
+
+
+def _lines(summary: Summary) -> Iterator[str]:
+    yield from _gauge(
+        "recon_last_success_timestamp_seconds", "When a run last reached its end.", {"": summary.judged_at_ms / 1000}
+    )
+    end_ms = summary.windows.until_ms if summary.windows else summary.judged_at_ms
+    yield from _gauge("recon_window_end_timestamp_seconds", "Up to when was judged.", {"": end_ms / 1000})
+    legs: dict[str, float] = {}
+    for one in summary.inputs:
+        labels = f'{{leg="{_escaped(f"{one.source} {one.what}")}"}}'
+        legs[labels] = max(one.last_ms / 1000, legs.get(labels, 0))
+    yield from _gauge("recon_leg_watermark_timestamp_seconds", "The newest record that each source had.", legs)
+    yield from _gauge(
+        "recon_messages",
+        "Verdicts on messages, deliveries and business rows, by state.",
+        {f'{{state="{state}"}}': summary.count(state) for state in State},
+    )
+    yield from _gauge("recon_findings", "Verdicts that ask for a look or for action.", _findings(summary))
+    yield from _gauge("recon_unexplained_messages", "Verdicts that no rule gave.", {"": summary.unexplained})
+    yield from _gauge(
+        "recon_earlier_findings", "Findings of hours before the span, as last judged.", {"": summary.earlier_findings}
+    )
+    yield from _gauge(
+        "recon_balanced",
+        "1 where the run has no finding and hours before its span have none, so that its exit status was 0; else 0.",
+        {"": int(summary.balanced)},
+    )
+    yield from _gauge(
+        "recon_unjudged_hours",
+        "Hours that a source was purged of before they were judged (never), or while something in them moved (open).",
+        {
+            f'{{leg="{_escaped(f"{one.source} {one.what}")}",judged="{judged}"}}': count
+            for one in summary.unjudged
+            for judged, count in (("never", one.hours), ("open", one.open_hours))
+        },
+    )
+    yield from _gauge(
+        "recon_second_look_resolved_messages", "Suspects that the second look cleared.", {"": summary.resolved}
+    )
+    took = sum(summary.took_seconds.values())
+    yield from _gauge("recon_run_duration_seconds", "How long the run took.", {"": round(took, 3)})
+
+
+def _findings(summary: Summary) -> dict[str, int]:
+    found = {
+        (state, severity): 0 for state in State for severity in (Severity.ATTENTION, Severity.FINDING)
+        if any(book.state is state and book.severity is severity for book in summary.books)
+    }  # fmt: skip
+    found.setdefault((State.LOST, Severity.FINDING), 0)
+    for book in summary.books:
+        if (book.state, book.severity) in found and not book.echo:
+            found[book.state, book.severity] += book.count
+    return {f'{{state="{state}",severity="{severity}"}}': count for (state, severity), count in sorted(found.items())}
+
+
+def _gauge(name: str, told: str, values: Mapping[str, float]) -> Iterator[str]:
+    yield f"# HELP {name} {told}"
+    yield f"# TYPE {name} gauge"
+    for labels, value in values.items():
+        yield f"{name}{labels} {value:.15g}"
+
+
+def _escaped(text: str) -> str:
+    """A label's value: rules have names of their users' choice."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

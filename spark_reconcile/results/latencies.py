@@ -1,0 +1,208 @@
+"""How long each hop took, from a sample of the messages: by a hash of the id, so that every source samples the same.
+
+It is summed up by the hour, as counts of values that are nearly alike, so that hours can be put together later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from spark_reconcile.core.time_buckets import HOUR_MS, hour
+from spark_reconcile.load.evidence import Evidence
+from spark_reconcile.results.output_folder import write_whole
+from spark_reconcile.results.summary import Latency
+from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SAMPLE_ROWS: Final = 200_000
+"""Above so many messages, about so many are looked at."""
+HOPS_AN_HOUR_MAX: Final = 500
+"""So many hops, each of a topic and group, are kept of an hour: those of the most messages."""
+FILE: Final = "latencies.json"
+FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+_ALL: Final = 0
+"""The window of all that was published, where there are no others."""
+_EXACT: Final = 32
+_STEPS: Final = 16
+"""Up to _EXACT milliseconds each value is counted by itself; above, each doubling is parted in so many."""
+_BITS: Final = "length(bin(v))"
+_STEP: Final = (
+    f"if(v < {_EXACT}, v, {_EXACT} + ({_BITS} - 6) * {_STEPS} + shiftright(v, cast({_BITS} - 5 as int)) - {_STEPS})"
+)
+_SHARES: Final = (0.5, 0.95, 0.99)
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One hop on one topic (and group) in one hour: how many values fell into each step, and the longest."""
+
+    hop: str
+    topic: str
+    of: str
+    longest_ms: int
+    steps: dict[int, int]
+
+
+class Hour(msgspec.Struct, frozen=True, kw_only=True):
+    """An hour's hops; one in so many messages was looked at."""
+
+    one_in: int
+    hops: list[Hop]
+
+
+def sampled_hours(evidence: Evidence, windows: Sequence[int] | None) -> dict[int, Hour]:
+    """Of each of these windows how long took what was published in it; None: of all that was, as one."""
+    stored = sum(one.rows for one in evidence.counts if one.leg == "messages")
+    one_in = max(1, -(-stored // SAMPLE_ROWS))
+    hops: dict[int, list[Hop]] = {start: [] for start in windows or [_ALL]}
+    for (start, hop, topic, of), (longest_ms, steps) in _counted(_hops(evidence, windows, one_in=one_in)).items():
+        if start in hops:
+            hops[start].append(Hop(hop=hop, topic=topic, of=of, longest_ms=longest_ms, steps=steps))
+    return {start: Hour(one_in=one_in, hops=_most(found)) for start, found in hops.items()}
+
+
+def latencies_of(hours: Iterable[Hour]) -> list[Latency]:
+    """Percentiles by topic and group of many hours; counts are of all messages, as far as the samples tell."""
+    steps: dict[tuple[str, str, str], dict[int, int]] = {}
+    longest: dict[tuple[str, str, str], int] = {}
+    for one in hours:
+        for hop in one.hops:
+            place = (hop.topic, hop.hop, hop.of)
+            counts = steps.setdefault(place, {})
+            for step, count in hop.steps.items():
+                counts[step] = counts.get(step, 0) + count * one.one_in
+            longest[place] = max(hop.longest_ms, longest.get(place, 0))
+    return [_latency(place, counts, longest_ms=longest[place]) for place, counts in sorted(steps.items())]
+
+
+def keep_hours(folders: Mapping[int, Path], hours: Mapping[int, Hour]) -> None:
+    """Put them beside the tables of their windows, where they are not there yet. Raises OSError."""
+    for start, folder in folders.items():
+        if start in hours and folder.exists() and not (folder / FILE).exists():
+            write_whole(folder / FILE, msgspec.json.encode(hours[start]).decode())
+
+
+def kept_hour(folder: Path) -> Hour | None:
+    """What was kept beside a window's tables; None: nothing that can be read."""
+    try:
+        with (folder / FILE).open("rb") as file:
+            return msgspec.json.decode(file.read(FILE_BYTES_MAX), type=Hour)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def step_of(value_ms: int) -> int:
+    """In which step a value is counted, as Spark has it."""
+    if value_ms < _EXACT:
+        return value_ms
+    bits = value_ms.bit_length()
+    return _EXACT + (bits - 6) * _STEPS + (value_ms >> (bits - 5)) - _STEPS
+
+
+def value_of(step: int) -> int:
+    """The middle of a step."""
+    if step < _EXACT:
+        return step
+    doubling, place = divmod(step - _EXACT, _STEPS)
+    return ((_STEPS + place) << (doubling + 1)) + (1 << doubling)
+
+
+def _hops(evidence: Evidence, windows: Sequence[int] | None, *, one_in: int) -> DataFrame:
+    """(window_ms, hop, topic, of, v): each value of the sample."""
+    from pyspark.sql.functions import expr
+
+    chosen = f"pmod(xxhash64(id), {one_in}) = 0"
+    first_ms, last_ms = (windows[0], windows[-1] + HOUR_MS) if windows else (EARLIEST_MS, LATEST_MS)
+    near = f"created_ms between {first_ms}L and {last_ms}L"
+    messages = (
+        evidence.messages.where(f"{chosen} and {near}")
+        .groupBy("id", "topic")
+        .agg(
+            expr("min(created_ms)").alias("created_ms"),
+            expr("min(stored_ms)").alias("stored_ms"),
+            expr("max(deliver_at_ms)").alias("due_ms"),
+        )
+    )
+    events = evidence.actions.where(f"kind in ('delivered', 'acked') and {chosen}").selectExpr(
+        "id", "topic", "consumer_group", "if(kind = 'delivered', at_ms, null) as given_ms",
+        "if(kind = 'acked', at_ms, null) as acked_ms", "cast(null as bigint) as handled_ms",
+    ).unionByName(
+        evidence.inboxes.where(chosen).selectExpr(
+            "id", "topic", "consumer_group", "cast(null as bigint) as given_ms", "cast(null as bigint) as acked_ms",
+            "at_ms as handled_ms",
+        )
+    )  # fmt: skip
+    names = ("given_ms", "acked_ms", "handled_ms")
+    taken = events.groupBy("id", "topic", "consumer_group").agg(dict.fromkeys(names, "min"))
+    taken = taken.selectExpr("id", "topic", "consumer_group", *(f"`min({name})` as {name}" for name in names))
+    ready = "greatest(stored_ms, coalesce(due_ms, 0L))"
+    at_once = f"due_ms is null and handled_ms between {EARLIEST_MS}L and {LATEST_MS}L"
+    window = hour("created_ms") if windows else f"{_ALL}L"
+    found = [
+        _values("commit to broker", messages, "stored_ms - created_ms", of="''", window=window),
+        *(
+            _values(hop, messages.join(taken, ["id", "topic"]), value, of="consumer_group", window=window)
+            for hop, value in (
+                ("due to first hand-out", f"given_ms - {ready}"),
+                ("hand-out to acknowledgement", "acked_ms - given_ms"),
+                (
+                    "commit to handler",
+                    f"if({at_once}, handled_ms - created_ms, null)",
+                ),
+            )
+        ),
+    ]
+    whole = found[0]
+    for one in found[1:]:
+        whole = whole.unionByName(one)
+    return whole
+
+
+def _values(hop: str, frame: DataFrame, value: str, *, of: str, window: str) -> DataFrame:
+    values = frame.selectExpr(
+        f"{window} as window_ms", f"'{hop}' as hop", "coalesce(topic, '') as topic", f"{of} as of",
+        f"greatest({value}, 0L) as v", f"{value} as w",
+    )  # fmt: skip
+    return values.where("w is not null").drop("w")
+
+
+def _counted(values: DataFrame) -> dict[tuple[int, str, str, str], tuple[int, dict[int, int]]]:
+    """By window, hop, topic and group: the longest, and how many values fell into each step."""
+    from pyspark.sql.functions import expr
+
+    places = ("window_ms", "hop", "topic", "of")
+    grouped = values.selectExpr(*places, "v", f"cast({_STEP} as int) as step").groupBy(*places, "step")
+    table = grouped.agg(expr("count(*)").alias("n"), expr("max(v)").alias("longest_ms")).toArrow()
+    found: dict[tuple[int, str, str, str], tuple[int, dict[int, int]]] = {}
+    for *place, step, count, longest_ms in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        start, hop, topic, of = place
+        before, steps = found.get((start, hop, topic, of), (0, {}))
+        steps[step] = count
+        found[start, hop, topic, of] = (max(before, longest_ms), steps)
+    return found
+
+
+def _most(hops: list[Hop]) -> list[Hop]:
+    most = sorted(hops, key=lambda one: (-sum(one.steps.values()), one.topic, one.hop, one.of))[:HOPS_AN_HOUR_MAX]
+    return sorted(most, key=lambda one: (one.topic, one.hop, one.of))
+
+
+def _latency(place: tuple[str, str, str], steps: Mapping[int, int], *, longest_ms: int) -> Latency:
+    topic, hop, of = place
+    total = sum(steps.values())
+    p50, p95, p99 = (min(_percentile(steps, total * share), longest_ms) for share in _SHARES)
+    return Latency(hop=hop, topic=topic, of=of, count=total, p50_ms=p50, p95_ms=p95, p99_ms=p99, longest_ms=longest_ms)
+
+
+def _percentile(steps: Mapping[int, int], rank: float) -> int:
+    below = 0
+    for step, count in sorted(steps.items()):
+        below += count
+        if below >= rank:
+            return value_of(step)
+    return 0

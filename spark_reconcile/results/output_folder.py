@@ -1,0 +1,75 @@
+"""Where results go: written aside, then renamed whole, then named by the manifest. Not what they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.core.errors import OutputFailed
+
+MANIFEST: Final = "manifest.json"
+_STAGING: Final = ".staging-"
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """A run that is being written; nobody who follows the manifest can see it."""
+
+    run_id: str
+    folder: Path
+    final: Path
+
+    def table(self, name: str) -> str:
+        """Where Spark writes a table."""
+        return str(self.folder / name)
+
+    def publish(self, headline: Mapping[str, Any]) -> Path:
+        """Show the run: first its folder under its own name, then the manifest that names it the newest."""
+        self.folder.rename(self.final)
+        manifest = self.final.parent / MANIFEST
+        write_whole(manifest, json.dumps({"newest": self.run_id, **headline}, indent=2))
+        return self.final
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file: whoever reads it meanwhile sees the old one or the new one, never half. Raises OSError."""
+    fresh = path.with_name(f".{path.name}.fresh")
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+@contextmanager
+def staging(output: Path, *, now_ms: int) -> Iterator[Staging]:
+    """A fresh folder for one run; what was not published is removed, and so is what a killed run left.
+
+    The caller is the only one who writes to `output`. Raises ConfigurationError where none can be made.
+    """
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_ms / 1000))
+    run_id = f"{stamp}-{secrets.token_hex(3)}"
+    folder = output / f"{_STAGING}{run_id}"
+    for left in output.glob(f"{_STAGING}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write to {output}: {error.strerror}; name another [output] folder") from error
+    try:
+        yield Staging(run_id, folder, output / run_id)
+    except OSError as error:
+        raise OutputFailed(
+            f"cannot write to {output}: {error.strerror or error}; make room, or mend it, and start the run again"
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,123 @@
+"""Hours whose evidence went before they were judged: a source was purged of them. What is told of it, not how they are
+judged; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final
+
+from spark_reconcile.core.time_buckets import HOUR_MS
+from spark_reconcile.load.inputs import Input
+from spark_reconcile.results.summary import Unjudged
+from spark_reconcile.results.window_selection import WINDOWS_MAX
+from spark_reconcile.results.window_store import Window
+
+_CURES: Final[Mapping[str, str]] = {
+    "archive": "keep the archive for longer (--archive-days of the compensator, archive_days here)",
+    "inbox": "keep the inboxes for longer (--inbox-days of the compensator, inbox_days here)",
+    "broker": "keep the broker's log for longer (its retention_ms and retention_bytes)",
+}
+"""What is purged, and by which settings."""
+
+
+def reaches(inputs: Iterable[Input]) -> dict[str, int]:
+    """Since when each source that is purged is whole, by its name; not of one that holds nothing."""
+    return {
+        _name(one): one.complete_since_ms
+        for one in inputs
+        if one.source in _CURES and one.complete_since_ms is not None
+    }
+
+
+def first_looked_at_late(
+    windows: Iterable[int], shown: Mapping[int, Window], begun: Mapping[str, int], now: Mapping[str, int]
+) -> dict[int, list[str]]:
+    """Of each of these windows the sources that held it once, and not any more when it is judged for the first time.
+
+    `begun`: since when each source was whole when a run first saw it; `now`: by now.
+    """
+    gone = {name: _gone(shown, begun.get(name, reach), reach) for name, reach in now.items()}
+    return {
+        start: shown[start].late if start in shown else sorted(name for name, hours in gone.items() if start in hours)
+        for start in windows
+    }
+
+
+def unjudged(
+    windows: Sequence[int], shown: Mapping[int, Window], begun: Mapping[str, int], *, inputs: Sequence[Input]
+) -> list[Unjudged]:
+    """A line for each source that is purged, of hours since the first that was judged here.
+
+    `windows`: those of the run, which are `shown` by now; others were judged in time, or never, or still moved when
+    they were judged last.
+    """
+    asked, now, found = set(windows), reaches(inputs), []
+    for one in inputs:
+        name = _name(one)
+        if name not in now:
+            continue
+        gone = _gone(shown, begun.get(name, now[name]), now[name])
+        never = [start for start in gone if start not in shown]
+        never += [start for start in asked if name in shown[start].late]
+        still = [start for start in gone if start in shown and shown[start].open]
+        hours = sorted({*never, *still})
+        found.append(
+            Unjudged(
+                source=one.source, what=one.what, hours=len(set(never)), open_hours=len(still),
+                since_ms=hours[0] if hours else 0, until_ms=hours[-1] + HOUR_MS if hours else 0,
+            )
+        )  # fmt: skip
+    return found
+
+
+def judged_late(shown: Mapping[int, Window]) -> list[Unjudged]:
+    """Of each source the hours that it did not hold any more when they were judged for the first time."""
+    hours: dict[str, list[int]] = {}
+    for start, window in sorted(shown.items()):
+        for name in window.late:
+            hours.setdefault(name, []).append(start)
+    return [
+        Unjudged(source=source, what=what, hours=len(late), open_hours=0, since_ms=late[0], until_ms=late[-1] + HOUR_MS)
+        for name, late in sorted(hours.items())
+        for source, _, what in (name.partition(" "),)
+    ]
+
+
+def with_notes(inputs: Sequence[Input], found: Iterable[Unjudged]) -> list[Input]:
+    """The inputs, each with what is to be said of hours that it does not hold any more."""
+    told = {(one.source, one.what): _sentence(one) for one in found}
+    return [replace(one, note="; ".join(filter(None, (one.note, told.get((one.source, one.what)))))) for one in inputs]
+
+
+def _sentence(one: Unjudged) -> str:
+    if not (one.hours or one.open_hours):
+        return ""
+    said = [f"{one.hours:,} hours went before they were judged"] if one.hours else []
+    said += [f"{one.open_hours:,} hours went while something in them still moved"] if one.open_hours else []
+    cures = (["run more often"] if one.hours else []) + (
+        ["let --since, or --lookback of watch, reach further back"] if one.open_hours else []
+    )
+    return (
+        f"of {_told(one.since_ms)} to {_told(one.until_ms)} {', and '.join(said)}: {', '.join(cures)}, "
+        f"or {_CURES[one.source]}"
+    )
+
+
+def _gone(shown: Mapping[int, Window], begun_ms: int, reach_ms: int) -> range:
+    """The hours that a source held since anything was judged here, and holds no more."""
+    if not shown:
+        return range(0)
+    first = max(min(shown), -(-begun_ms // HOUR_MS) * HOUR_MS)
+    return range(first, reach_ms // HOUR_MS * HOUR_MS, HOUR_MS)[:WINDOWS_MAX]
+
+
+def _name(one: Input) -> str:
+    """judged_late() takes it apart again: no source has a space in it."""
+    return f"{one.source} {one.what}"
+
+
+def _told(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="minutes")

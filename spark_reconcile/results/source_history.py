@@ -1,0 +1,80 @@
+"""What the sources held when a run last read them, kept in the output folder for the runs that follow. Judges nothing.
+
+A source that is not among a run's settings keeps its entry: several settings may share one output folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.results.output_folder import write_whole
+
+TOTALS_FILE: Final = "totals.json"
+FORMAT: Final = 1
+FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+SOURCES_MAX: Final = 10_000
+GROUPS_MAX: Final = 100_000
+"""Of one broker: what is beyond is not remembered."""
+
+
+class SourceTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What one source held: of an archive or an inbox the times of its first and last row as a whole, of a log of the
+    broker those of its records; times in milliseconds, 0 where it was empty.
+
+    `rows`: as many as the run read of the sources of this kind, so those of its span where it ran by the hour.
+    `end_offset`: of a log, up to where it was on the disk for certain. `noted_at_ms`: when the run began.
+    """
+
+    rows: int
+    first_ms: int
+    last_ms: int
+    complete_since_ms: int | None
+    noted_at_ms: int
+    end_offset: int = 0
+
+
+class BrokerGroups(msgspec.Struct, frozen=True, kw_only=True):
+    """The (topic, group) pairs that the action log of one broker knew, sorted, without those that were deleted."""
+
+    pairs: list[tuple[str, str]]
+    noted_at_ms: int
+
+
+class KeptTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """By the names of the sources, and by the brokers' data folders."""
+
+    format: int = FORMAT
+    sources: dict[str, SourceTotals] = {}
+    groups: dict[str, BrokerGroups] = {}
+
+
+def read_totals(output: Path) -> KeptTotals:
+    """What earlier runs noted; empty where none did. Raises ConfigurationError where the file cannot be read."""
+    path = output / TOTALS_FILE
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise ConfigurationError(f"{path} has more than {FILE_BYTES_MAX:,} bytes: no run wrote it; move it away")
+        found = msgspec.json.decode(data, type=KeptTotals)
+    except FileNotFoundError:
+        return KeptTotals()
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read ({error}); restore it from a copy, or move it away: then what vanished since "
+            "earlier runs cannot be noticed by the next one"
+        ) from error
+    if found.format != FORMAT:
+        raise ConfigurationError(f"{path} was written by another version (format {found.format}); move it away")
+    return found
+
+
+def write_totals(output: Path, totals: KeptTotals) -> None:
+    """Replace the file at once. Beyond SOURCES_MAX the sources that were read longest ago go. Raises OSError."""
+    newest = sorted(totals.sources.items(), key=lambda item: -item[1].noted_at_ms)[:SOURCES_MAX]
+    kept = KeptTotals(sources=dict(sorted(newest)), groups=dict(sorted(totals.groups.items())))
+    write_whole(output / TOTALS_FILE, msgspec.json.format(msgspec.json.encode(kept)).decode())

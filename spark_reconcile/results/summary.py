@@ -1,0 +1,243 @@
+"""The run in numbers, as they are printed, written as JSON and shown in the report: plain values. Counted elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from spark_reconcile.core.settings import Grace
+from spark_reconcile.load.inputs import Input
+from spark_reconcile.results.causes import Cause
+from spark_reconcile.results.time_series import Flow
+from spark_reconcile.rules.verdict import Scope, Severity, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Book:
+    """One line of the books: how many got one verdict, by one rule, on one topic (and group, or business rule)."""
+
+    scope: Scope
+    topic: str
+    of: str
+    state: State
+    severity: Severity
+    rule: str
+    count: int
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """How long one hop took on one topic (and group), in milliseconds."""
+
+    hop: str
+    topic: str
+    of: str
+    count: int
+    p50_ms: int
+    p95_ms: int
+    p99_ms: int
+    longest_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One row that asks for a look or for action."""
+
+    scope: Scope
+    rule: str
+    state: State
+    severity: Severity
+    id: str
+    topic: str
+    of: str
+    key: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unjudged:
+    """Hours that a source does not hold any more, between `since_ms` and `until_ms`: so many (`hours`) went before they
+    were ever judged with it, and in so many (`open_hours`) something still moved when they were judged last.
+    """
+
+    source: str
+    what: str
+    hours: int
+    open_hours: int
+    since_ms: int
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowCounts:
+    """Of a run by windows: the hours it is about, and how they fared.
+
+    judged: new, changed or still moving, so judged by this run; the rest stood as they were. open: something in them is
+    still moving, so the next run judges them again. not_closed: too new, left out. looked_at: verdicts given row by row
+    rather than in bulk. resolved: suspects that the second look cleared. outside: messages of other hours that still
+    stand in the outbox; they are counted with the rest. earlier_findings: of hours before the span, as they were last
+    judged; they are not counted with the rest, and a run with any is not balanced. untimed: hours of which nobody noted
+    how long things took.
+    """
+
+    since_ms: int
+    until_ms: int
+    windows: int
+    judged: int
+    open: int
+    not_closed: int
+    looked_at: int
+    resolved: int
+    outside: int = 0
+    earlier_findings: int = 0
+    untimed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Everything that a run found out.
+
+    delivered: (message, group) handed out at least once. redelivered: hand-outs beyond the first. deduplicated: repeats
+    that the broker or an inbox turned away. resent: messages that took more than one try to send. unexplained: rows
+    without a verdict, always 0. resolved: suspects that the second look cleared. clocks: by how many milliseconds
+    databases' clocks are ahead, where they are apart.
+    """
+
+    run_id: str
+    judged_at_ms: int
+    business_rows: int
+    messages: int
+    message_groups: int
+    stored: int
+    delivered: int
+    redelivered: int
+    acknowledged: int
+    resent: int
+    deduplicated_by_broker: int
+    deduplicated_by_inbox: int
+    resolved: int = 0
+    causes: Sequence[Cause] = ()
+    """What explains many verdicts at once."""
+    books: Sequence[Book] = ()
+    latencies: Sequence[Latency] = ()
+    examples: Sequence[Example] = ()
+    inputs: Sequence[Input] = ()
+    folder: str = ""
+    windows: WindowCounts | None = None
+    clocks: Mapping[str, int] = field(default_factory=dict)
+    unjudged: Sequence[Unjudged] = ()
+    took_seconds: Mapping[str, float] = field(default_factory=dict)
+    grace: Grace | None = None
+    """The bounds by which it was judged; None: of a run that did not note them yet."""
+    flow: Flow | None = None
+    """What is drawn; None: nothing, or of a run that did not note it yet."""
+
+    def count(self, state: State, *, scope: Scope | None = None) -> int:
+        """How many got this verdict; a business row that only echoes its message's verdict is not counted again."""
+        return sum(
+            book.count for book in self.books if book.state is state and not book.echo and scope in {None, book.scope}
+        )
+
+    def counts(self, severity: Severity) -> dict[State, int]:
+        """How many rows got a verdict of this severity, by state, without echoes: the sentence's and the tiles'."""
+        found: dict[State, int] = {}
+        for book in self.books:
+            if book.severity is severity and not book.echo:
+                found[book.state] = found.get(book.state, 0) + book.count
+        return {state: found[state] for state in State if state in found}
+
+    @property
+    def deduplicated(self) -> int:
+        """Repeats that were turned away, by the broker or by an inbox."""
+        return self.deduplicated_by_broker + self.deduplicated_by_inbox
+
+    @property
+    def unexplained(self) -> int:
+        """Rows that no rule fits."""
+        return self.count(State.UNEXPLAINED)
+
+    @property
+    def findings(self) -> int:
+        """Rows that ask for action."""
+        return sum(self.counts(Severity.FINDING).values())
+
+    @property
+    def earlier_findings(self) -> int:
+        """Findings of hours before the span of a run by the hour, as these were last judged."""
+        return self.windows.earlier_findings if self.windows else 0
+
+    @property
+    def balanced(self) -> bool:
+        """Whether there is no finding, neither of this run nor of hours before its span."""
+        return self.findings == 0 and self.earlier_findings == 0
+
+    @property
+    def sentence(self) -> str:
+        """The run in one sentence; others explain findings of earlier hours, and name what could not be judged."""
+        rest = _listed(self, Severity.ATTENTION)
+        explained = (
+            f"all of {self.messages:,} messages, {self.message_groups:,} deliveries and "
+            f"{self.business_rows:,} business rows are explained{f'; {rest} to look at.' if rest else '.'}"
+        )
+        if self.balanced:
+            return f"Balanced: {explained}{self._gone}"
+        earlier = f"{self.earlier_findings:,} {_plural('finding', self.earlier_findings)} of earlier hours"
+        found = [_listed(self, Severity.FINDING)] if self.findings else []
+        told = f"Not balanced: {' and '.join([*found, *([earlier] if self.earlier_findings else [])])}."
+        if self.earlier_findings:
+            told += " Earlier hours count as they were last judged; an earlier --since judges them again."
+        if not self.findings:
+            told += f" In this span {explained}"
+        return f"{told}{self._gone}"
+
+    @property
+    def headline(self) -> str:
+        """What a terminal shows first: each cause, then the run in one sentence, a line each."""
+        return "\n".join([*(f"Cause: {cause.sentence}" for cause in self.causes), self.sentence])
+
+    @property
+    def _gone(self) -> str:
+        gone = [f"{one.hours:,} hours of the {one.source} ({one.what})" for one in self.unjudged if one.hours]
+        return f" Purged before they were judged: {', '.join(gone)}." if gone else ""
+
+    @property
+    def clock_sentences(self) -> list[str]:
+        """Which clocks are apart, a sentence each."""
+        return [
+            f"The clock of {name} is {abs(ahead_ms) / 1000:,.0f} s {'ahead of' if ahead_ms > 0 else 'behind'} this "
+            "machine's: so much more of what is new was left pending. Set the clocks."
+            for name, ahead_ms in sorted(self.clocks.items())
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: every field, and the named counts that people look for."""
+        found = asdict(self)
+        return {
+            "causes": found["causes"],
+            **found,
+            "balanced": self.balanced,
+            "findings": self.findings,
+            "earlier_findings": self.earlier_findings,
+            "sentence": self.sentence,
+            "deduplicated": self.deduplicated,
+            **{state.value: self.count(state) for state in State},
+            "verdicts": self._by_state({Scope.MESSAGE, Scope.DELIVERY}),
+            "business_verdicts": self._by_state({Scope.BUSINESS}),
+        }
+
+    def _by_state(self, scopes: set[Scope]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for book in self.books:
+            if book.scope in scopes:
+                found[book.state.value] = found.get(book.state.value, 0) + book.count
+        return dict(sorted(found.items()))
+
+
+def _plural(noun: str, count: int) -> str:
+    return noun if count == 1 else f"{noun}s"
+
+
+def _listed(summary: Summary, severity: Severity) -> str:
+    return ", ".join(f"{count:,} {state}" for state, count in summary.counts(severity).items())

@@ -1,0 +1,88 @@
+"""The tables of verdicts: their columns, made of judged evidence, and how they are written. Judges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.classify.classification import Judged
+from spark_reconcile.classify.window_placement import BUSINESS_AT_MS, DELIVERY_AT_MS, MESSAGE_AT_MS
+from spark_reconcile.core.settings import Settings
+from spark_reconcile.rules.verdict import Scope
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_VERDICTS: Final = (
+    "scope", "message_id", "topic", "state", "rule", "severity", "deliver_at_ms", "stored_ms", "message_key",
+    "consumer_group", "created_ms", "sent_ms", "first_delivered_ms", "acked_ms", "handled_ms", "outbox", "archive",
+    "broker", "canceled", "business", "deliveries", "acks", "effects", "at_ms", "published_ms", "resent", "repeated",
+    "turned_away", "confirmed",
+)  # fmt: skip
+_OF_BUSINESS: Final = (
+    "business_rule", "topic", "message_key", "rows", "messages", "at_ms", "state", "rule", "severity", "confirmed",
+)  # fmt: skip
+TABLES: Final = {"verdicts": _VERDICTS, "business_verdicts": _OF_BUSINESS}
+"""The columns of each table of a window."""
+_TURNED_AWAY: Final = (
+    "if(effects > 0 and last_delivered_ms > effect_ms, greatest(deliveries - nacks - effects, 0L), 0L)"
+)
+"""Hand-outs after the effect that no failure explains: the inbox turned them away."""
+
+
+def verdicts(judged: Judged) -> DataFrame:
+    """The table of verdicts on messages and deliveries."""
+    shared = ("topic", "state", "rule", "severity", "deliver_at_ms", "stored_ms", "confirmed", "window_ms")
+    messages = judged.messages.selectExpr(
+        f"'{Scope.MESSAGE}' as scope", "id as message_id", *shared, "nullif(message_key, '') as message_key",
+        "cast(null as string) as consumer_group", "created_ms", "sent_ms", "0L as first_delivered_ms",
+        "0L as acked_ms", "0L as handled_ms", "outbox", "archive", "broker", "canceled", "business", "0L as deliveries",
+        "0L as acks", "0L as effects", f"{MESSAGE_AT_MS} as at_ms",
+        "created_ms as published_ms", "resent", "repeated", "0L as turned_away",
+    )  # fmt: skip
+    deliveries = judged.deliveries.selectExpr(
+        f"'{Scope.DELIVERY}' as scope", "id as message_id", *shared, "cast(null as string) as message_key",
+        "consumer_group", "0L as created_ms", "0L as sent_ms", "first_delivered_ms", "first_ack_ms as acked_ms",
+        "effect_ms as handled_ms", "0L as outbox", "0L as archive", "stored as broker", "canceled", "0L as business",
+        "deliveries", "acks", "effects", f"{DELIVERY_AT_MS} as at_ms",
+        "published_ms", "0L as resent", "0L as repeated", f"{_TURNED_AWAY} as turned_away",
+    )  # fmt: skip
+    return messages.unionByName(deliveries)
+
+
+def business_verdicts(judged: Judged, settings: Settings) -> DataFrame:
+    """The table of verdicts on business rows: one row a rule and key."""
+    names = [f"when {number} then '{sql_text(rule.name)}'" for number, rule in enumerate(settings.rules)]
+    name = f"case rule_number {' '.join(names)} end" if names else "''"
+    return judged.business.selectExpr(
+        f"{name} as business_rule", "topic", "message_key", "rows", "messages",
+        f"{BUSINESS_AT_MS} as at_ms", "state", "rule", "severity", "confirmed", "window_ms",
+    )  # fmt: skip
+
+
+def write_whole_tables(table: DataFrame, business: DataFrame, place: Callable[[str], str]) -> None:
+    """Both tables of a whole run; `place`: from a table's name to its folder."""
+    table.select(*TABLES["verdicts"]).write.parquet(place("verdicts"))
+    business.select(*TABLES["business_verdicts"]).coalesce(1).write.parquet(place("business_verdicts"))
+
+
+def write_by_window(frame: DataFrame, name: str, windows: Sequence[int], *, stage: Path) -> None:
+    """The rows of each of these windows that has any, as `stage/<window>/<name>`."""
+    whole = stage / f".{name}"
+    frame.select(*TABLES[name], "window_ms").repartition("window_ms").write.partitionBy("window_ms").parquet(str(whole))
+    for start in windows:
+        part = whole / f"window_ms={start}"
+        if part.exists():
+            (stage / str(start)).mkdir(exist_ok=True)
+            part.rename(stage / str(start) / name)
+
+
+def write_verdicts(frame: DataFrame, folder: Path) -> None:
+    """Verdicts of several windows as one table, which names them."""
+    frame.select(*TABLES["verdicts"], "window_ms").coalesce(1).write.parquet(str(folder))
+
+
+def sql_text(text: str) -> str:
+    """Text inside a Spark SQL literal."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")

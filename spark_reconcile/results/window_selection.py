@@ -1,0 +1,48 @@
+"""Which hours a run judges: whole ones, closed ones, those that changed or still move. Pure; reads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.core.time_buckets import HOUR_MS
+from spark_reconcile.core.time_range import Span
+from spark_reconcile.results.window_store import Window
+
+WINDOWS_MAX: Final = 24 * 366 * 2
+WINDOWS_A_BATCH: Final = 24 * 7
+"""So many are judged, and then shown, at once: what a killed run has to do again."""
+
+
+def closed_windows(since_ms: int, until_ms: int, *, now_ms: int, grace_ms: int) -> list[int]:
+    """The hours that touch [since, until) and ended more than the grace time ago, oldest first.
+
+    Raises ConfigurationError for a span that is empty or absurdly long.
+    """
+    if until_ms <= since_ms:
+        raise ConfigurationError("--since is not before --until; name an earlier --since")
+    first, last = since_ms // HOUR_MS, -(-until_ms // HOUR_MS)
+    if last - first > WINDOWS_MAX:
+        raise ConfigurationError(f"the span has {last - first:,} hours; at most {WINDOWS_MAX:,} are judged in one run")
+    starts = [hour * HOUR_MS for hour in range(first, last)]
+    return [start for start in starts if start + HOUR_MS + grace_ms <= now_ms]
+
+
+def span_of(windows: Sequence[int], *, slack_ms: int) -> Span:
+    """What must be read for these windows: more at both ends, as clocks and commits are not those of the ids."""
+    return Span(since_ms=windows[0] - slack_ms, until_ms=windows[-1] + HOUR_MS + slack_ms)
+
+
+def to_judge(windows: Sequence[int], shown: Mapping[int, Window], fingerprints: Mapping[int, str]) -> list[int]:
+    """The windows that were never judged, whose records changed since, or in which something was still moving."""
+    return [start for start in windows if _stale(shown.get(start), fingerprints.get(start, ""))]
+
+
+def batches(windows: Sequence[int]) -> list[list[int]]:
+    """Windows in parts that are judged together."""
+    return [list(windows[start : start + WINDOWS_A_BATCH]) for start in range(0, len(windows), WINDOWS_A_BATCH)]
+
+
+def _stale(shown: Window | None, fingerprint: str) -> bool:
+    return shown is None or shown.open or shown.fingerprint != fingerprint

@@ -1,0 +1,138 @@
+"""Results by window, on disk: each written aside, renamed whole, then shown by one file that is replaced at once.
+
+A reader follows `windows.json` and never sees half a window. Whoever is killed between any two writes leaves what
+nobody follows, and the next run removes it. What a window's results are is not known here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from outbox_core.common.errors import ConfigurationError
+
+INDEX: Final = "windows.json"
+_FOLDER: Final = "windows"
+_STAGING: Final = ".staging"
+FORMAT: Final = 1
+
+Checkpoint = Callable[[str], None]
+"""Called before each write with its name: tests end the process there."""
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """A window whose results are shown. `open`: something in it is still moving, so it is judged again. `late`: sources
+    that were purged of it before it was judged for the first time.
+    """
+
+    fingerprint: str
+    version: str
+    judged_at_ms: int
+    open: bool
+    result: dict[str, Any]
+    late: list[str] = []
+
+
+class _Index(msgspec.Struct, kw_only=True):
+    format: int = FORMAT
+    windows: dict[str, Window] = {}
+    begun: dict[str, int] = {}
+    """Since when each source was whole when a run first saw it."""
+
+
+class WindowStore:
+    """The windows of one output folder. One process at a time may write it; see lock()."""
+
+    def __init__(self, output: Path, *, checkpoint: Checkpoint = lambda _: None) -> None:
+        self._output = output
+        self._folder = output / _FOLDER
+        self.checkpoint = checkpoint
+        self._index = _read(output / INDEX)
+
+    @property
+    def windows(self) -> Mapping[int, Window]:
+        """What is shown, by the window's beginning."""
+        return {int(start): window for start, window in self._index.windows.items()}
+
+    def begun(self, reaches: Mapping[str, int]) -> Mapping[str, int]:
+        """Since when each source was whole when a run first saw it; kept with the next windows that are shown."""
+        for name, reach_ms in reaches.items():
+            self._index.begun[name] = min(reach_ms, self._index.begun.get(name, reach_ms))
+        return dict(self._index.begun)
+
+    def folder(self, start_ms: int) -> Path:
+        """Where the tables of a window that is shown stand."""
+        window = self._index.windows[str(start_ms)]
+        return self._folder / str(start_ms) / window.version
+
+    def staging(self) -> Path:
+        """A fresh folder for a batch of windows; what an earlier process left is removed, and what nobody follows."""
+        stage = self._folder / _STAGING
+        shutil.rmtree(stage, ignore_errors=True)
+        self._sweep()
+        try:
+            stage.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot write to {self._output}: {error.strerror}; name another [output] folder"
+            ) from error
+        return stage
+
+    def publish(self, windows: Mapping[int, Window]) -> None:
+        """Show these windows, whose tables stand in the staging folder as `<start>/`, instead of what was shown."""
+        stage = self._folder / _STAGING
+        for start_ms, window in sorted(windows.items()):
+            final = self._folder / str(start_ms) / window.version
+            self.checkpoint(f"place {start_ms}")
+            shutil.rmtree(final, ignore_errors=True)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            staged = stage / str(start_ms)
+            staged.mkdir(exist_ok=True)  # a window in which nothing was looked at one by one
+            staged.rename(final)
+        self._index.windows.update({str(start_ms): window for start_ms, window in windows.items()})
+        self._write_index()
+        self.checkpoint("sweep")
+        shutil.rmtree(stage, ignore_errors=True)
+
+    def _write_index(self) -> None:
+        fresh = self._output / f".{INDEX}.fresh"
+        self.checkpoint("write index")
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self._index, order="sorted")))
+            file.flush()
+            os.fsync(file.fileno())
+        self.checkpoint("show index")
+        fresh.replace(self._output / INDEX)
+        descriptor = os.open(self._output, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _sweep(self) -> None:
+        """Remove what nobody follows: an earlier process's staging, and versions that were replaced."""
+        if not self._folder.exists():
+            return
+        for window in self._folder.iterdir():
+            shown = self._index.windows.get(window.name)
+            for version in window.iterdir() if window.is_dir() else ():
+                if shown is None or version.name != shown.version:
+                    shutil.rmtree(version, ignore_errors=True)
+
+
+def _read(path: Path) -> _Index:
+    try:
+        index = msgspec.json.decode(path.read_bytes(), type=_Index)
+    except FileNotFoundError:
+        return _Index()
+    except (OSError, msgspec.MsgspecError, json.JSONDecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read ({error}); move it away to begin anew") from error
+    if index.format != FORMAT:
+        raise ConfigurationError(f"{path} was written by another version (format {index.format}); move it away")
+    return index

@@ -1,0 +1,287 @@
+"""The results of each window as numbers: what was looked at row by row, and what was settled in bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_reconcile.core.dataframes import grouped
+from spark_reconcile.core.settings import BusinessRule
+from spark_reconcile.core.time_axis import Axis
+from spark_reconcile.core.time_buckets import HOUR_MS, hour
+from spark_reconcile.evidence.delivery_evidence import GroupFacts
+from spark_reconcile.load.evidence import in_parallel
+from spark_reconcile.results.run_totals import TROUBLE, Totals, book, loudest_first, verdict_of
+from spark_reconcile.results.summary import Book, Example, Summary, WindowCounts
+from spark_reconcile.results.window_store import Window
+from spark_reconcile.rules.verdict import Scope, Severity, State
+from spark_reconcile.sources.sql_statements import Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
+
+EXAMPLES_A_RULE: Final = 5
+EXAMPLES_OF_ALL: Final = 10
+BULK_RULES: Final[Mapping[Scope, str]] = {
+    Scope.MESSAGE: "stored",
+    Scope.DELIVERY: "done",
+    Scope.BUSINESS: "announced",
+}
+"""The verdict of what stands in a clean bucket."""
+_PUBLISHED: Final = frozenset({"stored", "archived_twice", "not_in_broker", "not_sent", "parked", "body_differs"})
+"""Rules that only a message gets which an outbox or an archive has held."""
+_STANDING: Final = "not_sent"
+_TOTALS: Final = (
+    "broker", "resent", "repeated", "if(deliveries > 0, 1L, 0L)", "greatest(deliveries - 1, 0L)",
+    "if(acks > 0, 1L, 0L)", "turned_away",
+)  # fmt: skip
+Place = tuple[Scope, str, str, str]
+"""(scope, topic, group or business rule, rule)"""
+
+
+@dataclass(slots=True)
+class Tally:
+    """One window's numbers as they grow."""
+
+    counts: dict[Place, int] = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=dict)
+    examples: list[Example] = field(default_factory=list)
+    looked_at: int = 0
+    resolved: int = 0
+
+    def add(self, place: Place, count: int) -> None:
+        """So many more got this verdict."""
+        self.counts[place] = self.counts.get(place, 0) + count
+
+    def add_totals(self, **counts: int) -> None:
+        """So many more of each."""
+        for name, count in counts.items():
+            self.totals[name] = self.totals.get(name, 0) + count
+
+    @property
+    def open(self) -> bool:
+        """Whether something is still moving, or known to nobody yet."""
+        return any(verdict_of(scope, rule)[1] is Severity.WAIT for scope, _, _, rule in self.counts)
+
+    def as_result(self) -> dict[str, Any]:
+        """For the index, as JSON."""
+        return {
+            "books": [[*place, count] for place, count in sorted(self.counts.items()) if count],
+            "totals": dict(sorted(self.totals.items())),
+            "examples": [asdict(one) for one in self.examples],
+            "looked_at": self.looked_at,
+            "resolved": self.resolved,
+        }
+
+
+def summary_of(results: Iterable[Mapping[str, Any]], *, run_id: str, judged_at_ms: int) -> Summary:
+    """The numbers of many windows as those of one run."""
+    found = list(results)
+    books = books_of(found)
+    return Summary(
+        run_id=run_id,
+        judged_at_ms=judged_at_ms,
+        business_rows=sum(book.count for book in books if book.scope is Scope.BUSINESS),
+        resolved=sum(result["resolved"] for result in found),
+        **asdict(totals_of(found)),
+        books=books,
+        examples=_first_of_each(examples_of(found)),
+    )
+
+
+def counts_of(shown: Mapping[int, Window], *, before: Iterable[Mapping[str, Any]]) -> WindowCounts:
+    """How these windows, one at least, fared; `before`: the results of earlier ones."""
+    return WindowCounts(
+        since_ms=min(shown),
+        until_ms=max(shown) + HOUR_MS,
+        windows=len(shown),
+        judged=0,
+        open=sum(window.open for window in shown.values()),
+        not_closed=0,
+        looked_at=sum(window.result["looked_at"] for window in shown.values()),
+        resolved=sum(window.result["resolved"] for window in shown.values()),
+        earlier_findings=findings_of(before),
+    )
+
+
+def books_of(results: Iterable[Mapping[str, Any]]) -> list[Book]:
+    """The books of many windows as one."""
+    counts: dict[Place, int] = {}
+    for result in results:
+        for scope, topic, of, rule, count in result["books"]:
+            place = (Scope(scope), topic, of, rule)
+            counts[place] = counts.get(place, 0) + count
+    return [book(*place, count=count) for place, count in sorted(counts.items())]
+
+
+def trouble_of(results: Mapping[int, Mapping[str, Any]], axis: Axis) -> dict[State, dict[int, int]]:
+    """Where in time the trouble of messages and deliveries lies, by the hours that these windows begin with."""
+    found: dict[State, dict[int, int]] = {}
+    for start, result in results.items():
+        for one in books_of([result]):
+            if one.severity in {Severity.ATTENTION, Severity.FINDING} and one.scope is not Scope.BUSINESS:
+                cells = found.setdefault(one.state, {})
+                bucket = (start - axis.start_ms) // axis.width_ms
+                cells[bucket] = cells.get(bucket, 0) + one.count
+    return found
+
+
+def findings_of(results: Iterable[Mapping[str, Any]]) -> int:
+    """How many findings these windows had. Not of what stood in the outbox: that is judged in every run."""
+    found = [one for one in books_of(results) if one.severity is Severity.FINDING and not one.echo]
+    return sum(one.count for one in found if one.rule != _STANDING)
+
+
+def published_topics(results: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The topics of messages that an outbox or its archive had in these windows."""
+    return {
+        str(topic)
+        for result in results
+        for scope, topic, _, rule, _ in result["books"]
+        if scope == Scope.MESSAGE and rule in _PUBLISHED
+    }
+
+
+def totals_of(results: Iterable[Mapping[str, Any]]) -> Totals:
+    """The totals of many windows as one."""
+    names = {one.name for one in fields(Totals)}
+    found = dict.fromkeys(names, 0)
+    for result in results:
+        for name, count in result["totals"].items():
+            found[name] += count
+    return Totals(**found)
+
+
+def examples_of(results: Iterable[Mapping[str, Any]]) -> list[Example]:
+    """The examples of many windows, in their order."""
+    found = []
+    for result in results:
+        for one in result["examples"]:
+            state, severity, _ = verdict_of(Scope(one["scope"]), one["rule"])
+            found.append(Example(**{**one, "scope": Scope(one["scope"]), "state": state, "severity": severity}))
+    return found
+
+
+def _first_of_each(found: Sequence[Example]) -> list[Example]:
+    """The first few of each rule over all windows, findings first."""
+    seen: dict[tuple[Scope, str], int] = {}
+    kept = []
+    for one in sorted(found, key=lambda example: (example.at_ms, example.id, example.of, example.key)):
+        place = (one.scope, one.rule)
+        seen[place] = seen.get(place, 0) + 1
+        if seen[place] <= EXAMPLES_OF_ALL:
+            kept.append(one)
+    return sorted(kept, key=loudest_first)
+
+
+def bulk_of(sums: Iterable[Row]) -> Iterator[Mapping[str, Any]]:
+    """What stands in clean parts: (window_ms, topic, note, n, resent, repeated). `sums`: as sums_of() gives them.
+
+    `note` is a business rule's number, and -1 of messages.
+    """
+    for row in sums:
+        if row["clean"]:
+            part = row.asDict()
+            yield {**part, "note": -1}
+            yield {**part, "n": part["asked"]}
+
+
+def changes_of(changes: DataFrame) -> Iterable[Mapping[str, Any]]:
+    """The same of single rows of business and archive, which count for their `sign`."""
+    counted = changes.where(f"leg in ('{Leg.BUSINESS}', '{Leg.ARCHIVE}')").selectExpr(
+        f"{hour('created_ms')} as window_ms", "topic", f"if(leg = '{Leg.BUSINESS}', cast(note as int), -1) as note",
+        "cast(sign as bigint) as n", "if(attempts > 1, sign, 0) as resent",
+        "if(note = 'duplicate', sign, 0) as repeated",
+    )  # fmt: skip
+    summed = {name: f"sum({name})" for name in ("n", "resent", "repeated")}
+    return [row.asDict() for row in grouped(counted, "window_ms", "topic", "note", **summed).collect()]
+
+
+def tally_bulk(
+    tallies: Mapping[int, Tally], bulk: Iterable[Mapping[str, Any]], groups: Sequence[GroupFacts],
+    rules: Sequence[BusinessRule],
+) -> None:  # fmt: skip
+    """Add what was settled in bulk: every message, hand-out and business row of it."""
+    groups_of: dict[str, list[str]] = {}
+    for group in groups:
+        groups_of.setdefault(group.topic, []).append(group.consumer_group)
+    for row in bulk:
+        tally, count, topic = tallies.get(row["window_ms"]), int(row["n"]), row["topic"]
+        if tally is None:
+            continue
+        if row["note"] >= 0:
+            tally.add((Scope.BUSINESS, topic, rules[row["note"]].name, BULK_RULES[Scope.BUSINESS]), count)
+            continue
+        of = groups_of.get(topic, [])
+        tally.add((Scope.MESSAGE, topic, "", BULK_RULES[Scope.MESSAGE]), count)
+        for name in of:
+            tally.add((Scope.DELIVERY, topic, name, BULK_RULES[Scope.DELIVERY]), count)
+        tally.add_totals(
+            messages=count, stored=count, resent=int(row["resent"]), message_groups=count * len(of),
+            deduplicated_by_broker=int(row["repeated"]), delivered=count * len(of), acknowledged=count * len(of),
+        )  # fmt: skip
+
+
+def tally_verdicts(tallies: Mapping[int, Tally], table: DataFrame, business: DataFrame) -> None:
+    """Add verdicts on messages, deliveries and business rows, with examples."""
+    in_parallel(
+        lambda: _tally_rows(tallies, table),
+        lambda: _tally_business(tallies, business),
+        lambda: _tally_examples(tallies, table, business),
+    )
+
+
+def _tally_rows(tallies: Mapping[int, Tally], table: DataFrame) -> None:
+    """Add verdicts on messages and deliveries."""
+    by_rule = grouped(
+        table, "window_ms", "scope", "topic", "consumer_group", "rule",
+        n="count(*)", **{f"v{place}": f"sum({value})" for place, value in enumerate(_TOTALS)},
+    )  # fmt: skip
+    for row in by_rule.collect():
+        tally, scope, count = tallies.get(row["window_ms"]), Scope(row["scope"]), row["n"]
+        if tally is None:
+            continue
+        tally.add((scope, row["topic"] or "", row["consumer_group"] or "", row["rule"]), count)
+        values = [int(row[f"v{place}"]) for place in range(len(_TOTALS))]
+        if scope is Scope.MESSAGE:
+            tally.add_totals(messages=count, stored=values[0], resent=values[1], deduplicated_by_broker=values[2])
+        else:
+            tally.add_totals(
+                message_groups=count, delivered=values[3], redelivered=values[4], acknowledged=values[5],
+                deduplicated_by_inbox=values[6],
+            )  # fmt: skip
+        tally.looked_at += count
+
+
+def _tally_business(tallies: Mapping[int, Tally], business: DataFrame) -> None:
+    """Add verdicts on business rows."""
+    for row in grouped(business, "window_ms", "topic", "business_rule", "rule", n="sum(rows)").collect():
+        tally = tallies.get(row["window_ms"])
+        if tally is not None:
+            tally.add((Scope.BUSINESS, row["topic"], row["business_rule"], row["rule"]), int(row["n"]))
+
+
+def _tally_examples(tallies: Mapping[int, Tally], table: DataFrame, business: DataFrame) -> None:
+    """The first few rows of every rule in every window that ask for a look or for action."""
+    rows = table.where(TROUBLE).selectExpr(
+        "window_ms", "scope", "rule", "message_id as id", "topic", "coalesce(consumer_group, '') as of",
+        "coalesce(message_key, '') as key", "at_ms",
+    ).unionByName(
+        business.where(TROUBLE).selectExpr(
+            "window_ms", f"'{Scope.BUSINESS}' as scope", "rule", "'' as id", "topic", "business_rule as of",
+            "coalesce(message_key, '') as key", "at_ms",
+        )
+    )  # fmt: skip
+    ranked = rows.selectExpr(
+        "*", "row_number() over (partition by window_ms, scope, rule order by at_ms, id, of, key) as place"
+    )
+    chosen = ranked.where(f"place <= {EXAMPLES_A_RULE}").orderBy("window_ms", "scope", "rule", "place")
+    for row in chosen.collect():
+        values = row.asDict()
+        del values["place"]
+        tally, scope = tallies.get(values.pop("window_ms")), Scope(values["scope"])
+        state, severity, echo = verdict_of(scope, values["rule"])
+        if tally is not None and not echo:
+            one = {**values, "scope": scope, "topic": values["topic"] or ""}
+            tally.examples.append(Example(**one, state=state, severity=severity))

@@ -1,0 +1,355 @@
+"""The verdicts on a message's way from the broker to one consumer group, in order of precedence.
+
+Facts of the pair (message, group): counts (`stored`, `deliveries`, `acks`, `nacks`, `redrives`, `effects`: inbox rows),
+times in milliseconds (0: none), `sequence` (-1: no place in the topic yet), what the group did last with it
+(`last_kind`), and of the group (`floor`: the first sequence that is its own, `seeks`, `deleted`,
+`paused`, `filtered`, `has_inbox`). `wanted`: whether a group's filter takes the message. It reads nothing.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from spark_reconcile.rules.expressions import Fact
+from spark_reconcile.rules.plausible_times import newer
+from spark_reconcile.rules.verdict import Rule, Severity, State
+
+
+class LastKind(IntEnum):
+    """What happened last to a message in a group."""
+
+    NOTHING = 0
+    DELIVERED = 1
+    REQUEUED = 2
+    ACKED = 3
+    DIED = 4
+    REDRIVEN = 5
+
+
+class FilterAnswer(IntEnum):
+    """Whether the filter of a group takes a message."""
+
+    YES = 1
+    NO = 0
+    NOT_KNOWN = -1
+    CHANGED = -2
+    """The group has had several filters since the message was placed."""
+
+
+_now_ms, _late_after_ms = Fact("now_ms"), Fact("late_after_ms")
+_fresh_since_ms = _now_ms - Fact("grace_ms")
+_stored, _deliveries, _acks, _effects = Fact("stored"), Fact("deliveries"), Fact("acks"), Fact("effects")
+_last_kind, _last_ms, _visible_ms = Fact("last_kind"), Fact("last_ms"), Fact("visible_ms")
+_deliver_at_ms, _ready_ms, _effect_ms = Fact("deliver_at_ms"), Fact("ready_ms"), Fact("effect_ms")
+_first_delivered_ms, _sequence, _canceled = Fact("first_delivered_ms"), Fact("sequence"), Fact("canceled")
+_actions_reach_ms = Fact("actions_reach_ms")
+
+_elsewhere = _stored.is_(0)
+_unplaced = _sequence < 0
+_held = _last_kind.is_(LastKind.DELIVERED)
+_given_back = _last_kind.is_(LastKind.REQUEUED) | _last_kind.is_(LastKind.REDRIVEN)
+_untouched = _acks.is_(0) & _last_kind.is_(LastKind.NOTHING)
+_never_taken = _acks.is_(0) & Fact("filtered").is_(1)
+_acked_not_handled = (_acks >= 1) & Fact("has_inbox").is_(1) & _effects.is_(0)
+
+DELIVERY_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        name="seen_in_grace",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_elsewhere & (newer(_last_ms, _fresh_since_ms) | newer(_effect_ms, _fresh_since_ms)),
+        meaning="Handed out or handled after the broker's message log was looked at.",
+    ),
+    Rule(
+        name="message_out_of_reach",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=_elsewhere & (Fact("broker_reach_ms") > 0),
+        meaning="Handed out or handled; the message itself may be older than what the broker's log still holds.",
+    ),
+    Rule(
+        name="delivered_from_nowhere",
+        state=State.PHANTOM,
+        severity=Severity.FINDING,
+        when=_elsewhere & (_deliveries + _acks > 0),
+        meaning="Handed out or acknowledged, and never stored by this broker.",
+        cause="Damage in the logs, or two brokers' folders mixed.",
+        cure="Check that messages/ and actions/ are of one broker.",
+    ),
+    Rule(
+        name="handled_from_nowhere",
+        state=State.PHANTOM,
+        severity=Severity.FINDING,
+        when=_elsewhere,
+        meaning="The inbox notes an effect of a message that this broker never stored.",
+        cause="The consumer reads from another broker as well, or its inbox was written by hand.",
+        cure="Name the right broker and inbox; otherwise ask where the consumer's message came from.",
+    ),
+    Rule(
+        name="handed_out_after_cancel",
+        state=State.PHANTOM,
+        severity=Severity.FINDING,
+        when=(_canceled >= 1) & (_deliveries >= 1),
+        meaning="Canceled in time by the broker's own word, and handed out all the same.",
+        cause="A fault of the broker.",
+        cure="Report it; the consumer has acted on what its producer took back.",
+    ),
+    Rule(
+        name="handled_twice",
+        state=State.DUPLICATE,
+        severity=Severity.FINDING,
+        when=_effects >= 2,
+        meaning="The group's inboxes hold more than one effect of this message.",
+        cause="Two databases serve one group, and each took effect once.",
+        cure="Let one inbox serve one group; correct the second effect by hand.",
+    ),
+    Rule(
+        name="acknowledged_twice",
+        state=State.DUPLICATE,
+        severity=Severity.FINDING,
+        when=_acks > Fact("redrives") + Fact("seeks") + 1,
+        meaning="Acknowledged more often than it had lives (one; one more by redrive, seek, deletion of the group).",
+        cause="A fault of the broker: an acknowledged message was handed out again.",
+        cure="Without an inbox the effect has happened twice: correct it by hand.",
+    ),
+    Rule(
+        name="handed_out_early",
+        state=State.EARLY,
+        severity=Severity.FINDING,
+        when=(_deliveries >= 1) & (_first_delivered_ms < _deliver_at_ms),
+        meaning="Handed out before its due time, both by the broker's clock.",
+        cause="A fault of the broker.",
+        cure="Report it; consumers that must not act early should look at deliver_at themselves.",
+    ),
+    Rule(
+        name="handled_early",
+        state=State.EARLY,
+        severity=Severity.FINDING,
+        when=(_effects >= 1)
+        & (_effect_ms >= Fact("earliest_ms"))
+        & (_effect_ms + Fact("clock_skew_ms") < _deliver_at_ms),
+        meaning="Its effect is older than its due time, by more than the clocks may be apart.",
+        cause="Handed out early, or clocks further apart than clock_skew_seconds.",
+        cure="Compare the database's clock with the broker's.",
+    ),
+    Rule(
+        name="group_deleted",
+        state=State.SETTLED,
+        severity=Severity.INFO,
+        when=Fact("deleted").is_(1) & _acks.is_(0) & (_canceled < 1) & (_sequence >= 0),
+        meaning="The group was deleted before it acknowledged this message: from then on nothing is owed to it.",
+    ),
+    Rule(
+        name="dead",
+        state=State.DEAD,
+        severity=Severity.ATTENTION,
+        when=_last_kind.is_(LastKind.DIED),
+        meaning="A dead letter: the group used up its attempts.",
+        cause="The broker's dead letter list gives the consumer's last reason.",
+        cure="Mend the consumer, then redrive the dead letters of this group.",
+    ),
+    Rule(
+        name="effect_in_grace",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_acked_not_handled & newer(_last_ms, _fresh_since_ms),
+        meaning="Acknowledged after the inbox was looked at.",
+    ),
+    Rule(
+        name="inbox_not_so_far",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_acked_not_handled & newer(_last_ms, Fact("inbox_until_ms") - Fact("grace_ms")),
+        meaning="Acknowledged, and the inbox's database, a replica, has not come so far.",
+    ),
+    Rule(
+        name="inbox_out_of_reach",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=_acked_not_handled & (Fact("first_ack_ms") < Fact("inbox_reach_ms")),
+        meaning="Acknowledged, and older than the oldest row of the inbox.",
+    ),
+    Rule(
+        name="acknowledged_not_handled",
+        state=State.LOST,
+        severity=Severity.FINDING,
+        when=_acked_not_handled,
+        meaning="Acknowledged, and the group's inbox has no effect of it.",
+        cause="The consumer acknowledged before its transaction committed, or around its inbox.",
+        cure="Check the effect by hand; seek the group back to have it delivered again.",
+    ),
+    Rule(
+        name="delivery_out_of_reach",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=(_acks >= 1) & _deliveries.is_(0) & (_actions_reach_ms > 0),
+        meaning="Acknowledged; the hand-out may be older than what the action log still holds.",
+    ),
+    Rule(
+        name="acknowledged_from_nowhere",
+        state=State.PHANTOM,
+        severity=Severity.FINDING,
+        when=(_acks >= 1) & _deliveries.is_(0),
+        meaning="Acknowledged, and never handed out.",
+        cause="A fault of the broker, or damage in its action log.",
+        cure="Report it; check whether the consumer saw the message.",
+    ),
+    Rule(
+        name="handed_out_late",
+        state=State.LATE,
+        severity=Severity.ATTENTION,
+        when=(_acks >= 1) & (_first_delivered_ms > _ready_ms + _late_after_ms),
+        meaning="Done; first handed out later after its due time than the bound allows.",
+        cause="Too few consumers, or none, or a broker that was down.",
+        cure="Start more consumers of this group; look at the delivery chart for when.",
+    ),
+    Rule(
+        name="done",
+        state=State.SETTLED,
+        severity=Severity.OK,
+        when=_acks >= 1,
+        meaning="Handed out in time, handled and acknowledged.",
+    ),
+    Rule(
+        name="canceled",
+        state=State.CANCELED,
+        severity=Severity.OK,
+        when=_canceled >= 1,
+        meaning="Canceled by its producer, and never handed out.",
+    ),
+    Rule(
+        name="scheduled",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_unplaced & (_deliver_at_ms + Fact("grace_ms") > _now_ms),
+        meaning="Scheduled: its time has not come, or came just now.",
+    ),
+    Rule(
+        name="cancel_out_of_reach",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=_unplaced
+        & (_deliver_at_ms > 0)
+        & (Fact("stored_ms") < _actions_reach_ms)
+        & (_deliver_at_ms + _late_after_ms <= Fact("broker_seen_ms")),
+        meaning="Scheduled, and never due by the log; it may have been canceled before the action log begins.",
+    ),
+    Rule(
+        name="not_fired",
+        state=State.LATE,
+        severity=Severity.ATTENTION,
+        when=_unplaced & (_deliver_at_ms > 0),
+        meaning="Its due time has passed, and the broker has not made it ready.",
+        cause="The broker is down, or its schedule is stuck.",
+        cure="Start the broker; what fell due meanwhile fires at once.",
+    ),
+    Rule(
+        name="placing_in_grace",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_unplaced & newer(Fact("stored_ms"), _fresh_since_ms),
+        meaning="Stored just now, its place in the topic not seen yet.",
+    ),
+    Rule(
+        name="never_placed",
+        state=State.LOST,
+        severity=Severity.FINDING,
+        when=_unplaced,
+        meaning="Stored, neither scheduled nor placed in its topic: no group will ever be given it.",
+        cause="A fault of the broker.",
+        cure="Publish it again under a new id, and report it.",
+    ),
+    Rule(
+        name="in_flight",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_held & (_visible_ms + _late_after_ms > _now_ms),
+        meaning="A consumer holds it, or its invisible time ended just now.",
+    ),
+    Rule(
+        name="action_log_out_of_reach",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=_untouched
+        & Fact("seeks").is_(0)
+        & (Fact("stored_ms") < _actions_reach_ms)
+        & (_deliver_at_ms < _actions_reach_ms),
+        meaning="Nothing is known of its delivery, and it was ready before what the action log still holds begins.",
+    ),
+    Rule(
+        name="handled_not_acknowledged",
+        state=State.PENDING,
+        severity=Severity.INFO,
+        when=_effects >= 1,
+        meaning="Handled; the acknowledgement is missing, so it will come again and be dropped by the inbox.",
+        cause="The consumer died between its commit and the acknowledgement.",
+    ),
+    Rule(
+        name="skipped",
+        state=State.SETTLED,
+        severity=Severity.INFO,
+        when=_sequence < Fact("floor"),
+        meaning="The group began, or was moved by a seek, behind this message: it is not the group's.",
+    ),
+    Rule(
+        name="retrying",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_given_back & (_visible_ms + _late_after_ms > _now_ms),
+        meaning="Given back by its consumer; it comes again.",
+    ),
+    Rule(
+        name="paused",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=Fact("paused").is_(1),
+        meaning="The group is paused.",
+    ),
+    Rule(
+        name="not_redelivered",
+        state=State.LATE,
+        severity=Severity.ATTENTION,
+        when=_held | _given_back,
+        meaning="Ready again for longer than the bound, and nobody took it.",
+        cause="No consumer of this group is running, or too few.",
+        cure="Start consumers of this group.",
+    ),
+    Rule(
+        name="not_wanted",
+        state=State.SETTLED,
+        severity=Severity.OK,
+        when=_never_taken & Fact("wanted").is_(FilterAnswer.NO),
+        meaning="The group's filter does not take it, by its headers.",
+    ),
+    Rule(
+        name="filter_changed",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=_never_taken & Fact("wanted").is_(FilterAnswer.CHANGED),
+        meaning="Never handed out, and the group's filter was changed after it was stored: either may have been asked.",
+    ),
+    Rule(
+        name="not_wanted_or_waiting",
+        state=State.UNKNOWN,
+        severity=Severity.INFO,
+        when=_never_taken & Fact("wanted").is_(FilterAnswer.NOT_KNOWN),
+        meaning="Never handed out, and the log does not tell the group's filter or the headers: it may not be wanted.",
+    ),
+    Rule(
+        name="waiting",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=_ready_ms + _late_after_ms > _now_ms,
+        meaning="Ready, and not handed out yet.",
+    ),
+    Rule(
+        name="not_handed_out",
+        state=State.LATE,
+        severity=Severity.ATTENTION,
+        when=_acks.is_(0),
+        meaning="Ready for longer than the bound, and nobody took it.",
+        cause="No consumer of this group is running, or too few.",
+        cure="Start consumers of this group.",
+    ),
+)

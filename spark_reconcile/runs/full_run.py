@@ -1,0 +1,205 @@
+"""One reconciliation, from settings to published results. Each step stands in a module of its own."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.classify.key_spelling import with_respelled_keys
+from spark_reconcile.classify.window_placement import NO_WINDOW, by_bucket
+from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed
+from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.time_axis import Axis
+from spark_reconcile.diagnosis.diagnosis import diagnose
+from spark_reconcile.load.completeness import reach_of
+from spark_reconcile.load.evidence import in_parallel, read_all
+from spark_reconcile.load.rule_topics import check_rule_topics
+from spark_reconcile.load.source_check import SourcePlan, check_sources
+from spark_reconcile.load.spark_session import register_sources, spark_session
+from spark_reconcile.recheck.recheck import Rechecked, recheck
+from spark_reconcile.recheck.run_context import Pause, RunContext
+from spark_reconcile.report.writer import publish
+from spark_reconcile.results.latencies import latencies_of, sampled_hours
+from spark_reconcile.results.output_folder import Staging, staging
+from spark_reconcile.results.run_totals import axis_of, flow_events, hourly, inputs
+from spark_reconcile.results.summary import Summary
+from spark_reconcile.results.time_series import Flow
+from spark_reconcile.results.verdict_tables import business_verdicts, verdicts, write_whole_tables
+from spark_reconcile.results.window_totals import Tally, summary_of, tally_verdicts, trouble_of
+from spark_reconcile.runs.missing_evidence import check_evidence, keep_totals
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Say = Callable[[str], None]
+_LOCK: Final = ".lock"
+_ERROR_LINE: Final = re.compile(
+    r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Missing|Unavailable|Invalid|Comparable): (.+)$", re.MULTILINE
+)
+_DISK_FULL: Final = os.strerror(errno.ENOSPC)
+_JAVA_LINE: Final = re.compile(r"^(?:Caused by: |: )[\w.$]+: (.+)$", re.MULTILINE)
+
+
+def wait(seconds: float) -> None:
+    """Let time pass before the second look."""
+    threading.Event().wait(seconds)
+
+
+def run(
+    settings: Settings,
+    *,
+    master: str | None = None,
+    now_ms: int | None = None,
+    session: SparkSession | None = None,
+    say: Say = lambda _: None,
+    pause: Pause = wait,
+) -> Summary:
+    """Reconcile once, and publish tables, summary and report; `say` is told each step, `pause` parts the two looks.
+
+    A session that is passed in is used and left running. Raises ConfigurationError and SchemaMissing (mend the
+    settings), OutputBusy (another run writes there), NotComparable and DatabaseUnavailable (a source cannot be judged);
+    then nothing is published.
+    """
+    judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    plan = check_sources(settings, reach=reach_of(settings, now_ms=judged_at_ms))
+    settings = plan.allowing(settings)
+    with only_run(settings.output), staging(settings.output, now_ms=judged_at_ms) as stage:
+        say("starting Spark")
+        watch = StepTimer()
+        with open_session(session, master, stage, plan=plan) as spark:
+            watch.lap("start")
+            with worker_errors():
+                evidence = read_all(spark, settings, plan, now_ms=judged_at_ms, say=say)
+                watch.lap("read")
+                check_rule_topics(settings, evidence.counts, now_ms=judged_at_ms)
+                job = RunContext(
+                    session=spark, settings=settings, plan=plan, evidence=evidence, now_ms=judged_at_ms, full=True,
+                    say=say, pause=pause,
+                )  # fmt: skip
+                return _reconcile(job, stage=stage, watch=watch)
+
+
+def _reconcile(job: RunContext, *, stage: Staging, watch: StepTimer) -> Summary:
+    evidence, axis = job.evidence, axis_of(job.evidence)
+    placement = by_bucket(axis)
+    try:
+        check_evidence(evidence, job.settings, job.plan, now_ms=job.now_ms)
+        job.say("giving verdicts")
+        first = job.judge(evidence, placement)
+        found = recheck(job, evidence, first, placement)
+        table, business = with_respelled_keys(verdicts(found.judged), business_verdicts(found.judged, job.settings))
+        watch.lap("judge")
+        job.say("counting")
+        summary = _count(job, found, table, business, axis, stage=stage)
+        causes = diagnose(
+            lambda: (table, business), evidence=evidence, settings=job.settings, books=summary.books,
+            inputs=summary.inputs,
+        )  # fmt: skip
+    finally:
+        evidence.release()
+    first.release()
+    watch.lap("count")
+    job.say("writing the report")
+    summary = replace(summary, causes=causes, took_seconds=watch.laps, clocks=job.plan.clocks)
+    publish(summary, job.settings, stage=stage)
+    keep_totals(evidence, job.settings, job.plan, now_ms=job.now_ms)
+    return summary
+
+
+def _count(
+    job: RunContext, found: Rechecked, table: DataFrame, business: DataFrame, axis: Axis, *, stage: Staging
+) -> Summary:  # fmt: skip
+    """The numbers of the run, counted by bucket of the axis as those of a run by the hour are by hour; tables are
+    written at the same time.
+    """
+    tallies = {start: Tally() for start in (NO_WINDOW, *axis.starts)}
+    hours, events, *_ = in_parallel(
+        lambda: sampled_hours(job.evidence, None),
+        lambda: flow_events(found.judged, axis),
+        lambda: tally_verdicts(tallies, table, business),
+        lambda: write_whole_tables(table, business, stage.table),
+        lambda: hourly(table).coalesce(1).write.parquet(stage.table("aggregates")),
+    )
+    for start, count in found.cleared.items():
+        tallies[start].resolved = count
+    results = {start: tally.as_result() for start, tally in tallies.items()}
+    return replace(
+        summary_of(results.values(), run_id=stage.run_id, judged_at_ms=job.now_ms),
+        latencies=latencies_of(hours.values()),
+        inputs=inputs(job.evidence, job.settings),
+        folder=str(stage.final),
+        grace=job.settings.grace,
+        flow=Flow(axis=axis, events=events, trouble=trouble_of({start: results[start] for start in axis.starts}, axis)),
+    )
+
+
+def open_session(
+    session: SparkSession | None, master: str | None, stage: Staging, *, plan: SourcePlan
+) -> AbstractContextManager[SparkSession]:
+    """The session that was passed in, or one of this run's own."""
+    if session is None:
+        return spark_session(master, log=stage.folder / "spark.log", size=plan.size)
+    register_sources(session)
+    return nullcontext(session)
+
+
+@contextmanager
+def worker_errors() -> Iterator[None]:
+    """What fails in one of Spark's workers comes wrapped in two stack traces: say the one line that matters."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        # What fails in Java itself (an unreadable file, a process that died) PySpark hands on as Py4J has it.
+        text = str(error)
+        if _DISK_FULL in text:
+            raise OutputFailed(
+                f"cannot write the results, or what Spark puts aside: {_DISK_FULL}; make room in the output folder and "
+                "in SPARK_LOCAL_DIRS, and start it again"
+            ) from error
+        told, java = _ERROR_LINE.findall(text), _JAVA_LINE.findall(text)
+        # Java's first line may name the file, and its last says what is wrong with it.
+        what = told[-1] if told else ": ".join(dict.fromkeys(java[:1] + java[-1:])) or text.splitlines()[0]
+        raise NotComparable(f"a source failed while it was read, so nothing is judged: {what}") from error
+
+
+@contextmanager
+def only_run(output: Path) -> Iterator[None]:
+    """One run at a time writes to an output folder; the system lets go of the lock of a process that dies."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = (output / _LOCK).open("w", encoding="ascii")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write to {output}: {error.strerror}; name another [output] folder") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise OutputBusy(f"another run writes to {output}; wait for its end") from error
+        yield
+
+
+class StepTimer:
+    """How long each step took."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        """The step that ends here."""
+        now = time.monotonic()
+        self.laps[name] = round(now - self._since, 2)
+        self._since = now

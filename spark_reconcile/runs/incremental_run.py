@@ -1,0 +1,180 @@
+"""One run by windows, from settings to the published report. How windows are judged stands in windowed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.compare.digest_cache import KeptDigests
+from spark_reconcile.core.counts import LegCount
+from spark_reconcile.core.errors import NotComparable
+from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.time_arguments import utc_text
+from spark_reconcile.core.time_axis import Axis
+from spark_reconcile.core.time_buckets import HOUR_MS, PERIOD_MS, slot_start
+from spark_reconcile.diagnosis.diagnosis import diagnose, window_tables
+from spark_reconcile.load.completeness import Reach, reach_of
+from spark_reconcile.load.evidence import Evidence, read_all
+from spark_reconcile.load.rule_topics import check_rule_topics
+from spark_reconcile.load.source_check import SourcePlan, check_sources
+from spark_reconcile.recheck.run_context import Pause, RunContext
+from spark_reconcile.report.writer import publish, write_aggregates
+from spark_reconcile.results.latencies import keep_hours, latencies_of, sampled_hours
+from spark_reconcile.results.output_folder import Staging, staging
+from spark_reconcile.results.retention_gaps import first_looked_at_late, reaches, unjudged, with_notes
+from spark_reconcile.results.retention_watermark import write_needed
+from spark_reconcile.results.run_totals import inputs
+from spark_reconcile.results.summary import Summary
+from spark_reconcile.results.time_series import Flow
+from spark_reconcile.results.window_selection import closed_windows, span_of
+from spark_reconcile.results.window_store import Checkpoint, Window, WindowStore
+from spark_reconcile.results.window_totals import books_of, counts_of, published_topics, summary_of, trouble_of
+from spark_reconcile.runs.full_run import Say, StepTimer, only_run, open_session, wait, worker_errors
+from spark_reconcile.runs.missing_evidence import check_evidence, keep_totals
+from spark_reconcile.runs.overdue_rows import overdue_outside
+from spark_reconcile.runs.window_run import Compared, compare, judge_windows
+from spark_reconcile.sources.sql_statements import Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run_windows(
+    settings: Settings, *, since_ms: int, until_ms: int | None = None, full: bool = False, master: str | None = None,
+    now_ms: int | None = None, session: SparkSession | None = None, say: Say = lambda _: None, pause: Pause = wait,
+    checkpoint: Checkpoint = lambda _: None,
+) -> Summary:  # fmt: skip
+    """Reconcile the hours that touch [since_ms, until_ms) and are closed; show them, and a report on all of them.
+
+    Hours whose records did not change since they were judged, and in which nothing moves any more, are left as they
+    are. `full`: all of them are judged, and every row is looked at, whatever the digests say. Killed anywhere and
+    started again, it gives the same tables. Raises as run() does.
+    """
+    judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    until = judged_at_ms if until_ms is None else until_ms
+    grace_ms = int(settings.grace.seconds * 1000)
+    reach = reach_of(settings, now_ms=judged_at_ms)
+    over = closed_windows(since_ms, until, now_ms=judged_at_ms, grace_ms=grace_ms)
+    windows = [start for start in over if start + HOUR_MS + grace_ms <= reach.least_ms]
+    if not windows:
+        raise _none_closed(over, reach)
+    slack_ms = int(settings.grace.slack_seconds * 1000)
+    plan = check_sources(settings, reach=reach, span=span_of(windows, slack_ms=slack_ms))
+    settings = plan.allowing(settings)
+    with only_run(settings.output), staging(settings.output, now_ms=judged_at_ms) as stage:
+        store = WindowStore(settings.output, checkpoint=checkpoint)
+        say("starting Spark")
+        with open_session(session, master, stage, plan=plan) as spark, worker_errors():
+            job = _job(spark, settings, plan, windows, now_ms=judged_at_ms, full=full, say=say, pause=pause)
+            _remember_topics(job.evidence, store)
+            check_rule_topics(settings, job.evidence.counts, now_ms=judged_at_ms)
+            return _run(job, windows, store, stage=stage, not_closed=_not_closed(windows, until))
+
+
+def _job(
+    spark: SparkSession, settings: Settings, plan: SourcePlan, windows: Sequence[int], *, now_ms: int, full: bool,
+    say: Say, pause: Pause,
+) -> RunContext:  # fmt: skip
+    span = span_of(windows, slack_ms=int(settings.grace.slack_seconds * 1000))
+    evidence = read_all(spark, settings, plan, now_ms=now_ms, say=say, span=span)
+    return RunContext(
+        session=spark, settings=settings, plan=plan, evidence=evidence, now_ms=now_ms, full=full, say=say, pause=pause,
+        span=span,
+    )  # fmt: skip
+
+
+def _remember_topics(evidence: Evidence, store: WindowStore) -> None:
+    """A topic without a message in this span is no stranger's, if an earlier window had one."""
+    topics = published_topics(window.result for window in store.windows.values())
+    evidence.counts += [
+        LegCount(leg=Leg.ARCHIVE, topic=topic, note="", rows=0, first_ms=0, last_ms=0) for topic in sorted(topics)
+    ]
+
+
+def _run(job: RunContext, windows: Sequence[int], store: WindowStore, *, stage: Staging, not_closed: int) -> Summary:
+    watch, sources = StepTimer(), inputs(job.evidence, job.settings)
+    now = reaches(sources)
+    begun = store.begun(now)
+    job = replace(job, late=first_looked_at_late(windows, store.windows, begun, now))
+    try:
+        check_evidence(job.evidence, job.settings, job.plan, now_ms=job.now_ms)
+        job.say("comparing digests")
+        compared = compare(job, KeptDigests(job.settings.output, checkpoint=store.checkpoint))
+        judged = judge_windows(job, windows, compared, store=store)
+        overdue = overdue_outside(job, windows, table=stage.table("overdue"))
+        watch.lap("judge")
+        shown = {start: store.windows[start] for start in windows}
+        flow = _flow(compared, windows, shown)
+        hours = sampled_hours(job.evidence, windows)
+        causes = diagnose(
+            lambda: window_tables(job.session, store, windows), evidence=job.evidence, settings=job.settings,
+            books=books_of(window.result for window in shown.values()), inputs=sources,
+        )  # fmt: skip
+    finally:
+        job.evidence.release()
+    watch.lap("count")
+    results = [*(window.result for window in shown.values()), overdue]
+    gone = unjudged(windows, store.windows, begun, inputs=sources)
+    summary = replace(
+        summary_of(results, run_id=stage.run_id, judged_at_ms=job.now_ms),
+        latencies=latencies_of(hours.values()),
+        causes=causes,
+        inputs=with_notes(sources, gone),
+        unjudged=gone,
+        folder=str(stage.final),
+        windows=replace(
+            counts_of(shown, before=[one.result for start, one in store.windows.items() if start < windows[0]]),
+            judged=len(judged),
+            not_closed=not_closed,
+            outside=overdue["looked_at"],
+        ),
+        clocks=job.plan.clocks,
+        took_seconds=watch.laps,
+        grace=job.settings.grace,
+        flow=flow,
+    )
+    job.say("writing the report")
+    keep_hours({start: store.folder(start) for start in windows}, hours)
+    write_aggregates(stage.folder / "aggregates", {start: window.result for start, window in shown.items()})
+    publish(summary, job.settings, stage=stage)
+    keep_totals(job.evidence, job.settings, job.plan, now_ms=job.now_ms)
+    write_needed(job.settings.output, store.windows.keys(), sources, slack_ms=job.slack_ms, now_ms=job.now_ms)
+    return summary
+
+
+def _flow(compared: Compared, windows: Sequence[int], shown: dict[int, Window]) -> Flow:
+    """What happened when, from the digests: by the time that ids carry, so every source has the same axis."""
+    axis = Axis.over(windows[0], windows[-1] + HOUR_MS - 1)
+    names = {"messages": "stored", "delivered": "handed out", "acked": "acknowledged"}
+    events: dict[str, dict[int, int]] = {name: {} for name in names.values()}
+    if compared.buckets is None:
+        timed = compared.clean_parts.selectExpr("'messages' as leg", f"period * {PERIOD_MS}L as begins", "n")
+    else:
+        named = compared.buckets.where(f"leg in ({', '.join(repr(leg) for leg in names)}) and slot != ''")
+        timed = named.selectExpr("leg", f"{slot_start('slot')} as begins", "n")
+    placed = timed.selectExpr("leg", f"(begins - {axis.start_ms}L) div {axis.width_ms}L as bucket", "n")
+    for row in placed.groupBy("leg", "bucket").agg({"n": "sum"}).collect():
+        if 0 <= row["bucket"] < axis.buckets:
+            events[names[row["leg"]]][row["bucket"]] = row["sum(n)"]
+    trouble = trouble_of({start: window.result for start, window in shown.items()}, axis)
+    return Flow(axis=axis, events=events, trouble=trouble)
+
+
+def _none_closed(over: Sequence[int], reach: Reach) -> Exception:
+    """Why no hour is judged: the span is too new, or a source does not come as far as the hours that are `over`."""
+    if not over:
+        return ConfigurationError(
+            "no hour in this span is over, with its grace time: name an earlier --since, or try again later"
+        )
+    until = utc_text(reach.least_ms)
+    return NotComparable(
+        f"a source is complete until {until} only, so no hour in this span is whole in it: let the replica come after, "
+        "read another, or name an earlier --since"
+    )
+
+
+def _not_closed(windows: Sequence[int], until_ms: int) -> int:
+    return max(0, -(-(until_ms - windows[-1] - HOUR_MS) // HOUR_MS))

@@ -1,0 +1,119 @@
+"""What earlier runs left, read back as a summary, and its page made anew. It judges nothing and reads no source."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.core.errors import OutputFailed
+from spark_reconcile.core.time_axis import Axis
+from spark_reconcile.core.time_buckets import HOUR_MS
+from spark_reconcile.report.page import page_of
+from spark_reconcile.report.writer import NUMBERS, REPORT
+from spark_reconcile.results.latencies import kept_hour, latencies_of
+from spark_reconcile.results.output_folder import MANIFEST, write_whole
+from spark_reconcile.results.retention_gaps import judged_late
+from spark_reconcile.results.summary import Summary
+from spark_reconcile.results.time_series import Flow
+from spark_reconcile.results.window_store import Window, WindowStore
+from spark_reconcile.results.window_totals import counts_of, summary_of, trouble_of
+
+_RUN: Final = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
+NUMBERS_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+def stored_run(output: Path, run_id: str | None = None) -> Summary:
+    """A run of an output folder, the newest unless it is named. Raises ConfigurationError where there is none."""
+    chosen = _newest(output) if run_id is None else run_id
+    path = output / chosen / NUMBERS
+    if not _RUN.fullmatch(chosen) or not path.is_file():
+        raise ConfigurationError(_no_run(output, chosen))
+    try:
+        found = msgspec.json.decode(_bytes(path), type=Summary)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(f"{path} cannot be read ({error}); run it again, or name another --run") from error
+    return replace(found, folder=str(output / chosen))
+
+
+def stored_hours(output: Path, *, since_ms: int, until_ms: int) -> Summary:
+    """The hours of an output folder that touch [since, until), as each was judged last.
+
+    What was read no hour notes, and those that an older version judged not how long it took. Raises ConfigurationError
+    where none was judged.
+    """
+    store = WindowStore(output)
+    windows = store.windows
+    shown = {start: one for start, one in windows.items() if start + HOUR_MS > since_ms and start < until_ms}
+    if not shown:
+        raise ConfigurationError(
+            f"no hour of this span was judged in {output}: name another span, or judge it first (outbox reconcile run "
+            "--since)"
+        )
+    found = summary_of(
+        (one.result for _, one in sorted(shown.items())), run_id="", judged_at_ms=max(map(_judged_at, shown.values()))
+    )
+    before = [one.result for start, one in windows.items() if start < min(shown)]
+    asked = range(since_ms // HOUR_MS, -(-until_ms // HOUR_MS))
+    timed = [one for start in sorted(shown) if (one := kept_hour(store.folder(start))) is not None]
+    counts = replace(
+        counts_of(shown, before=before), not_closed=len(asked) - len(shown), untimed=len(shown) - len(timed)
+    )
+    return replace(
+        found, windows=counts, latencies=latencies_of(timed), unjudged=judged_late(shown), flow=_trouble(shown)
+    )
+
+
+def write_anew(summary: Summary, folder: Path) -> Path:
+    """Put the page and the numbers into a folder, each shown whole; the page's path. Raises OutputFailed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / NUMBERS, json.dumps(summary.as_dict(), indent=2))
+        write_whole(folder / REPORT, page_of(summary))
+    except OSError as error:
+        raise OutputFailed(f"cannot write to {folder}: {error.strerror}; name another folder with --to") from error
+    return folder / REPORT
+
+
+def _trouble(shown: Mapping[int, Window]) -> Flow:
+    """Only trouble is noted by the hour."""
+    axis = Axis.over(min(shown), max(shown) + HOUR_MS - 1)
+    return Flow(axis=axis, events={}, trouble=trouble_of({start: one.result for start, one in shown.items()}, axis))
+
+
+def _judged_at(window: Window) -> int:
+    return window.judged_at_ms
+
+
+def _newest(output: Path) -> str:
+    try:
+        found = json.loads(_bytes(output / MANIFEST))
+        return str(found["newest"])
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"{output} is no folder of results: it has no {MANIFEST}; name the [output] folder of a run that came to "
+            "its end"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{output / MANIFEST} cannot be read ({error}); name a run with --run") from error
+
+
+def _bytes(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size > NUMBERS_BYTES_MAX:
+        raise ConfigurationError(f"{path} has {size:,} bytes, more than {NUMBERS_BYTES_MAX:,}: no run wrote it")
+    return path.read_bytes()
+
+
+def _no_run(output: Path, asked: str) -> str:
+    runs = sorted(path.parent.name for path in output.glob(f"*/{NUMBERS}") if _RUN.fullmatch(path.parent.name))
+    near = difflib.get_close_matches(asked, runs, n=1, cutoff=0.3) or runs[-1:]
+    hint = f"did you mean {near[0]}?" if near else "it holds none yet"
+    return f"there is no run {asked!r} in {output}; {hint}"

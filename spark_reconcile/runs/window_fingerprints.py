@@ -1,0 +1,130 @@
+"""One line of hex a window that says whether anything in it changed: its records, the settings, or the code.
+
+Parts tell it of what names the time of its making. A late acknowledgement names nothing but the id: it opens the hour
+of the time in that, and also the next where it is near. Ids that carry no time, or one that is not their row's, are
+looked up one by one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import add
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from spark_reconcile.compare.id_digests import CANCELED, Legs, sums, windows_of_slot
+from spark_reconcile.core.dataframes import grouped, union
+from spark_reconcile.core.settings import Settings, Until
+from spark_reconcile.core.time_buckets import NO_SLOT, slot, window_of_message
+from spark_reconcile.load.evidence import Evidence
+from spark_reconcile.recheck.run_context import RunContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
+
+CODE_VERSION: Final = 9
+"""Raised where verdicts change: every window is then judged anew."""
+_NO_WINDOW: Final = -1
+
+
+def fingerprints(job: RunContext, *, sums: Sequence[Row], buckets: DataFrame | None, legs: Legs) -> dict[int, str]:
+    """The fingerprint of each window that has records. `sums`: of parts, as sums_of() gives them."""
+    found = _of_parts(sums)
+    for window_ms, numbers in () if buckets is None else _sums(_of_buckets(buckets)).items():
+        _add(found, window_ms, numbers)
+    if buckets is not None and any(loose for *_, loose in found.values()):
+        for window_ms, more in _sums(_of_loose_ids(legs, buckets, slack_ms=job.slack_ms)).items():
+            found[window_ms] = (*found.get(window_ms, ()), *more)
+    found.pop(_NO_WINDOW, None)
+    chosen = _of_settings(job.settings, job.evidence)
+    return {
+        window_ms: hashlib.sha256(f"{chosen} {' '.join(map(str, numbers))}".encode()).hexdigest()
+        for window_ms, numbers in found.items()
+    }
+
+
+def _sums(rows: DataFrame) -> dict[int, tuple[int, ...]]:
+    """By window: how many rows, sums of their hashes, and how many of them have loose ids."""
+    summed = grouped(rows, "window_ms", n="count(*)", **sums("h", "low", "high"), loose="sum(loose)")
+    return {row["window_ms"]: (row["n"], row["low"], row["high"], row["loose"]) for row in summed.collect()}
+
+
+def _of_buckets(buckets: DataFrame) -> DataFrame:
+    first, last = windows_of_slot()
+    near = f"if({first} = {last}, array({first}), array({first}, {last}))"
+    return buckets.selectExpr(
+        f"explode(if(slot = '{NO_SLOT}', array({_NO_WINDOW}L), {near})) as window_ms",
+        "xxhash64(leg, topic, consumer_group, slot, n, id_low, id_high, odd, first_ms, last_ms) as h",
+        f"if({_LOOSE}, 1L, 0L) as loose",
+    )
+
+
+def _of_parts(sums: Sequence[Row]) -> dict[int, tuple[int, ...]]:
+    """The same of parts, whose records name the time of their making."""
+    found: dict[int, tuple[int, ...]] = {}
+    for row in sums:
+        _add(found, row["window_ms"], (row["digests"], row["digest_low"], row["digest_high"], 0))
+    return found
+
+
+def _add(found: dict[int, tuple[int, ...]], window_ms: int, numbers: tuple[int, ...]) -> None:
+    known = found.get(window_ms)
+    found[window_ms] = tuple(map(add, known, numbers)) if known else numbers
+
+
+_LOOSE: Final = f"slot = '{NO_SLOT}' or astray > 0"
+"""Buckets of ids that carry no time, or one that is not their row's."""
+
+
+def _of_loose_ids(legs: Legs, buckets: DataFrame, *, slack_ms: int) -> DataFrame:
+    """Every record of such an id, in the window in which its message is judged."""
+    from pyspark.sql.functions import broadcast
+
+    slots = buckets.where(_LOOSE).select("slot").distinct()
+    canceled = f"kind in {CANCELED}"
+    records = union(
+        _records(legs.rows.where("id is not null"), made="created_ms"),
+        _records(legs.messages, made="created_ms", stored="stored_ms"),
+        _records(
+            legs.actions.where("id is not null"), canceled=f"if({canceled}, at_ms, null)",
+            at=f"if({canceled}, null, at_ms)",
+        ),
+        _records(legs.inboxes, at="at_ms"),
+    )  # fmt: skip
+    loose = records.join(broadcast(slots), "slot", "left_semi")
+    made = "coalesce(min(made) over (partition by id), 0L)"
+    time = (
+        "coalesce(min(canceled) over (partition by id), min(stored) over (partition by id), "
+        "max(at) over (partition by id, topic, consumer_group), 0L)"
+    )
+    timed = loose.selectExpr("slot", "h", f"{made} as made", f"{time} as time")
+    window = window_of_message("made", otherwise="time", slack_ms=slack_ms)
+    return timed.selectExpr(f"{window} as window_ms", "h", "0L as loose")
+
+
+def _records(
+    frame: DataFrame, *, made: str = "null", canceled: str = "null", stored: str = "null", at: str = "null"
+) -> DataFrame:
+    times = {"made": made, "canceled": canceled, "stored": stored, "at": at}
+    group = "consumer_group" if "consumer_group" in frame.columns else "cast(null as string) as consumer_group"
+    return frame.selectExpr(
+        "id", "topic", group, f"{slot()} as slot", f"xxhash64({', '.join(frame.columns)}) as h",
+        *(f"cast({value} as bigint) as {name}" for name, value in times.items()),
+    )  # fmt: skip
+
+
+def _of_settings(settings: Settings, evidence: Evidence) -> str:
+    # How far the sources come changes all the time: what it makes pending is open, and judged again anyway.
+    rules, inboxes = ([replace(one, until=Until()) for one in some] for some in (settings.rules, settings.inboxes))
+    asked = [
+        rules, inboxes, settings.grace, settings.complete_since_ms, settings.archive_days,
+        settings.inbox_days,
+    ]  # fmt: skip
+    groups = [
+        (one.topic, one.consumer_group, one.floor, one.seeks, one.deleted, one.paused, one.filtered)
+        for one in evidence.groups
+    ]
+    return hashlib.sha256(msgspec.json.encode([CODE_VERSION, asked, groups])).hexdigest()[:16]

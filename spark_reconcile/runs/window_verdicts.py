@@ -1,0 +1,43 @@
+"""Verdicts on the rows of a batch of windows, rechecked. Which rows these are is drilling's to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from spark_reconcile.classify.key_spelling import with_respelled_keys
+from spark_reconcile.classify.window_placement import by_hour
+from spark_reconcile.compare.id_digests import Legs
+from spark_reconcile.load.evidence import in_parallel
+from spark_reconcile.recheck.recheck import recheck
+from spark_reconcile.recheck.run_context import RunContext
+from spark_reconcile.results.verdict_tables import business_verdicts, verdicts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowVerdicts:
+    """Tables of verdicts on messages and deliveries and on business rows, each row in its window (`window_ms`); and how
+    many suspects the recheck cleared, by window.
+    """
+
+    table: DataFrame
+    business: DataFrame
+    cleared: Mapping[int, int]
+
+
+def window_verdicts(job: RunContext, legs: Legs, batch: Sequence[int]) -> WindowVerdicts:
+    """Judge these rows. Verdicts are of the batch's windows alone: what else was read is there as evidence."""
+    evidence = replace(
+        job.evidence, rows=legs.rows, messages=legs.messages, actions=legs.actions, inboxes=legs.inboxes, tables=()
+    )
+    placement = by_hour(batch, slack_ms=job.slack_ms)
+    first = job.judge(evidence, placement).checkpointed()
+    found = recheck(job, evidence, first, placement)
+    # Written, counted and shown: each would plan anew what the recheck has put together.
+    tables = verdicts(found.judged), business_verdicts(found.judged, job.settings)
+    table, business = with_respelled_keys(*in_parallel(*(frame.localCheckpoint for frame in tables)))
+    return WindowVerdicts(table=table, business=business, cleared=found.cleared)

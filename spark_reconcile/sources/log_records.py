@@ -1,0 +1,176 @@
+"""From a segment's bytes to rows: the one place that knows how the broker writes its logs. Knows no Spark.
+
+It relies on outbox_core.journal alone: the segment's header, `read_frames` (checksums, torn tails), and the records
+MessageRecord and Action. A new kind of record is refused by name, not passed over.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from outbox_core.common.pace import Pace
+from outbox_core.journal import journal
+from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
+from spark_reconcile.sources.log_segments import LogSegment
+
+MESSAGE_SCHEMA: Final = (
+    "id string, topic string, message_key string, sequence bigint, body_sha256 string, created_ms bigint, "
+    "stored_ms bigint, deliver_at_ms bigint, damage string"
+)
+HEADER_SCHEMA: Final = MESSAGE_SCHEMA.replace("damage", "headers binary, damage")
+"""A stored message with its headers, a map in MessagePack; the note of a scheduled message has none."""
+ACTION_SCHEMA: Final = (
+    "kind string, topic string, consumer_group string, id string, sequence bigint, position bigint, at_ms bigint, "
+    "visible_at_ms bigint, attempt bigint, reason string, damage string"
+)
+"""An action on one message, or on a whole group."""
+RUN_SCHEMA: Final = ACTION_SCHEMA.replace("damage", "messages bigint, damage")
+"""An action as it is written: where `messages` is not null, on so many from `sequence` on, and `id` is null."""
+SCHEMAS: Final = {"messages": MESSAGE_SCHEMA, "actions": RUN_SCHEMA}
+
+Row = tuple[Any, ...]
+
+
+def data_of(segment: LogSegment) -> bytes:
+    """A segment's bytes up to its surveyed size, its header checked; none of one that was just being made."""
+    with Path(segment.path).open("rb") as file:
+        data = file.read(segment.size_bytes)
+    if segment.last and len(data) < journal.HEADER_BYTES:
+        return b""
+    journal.SegmentHeader.decode(data[: journal.HEADER_BYTES])
+    return data
+
+
+def frames_behind(segment: LogSegment, data: bytes, start: int) -> Iterator[journal.Frame]:
+    """The frames from the byte `start` of the segment's file on, but those that were read before."""
+    shift = segment.first_offset - journal.HEADER_BYTES
+    end = start
+    for frame in journal.read_frames(memoryview(data)[start:], first_offset=start + shift):
+        end = frame.end - shift
+        if end > segment.known_bytes:
+            yield frame
+    missing = segment.size_bytes - end
+    if missing and not segment.last:
+        raise journal.SegmentDamaged(f"its last {missing} bytes are no whole record, and it is not the last segment")
+
+
+def message_rows(frame: journal.Frame) -> Iterator[Row]:
+    """A stored message as a row of MESSAGE_SCHEMA; `stored_ms` is null of the copy written when it fell due."""
+    yield (*_message(journal.decode_message(frame.payload)), None)
+
+
+def header_rows(frame: journal.Frame) -> Iterator[Row]:
+    """The same as a row of HEADER_SCHEMA."""
+    one = journal.decode_message(frame.payload)
+    yield (*_message(one), msgspec.msgpack.encode(one.headers), None)
+
+
+def _message(one: journal.MessageRecord) -> Row:
+    # When a scheduled message was stored its note says, which may be gone by now; the copy says that it fell due.
+    stored_ms = None if one.copy == journal.FIRED_COPY else one.stored_at_ms
+    is_note = one.copy == journal.SCHEDULED
+    body_sha256 = one.body.hex() if is_note else hashlib.sha256(one.body).hexdigest()
+    return (
+        one.id, one.topic, one.key, one.sequence, body_sha256, one.created_at_ms, stored_ms, one.deliver_at_ms,
+    )  # fmt: skip
+
+
+def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm an action, no logic
+    """An action as rows of RUN_SCHEMA: one for each run of its messages, or one where it concerns a whole group."""
+    at = frame.offset
+    match journal.decode_action(frame.payload):
+        case journal.Handed(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, runs=handed):
+            for run in handed:
+                for place in _places(run.first, run.ids):
+                    yield _row("delivered", topic, group, place, at, at_ms, visible, run.attempt)
+        case journal.Settled(topic=topic, group=group, at_ms=at_ms, runs=settled):
+            for first, ids in settled:
+                for place in _places(first, ids):
+                    yield _row("acked", topic, group, place, at, at_ms)
+        case journal.Delivered(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, entries=delivered):
+            for sequence, id_, _, attempt in delivered:
+                yield _row("delivered", topic, group, (sequence, id_, None), at, at_ms, visible, attempt)
+        case journal.Acked(topic=topic, group=group, at_ms=at_ms, entries=acked):
+            for sequence, id_ in acked:
+                yield _row("acked", topic, group, (sequence, id_, None), at, at_ms)
+        case journal.Fired(topic=topic, at_ms=at_ms, entries=fired):
+            for sequence, id_ in fired:
+                yield _row("fired", topic, None, (sequence, id_, None), at, at_ms)
+        case journal.Canceled() as canceled:
+            yield from _canceled_rows(canceled, at)
+        case journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=requeued, reason=reason):
+            for first, ids, visible, used in requeued:
+                for place in _places(first, ids):
+                    yield _row("requeued", topic, group, place, at, at_ms, visible, used, reason)
+        case journal.Extended(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, entries=entries):
+            for first, ids in entries:
+                for place in _places(first, ids):
+                    yield _row("extended", topic, group, place, at, at_ms, visible)
+        case journal.Died(topic=topic, group=group, at_ms=at_ms, entries=died, reason=reason):
+            for first, ids, attempts in died:
+                for place in _places(first, ids):
+                    yield _row("died", topic, group, place, at, at_ms, None, attempts, reason)
+        case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries, per_second=rate, pace=before):
+            for place, visible in _paced(entries, Pace(*before), at_ms=at_ms, per_second=rate):
+                yield _row("redriven", topic, group, place, at, at_ms, visible)
+        case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position, settings=settings):
+            wanted = settings.get("filter") or None  # its filter stands where others give a reason
+            yield _row("declared", topic, group, (position, None, None), at, at_ms, None, None, wanted)
+        case DeletedGroup(topic=topic, group=group, at_ms=at_ms):
+            yield _row("deleted", topic, group, (None, None, None), at, at_ms)
+        case DeletedTopic(topic=topic, at_ms=at_ms, groups=groups):
+            yield from (_row("deleted", topic, group, (None, None, None), at, at_ms) for group in groups)
+        case journal.Sought(topic=topic, group=group, at_ms=at_ms, position=position):
+            yield _row("sought", topic, group, (position, None, None), at, at_ms)
+        case journal.Paused(topic=topic, group=group, at_ms=at_ms, paused=paused):
+            yield _row("paused" if paused else "resumed", topic, group, (None, None, None), at, at_ms)
+
+
+def _canceled_rows(canceled: journal.Canceled, at: int) -> Iterator[Row]:
+    """One for each id; the topics that it counts on stand where others give a reason."""
+    for id_, topic in zip(canceled.ids, canceled.topics or [""] * len(canceled.ids), strict=True):
+        within = _expression((topic,) if topic else canceled.scope)
+        yield _row("canceled", None, None, (None, id_, None), at, canceled.at_ms, None, None, within)
+
+
+_Place = tuple[int | None, str | None, int | None]
+"""A sequence, and the id of the message there, or how many messages are meant from there on."""
+
+
+def _row(
+    kind: str, topic: str | None, group: str | None, place: _Place, at: int, at_ms: int, visible_ms: int | None = None,
+    attempt: int | None = None, reason: object = None,
+) -> Row:  # fmt: skip
+    sequence, id_, messages = place
+    return kind, topic, group, id_, sequence, at, at_ms, visible_ms, attempt, reason, messages, None
+
+
+def _expression(patterns: tuple[str, ...] | None) -> str | None:
+    """A regular expression for the topics that a cancel is good for; None: for all."""
+    return None if patterns is None else "|".join(f"^{fnmatch.translate(pattern)}" for pattern in patterns)
+
+
+def _places(first: int, ids: journal.Ids) -> Iterator[_Place]:
+    if isinstance(ids, int):
+        yield first, None, ids
+    else:
+        yield from ((sequence, id_, None) for sequence, id_ in enumerate([ids] if isinstance(ids, str) else ids, first))
+
+
+def _paced(
+    entries: Iterable[tuple[int, journal.Ids]], pace: Pace, *, at_ms: int, per_second: int | None
+) -> Iterator[tuple[_Place, int]]:
+    """Redriven messages, and when they are ready: as many as may be in one second, then those of the next."""
+    for first, ids in entries:
+        for sequence, id_, messages in _places(first, ids):
+            place, end = sequence or 0, (sequence or 0) + (messages or 1)
+            while place < end:
+                visible, count = pace.next_ms(at_ms, per_second=per_second, count_max=end - place)
+                yield (place, id_, None if messages is None else count), visible
+                place += count

@@ -1,0 +1,90 @@
+"""Which segments of the broker's logs there are, and how long each is now. Reads headers only; knows no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.journal import journal
+from spark_reconcile.core.errors import NotComparable
+
+
+class LogSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment file as it stood when it was looked at: what is appended later is not read."""
+
+    path: str
+    first_offset: int
+    created_at_ms: int
+    size_bytes: int
+    last: bool
+    changed_ns: int = 0
+    """When the file was last written to: a folder that was restored from a copy has other files of the same names."""
+    known_bytes: int = 0
+    """Records that end within so many bytes were read before, and are left out."""
+
+
+def survey(folder: Path, log: str) -> list[LogSegment]:
+    """The segments of `messages` or `actions`, oldest first.
+
+    Raises ConfigurationError where this is no broker's data folder, and NotComparable where a segment is missing in the
+    middle, cut short or damaged in its header.
+    """
+    paths = journal.segment_paths(folder / log)
+    if not paths:
+        raise ConfigurationError(
+            f"{folder} is not a broker's data folder: it has no segments in {log}/; name the folder that was given to "
+            "`outbox broker serve --data`"
+        )
+    found = [_segment(path, last=number == len(paths) - 1) for number, path in enumerate(paths)]
+    for one, following in pairwise(found):
+        if one.first_offset + one.size_bytes - journal.HEADER_BYTES != following.first_offset:
+            raise NotComparable(
+                f"the broker's log has a hole between {one.path} and {following.path}; restore the missing segment"
+            )
+    return found
+
+
+def grown(before: list[LogSegment], now: list[LogSegment]) -> list[LogSegment]:
+    """What was appended between two surveys."""
+    known = {one.path: one.size_bytes for one in before}
+    return [
+        msgspec.structs.replace(one, known_bytes=known.get(one.path, 0))
+        for one in now
+        if one.size_bytes > known.get(one.path, 0)
+    ]
+
+
+def reach_ms(segments: list[LogSegment]) -> int:
+    """Since when a log holds everything: 0 where it begins at its beginning."""
+    return 0 if begins_whole(segments) else segments[0].created_at_ms
+
+
+def begins_whole(segments: Sequence[LogSegment]) -> bool:
+    """Whether a log begins at its beginning: nothing of it was dropped."""
+    return segments[0].first_offset == 0
+
+
+def _segment(path: Path, *, last: bool) -> LogSegment:
+    try:
+        with path.open("rb") as file:
+            head = file.read(journal.HEADER_BYTES)
+        stat = path.stat()
+        if last and len(head) < journal.HEADER_BYTES:
+            return LogSegment(path=str(path), first_offset=int(path.stem), created_at_ms=0, size_bytes=0, last=True)
+        header = journal.SegmentHeader.decode(head)
+    except OSError as error:
+        raise NotComparable(f"cannot read the broker's segment {path}: {error.strerror}") from error
+    except journal.SegmentDamaged as damage:
+        raise NotComparable(f"the broker's segment {path} is damaged: {damage}; restore it from a copy") from damage
+    return LogSegment(
+        path=str(path),
+        first_offset=header.first_offset,
+        created_at_ms=header.created_at_ms,
+        size_bytes=stat.st_size,
+        last=last,
+        changed_ns=stat.st_mtime_ns,
+    )

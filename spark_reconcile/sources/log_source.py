@@ -1,0 +1,228 @@
+"""Spark data source `outbox_broker_log`: the broker's message log or action log, a partition a segment file.
+
+Read in place, running or not, up to the sizes that `survey` took. A torn tail ends the last segment; damage anywhere
+else is a row of its own (`damage`), so that the run can name it and refuse. No bodies leave here, only their SHA-256;
+headers do where they are asked for by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.types import StructType
+
+from outbox_core.journal import journal
+from outbox_core.journal.frame_bounds import payload_bounds
+from spark_reconcile.sources.log_columns import WIDEST_BYTES, Unusual, message_columns
+from spark_reconcile.sources.log_records import (
+    HEADER_SCHEMA,
+    MESSAGE_SCHEMA,
+    RUN_SCHEMA,
+    Row,
+    action_rows,
+    data_of,
+    frames_behind,
+    header_rows,
+    message_rows,
+)
+from spark_reconcile.sources.log_segments import LogSegment
+
+BATCH_ROWS: Final = 16_384
+"""A batch ends with the frame that reaches so many rows."""
+
+_TEXTS: Final = frozenset({"id", "topic", "message_key", "body_sha256", "damage", "kind", "consumer_group", "reason"})
+_TIMES: Final = frozenset({"stored_ms", "at_ms"})
+_STEP_BACK_MS: Final = 3_600_000
+"""So far the broker's clock may step back, and a segment still holds what its neighbours' headers say."""
+_RowsOf = Callable[[journal.Frame], Iterator[Row]]
+_WHOLE: Final[dict[_RowsOf, str]] = {
+    message_rows: MESSAGE_SCHEMA, header_rows: HEADER_SCHEMA, action_rows: RUN_SCHEMA,
+}  # fmt: skip
+"""The columns of the rows that a function makes of a record."""
+_Bound = GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual
+
+
+@dataclass
+class SegmentPart(InputPartition):
+    """One segment, by its place in the survey."""
+
+    number: int
+
+
+class BrokerLogSource(DataSource):
+    """Options: log ("messages" or "actions"), segments (JSON of the survey), columns (those wanted, with commas
+    between; by default all but `headers`), pushdown ("true" or "false").
+
+    Spark tells a Python source of no columns, so a caller that needs few says so; `damage` always comes along. With
+    pushdown, segments that hold none of the times asked for are not opened, and rows of other kinds, topics, groups
+    and ids are not made. As with outbox_sql it is for frames that a query scans once.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "outbox_broker_log"
+
+    def schema(self) -> str:
+        """MESSAGE_SCHEMA or RUN_SCHEMA, or the columns wanted of it, or of HEADER_SCHEMA."""
+        whole = _WHOLE[self._rows_of()]
+        chosen = [one for one in whole.split(", ") if one.split()[0] in {"damage", *self._wanted()}]
+        return ", ".join(chosen) if "columns" in self.options else whole
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - ours alone
+        """Reads the surveyed segments."""
+        segments = msgspec.json.decode(self.options["segments"].encode(), type=list[LogSegment])
+        reader = PushingLogReader if self.options.get("pushdown") == "true" else LogReader
+        columns = [column.split()[0] for column in self.schema().split(", ")]
+        return reader(segments, rows_of=self._rows_of(), columns=columns)
+
+    def _wanted(self) -> list[str]:
+        return str(self.options.get("columns", "")).split(",")
+
+    def _rows_of(self) -> _RowsOf:
+        if self.options["log"] != "messages":
+            return action_rows
+        return header_rows if "headers" in self._wanted() else message_rows
+
+
+class LogReader(DataSourceReader):
+    """Reads the segments of one log."""
+
+    def __init__(self, segments: list[LogSegment], *, rows_of: _RowsOf, columns: list[str]) -> None:
+        self._segments = segments
+        self._rows_of = rows_of
+        self._columns = columns
+        self._names = [column.split()[0] for column in _WHOLE[rows_of].split(", ")]
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """A partition a segment."""
+        return [SegmentPart(number) for number in range(len(self._segments))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Arrow batches of one segment; where it is damaged, a last row that says so."""
+        if not isinstance(partition, SegmentPart):
+            raise TypeError("not a partition of this source")
+        segment = self._segments[partition.number]
+        try:
+            for batch in self._batches(segment):
+                yield self._wanted(batch)
+        except (journal.SegmentDamaged, msgspec.MsgspecError, OSError) as error:
+            nothing = [None] * len(self._names[:-1])
+            yield self._arrow([(*nothing, f"{segment.path}: {error}")])
+
+    def _batches(self, segment: LogSegment) -> Iterator[pa.RecordBatch]:
+        """Message records batch by batch; what is not plain, and every action, record by record."""
+        data = data_of(segment)
+        if not data:
+            return
+        start = journal.HEADER_BYTES
+        if self._rows_of is not action_rows:
+            while (found := payload_bounds(data, start=start, frames_max=BATCH_ROWS))[0]:
+                yield from self._plain(segment, data, *found, start)
+                start = found[1]
+        batch: list[Row] = []
+        for frame in frames_behind(segment, data, start):
+            batch.extend(self._rows_of(frame))
+            if len(batch) >= BATCH_ROWS:
+                yield self._arrow(batch)
+                batch = []
+        if batch:
+            yield self._arrow(batch)
+
+    def _plain(
+        self, segment: LogSegment, data: bytes, begins: list[int], behind: int, start: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The whole frames of data[start:behind], whose payloads begin at `begins`."""
+        starts = np.array(begins, np.int64)
+        ends = np.append(starts[1:] - journal.FRAME_BYTES, behind)
+        new = ends > segment.known_bytes
+        starts, ends = starts[new], ends[new]
+        if not len(starts):
+            return
+        some = data[start:behind] + bytes(WIDEST_BYTES)
+        try:
+            yield message_columns(some, starts - start, ends - start, self._columns)
+        except Unusual:
+            payloads = [data[begin:end] for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+            frames = [journal.Frame(0, payload) for payload in payloads]  # rows of messages tell no offset
+            yield self._arrow([row for frame in frames for row in self._rows_of(frame)])
+
+    def _arrow(self, rows: list[Row]) -> pa.RecordBatch:
+        """Whole rows as the columns that are wanted."""
+        columns = dict(zip(self._names, zip(*rows, strict=True) if rows else ([] for _ in self._names), strict=True))
+        arrays = [pa.array(columns[name], type=_type(name)) for name in self._columns]
+        return pa.RecordBatch.from_arrays(arrays, names=self._columns)
+
+    def _wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+
+class PushingLogReader(LogReader):
+    """Leaves out what Spark would: segments by time, rows by equality."""
+
+    def __init__(self, segments: list[LogSegment], *, rows_of: _RowsOf, columns: list[str]) -> None:
+        super().__init__(segments, rows_of=rows_of, columns=columns)
+        self._among: dict[str, frozenset[object]] = {}
+        self._low_ms, self._high_ms = 0, 1 << 62
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
+        """Take equality of texts whole; bounds of time choose segments, and go back to Spark for the rows."""
+        for one in filters:
+            if not self._take(one):
+                yield one
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """A partition a segment that may hold something of the times asked for; damage elsewhere is not seen."""
+        # A segment ends where the next begins; the last one has no end yet.
+        ends = [*(following.created_at_ms for _, following in pairwise(self._segments)), 1 << 62]
+        return [
+            SegmentPart(number)
+            for number, (segment, end_ms) in enumerate(zip(self._segments, ends, strict=True))
+            if end_ms + _STEP_BACK_MS >= self._low_ms and segment.created_at_ms - _STEP_BACK_MS <= self._high_ms
+        ]
+
+    def _take(self, one: Filter) -> bool:
+        """Whether nothing of this filter is left for Spark."""
+        name = one.attribute[0] if isinstance(one, EqualTo | In | _Bound) and len(one.attribute) == 1 else ""
+        if isinstance(one, EqualTo | In) and name in _TEXTS - {"damage"} and name in self._columns:
+            values = frozenset(one.value if isinstance(one, In) else (one.value,))
+            self._among[name] = self._among.get(name, values) & values
+            return True
+        if isinstance(one, _Bound) and name in _TIMES and isinstance(one.value, int):
+            if isinstance(one, GreaterThan | GreaterThanOrEqual):
+                self._low_ms = max(self._low_ms, one.value)
+            else:
+                self._high_ms = min(self._high_ms, one.value)
+        return False
+
+    def _wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        import pyarrow.compute as pc
+
+        for name, values in self._among.items():
+            among = pc.is_in(batch.column(name), value_set=pa.array(sorted(map(str, values)), pa.string()))
+            batch = batch.filter(among)
+        return batch
+
+
+def _type(name: str) -> pa.DataType:
+    if name == "headers":
+        return pa.binary()
+    return pa.string() if name in _TEXTS else pa.int64()

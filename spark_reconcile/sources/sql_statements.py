@@ -1,0 +1,276 @@
+"""Which SQL reads which leg: one shape of row for all tables, names checked against the database. Runs no leg.
+
+A leg's row is (leg, id, topic, message_key, consumer_group, body_sha256, deliver_at_ms, created_ms, at_ms, attempts,
+note). `at_ms` is the sent, due or handled time; `note` the row's state, outcome, or its business rule's number.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from outbox_core.common.errors import ConfigurationError, SchemaMissing
+from spark_reconcile.core.settings import BusinessRule, Condition, InboxSource, Operator, Settings
+from spark_reconcile.core.time_range import Span
+from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS, or_null, outside
+from spark_reconcile.sources.database import Backend, Place, Reader, quoted
+
+COLUMNS: Final = (
+    "leg", "id", "topic", "message_key", "consumer_group", "body_sha256", "deliver_at_ms", "created_ms", "at_ms",
+    "attempts", "note",
+)  # fmt: skip
+NUMBERS: Final = frozenset({"deliver_at_ms", "created_ms", "at_ms", "attempts"})
+LEG_SCHEMA: Final = ", ".join(f"{name} {'bigint' if name in NUMBERS else 'string'}" for name in COLUMNS)
+_INTEGERS: Final = ("int", "bigint", "mediumint", "smallint", "tinyint", "integer")
+_TIMES: Final = ("datetime", "timestamp", "date")
+SPLIT_NAME: Final = re.compile(r"message_[0-9]{4}")
+_NEEDED: Final[Mapping[str, frozenset[str]]] = {
+    "message": frozenset({"id", "kind", "state", "due_at_us", "attempts", "topic", "message_key", "body_sha256",
+                          "deliver_at_ms", "created_at_us"}),
+    "archive": frozenset({"id", "kind", "topic", "message_key", "body_sha256", "deliver_at_ms", "created_at_us",
+                          "sent_at_us", "attempts", "outcome"}),
+    "inbox": frozenset({"consumer_group", "message_id", "topic", "handled_at_us"}),
+}  # fmt: skip
+ARCHIVE_COLUMNS: Final = _NEEDED["archive"]
+"""What a row of the archive has, in its table and in Parquet."""
+CANCELS: Final = "(cancels)"
+"""The topic of cancels: no message can have it. Of a cancel `body_sha256` is that of the id of what it cancels."""
+
+
+class Leg(StrEnum):
+    """The tables that are read, in causal order from the end to the beginning."""
+
+    INBOX = "inbox"
+    OUTBOX = "outbox"
+    ARCHIVE = "archive"
+    BUSINESS = "business"
+
+
+class Statement(msgspec.Struct, frozen=True, kw_only=True):
+    """One SELECT: columns by name as SQL, constants beside them, bound values in order, and a column to part it by."""
+
+    leg: Leg
+    table: str
+    columns: dict[str, str]
+    constants: dict[str, str]
+    where: list[str] = []
+    parameters: list[str | int | float | bool] = []
+    range_by: str | None = None
+    rows_about: int = 0
+
+
+def inbox_statement(reader: Reader, inbox: InboxSource, *, schema: str | None, span: Span | None = None) -> Statement:
+    """The effects of one group, however late they came. Raises SchemaMissing where there is no inbox table."""
+    table = _outbox_table(reader, "inbox", schema=schema)
+    name = quoted(reader.place, "consumer_group")
+    where: list[str] = [f"{name} = ?"]
+    parameters: list[str | int | float | bool] = [inbox.group]
+    if inbox.topics:
+        where.append(f"{quoted(reader.place, 'topic')} IN ({', '.join('?' * len(inbox.topics))})")
+        parameters += inbox.topics
+    if span is not None:
+        where.append("(handled_at_us < ? OR handled_at_us >= ?)")
+        parameters += [EARLIEST_MS * 1000, span.since_ms * 1000]
+    return Statement(
+        leg=Leg.INBOX,
+        table=table,
+        columns={
+            "id": "message_id", "topic": "topic", "consumer_group": "consumer_group",
+            "created_ms": _milli(reader.place, "handled_at_us"), "at_ms": _milli(reader.place, "handled_at_us"),
+        },
+        constants={},
+        where=where,
+        parameters=parameters,
+        range_by="handled_at_us",
+        rows_about=reader.rows_about(reader.place.outbox_table("inbox"), schema=schema),
+    )  # fmt: skip
+
+
+def outbox_statements(reader: Reader, *, schema: str | None, span: Span | None = None) -> list[Statement]:
+    """The live message tables, then the archive: a row moves from the first to the second.
+
+    What is not sent yet is read whatever its age; it is little, or it is the finding.
+    """
+    names = ["message", *(name for name in reader.tables(schema=schema) if SPLIT_NAME.fullmatch(name))]
+    live = [_message_statement(reader, Leg.OUTBOX, name, at="due_at_us", note="state", schema=schema) for name in names]
+    archive = _message_statement(reader, Leg.ARCHIVE, "archive", at="sent_at_us", note="outcome", schema=schema)
+    return [*live, archive if span is None else _within(archive, "created_at_us", span)]
+
+
+def business_statement(reader: Reader, rule: BusinessRule, number: int, *, span: Span | None = None) -> Statement:
+    """The rows that one rule asks about. Raises ConfigurationError naming the table or column that is not there."""
+    place = reader.place
+    schema, _, table = rule.table.rpartition(".")
+    columns = reader.columns(table, schema=schema or None)
+    if not columns:
+        near = difflib.get_close_matches(table, reader.tables(schema=schema or None), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigurationError(f"rule {rule.name}: there is no table {rule.table} in {place}{hint}")
+    for name in (rule.key_column, rule.time_column, *(one.column for one in rule.where), *rule.body.values()):
+        _check_column(rule, name, columns)
+    created_ms = _time(place, rule, rule.time_column, columns)
+    # A time that cannot be true tells no hour and no age: the row is one without a time, and `at_ms` says what it had.
+    selected = {"message_key": _text(place, rule.key_column), "created_ms": or_null(created_ms), "at_ms": created_ms}
+    if rule.deliver_at_column is not None:
+        _check_column(rule, rule.deliver_at_column, columns)
+        selected["deliver_at_ms"] = _time(place, rule, rule.deliver_at_column, columns)
+    parameters: list[str | int | float | bool] = []
+    where = [_condition(place, one, parameters) for one in rule.where]
+    whole = columns[rule.key_column].startswith(_INTEGERS)
+    if span is not None:
+        _between(place, rule, columns, where, parameters, span=span)
+    return Statement(
+        leg=Leg.BUSINESS,
+        table=quoted(place, schema or None, table),
+        columns=selected,
+        constants={"topic": rule.topic, "note": str(number)},
+        where=where,
+        parameters=parameters,
+        range_by=quoted(place, rule.key_column) if whole else None,
+        rows_about=reader.rows_about(table, schema=schema or None),
+    )
+
+
+def _within(one: Statement, column: str, span: Span) -> Statement:
+    """The rows whose time, in microseconds, lies in the span, or cannot be true."""
+    bounds = (span.since_ms, span.until_ms, EARLIEST_MS, LATEST_MS)
+    return msgspec.structs.replace(
+        one,
+        where=[*one.where, f"(({column} >= ? AND {column} < ?) OR {outside(column)})"],
+        parameters=[*one.parameters, *(bound * 1000 for bound in bounds)],
+    )
+
+
+def _between(
+    place: Place, rule: BusinessRule, columns: Mapping[str, str], where: list[str],
+    parameters: list[str | int | float | bool], *, span: Span,
+) -> None:  # fmt: skip
+    """Conditions on the bare time column, so that an index on it serves; SQLite's texts are computed with."""
+    column, kind = quoted(place, rule.time_column), columns[rule.time_column]
+    times = (span.since_ms, span.until_ms, EARLIEST_MS, LATEST_MS)
+    bounds: list[str | int] = [*times]
+    if kind.startswith(_INTEGERS):
+        bounds = [bound * 1000 if rule.time_unit == "us" else bound for bound in times]
+        if rule.time_unit == "s":
+            bounds = [span.since_ms // 1000, -(-span.until_ms // 1000), EARLIEST_MS // 1000, LATEST_MS // 1000]
+    elif place.backend is Backend.SQLITE:
+        column = _time(place, rule, rule.time_column, columns)
+    else:
+        bounds = [_datetime(bound) for bound in times]
+    # A row without a time, or with one that cannot be true, is of no hour, and still asks for its message.
+    where.append(f"(({column} >= ? AND {column} < ?) OR {column} IS NULL OR {outside(column)})")
+    parameters += bounds
+
+
+def _datetime(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+
+def narrowed(one: Statement, *, ids: Sequence[str], keys: Sequence[str]) -> Statement | None:
+    """Of these messages, and of these keys, alone; None where nothing of it is asked for."""
+    wanted = {
+        Leg.INBOX: [("id", ids)],
+        Leg.OUTBOX: [("id", ids), ("message_key", keys)],
+        Leg.ARCHIVE: [("id", ids), ("message_key", keys)],
+        Leg.BUSINESS: [("message_key", keys)],
+    }[one.leg]
+    asked = [(one.columns[name], values) for name, values in wanted if values]
+    if not asked:
+        return None
+    either = " OR ".join(f"{column} IN ({', '.join('?' * len(values))})" for column, values in asked)
+    return msgspec.structs.replace(
+        one,
+        where=[*one.where, f"({either})"],
+        parameters=[*one.parameters, *(value for _, values in asked for value in values)],
+    )
+
+
+def schema_of(settings: Settings, inbox: InboxSource, place: Place) -> str | None:
+    """The schema of a group's inbox."""
+    return place.schema_of(inbox.schema or settings.schema)
+
+
+def _message_statement(reader: Reader, leg: Leg, name: str, *, at: str, note: str, schema: str | None) -> Statement:
+    place = reader.place
+    return Statement(
+        leg=leg,
+        table=_outbox_table(reader, name, schema=schema, like="archive" if leg is Leg.ARCHIVE else "message"),
+        columns={
+            "id": "id", "topic": f"CASE kind WHEN 'cancel' THEN '{CANCELS}' ELSE topic END",
+            "message_key": "message_key", "body_sha256": "body_sha256",
+            "deliver_at_ms": "deliver_at_ms", "created_ms": _milli(place, "created_at_us"), "at_ms": _milli(place, at),
+            "attempts": "attempts", "note": note,
+        },
+        constants={},
+        where=["kind IN (?, ?)"],
+        parameters=["publish", "cancel"],
+        range_by="sent_at_us" if leg is Leg.ARCHIVE else None,
+        rows_about=reader.rows_about(place.outbox_table(name), schema=schema),
+    )  # fmt: skip
+
+
+def _outbox_table(reader: Reader, name: str, *, schema: str | None, like: str | None = None) -> str:
+    """The quoted name of one of the outbox's tables. Raises SchemaMissing where it or a column of it is not there."""
+    place = reader.place
+    table = place.outbox_table(name)
+    needed = _NEEDED[like or name]
+    missing = needed - set(reader.columns(table, schema=schema))
+    if missing:
+        what = f"column {min(missing)} of" if len(missing) < len(needed) else "table"
+        raise SchemaMissing(
+            f"there is no {what} {schema + '.' if schema else ''}{table} in {place}; run: outbox db upgrade --url URL"
+            + (f" --schema {schema}" if schema else "")
+        )
+    return quoted(place, schema, table)
+
+
+def _check_column(rule: BusinessRule, name: str, columns: Mapping[str, str]) -> None:
+    if name in columns:
+        return
+    near = difflib.get_close_matches(name, columns, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(columns)}"
+    raise ConfigurationError(f"rule {rule.name}: table {rule.table} has no column {name}; {hint}")
+
+
+def _condition(place: Place, one: Condition, parameters: list[str | int | float | bool]) -> str:
+    column = quoted(place, one.column)
+    parameters.extend(one.values)
+    match one.operator:
+        case Operator.IS_NULL | Operator.IS_NOT_NULL:
+            return f"{column} {one.operator.upper()}"
+        case Operator.IN:
+            return f"{column} IN ({', '.join('?' * len(one.values))})"
+        case _:
+            return f"{column} {one.operator} ?"
+
+
+def _time(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, str]) -> str:
+    """A column of times as milliseconds since the epoch, in SQL. Raises ConfigurationError for other types."""
+    column, kind = quoted(place, name), columns[name]
+    if kind.startswith(_INTEGERS):
+        if rule.time_unit == "s":
+            return f"{column} * 1000"
+        return column if rule.time_unit == "ms" else _milli(place, name)
+    if place.backend is Backend.SQLITE and kind.startswith((*_TIMES, "text")):
+        return f"CAST(ROUND((julianday({column}) - 2440587.5) * 86400000.0) AS INTEGER)"
+    if kind.startswith(_TIMES):
+        return f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column}) DIV 1000"
+    raise ConfigurationError(
+        f"rule {rule.name}: column {name} is of type {kind}; times are integers since the epoch or datetimes"
+    )
+
+
+def _milli(place: Place, name: str) -> str:
+    """Microseconds as milliseconds, rounded down, in SQL."""
+    return f"{quoted(place, name)} {'/' if place.backend is Backend.SQLITE else 'DIV'} 1000"
+
+
+def _text(place: Place, name: str) -> str:
+    """A column as text, in SQL."""
+    return f"CAST({quoted(place, name)} AS {'TEXT' if place.backend is Backend.SQLITE else 'CHAR'})"

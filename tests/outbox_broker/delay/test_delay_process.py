@@ -1,0 +1,154 @@
+"""`outbox delay serve` as a process in front of a broker process: killed, restarted, wrongly started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from broker_adapter.http import HttpBroker
+from outbox_core import Message
+from outbox_core.common.errors import NotSupported
+from outbox_core.messages.message import DUE_HEADER
+from tests.broker_adapter.servers import ServerProcess
+from tests.fixtures.fork_server import Program, fork_server
+
+COMMAND = ("outbox", "delay", "serve")
+DEADLINE_S = 120.0
+
+
+class DelayProcess:
+    """A delay service, to be killed and started again."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        self._folder = folder
+        self._target = target
+        self._process: Program | None = None
+        self.url = ""
+
+    def start(self) -> None:
+        ready = self._folder.with_name("delay.ready")
+        command = [*COMMAND, "--data", str(self._folder), "--target", self._target, "--port", "0"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
+        process = fork_server().start(*command, "--ready-file", str(ready), stderr=subprocess.PIPE, env=environment)
+        self._process = process
+        assert process.stderr is not None
+        first_line = process.stderr.readline().decode()
+        assert first_line.startswith("delay service ready at "), first_line + process.stderr.read().decode()
+        self._reader = threading.Thread(target=process.stderr.read, daemon=True)
+        self._reader.start()
+        self.url = ready.read_text().strip()
+
+    def end(self, number: signal.Signals) -> int:
+        if self._process is None:
+            return 0
+        self._process.send_signal(number)
+        code = self._process.wait(DEADLINE_S)
+        self._reader.join(DEADLINE_S)
+        self._process.close()
+        self._process = None
+        return code
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A broker process that runs."""
+    process = ServerProcess(tmp_path / "target")
+    process.start()
+    yield process
+    process.kill()
+
+
+@pytest.fixture
+def delay(tmp_path: Path, target: ServerProcess) -> Iterator[DelayProcess]:
+    """A delay service in front of it that runs."""
+    process = DelayProcess(tmp_path / "delay", target.url)
+    process.start()
+    yield process
+    process.end(signal.SIGKILL)
+
+
+def pulled(broker: HttpBroker, count: int) -> list[tuple[str, int]]:
+    """(id, when it was handed out) of this many messages, waiting for them."""
+    found: list[tuple[str, int]] = []
+    deadline = time.monotonic() + DEADLINE_S
+    while len(found) < count and time.monotonic() < deadline:
+        deliveries = broker.pull("trips", "reminders", wait_ms=1_000)
+        now_ms = time.time_ns() // 1_000_000
+        assert all(int(one.headers[DUE_HEADER]) <= now_ms for one in deliveries), "never early"
+        found += [(one.id, now_ms) for one in deliveries]
+        broker.ack([one.receipt for one in deliveries])
+    return found
+
+
+def delivered(url: str, count: int) -> float:
+    """How many deliveries the lateness of /metrics is of, waiting for so many: they are counted behind the target."""
+    found = -1.0
+    deadline = time.monotonic() + DEADLINE_S
+    while found < count and time.monotonic() < deadline:
+        response = requests.get(f"{url}/metrics", timeout=DEADLINE_S)
+        assert response.status_code == 200, response.text
+        [found] = [
+            float(line.split()[1])
+            for line in response.text.splitlines()
+            if line.startswith("broker_delay_lateness_seconds_count")
+        ]
+    return found
+
+
+@pytest.mark.slow
+def test_what_was_accepted_reaches_the_target_when_due_although_both_are_killed(
+    delay: DelayProcess, target: ServerProcess
+) -> None:
+    def message(message_id: str, ahead_ms: int) -> Message:
+        return Message(id=message_id, topic="trips", body=b"x", deliver_at_ms=start_ms + ahead_ms)
+
+    start_ms = time.time_ns() // 1_000_000
+    producer = HttpBroker(delay.url)
+    due = {f"m{number}": start_ms + number * 100 for number in range(30)}
+    results = producer.publish([message(f"m{number}", number * 100) for number in range(30)])
+    assert {result.status for result in results} == {"stored"}
+    assert producer.cancel(["m29", "m28", "nobody"]) == ["canceled", "canceled", "unknown"]
+    producer.publish([message("far", 700 * 86_400_000)])
+    with pytest.raises(NotSupported):
+        producer.pull("trips", "reminders")
+    producer.close()
+
+    delay.end(signal.SIGKILL)
+    target.kill()
+    target.start()
+    delay.start()
+    consumer = HttpBroker(target.url)
+    came = pulled(consumer, 28)
+
+    assert sorted(one for one, _ in came) == sorted(set(due) - {"m28", "m29"})
+    assert all(at_ms >= due[one] for one, at_ms in came), "never early"
+    producer = HttpBroker(delay.url)
+    assert producer.cancel(["far", "m0"]) == ["canceled", "too_late"]
+    producer.close()
+    consumer.close()
+    assert delivered(delay.url, 1) >= 1, "since its last start"
+    assert delay.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--target", "nothing://x", "--data", "d"], "no broker adapter"),
+        (["--target", "http://127.0.0.1:1", "--data", "d", "--host", "0.0.0.0"], "--tokens"),
+        (["--target", "http://127.0.0.1:1"], "--data is needed"),
+        (["--target", "http://127.0.0.1:1", "--data", "d", "--target-token-file", "none"], "cannot read the token"),
+    ],
+)
+def test_a_wrong_start_says_the_cure(tmp_path: Path, options: list[str], said: str) -> None:
+    done = fork_server().run(*COMMAND, *options, cwd=tmp_path)
+
+    assert done.returncode != 0
+    assert said in done.stderr

@@ -1,0 +1,119 @@
+"""A delay service in front of a broker with tokens: what its token does not cover, and a token that is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.http import HttpBroker
+from outbox_broker.delay_service.delay_proxy import DelayFront
+from outbox_broker.engine.engine import Engine
+from outbox_broker.http.access_control import Access, load_tokens
+from outbox_broker.log.storage import DiskStorage
+from outbox_broker.log.sync_times import TimedStorage
+from outbox_broker.schedule.service import REFUSED_AGAIN_MS
+from outbox_core import Message
+from outbox_core.common.clock import ManualClock
+from tests.broker_adapter.servers import serving
+from tests.outbox_broker.delay.conftest import NOW_MS, Opened
+
+TOKENS = """
+[[tokens]]
+name = "delay"
+sha256 = "{digest}"
+roles = ["publish"]
+topics = ["a.*"]
+"""
+Fronted = Callable[[str], DelayFront]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+def target(tmp_path: Path, clock: ManualClock) -> Iterator[Engine]:
+    """The engine behind the broker, to see what came."""
+    engine = Engine.open(tmp_path / "target", clock=clock)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def fronted(target: Engine, opened: Opened, clock: ManualClock, tmp_path: Path) -> Iterator[Fronted]:
+    """Make a front, not started, whose target is asked with a token; the right one covers `a.*`."""
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(TOKENS.format(digest=hashlib.sha256(b"right").hexdigest()))
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(target, access=Access(tokens=load_tokens(tokens)))).url
+
+        def made(token: str) -> DelayFront:
+            broker = HttpBroker(url, token=token)
+            stack.callback(broker.close)
+            syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
+            front = DelayFront(opened.open(storage=syncs), broker, clock=clock, syncs=syncs)
+            stack.callback(front.close)
+            return front
+
+        yield made
+
+
+def publish(front: DelayFront, *places: str) -> None:
+    """Messages for now, each `topic/id`."""
+    parts = [place.split("/") for place in places]
+    front.publish([Message(id=message_id, topic=topic, body=b"x") for topic, message_id in parts])
+
+
+def turned(front: DelayFront) -> None:
+    """Everything that can be done now."""
+    while front.service.turn() == 0:
+        pass
+
+
+def came(target: Engine, topic: str) -> list[str]:
+    return [one.id for one in target.pull(topic, "g")]
+
+
+def test_a_topic_that_the_token_does_not_cover_holds_up_no_other(
+    fronted: Fronted, target: Engine, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    front = fronted("right")
+
+    publish(front, "b.x/b1")
+    turned(front)
+    publish(front, "a.x/a1", "b.x/b2", "a.y/a2", "b.x/b3", "a.x/a3")
+    turned(front)
+
+    assert (came(target, "a.x"), came(target, "a.y"), came(target, "b.x")) == (["a1", "a3"], ["a2"], [])
+    assert (front.service.delivered, front.service.refused, front.service.failures) == (3, 3, 0)
+    assert front.counters()["fired", "a.x", ""] == 2
+    assert ("fired", "b.x", "") not in front.counters()
+    refusals = [one.__dict__ for one in caplog.records if one.message == "delivery_refused"]
+    logged = [(one["first_message_id"], one["messages"]) for one in refusals]
+    assert logged == [("b1", 1), ("b2", 2)], "a line for a topic and batch"
+    assert front.scheduled_message("b2") == {"id": "b2", "topic": "b.x", "deliver_at_ms": NOW_MS + REFUSED_AGAIN_MS}
+    assert front.cancel(["b3"]) == ["canceled"]
+    clock.advance(REFUSED_AGAIN_MS)
+    turned(front)
+    assert front.service.refused == 5
+
+
+def test_a_token_that_is_wrong_holds_everything_until_it_is_mended(
+    fronted: Fronted, target: Engine, clock: ManualClock
+) -> None:
+    front = fronted("wrong")
+    publish(front, "a.x/a1", "a.y/a2")
+
+    turned(front)
+    front.close()
+    clock.advance(60_000)
+    turned(fronted("right"))
+
+    assert (front.service.failures, front.service.refused) == (1, 0)
+    assert (came(target, "a.x"), came(target, "a.y")) == (["a1"], ["a2"]), "nobody waits an hour for that"

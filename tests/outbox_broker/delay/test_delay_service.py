@@ -1,0 +1,327 @@
+"""The thread that turns a schedule, in front of a real broker: outages, refusals, restarts, lateness, waking."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec import structs
+
+from broker_adapter.embedded import EmbeddedBroker
+from outbox_broker.delay_service.delay_proxy import DelayFront
+from outbox_broker.log.storage import DiskStorage
+from outbox_broker.log.sync_times import TimedStorage
+from outbox_broker.schedule.delay_store import DelayStore, Timed
+from outbox_broker.schedule.lateness import Lateness
+from outbox_broker.schedule.service import REFUSED_AGAIN_MS, SLICE_MS, DelayService
+from outbox_core import Message
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, InvalidMessage, NotSupported
+from outbox_core.messages.limits import HEADERS_MAX
+from outbox_core.messages.message import DUE_HEADER, PublishResult, PublishStatus
+from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, Opened, put, timed
+
+
+class Target:
+    """Takes batches, or does what it is told instead."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.errors: list[Exception] = []
+        self.refuses: set[str] = set()
+        self.took = threading.Event()
+
+    def __call__(self, batch: Sequence[Timed]) -> list[Timed]:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.batches.append([one.id for one in batch])
+        self.took.set()
+        return [one for one in batch if one.id in self.refuses]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+def syncs() -> TimedStorage:
+    """The disk, which a front knows how long it takes."""
+    return TimedStorage(DiskStorage(), clock_s=time.perf_counter)
+
+
+@pytest.fixture
+def schedule(opened: Opened, syncs: TimedStorage) -> DelayStore:
+    return opened.open(storage=syncs)
+
+
+@pytest.fixture
+def target() -> Target:
+    return Target()
+
+
+@pytest.fixture
+def service(schedule: DelayStore, target: Target, clock: ManualClock) -> Iterator[DelayService]:
+    """A service, not started."""
+    one = DelayService(schedule, deliver=target, clock=clock)
+    yield one
+    one.stop()
+
+
+def test_it_waits_until_the_next_due_time_and_never_longer_than_a_slice(
+    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+) -> None:
+    assert service.turn() == SLICE_MS
+    put(schedule, NOW_MS, timed("a", NOW_MS + 300), timed("b", NOW_MS + 5_000))
+
+    assert service.turn() == 300
+    clock.advance(299)
+    assert service.turn() == 1
+    assert target.batches == []
+    clock.advance(1)
+    assert service.turn() == 0
+    assert target.batches == [["a"]]
+    assert service.turn() == SLICE_MS
+
+
+def test_a_batch_that_the_target_cannot_take_now_waits_and_grows_no_duplicates(
+    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+) -> None:
+    put(schedule, NOW_MS, timed("a", NOW_MS), timed("b", NOW_MS + 10))
+    target.errors = [BrokerUnavailable("out"), BrokerThrottled("later", retry_after_ms=700), BrokerUnavailable("out")]
+    waits = [service.turn()]
+
+    while not target.batches:
+        clock.advance(waits[-1])
+        waits.append(service.turn())
+
+    assert waits[:4] == [100, 700, 400, 0]
+    assert target.batches == [["a"]]
+    service.turn()
+    assert target.batches == [["a"], ["b"]]
+    assert (service.delivered, service.failures) == (2, 3)
+    assert service.lateness.worst_ms == 100 + 700 + 400
+
+
+def test_housekeeping_goes_on_while_the_target_is_out(
+    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+) -> None:
+    put(schedule, NOW_MS, timed("a", NOW_MS), timed("far", NOW_MS + 30 * DAY_MS))
+    schedule._flush(NOW_MS)
+    target.errors = [BrokerUnavailable("out")] * 1_000
+
+    clock.advance(29 * DAY_MS)
+    for _ in range(20):
+        clock.advance(service.turn())
+        service.keep()
+
+    assert all(bucket.level > 0 or bucket.start_ms <= clock.now_ms() for bucket in schedule._state.buckets)
+
+
+def test_what_the_target_refuses_is_kept_and_tried_again_later_also_after_a_restart(
+    opened: Opened, service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+) -> None:
+    put(schedule, NOW_MS, timed("good", NOW_MS), timed("bad", NOW_MS))
+    target.refuses = {"bad"}
+
+    service.turn()
+    schedule.close()
+
+    assert (service.delivered, service.refused) == (1, 1)
+    assert sum(count for _, count in service.lateness.counts()) == 1, "what is refused is not late, but refused"
+    schedule = opened.open()
+    found = schedule.find("bad")
+    assert found is not None
+    assert found.due_ms == NOW_MS + REFUSED_AGAIN_MS
+    assert schedule.cancel(["bad", "good"], now_ms=NOW_MS) == ["canceled", "too_late"]
+    assert schedule.due(NOW_MS + DAY_MS) is None
+
+
+def test_a_message_that_is_due_earlier_than_all_else_wakes_the_thread(
+    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+) -> None:
+    service.start()
+    service.start()
+
+    put(schedule, NOW_MS, timed("a", NOW_MS))
+    service.wake()
+    assert target.took.wait(120)
+    target.took.clear()
+    put(schedule, NOW_MS, timed("b", NOW_MS + 400))
+    service.wake()
+    clock.advance(400)
+    assert target.took.wait(120)
+
+    service.stop()
+    service.stop()
+    assert target.batches == [["a"], ["b"]]
+
+
+def test_a_defect_in_the_target_does_not_end_the_thread(
+    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    target.errors = [ZeroDivisionError("a defect")]
+    put(schedule, NOW_MS, timed("a", NOW_MS), timed("b", NOW_MS + 1))
+
+    service.start()
+    while not target.took.wait(0.01):
+        clock.advance(SLICE_MS)
+
+    assert target.batches[0] == ["b"], "the batch that met the defect is still out, and comes again after a restart"
+    assert "delay_service_failed" in caplog.text
+
+
+def test_lateness_is_counted_by_bounds() -> None:
+    late = Lateness()
+    for late_ms in [0] * 90 + [15] * 9 + [70_000]:
+        late.add(late_ms)
+
+    assert sum(count for _, count in late.counts()) == 100
+    assert (late.quantile_ms(0.5), late.quantile_ms(0.99), late.quantile_ms(1)) == (1, 20, 70_000)
+
+
+# -- in front of a broker ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broker(tmp_path: Path, clock: ManualClock) -> Iterator[EmbeddedBroker]:
+    """The target."""
+    one = EmbeddedBroker(f"embedded:{tmp_path / 'target'}", clock=clock)
+    yield one
+    one.close()
+
+
+def message(message_id: str, *, ahead_ms: int | None = None) -> Message:
+    due_ms = None if ahead_ms is None else NOW_MS + ahead_ms
+    return Message(
+        id=message_id, topic="orders", body=message_id.encode(), key="k", headers={"h": "v"}, deliver_at_ms=due_ms
+    )
+
+
+def turned(front: DelayFront) -> None:
+    """Everything that can be done now."""
+    while front.service.turn() == 0:
+        pass
+
+
+def test_a_front_delivers_to_a_broker_what_is_due_whole_and_once(
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
+) -> None:
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+
+    results = front.publish([message("now"), message("later", ahead_ms=500), message("far", ahead_ms=732 * DAY_MS)])
+    assert [result.status for result in results] == ["stored", "stored", "rejected"]
+    assert "731 days" in str(results[2].error)
+    turned(front)
+    assert front.publish([message("now"), message("later", ahead_ms=500)])[1].status == PublishStatus.DUPLICATE
+
+    [delivery] = broker.pull("orders", "billing")
+    assert (delivery.id, delivery.body, delivery.key, dict(delivery.headers)) == ("now", b"now", "k", {"h": "v"})
+    clock.advance(499)
+    turned(front)
+    assert broker.pull("orders", "billing") == []
+    clock.advance(1)
+    turned(front)
+    assert [one.id for one in broker.pull("orders", "billing")] == ["later"]
+    front.close()
+
+
+def test_a_front_answers_what_producers_and_operators_ask_and_refuses_the_rest(
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
+) -> None:
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+    front.publish([message("a", ahead_ms=90_000), message("b", ahead_ms=90_000)])
+
+    assert front.scheduled("orders", bucket="day") == [(NOW_MS // DAY_MS * DAY_MS, 2)]
+    assert front.scheduled_message("a") == {"id": "a", "topic": "orders", "deliver_at_ms": NOW_MS + 90_000}
+    assert front.scheduled_message("nobody") is None
+    assert front.cancel(["a", "nobody"]) == ["canceled", "unknown"]
+    assert front.topics() == ["orders"]
+    assert {"stored": 0, "scheduled": 1}.items() <= front.topic_figures("orders").items()
+    assert front.log_figures()["scheduled"] == 1
+    assert front.counters()["published_stored", "orders", ""] == 2
+    with pytest.raises(InvalidMessage):
+        front.scheduled(bucket="year")
+    with pytest.raises(NotSupported, match=r"pull.*target"):
+        front.take("orders", "billing", max_messages=1, invisible_ms=1_000)
+    front.check_ready()
+    front.close()
+
+
+def test_one_message_that_a_target_refuses_does_not_keep_the_others(
+    schedule: DelayStore,
+    broker: EmbeddedBroker,
+    clock: ManualClock,
+    syncs: TimedStorage,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publish: Callable[[Sequence[Message]], list[PublishResult]] = broker.publish
+
+    def refusing(batch: Sequence[Message]) -> list[PublishResult]:
+        if any(one.id == "bad" for one in batch):
+            raise BrokerRefused("never")
+        return publish(batch)
+
+    monkeypatch.setattr(broker, "publish", refusing)
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+
+    front.publish([message("a"), message("bad"), message("b")])
+    turned(front)
+
+    assert [one.id for one in broker.pull("orders", "billing")] == ["a", "b"]
+    assert front.scheduled_message("bad") is not None
+    front.close()
+
+
+def test_the_due_time_that_was_asked_for_goes_along_as_a_header(
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
+) -> None:
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+    crowded = {f"h{number}": "v" for number in range(HEADERS_MAX)}
+    older = msgspec.msgpack.encode([b"x", None, {"h": "v"}, NOW_MS])
+    put(schedule, NOW_MS, Timed(NOW_MS + 500, "older", "orders", older))
+
+    front.publish([message("now"), message("later", ahead_ms=500), message("past", ahead_ms=-5)])
+    front.publish(
+        [
+            structs.replace(message("copied", ahead_ms=500), headers={DUE_HEADER: "1"}),
+            structs.replace(message("passed-on"), headers={DUE_HEADER: "1"}),
+            structs.replace(message("crowded", ahead_ms=500), headers=crowded),
+        ]
+    )
+    clock.advance(700)
+    turned(front)
+    front.close()
+
+    headers = {one.id: dict(one.headers) for one in broker.pull("orders", "billing")}
+    due = {DUE_HEADER: str(NOW_MS + 500)}
+    assert headers == {
+        "now": {"h": "v"}, "later": {"h": "v", **due}, "past": {"h": "v", DUE_HEADER: str(NOW_MS - 5)}, "copied": due,
+        "passed-on": {DUE_HEADER: "1"}, "crowded": crowded, "older": {"h": "v"},
+    }  # fmt: skip
+
+
+def test_a_message_that_was_refused_at_first_tells_its_own_due_time_not_that_of_the_attempt(
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def refusing(_batch: Sequence[Message]) -> list[PublishResult]:
+        raise BrokerRefused("not yet")
+
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+    front.publish([message("later", ahead_ms=500)])
+    clock.advance(500)
+    with monkeypatch.context() as patched:
+        patched.setattr(broker, "publish", refusing)
+        turned(front)
+
+    clock.advance(REFUSED_AGAIN_MS)
+    turned(front)
+    front.close()
+
+    [delivery] = broker.pull("orders", "billing")
+    assert delivery.headers[DUE_HEADER] == str(NOW_MS + 500)

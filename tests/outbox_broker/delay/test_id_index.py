@@ -1,0 +1,178 @@
+"""The id index over merges: what is known after a restart, and what a damaged piece costs. Not its format."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from outbox_broker.schedule import id_index
+from outbox_broker.schedule.delay_store import DelayStore
+from outbox_core.common.errors import StorageFailed
+from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, Opened, flush, put, settle, timed
+
+FLUSH_MESSAGES = 10
+DEDUP_MESSAGES = 20
+
+
+@pytest.fixture(autouse=True)
+def few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merges come early."""
+    monkeypatch.setattr(id_index, "PIECES_MAX", 8)
+    monkeypatch.setattr(id_index, "MERGED_PIECES", 6)
+
+
+def ids_of(number: int, *, count: int = FLUSH_MESSAGES) -> list[str]:
+    return [f"m{number}-{at}" for at in range(count)]
+
+
+def put_flush(schedule: DelayStore, number: int, *, count: int = FLUSH_MESSAGES) -> None:
+    put(schedule, NOW_MS, *(timed(one, NOW_MS + DAY_MS) for one in ids_of(number, count=count)))
+    flush(schedule, NOW_MS)
+
+
+def resend(schedule: DelayStore, ids: list[str]) -> set[str]:
+    return set(map(str, schedule.schedule([timed(one, NOW_MS + DAY_MS) for one in ids], now_ms=NOW_MS)))
+
+
+def counts(schedule: DelayStore) -> list[int]:
+    """Ids in each piece, oldest first; the state's list is the same as the one that is looked in."""
+    assert schedule._state.index == [one.stored for one in schedule._index._pieces]
+    return [one.count for one in schedule._state.index]
+
+
+def test_after_a_merge_and_a_restart_the_newest_ids_are_known_to_be_repeats(opened: Opened) -> None:
+    schedule = opened.open(dedup_messages=DEDUP_MESSAGES)
+    for number in range(9):
+        put_flush(schedule, number)
+    settle(schedule, NOW_MS)
+    assert counts(schedule) == [60, 10, 10, 10]
+    flush(schedule, NOW_MS)  # from here on the merge counts
+
+    schedule = opened.open()
+
+    assert counts(schedule) == [60, 10, 10, 10]
+    assert resend(schedule, ids_of(8) + ids_of(7)) == {"duplicate"}
+    assert resend(schedule, ids_of(0)) == {"stored"}, "long ago"
+    assert schedule.cancel([ids_of(3)[0], ids_of(8)[0]], now_ms=NOW_MS) == ["canceled", "canceled"]
+
+
+def test_a_piece_of_which_only_some_ids_are_among_the_newest_stays_apart_too(opened: Opened) -> None:
+    schedule = opened.open(dedup_messages=25)
+    for number, count in enumerate([10, 10, 10, 10, 10, 10, 7, 10, 10]):
+        put_flush(schedule, number, count=count)
+    settle(schedule, NOW_MS)
+    flush(schedule, NOW_MS)
+
+    schedule = opened.open()
+
+    assert counts(schedule) == [60, 7, 10, 10]
+    assert resend(schedule, ids_of(6, count=7) + ids_of(7) + ids_of(8)) == {"duplicate"}
+
+
+def test_any_sizes_of_flushes_leave_the_newest_ids_known_after_a_restart_in_few_pieces(opened: Opened) -> None:
+    seed = 20_261_121
+    print(f"seed {seed}")
+    random = Random(seed)
+    schedule = opened.open(dedup_messages=100)
+    came: list[str] = []
+
+    for number in range(120):
+        count = random.choice([1, 2, 5, 30, 90]) if number < 60 else 1
+        put_flush(schedule, number, count=count)
+        came += ids_of(number, count=count)
+        settle(schedule, NOW_MS)
+        assert len(counts(schedule)) <= 8
+        if number % 10 == 9:
+            flush(schedule, NOW_MS)
+            schedule = opened.open()
+            assert resend(schedule, came[-100:]) == {"duplicate"}, number
+            assert len(schedule._recovered) <= 5 * 100
+
+
+def test_a_piece_that_grew_large_and_was_put_last_hides_no_newer_one(opened: Opened) -> None:
+    schedule = opened.open(dedup_messages=DEDUP_MESSAGES)
+    put_flush(schedule, 0, count=100)
+    for number in (1, 2):
+        put_flush(schedule, number)
+    schedule._state.index.append(schedule._state.index.pop(0))  # as the version before did
+    flush(schedule, NOW_MS)
+
+    schedule = opened.open()
+
+    assert counts(schedule) == [10, 10, 100]
+    assert resend(schedule, ids_of(1) + ids_of(2)) == {"duplicate"}
+
+
+@pytest.mark.parametrize("place", ["block", "fences", "header", "all"])
+def test_a_damaged_piece_is_told_once_and_made_anew_of_what_stands_in_buckets(
+    opened: Opened, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    schedule = opened.open(dedup_messages=DEDUP_MESSAGES)
+    for number in range(10):
+        put_flush(schedule, number)
+    opened.drop()
+    path = opened.folder / "ids-000000000003.delay"
+    damage(path, place)
+    caplog.set_level(logging.WARNING)
+
+    schedule = opened.open()
+    settle(schedule, NOW_MS)
+
+    said = [one.message for one in caplog.records]
+    assert said.count("id_index_damaged") == said.count("id_index_made_anew") == (place != "header")
+    assert said.count("segment_header_made_anew") == (place in {"header", "all"})
+    ids = [one for number in range(10) for one in ids_of(number)]
+    assert all(schedule.find(one) for one in ids)
+    assert schedule.cancel(ids[20:40], now_ms=NOW_MS) == ["canceled"] * 20
+    flush(schedule, NOW_MS)
+    settle(schedule, NOW_MS)
+    assert path.exists() is False
+    caplog.clear()
+    schedule = opened.open()
+    settle(schedule, NOW_MS)
+    assert [one for one in ids if schedule.find(one)] == ids[:20] + ids[40:]
+    assert schedule.count() == 80
+    assert not caplog.records
+
+
+def test_while_a_piece_is_damaged_a_cancel_is_refused_rather_than_answered_wrongly(opened: Opened) -> None:
+    schedule = opened.open(dedup_messages=1)
+    put_flush(schedule, 1)
+    put_flush(schedule, 2)
+    opened.drop()
+    damage(opened.folder / "ids-000000000001.delay", "block")
+    schedule = opened.open()
+    [wanted, other] = [ids_of(number)[0] for number in (1, 2)]
+
+    for _ in range(2):
+        with pytest.raises(StorageFailed, match=r"ids-000000000001.*try again"):
+            schedule.cancel([wanted], now_ms=NOW_MS)
+    put(schedule, NOW_MS, timed("in-memory", NOW_MS + DAY_MS))
+    assert schedule.cancel(["in-memory"], now_ms=NOW_MS) == ["canceled"]
+    settle(schedule, NOW_MS)
+
+    assert schedule.cancel([wanted, other, "unborn"], now_ms=NOW_MS) == ["canceled", "canceled", "unknown"]
+
+
+def test_ids_whose_newest_piece_is_damaged_are_known_to_be_repeats_while_they_wait(opened: Opened) -> None:
+    schedule = opened.open(dedup_messages=DEDUP_MESSAGES)
+    for number in range(4):
+        put_flush(schedule, number)
+    opened.drop()
+    damage(opened.folder / "ids-000000000004.delay", "block")
+
+    schedule = opened.open()
+
+    assert resend(schedule, ids_of(3)) == {"duplicate"}
+
+
+def damage(path: Path, place: str) -> None:
+    """Flip a bit of a piece of the id index, or all of them."""
+    data = bytearray(path.read_bytes())
+    places = {"block": [24 + 16 + 5], "fences": [-3 - 16], "header": [9], "all": range(len(data))}[place]
+    for at in places:
+        data[at] ^= 1
+    path.write_bytes(data)

@@ -1,0 +1,103 @@
+"""`outbox broker delete-topic | delete-group`: asks, refuses what is in use unless forced, says what was done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outbox.cli.command import main
+from outbox_core import Broker, Message, connect
+from tests.broker_adapter.servers import served
+
+TOPIC, GROUP = "orders", "billing"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A server of the test's own."""
+    with served(tmp_path / "data") as server:
+        yield server.url
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[Broker]:
+    """A client of it, with a message that its group holds."""
+    made = connect(url)
+    made.publish([Message(id="a", topic=TOPIC, body=b"")])
+    made.pull(TOPIC, GROUP)
+    yield made
+    made.close()
+
+
+def outbox(*arguments: str, url: str = "") -> int:
+    """The exit status of the command."""
+    with pytest.raises(SystemExit) as ended:
+        main(["broker", *arguments, *(["--url", url] if url else [])])
+    return int(ended.value.code or 0)
+
+
+def test_what_is_in_use_is_deleted_by_force_alone(url: str, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outbox("delete-group", TOPIC, GROUP, "--yes", url=url) == 1
+    assert "stop its consumers, or force" in capsys.readouterr().err
+    assert outbox("delete-topic", TOPIC, "--yes", url=url) == 1
+    assert "1 consumer groups" in capsys.readouterr().err
+
+    assert outbox("delete-group", TOPIC, GROUP, "--yes", "--force", url=url) == 0
+    assert capsys.readouterr().out == f"{TOPIC}/{GROUP} deleted\n"
+    assert outbox("delete-topic", TOPIC, "--yes", url=url) == 0
+    assert capsys.readouterr().out == f"{TOPIC} deleted\n"
+    assert broker.admin.topics() == []
+    assert outbox("delete-topic", TOPIC, "--yes", url=url) == 1
+    assert "there is no topic orders" in capsys.readouterr().err
+
+
+def test_what_was_done_is_told_as_json(url: str, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outbox("delete-group", TOPIC, GROUP, "--yes", "--force", "--json", url=url) == 0
+    assert json.loads(capsys.readouterr().out) == {"topic": TOPIC, "group": GROUP, "deleted": True}
+    assert outbox("delete-topic", TOPIC, "--yes", "--json", url=url) == 0
+    assert json.loads(capsys.readouterr().out) == {"topic": TOPIC, "deleted": True}
+
+
+def test_nothing_is_deleted_where_nobody_can_be_asked(
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert outbox("delete-group", TOPIC, GROUP, "--force", url=url) == 2
+    assert outbox("delete-topic", TOPIC, "--force", url=url) == 2
+
+    assert "nothing was deleted: say --yes" in capsys.readouterr().err
+    assert broker.admin.figures(TOPIC, GROUP)["in_flight"] == 1
+
+
+@pytest.mark.parametrize(("answer", "is_deleted"), [(True, True), (False, False)])
+def test_a_person_is_asked_and_told_what_goes(
+    url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, answer: bool, is_deleted: bool
+) -> None:
+    asked: list[str] = []
+
+    def confirm(question: str, **_: object) -> bool:
+        asked.append(question)
+        return answer
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", confirm)
+
+    outbox("delete-group", TOPIC, GROUP, "--force", url=url)
+    outbox("delete-topic", TOPIC, "--force", url=url)
+
+    assert [one.partition(",")[0] for one in asked] == [
+        f"Delete the consumer group {GROUP} of {TOPIC}", f"Delete the topic {TOPIC}",
+    ]  # fmt: skip
+    assert "1 in flight" in asked[0]
+    assert (broker.admin.topics() == []) is is_deleted
+
+
+@pytest.mark.parametrize("command", ["delete-topic", "delete-group"])
+def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outbox(command, "--help") == 0
+
+    shown = capsys.readouterr().out
+    assert f"outbox broker {command} orders" in shown
+    assert "--force" in shown

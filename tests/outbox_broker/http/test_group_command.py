@@ -1,0 +1,145 @@
+"""`outbox broker group ...` on a server that runs: changes what is named, tells figures, says what was refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outbox.cli.command import main
+from outbox_broker.server import group_cli
+from outbox_core import Broker, GroupConfig, Message, connect
+from tests.broker_adapter.servers import served
+
+TOPIC, GROUP = "orders", "billing"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A server of the test's own."""
+    with served(tmp_path / "data") as server:
+        yield server.url
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[Broker]:
+    """A client of it."""
+    made = connect(url)
+    yield made
+    made.close()
+
+
+def outbox(*arguments: str, url: str) -> int:
+    """The exit status of the command."""
+    with pytest.raises(SystemExit) as ended:
+        main(["broker", "group", arguments[0], TOPIC, GROUP, *arguments[1:], "--url", url])
+    return int(ended.value.code or 0)
+
+
+def test_a_group_is_declared_ordered_and_shown(url: str, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outbox("declare", "--ordered", "--filter", "type = 'a'", url=url) == 0
+    assert outbox("declare", "--max-attempts", "3", url=url) == 0
+    capsys.readouterr()
+
+    assert outbox("show", url=url) == 0
+
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert (settings["ordered"], settings["filter"], settings["max_attempts"]) == (True, "type = 'a'", 3)
+
+
+def test_a_filter_and_an_order_are_taken_away(url: str, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    broker.admin.declare_group(TOPIC, GROUP, GroupConfig(ordered=True, filter="type = 'a'", max_attempts=5))
+
+    assert outbox("declare", "--no-ordered", "--filter", "", url=url) == 0
+
+    capsys.readouterr()
+    outbox("show", url=url)
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert (settings["ordered"], settings["filter"], settings["max_attempts"]) == (False, None, 5)
+
+
+def test_dead_letters_are_redriven_at_a_rate(url: str, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    broker.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    broker.publish([Message(id=f"m{number}", topic=TOPIC, body=b"") for number in range(3)])
+    broker.nack([one.receipt for one in broker.pull(TOPIC, GROUP)])
+
+    assert outbox("redrive", "--message-id", "m2", url=url) == 0
+    assert outbox("redrive", "--per-second", "1", url=url) == 0
+
+    assert capsys.readouterr().out == "1 redriven\n2 redriven\n"
+    assert broker.admin.figures(TOPIC, GROUP)["redriving"] > 0
+
+
+def die(broker: Broker, *ids: str, reason: str) -> None:
+    """Publish messages, and give up on them at the second attempt."""
+    broker.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2))
+    broker.publish([Message(id=one, topic=TOPIC, body=b"what it carries") for one in ids])
+    for said in ("too early", reason):
+        broker.nack([one.receipt for one in broker.pull(TOPIC, GROUP, wait_ms=5_000)], delay_ms=0, reason=said)
+
+
+def test_dead_letters_are_listed_with_how_their_attempts_went(
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert outbox("declare", url=url) == 0
+    assert outbox("dead", url=url) == 0
+    assert capsys.readouterr().out.endswith("no dead letters\n")
+    die(broker, "m1", "m2", reason="no such \x1b[2J [b]account")
+
+    assert outbox("dead", "--limit", "1", url=url) == 0
+
+    head, first, second, more = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["id", "attempts", "when", "reason"]
+    assert first.split()[:2] == ["m1", "2"]
+    assert r"no such \x1b[2J [b]account" in first
+    assert (first.rstrip().endswith("1 x too early"), second.strip()) == (True, r"1 x no such \x1b[2J [b]account")
+    assert outbox("dead", *more.removeprefix("more: ").split(), url=url) == 0
+    [_, first, _] = capsys.readouterr().out.splitlines()
+    assert first.split()[:2] == ["m2", "2"]
+
+
+def test_dead_letters_are_listed_as_json_with_what_they_carry(
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die(broker, "m1", "m2", reason="broken")
+
+    assert outbox("dead", "--json", "--limit", "1", url=url) == 0
+
+    page = json.loads(capsys.readouterr().out)
+    [letter] = page["dead"]
+    assert (letter["id"], letter["reason"], letter["body"]) == ("m1", "broken", "what it carries")
+    assert letter["history"] == [{"reason": "too early", "attempts": 1}, {"reason": "broken", "attempts": 1}]
+    assert page["next"] is not None
+    monkeypatch.setattr(group_cli, "DEAD_BYTES_MAX", 100)
+    assert outbox("dead", url=url) == 1
+    assert "ask for less at once" in capsys.readouterr().err
+
+
+def test_a_group_is_moved_paused_and_resumed(url: str, broker: Broker) -> None:
+    broker.publish([Message(id="m", topic=TOPIC, body=b"")])
+    broker.ack([one.receipt for one in broker.pull(TOPIC, GROUP)])
+
+    assert outbox("seek", "--to-offset", "0", url=url) == 0
+    assert outbox("pause", url=url) == 0
+    assert broker.pull(TOPIC, GROUP) == []
+    assert outbox("pause", "--resume", url=url) == 0
+
+    assert [one.id for one in broker.pull(TOPIC, GROUP)] == ["m"]
+
+
+def test_what_the_broker_refuses_is_said_in_its_words(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outbox("declare", "--filter", "type =", url=url) == 1
+    assert "at character" in capsys.readouterr().err
+    assert outbox("show", url=url) == 1
+    assert "there is no topic orders" in capsys.readouterr().err
+    assert outbox("seek", url=url) == 2
+    assert "--to-ms or --to-offset" in capsys.readouterr().err
+    assert outbox("show", url="http://127.0.0.1:9") == 1
+    assert "no broker answers" in capsys.readouterr().err
+
+
+def test_a_token_is_read_from_its_file(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outbox("show", "--token-file", str(tmp_path / "none"), url=url) == 2
+    assert "cannot read the token" in capsys.readouterr().err

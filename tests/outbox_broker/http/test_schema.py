@@ -1,0 +1,99 @@
+"""What the OpenAPI document promises is kept: requests made from it and against it are answered as it says, never by
+a defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import CHECKS, load_all_checks
+from schemathesis.generation import GenerationMode
+
+from outbox_broker.filter import render
+from outbox_broker.http.routes import ROUTES
+from outbox_core.messages import limits
+from tests.broker_adapter.servers import served
+from tests.outbox_broker.filter.generated import nodes
+
+EXAMPLES = 20
+OPERATIONS = [(route.path, route.method) for route in ROUTES]
+PROBES = [(path, "GET") for path in ("/livez", "/readyz", "/healthz", "/metrics")]
+# Nothing can be wrong about a probe: it takes no parameters.
+CASES = [(*one, mode) for one in OPERATIONS for mode in GenerationMode] + [
+    (*one, GenerationMode.POSITIVE) for one in PROBES
+]
+
+load_all_checks()
+# Not those about resources that come and go: a topic comes to be by being named.
+PROMISES = CHECKS.get_by_names(
+    [
+        "not_a_server_error",
+        "status_code_conformance",
+        "content_type_conformance",
+        "response_headers_conformance",
+        "response_schema_conformance",
+        "allow_header_conformance",
+        "negative_data_rejection",
+        "positive_data_acceptance",
+        "unsupported_method",
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def promised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The document of a server of its own: ids that are canceled here must not be missed elsewhere."""
+    with served(tmp_path_factory.mktemp("broker")) as server:
+        yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "method", "mode"), CASES)
+def test_requests_made_from_the_document_are_answered_as_it_says(
+    promised: Any, path: str, method: str, mode: GenerationMode
+) -> None:
+    operation = promised[path][method]
+
+    @given(case=operation.as_strategy(generation_mode=mode), filtering=nodes.map(render))
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+    def answered_as_promised(case: Any, filtering: str) -> None:
+        if mode is GenerationMode.POSITIVE:
+            _as_a_schema_cannot_say(case, filtering=filtering)
+        case.call_and_validate(checks=PROMISES, timeout=120)
+
+    answered_as_promised()
+
+
+def _as_a_schema_cannot_say(case: Any, *, filtering: str) -> None:
+    """Rules that JSON Schema has no words for are kept here; and nothing waits.
+
+    An integer is written without a fraction; a filter is a language; a backoff does not begin above its end; a topic
+    has one.
+    """
+    if not isinstance(case.body, dict):
+        return
+    body = {name: _whole(value) for name, value in case.body.items()}
+    if isinstance(body.get("wait_ms"), int) and body["wait_ms"] <= limits.PULL_WAIT_MS_MAX:
+        body["wait_ms"] = 0
+    if isinstance(body.get("filter"), str):
+        body["filter"] = filtering
+    if isinstance(body.get("to_offset"), int):
+        body["to_offset"] = 0
+    body.pop("backoff", None)
+    case.body = body
+
+
+def _whole(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case dict():
+            return {name: _whole(inner) for name, inner in value.items()}
+        case list():
+            return [_whole(inner) for inner in value]
+        case _:
+            return value

@@ -1,0 +1,46 @@
+"""The password of a URL stands in no output of the command line."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from outbox.cli.command import main
+
+COMMANDS = {
+    "check": ["check"],
+    "scheduled": ["scheduled"],
+    "scheduled message": ["scheduled", "m1"],
+    "show": ["group", "show", "orders", "billing"],
+    "declare": ["group", "declare", "orders", "billing"],
+    "seek": ["group", "seek", "orders", "billing", "--to-offset", "0"],
+    "pause": ["group", "pause", "orders", "billing"],
+    "dead": ["group", "dead", "orders", "billing"],
+    "redrive": ["group", "redrive", "orders", "billing"],
+}
+PASSWORD = "correct-horse"
+
+
+@pytest.fixture
+def closed_port() -> int:
+    """A port at which nobody listens."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_broker_that_does_not_answer_is_named_without_its_password(
+    command: str, closed_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://user:{PASSWORD}@127.0.0.1:{closed_port}/base?token={PASSWORD}"
+
+    with pytest.raises(SystemExit) as ended:
+        main(["broker", *COMMANDS[command], "--url", url])
+
+    shown = capsys.readouterr()
+    assert ended.value.code
+    assert f"http://127.0.0.1:{closed_port}/base" in shown.err
+    assert PASSWORD not in shown.err + shown.out
+    assert "user" not in shown.err + shown.out

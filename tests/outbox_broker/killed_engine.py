@@ -1,0 +1,266 @@
+"""Runs an engine that is ended at a chosen storage call, or at any time by a signal. Not a test: what tests start.
+
+What is asked and what is answered is told on a pipe or file before it happens and after it returned, a JSON line each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.engine import Engine
+from outbox_broker.log.storage import DiskStorage
+from outbox_core.common.clock import ManualClock
+from outbox_core.messages.message import GroupConfig, Message
+
+TOPIC, GROUP = "orders", "billing"
+START_MS = 1_800_000_000_000
+DAY_MS = 86_400_000
+CALLS_MAX = 1_000
+RESERVE_BYTES = 64 * 1024
+"""Of each of hundreds of brokers, which all stay on the disk."""
+type_of_tell = Callable[..., None]
+
+
+@dataclass(slots=True)
+class _File:
+    path: Path
+    size: int
+    synced: int
+    in_folder: bool
+
+
+class KillingStorage:
+    """Ends the process at the `at`-th call, by this `way`. Syncs are only noted: the machine runs on.
+
+    before: instead of the call. half: after half of a write. power, power-messages, power-actions, power-schedule: as
+    before, and what was not synced (of everything, or of the one folder) is not on the disk.
+    """
+
+    def __init__(self, *, at: int, way: str) -> None:
+        self._left = at
+        self._way = way
+        self._disk = DiskStorage()
+        self._open: dict[int, _File] = {}
+        self._files: dict[Path, _File] = {}
+        self._removed: dict[Path, bytes] = {}
+        self._lock = threading.RLock()
+
+    def create(self, path: Path) -> int:
+        self._count()
+        descriptor = self._disk.create(path)
+        size = os.fstat(descriptor).st_size
+        if path not in self._files:
+            self._files[path] = _File(path, size, size, in_folder=size > 0)
+        self._open[descriptor] = self._files[path]
+        return descriptor
+
+    def write(self, descriptor: int, data: bytes, *, position: int) -> None:
+        self._count(lambda: self._disk.write(descriptor, data[: len(data) // 2], position=position))
+        self._disk.write(descriptor, data, position=position)
+        self._open[descriptor].size = position + len(data)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        self._count()
+        self._disk.truncate(descriptor, size)
+        self._open[descriptor].size = size
+
+    def sync(self, descriptor: int) -> None:
+        self._count()
+        self._open[descriptor].synced = self._open[descriptor].size
+
+    def sync_folder(self, folder: Path) -> None:
+        self._count()
+        with self._lock:
+            for file in self._files.values():
+                file.in_folder |= file.path.parent == folder
+            self._removed = {path: data for path, data in self._removed.items() if path.parent != folder}
+
+    def remove(self, path: Path) -> None:
+        self._count()
+        with self._lock:
+            if path.exists():
+                self._removed[path] = path.read_bytes()
+                self._files.pop(path, None)
+        self._disk.remove(path)
+
+    def _count(self, half: Callable[[], None] | None = None) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left > 0:
+                return
+            if self._way == "half" and half is not None:
+                half()
+            if self._way.startswith("power"):
+                self._cut_power(self._way.removeprefix("power").removeprefix("-"))
+            os._exit(137)
+
+    def _cut_power(self, folder: str) -> None:
+        for file in self._files.values():
+            if folder in {"", file.path.parent.name} and file.path.exists():
+                os.truncate(file.path, min(file.size, file.synced))
+                if not file.in_folder:
+                    file.path.unlink()
+        for path, data in self._removed.items():
+            if folder in {"", path.parent.name}:
+                path.write_bytes(data)
+
+
+def message(message_id: str, *, deliver_at_ms: int | None = None) -> Message:
+    """A message whose body proves whose it is."""
+    return Message(id=message_id, topic=TOPIC, body=message_id.encode() * 150, deliver_at_ms=deliver_at_ms)
+
+
+class Client:
+    """Uses an engine, and tells what it asks and what is answered."""
+
+    def __init__(self, engine: Engine, tell: type_of_tell) -> None:
+        self._engine = engine
+        self._tell = tell
+
+    def publish(self, *ids: str, deliver_at_ms: int | None = None) -> None:
+        self._tell(asked="publish", ids=ids, due_ms=deliver_at_ms)
+        results = self._engine.publish([message(one, deliver_at_ms=deliver_at_ms) for one in ids])
+        self._tell(answered="publish", ids=[one.id for one in results if one.status == "stored"])
+
+    def cancel(self, *ids: str) -> None:
+        self._tell(asked="cancel", ids=ids)
+        statuses = self._engine.cancel(ids)
+        self._tell(
+            answered="cancel", ids=[one for one, status in zip(ids, statuses, strict=True) if status != "too_late"]
+        )
+
+    def pull(self, count: int) -> list[tuple[str, str]]:
+        deliveries = self._engine.pull(TOPIC, GROUP, max_messages=count, invisible_ms=5_000)
+        self._tell(answered="pull", ids=[one.id for one in deliveries])
+        return [(one.id, one.receipt) for one in deliveries]
+
+    def ack(self, held: Sequence[tuple[str, str]]) -> None:
+        self._tell(asked="ack", ids=[one for one, _ in held])
+        statuses = self._engine.ack([receipt for _, receipt in held])
+        acked = [one for (one, _), status in zip(held, statuses, strict=True) if status == "acked"]
+        self._tell(answered="ack", ids=acked)
+
+    def nack(self, held: Sequence[tuple[str, str]]) -> None:
+        statuses = self._engine.nack([receipt for _, receipt in held], delay_ms=0, reason="broken")
+        dead = [one for (one, _), status in zip(held, statuses, strict=True) if status == "dead"]
+        self._tell(answered="die", ids=dead)
+
+
+def short_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
+    """Every kind of call once or twice, over more than one segment of each log."""
+    clock = ManualClock(START_MS)
+    engine = Engine.open(
+        folder, clock=clock, options=EngineOptions(segment_bytes=4096, reserve_bytes=RESERVE_BYTES), storage=storage
+    )
+    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2))
+    client = Client(engine, tell)
+    client.publish("a0", "a1", "a2", "a3")
+    client.publish("due", "gone", deliver_at_ms=START_MS + 1_000)
+    client.publish("far", deliver_at_ms=START_MS + 700 * DAY_MS)
+    held = client.pull(3)
+    client.ack(held[:1])
+    client.cancel("gone", "unborn")
+    client.nack(held[1:2])
+    client.publish(*(f"b{number}" for number in range(12)))
+    client.publish("unborn", "c0")
+    clock.advance(1_000)
+    tell(now_ms=clock.now_ms())
+    held = client.pull(4)
+    client.nack(held[:1])
+    client.ack(held[1:])
+    client.publish(*(f"d{number}" for number in range(8)))
+    client.ack(client.pull(2))
+    clock.advance(5_000)
+    tell(now_ms=clock.now_ms())
+    for _ in range(8):
+        client.ack(client.pull(1))
+    engine.redrive(TOPIC, GROUP)
+    client.ack(client.pull(1))
+    engine.close()
+
+
+def scheduling_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
+    """A schedule that is flushed again and again, goes down its levels, fires, and is canceled on the way."""
+    clock = ManualClock(START_MS)
+    options = EngineOptions(schedule_memory_messages_max=4, fire_batch_max=3, reserve_bytes=RESERVE_BYTES)
+    engine = Engine.open(folder, clock=clock, options=options, storage=storage)
+    client = Client(engine, tell)
+    for number in range(4):
+        client.publish(f"near{number}", f"x{number}", deliver_at_ms=START_MS + 1_000 + number)
+        client.publish(f"far{number}", f"y{number}", deliver_at_ms=START_MS + 20 * DAY_MS + number)
+    client.cancel("x0", "y0", "unborn")
+    clock.advance(2_000)
+    tell(now_ms=clock.now_ms())
+    client.ack(client.pull(5))
+    client.publish("unborn", "soon", deliver_at_ms=clock.now_ms() + 500)
+    for passing_ms in (8 * DAY_MS, 6 * DAY_MS, 5 * DAY_MS, DAY_MS):
+        clock.advance(passing_ms)
+        tell(now_ms=clock.now_ms())
+        client.cancel(f"y{passing_ms // DAY_MS % 4}")
+        client.ack(client.pull(2))
+    for _ in range(8):
+        client.ack(client.pull(3))
+    engine.close()
+
+
+RUNS = {"short": short_run, "scheduling": scheduling_run}
+
+
+def run_until_call(folder: Path, *, way: str, run: str) -> None:
+    """One process for each number of storage calls, until one lives to the end; tells into `folder/<number>.told`."""
+    for number in range(1, CALLS_MAX):
+        child = os.fork()
+        if child == 0:
+            told = os.open(folder / f"{number}.told", os.O_WRONLY | os.O_CREAT)
+            RUNS[run](folder / f"{number}", KillingStorage(at=number, way=way), teller(told))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if os.waitstatus_to_exitcode(status) == 0:
+            return
+        if os.waitstatus_to_exitcode(status) != 137:
+            raise SystemExit(f"the run that was to end at call {number} failed")
+    raise SystemExit(f"no run came to its end within {CALLS_MAX} storage calls")
+
+
+def run_until_signal(folder: Path, *, round_name: str) -> None:
+    """Publishers and consumers in many threads, until somebody kills the process; tells on its standard output."""
+    engine = Engine.open(folder, options=EngineOptions(segment_bytes=65_536, reserve_bytes=RESERVE_BYTES))
+    tell = teller(1)
+
+    def publish(name: str) -> None:
+        client = Client(engine, tell)
+        for number in range(1_000_000):
+            client.publish(*(f"{round_name}-{name}-{number}-{part}" for part in range(3)))
+
+    def consume() -> None:
+        client = Client(engine, tell)
+        while True:
+            held = client.pull(5)
+            client.ack(held[:4])
+
+    for target in (lambda: publish("p1"), lambda: publish("p2"), lambda: publish("p3"), consume, consume):
+        threading.Thread(target=target, daemon=True).start()
+    threading.Event().wait(120)
+
+
+def teller(descriptor: int) -> type_of_tell:
+    """Tells by a single write, which outlives its process."""
+
+    def tell(**what: object) -> None:
+        os.write(descriptor, json.dumps(what).encode() + b"\n")
+
+    return tell
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "signal":
+        run_until_signal(Path(sys.argv[2]), round_name=sys.argv[3])
+    else:
+        run_until_call(Path(sys.argv[2]), way=sys.argv[1], run=sys.argv[3])

@@ -1,0 +1,209 @@
+"""What a pull may take without waiting for anything: the newest, a little of it, where nobody else is at work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox_broker.engine import at_hand
+from outbox_broker.engine.engine import Engine
+from outbox_broker.engine.pulling import PulledMessages
+from outbox_core.common.clock import ManualClock
+from outbox_core.journal.journal import segment_paths
+from outbox_core.messages.message import GroupConfig, Message
+
+TOPIC, GROUP = "orders", "billing"
+type_of_open = Callable[..., Engine]
+
+
+@pytest.fixture
+def engine(open_engine: type_of_open) -> Engine:
+    """With one group, that waits at the end."""
+    opened = open_engine()
+    publish(opened, "before")
+    assert ids(opened.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["before"]
+    return opened
+
+
+def publish(engine: Engine, *names: str, body: bytes = b"b") -> None:
+    engine.publish([Message(id=one, topic=TOPIC, body=body) for one in names])
+
+
+def take_at_hand(engine: Engine, group: str = GROUP) -> list[PulledMessages] | None:
+    return engine.take_at_hand(TOPIC, group, max_messages=10, invisible_ms=1_000)
+
+
+def ids(handed: list[PulledMessages] | None) -> list[str]:
+    assert handed is not None
+    return [record.id for one in handed for record in one.records]
+
+
+@contextmanager
+def held_elsewhere(lock: Any) -> Iterator[None]:
+    """Another thread has the lock."""
+    has, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            has.set()
+            let_go.wait(120)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    has.wait(120)
+    try:
+        yield
+    finally:
+        let_go.set()
+        thread.join()
+
+
+def test_what_was_just_published_is_taken_once_as_any_pull_takes_it(engine: Engine) -> None:
+    publish(engine, "a", "b")
+
+    handed = take_at_hand(engine)
+
+    assert ids(handed) == ["a", "b"]
+    assert take_at_hand(engine) == []
+    assert engine.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000) == []
+    receipts = [receipt for one in handed or [] for receipt in one.receipts(TOPIC, GROUP)]
+    assert [str(one) for one in engine.ack(receipts)] == ["acked", "acked"]
+
+
+def test_what_comes_back_is_taken_as_well(engine: Engine, clock: ManualClock) -> None:
+    clock.advance(1_000)
+
+    handed = take_at_hand(engine)
+
+    assert ids(handed) == ["before"]
+    assert handed is not None
+    assert handed[0].out.attempt == 2
+
+
+def refuses(engine: Engine) -> None:
+    """It takes nothing, and nothing is lost by it."""
+    assert take_at_hand(engine) is None
+    assert ids(engine.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["a"]
+
+
+def test_what_is_much_is_left_to_who_may_wait(engine: Engine) -> None:
+    publish(engine, "a", body=b"x" * (at_hand.AT_HAND_BYTES_MAX + 1))
+
+    refuses(engine)
+
+
+def test_what_is_long_past_is_left_to_who_may_wait(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(engine, "a")
+    monkeypatch.setattr(at_hand, "AT_HAND_BEHIND_BYTES_MAX", 1)
+
+    refuses(engine)
+
+
+def test_nothing_is_taken_while_somebody_else_is_at_work(engine: Engine) -> None:
+    publish(engine, "a")
+    group = engine._state.group(TOPIC, GROUP)
+    assert group is not None
+
+    with held_elsewhere(engine._lock):
+        assert take_at_hand(engine) is None
+    with held_elsewhere(group.pulling):
+        assert take_at_hand(engine) is None
+
+    assert ids(take_at_hand(engine)) == ["a"]
+
+
+def test_nothing_is_taken_where_something_is_to_be_fired_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(engine, "a")
+    monkeypatch.setattr(engine, "_may_be_due", lambda: True)
+
+    refuses(engine)
+
+
+@pytest.mark.parametrize("config", [GroupConfig(filter="a = 'b'"), GroupConfig(ordered=True)])
+def test_groups_that_look_through_messages_are_left_to_who_may_wait(engine: Engine, config: GroupConfig) -> None:
+    engine.declare_group(TOPIC, "other", config)
+
+    assert take_at_hand(engine, "other") is None
+    assert take_at_hand(engine, "unknown") is None
+
+
+def test_nothing_is_taken_while_a_batch_is_on_its_way(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(engine, "a")
+    with monkeypatch.context() as context:
+        context.setattr(engine, "_is_firing", True)
+        assert take_at_hand(engine) is None
+
+    assert ids(take_at_hand(engine)) == ["a"]
+
+
+@pytest.mark.parametrize("returns", [False, True], ids=["not handed out yet", "handed out before"])
+def test_no_index_file_is_read_to_choose_what_lies_in_a_sealed_segment(
+    open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, returns: bool
+) -> None:
+    engine = open_engine(segment_bytes=4096)
+    publish(engine, "old")
+    if returns:
+        assert ids(engine.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000)) == ["old"]
+    else:
+        engine.declare_group(TOPIC, GROUP, GroupConfig())
+    for number in range(80):
+        publish(engine, f"m{number}", body=b"b" * 100)
+        if returns:
+            engine.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000_000)
+    clock.advance(1_000)
+    read: list[object] = []
+    load = engine._index_files.load
+    monkeypatch.setattr(engine._index_files, "load", lambda place: read.append(place) or load(place))
+
+    assert take_at_hand(engine) is None
+
+    assert read == []
+    assert ids(engine.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000)) == ["old"]
+    assert read
+
+
+def test_what_is_to_be_a_dead_letter_first_is_left_to_who_may_wait(engine: Engine, clock: ManualClock) -> None:
+    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    publish(engine, "a")
+    clock.advance(1_000)
+    before = engine._actions.end
+
+    assert take_at_hand(engine) is None
+
+    assert engine._actions.end == before
+    assert ids(engine.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["a"]
+    assert engine.group_figures(TOPIC, GROUP)["dead"] == 1
+
+
+def test_a_paused_group_is_told_at_once_that_there_is_nothing(engine: Engine) -> None:
+    publish(engine, "a")
+    engine.pause(TOPIC, GROUP, paused=True)
+
+    assert take_at_hand(engine) == []
+
+
+def test_a_damaged_record_is_put_aside_by_who_may_wait(engine: Engine, folder: Path) -> None:
+    publish(engine, "damaged")
+    publish(engine, "a")
+    [path] = segment_paths(folder / "messages")
+    path.write_bytes(path.read_bytes().replace(b"damaged", b"eamaged"))
+    before = engine._actions.end
+
+    assert take_at_hand(engine) is None
+
+    assert engine._actions.end == before
+    assert ids(engine.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["a"]
+
+
+def test_nothing_is_taken_where_a_checkpoint_is_to_be_written_first(open_engine: type_of_open) -> None:
+    engine = open_engine(checkpoint_bytes=1)
+    publish(engine, "a")
+    engine.take(TOPIC, "another", max_messages=1, invisible_ms=1_000)
+    engine.declare_group(TOPIC, GROUP, GroupConfig())
+
+    refuses(engine)

@@ -1,0 +1,296 @@
+"""What only saves time when a broker opens: checkpoints and index files. Lost, stale or damaged ones change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.engine import Engine
+from outbox_broker.group.dead_letters import DeadRun
+from outbox_broker.log.consume_log import BlockPlace, Runs
+from outbox_broker.log.segment_index import index_path
+from outbox_broker.state import checkpoint
+from outbox_broker.state.engine_state import BrokerState
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import StorageFailed
+from outbox_core.journal import journal
+from outbox_core.journal.journal import segment_paths
+from outbox_core.messages.message import GroupConfig, Message
+
+TOPIC, GROUP = "orders", "billing"
+SMALL = {"segment_bytes": 4096, "checkpoint_bytes": 1024}
+HOUR_MS = 3_600_000
+type_of_open = Callable[..., Engine]
+
+
+class NoBlocks:
+    """Of a state without sealed segments."""
+
+    def load(self, place: BlockPlace) -> Runs:
+        """Never asked."""
+        raise StorageFailed(f"there is no block {place}")
+
+
+def publish(engine: Engine, *ids: str, topic: str = TOPIC, deliver_at_ms: int | None = None) -> list[str]:
+    messages = [Message(id=one, topic=topic, body=one.encode() * 20, deliver_at_ms=deliver_at_ms) for one in ids]
+    return [str(one.status) for one in engine.publish(messages)]
+
+
+def pull_ids(engine: Engine, *, topic: str = TOPIC) -> list[str]:
+    return [one.id for one in engine.pull(topic, GROUP, max_messages=1_000)]
+
+
+def busy_past(engine: Engine, clock: ManualClock) -> dict[str, str]:
+    """Many segments of both logs, with something of each kind in them; returns what is settled: receipts by id."""
+    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2, backoff_initial_ms=100))
+    publish(engine, "fires", "gone", deliver_at_ms=clock.now_ms() + 1_000)
+    publish(engine, "waits", deliver_at_ms=clock.now_ms() + HOUR_MS)
+    engine.cancel(["gone", "unborn"])
+    settled: dict[str, str] = {}
+    for number in range(60):
+        publish(engine, f"a{number}", f"b{number}", f"c{number}")
+        publish(engine, f"other{number}", topic=f"topic{number % 7}")
+        deliveries = engine.pull(TOPIC, GROUP, max_messages=2, invisible_ms=HOUR_MS)
+        engine.ack([deliveries[0].receipt])
+        settled[deliveries[0].id] = deliveries[0].receipt
+        if number % 9 == 0:
+            engine.nack([deliveries[1].receipt], delay_ms=0, reason="broken")
+    clock.advance(1_000)
+    engine.cancel([])  # what is due has taken its place
+    publish(engine, "unborn")
+    return settled
+
+
+def held(engine: Engine) -> dict[str, tuple[int, int]]:
+    """How much each topic has stored and scheduled, whatever its groups have made of it."""
+    figures = {topic: engine.topic_figures(topic) for topic in engine.topics()}
+    return {topic: (one["stored"], one["scheduled"]) for topic, one in figures.items()}
+
+
+def seen(engine: Engine) -> object:
+    """All that can be seen of an engine without changing it."""
+    groups = [(topic, group) for topic in engine.topics() for group in engine.groups(topic)]
+    return (
+        {topic: dict(engine.topic_figures(topic)) for topic in engine.topics()},
+        {place: dict(engine.group_figures(*place)) for place in groups},
+        {place: engine.dead(*place) for place in groups},
+        engine.scheduled(),
+    )
+
+
+def drained(engine: Engine) -> list[str]:
+    ids: list[str] = []
+    while found := pull_ids(engine):
+        ids += found
+    return ids
+
+
+def lose_indexes(folder: Path) -> None:
+    for path in (folder / "messages").glob("*.index"):
+        path.unlink()
+
+
+def empty_indexes(folder: Path) -> None:
+    for path in (folder / "messages").glob("*.index"):
+        path.write_bytes(b"")
+
+
+def damage_indexes(folder: Path) -> None:
+    for number, path in enumerate((folder / "messages").glob("*.index")):
+        data = bytearray(path.read_bytes())
+        data[-30 - number % 40] ^= 1
+        path.write_bytes(data)
+
+
+def exchange_indexes(folder: Path) -> None:
+    first, *_, last = sorted((folder / "messages").glob("*.index"))
+    first.write_bytes(last.read_bytes())
+
+
+def damage_checkpoints(folder: Path) -> None:
+    """Flip a bit of the checkpoints, in all segments but the first, which begins with none."""
+    for path in segment_paths(folder / "actions")[1:]:
+        data = bytearray(path.read_bytes())
+        data[data.index(b"checkpoint") + 30] ^= 1
+        path.write_bytes(data)
+
+
+def nothing(folder: Path) -> None:
+    """Leave everything as it is."""
+
+
+@pytest.mark.parametrize(
+    "harm", [nothing, lose_indexes, empty_indexes, damage_indexes, exchange_indexes, damage_checkpoints]
+)
+def test_what_saves_time_may_be_lost_stale_or_damaged_and_nothing_changes(
+    open_engine: type_of_open, folder: Path, clock: ManualClock, harm: Callable[[Path], None]
+) -> None:
+    engine = open_engine(**SMALL)
+    settled = busy_past(engine, clock)
+    before = seen(engine)
+    engine.close()
+    assert len(segment_paths(folder / "messages")) > 5
+    assert len(segment_paths(folder / "actions")) > 2
+
+    harm(folder)
+    engine = open_engine(**SMALL)
+
+    assert seen(engine) == before
+    assert engine.ack(list(settled.values())) == ["already_acked"] * len(settled)
+    assert publish(engine, "a0", "b30", "c59", "fires", "waits", "gone") == ["duplicate"] * 6
+    ready = drained(engine)
+    assert "fires" in ready
+    assert not {"gone", "unborn", "waits"} & set(ready)
+    clock.advance(2 * HOUR_MS)
+    came = {*ready, *drained(engine), *(one.id for one in engine.dead(TOPIC, GROUP)[0])}
+    published = {f"{name}{number}" for name in "abc" for number in range(60)}
+    assert came == {"fires", "waits", *published} - set(settled)
+
+
+def test_a_block_of_an_index_that_is_damaged_while_the_broker_runs_is_made_anew_at_once(
+    open_engine: type_of_open, folder: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = open_engine(**SMALL)
+    busy_past(engine, clock)
+    engine.close()
+    path = index_path(folder / "messages", 0)
+    whole = path.read_bytes()
+    engine = open_engine(**SMALL)
+    path.write_bytes(whole[:3] + bytes([whole[3] ^ 1]) + whole[4:])
+
+    assert [one.id for one in engine.pull(TOPIC, "another", max_messages=3)] == ["a0", "b0", "c0"]
+
+    engine.check_ready()
+    assert "index_made_anew" in caplog.messages
+    engine = open_engine(**SMALL)
+    assert [one.id for one in engine.pull(TOPIC, "third", max_messages=3)] == ["a0", "b0", "c0"]
+
+
+def test_replay_begins_at_the_newest_checkpoint(
+    open_engine: type_of_open, folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(**SMALL)
+    busy_past(engine, clock)
+    engine.close()
+    decode, replayed = journal.decode_action, []
+    monkeypatch.setattr(journal, "decode_action", lambda payload: replayed.append(payload) or decode(payload))
+
+    open_engine(**SMALL)
+
+    last = segment_paths(folder / "actions")[-1]
+    assert 0 < sum(map(len, replayed)) <= 2 * last.stat().st_size
+
+
+def test_without_index_files_only_the_segments_that_lack_them_are_read(
+    open_engine: type_of_open, folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(**SMALL)
+    busy_past(engine, clock)
+    engine.close()
+    paths = segment_paths(folder / "messages")
+    index_path(folder / "messages", int(paths[2].stem)).unlink()
+    decode, read = journal.decode_message, []
+    monkeypatch.setattr(journal, "decode_message", lambda payload: read.append(payload) or decode(payload))
+
+    open_engine(**SMALL)
+
+    assert 0 < sum(map(len, read)) < paths[2].stat().st_size + paths[-1].stat().st_size
+    assert index_path(folder / "messages", int(paths[2].stem)).exists()
+
+
+def test_what_is_in_memory_does_not_grow_with_what_is_stored(open_engine: type_of_open) -> None:
+    engine = open_engine(segment_bytes=16_384, dedup_messages_max=100)
+
+    for number in range(40):
+        publish(engine, *(f"{number}-{part}" for part in range(100)))
+
+    index = engine._state.topics[TOPIC].index
+    assert len(index.tail) <= 10
+    assert index.end == 4_000
+
+
+def test_a_checkpoint_that_a_full_disk_cut_short_is_passed_over(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    engine = open_engine(**SMALL)
+    busy_past(engine, clock)
+    before = held(engine)
+    engine.close()
+    newest = segment_paths(folder / "actions")[-1]
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[: whole.index(b"checkpoint") + 200])
+
+    engine = open_engine(**SMALL)
+
+    assert held(engine) == before
+
+
+def with_dead_letters(count: int, *, reason: str) -> BrokerState:
+    """A state with so many dead letters that died at the same time, each a run of its own."""
+    state = BrokerState(EngineOptions(), NoBlocks())
+    dead = state.declare(TOPIC, GROUP, GroupConfig(), position=0).dead
+    for number in range(count):
+        dead.add(DeadRun(2 * number, 2 * number + 1, 16, reason, 7))
+    return state
+
+
+def data_of(state: BrokerState) -> bytes:
+    records = checkpoint.records_of(state, messages_end=0, at_ms=0)
+    found = checkpoint.read(journal.decode_action(one) for one in records)
+    assert found is not None
+    return found
+
+
+def dead_of(state: BrokerState) -> list[DeadRun]:
+    group = state.group(TOPIC, GROUP)
+    assert group is not None
+    return list(group.dead)
+
+
+def test_dead_letters_take_no_more_in_a_checkpoint_than_in_memory() -> None:
+    state = with_dead_letters(50_000, reason="e" * 200)
+
+    data = data_of(state)
+
+    assert len(data) < state.dead_weight.size_bytes + 1_000
+    restored = BrokerState(EngineOptions(), NoBlocks())
+    checkpoint.restore(restored, data)
+    assert dead_of(restored) == dead_of(state)
+    assert restored.dead_weight == state.dead_weight
+
+
+def test_the_dead_letters_of_an_older_checkpoint_are_read_run_by_run() -> None:
+    state = with_dead_letters(3, reason="broken")
+    rows = msgspec.msgpack.decode(data_of(state))
+    [group] = rows[3]
+    assert group[8] == []
+    group[8] = [(0, 1, 16, "broken", 7), (2, ["m2"], 16, "broken", 7), (4, "m4", 16, "broken", 7)]
+    del group[11:]
+
+    restored = BrokerState(EngineOptions(), NoBlocks())
+    checkpoint.restore(restored, msgspec.msgpack.encode(rows))
+
+    assert dead_of(restored) == dead_of(state)
+
+
+def test_dead_letters_are_there_after_a_restart_from_a_checkpoint(open_engine: type_of_open, folder: Path) -> None:
+    engine = open_engine(**SMALL)
+    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    publish(engine, *(f"m{number}" for number in range(30)))
+    for number, one in enumerate(engine.pull(TOPIC, GROUP)):
+        engine.nack([one.receipt], reason=f"broken {number % 3}")
+    before = engine.dead(TOPIC, GROUP)
+    engine._write_checkpoint()
+    engine.close()
+    for path in segment_paths(folder / "actions")[:-1]:
+        path.unlink()
+
+    engine = open_engine(**SMALL)
+
+    assert len(before[0]) == 30
+    assert engine.dead(TOPIC, GROUP) == before
+    assert engine.redrive(TOPIC, GROUP) == 30

@@ -1,0 +1,205 @@
+"""Groups with a filter, on a real disk: what they get, what counts as consumed, what a restart leaves of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from outbox_broker.engine.engine import Engine
+from outbox_broker.filter import compile_condition, parse
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import FilterError
+from outbox_core.messages.message import GroupConfig, Message
+
+TOPIC, GROUP = "orders", "billing"
+HOUR_MS = 3_600_000
+WAIT_MS = 60_000
+PAID = "type = 'paid'"
+
+type_of_open = Callable[..., Engine]
+
+
+def publish(engine: Engine, *types: str, first: int = 0, deliver_at_ms: int | None = None) -> list[str]:
+    """Publish messages of these types; their ids are their type and number."""
+    ids = [f"{kind}-{number}" for number, kind in enumerate(types, first)]
+    engine.publish([
+        Message(id=one, topic=TOPIC, body=b"x", headers={"type": kind}, deliver_at_ms=deliver_at_ms)
+        for one, kind in zip(ids, types, strict=True)
+    ])  # fmt: skip
+    return ids
+
+
+def declare(engine: Engine, text: str | None = PAID, *, max_attempts: int = 16) -> None:
+    engine.declare_group(TOPIC, GROUP, GroupConfig(filter=text, max_attempts=max_attempts))
+
+
+def pull_ids(engine: Engine, *, max_messages: int = 100, wait_ms: int = 0) -> list[str]:
+    return [one.id for one in engine.pull(TOPIC, GROUP, max_messages=max_messages, wait_ms=wait_ms)]
+
+
+def test_a_group_gets_what_its_filter_takes_and_the_rest_counts_as_consumed(engine: Engine) -> None:
+    declare(engine)
+    publish(engine, "made", "paid", "made", "paid", "made")
+
+    assert pull_ids(engine) == ["paid-1", "paid-3"]
+    assert pull_ids(engine) == []
+
+    figures = engine.group_figures(TOPIC, GROUP)
+    assert (figures["backlog"], figures["position"], figures["in_flight"]) == (0, 5, 2)
+    assert len(engine.pull(TOPIC, "everything")) == 5
+
+
+def test_a_pull_takes_no_more_than_it_asked_for_and_skips_nothing_that_is_wanted(engine: Engine) -> None:
+    declare(engine)
+    publish(engine, *["made", "paid", "paid"] * 20)
+
+    found = [pull_ids(engine, max_messages=7) for _ in range(7)]
+
+    assert [len(ids) for ids in found] == [7, 7, 7, 7, 7, 5, 0]
+    assert len({one for ids in found for one in ids}) == 40
+
+
+def test_a_filter_and_what_it_passed_over_survive_a_restart(open_engine: type_of_open) -> None:
+    engine = open_engine()
+    declare(engine)
+    publish(engine, "made", "paid", "made", "paid", "made")
+    engine.ack([one.receipt for one in engine.pull(TOPIC, GROUP, max_messages=1)])
+
+    engine = open_engine()
+
+    assert engine.group_config(TOPIC, GROUP).filter == PAID
+    assert pull_ids(engine) == ["paid-3"]
+    assert pull_ids(open_engine()) == []
+
+
+def test_a_message_far_behind_what_is_not_wanted_ends_a_long_poll(open_engine: type_of_open) -> None:
+    # No publish wakes the consumer for it: each pass that found nothing must see to the next one itself.
+    engine = open_engine(filter_scan_max=10)
+    declare(engine)
+    publish(engine, *["made"] * 95, "paid")
+
+    assert pull_ids(engine, wait_ms=WAIT_MS) == ["paid-95"]
+
+
+def test_a_pull_that_found_nothing_yet_has_its_group_woken_to_look_on(open_engine: type_of_open) -> None:
+    engine = open_engine(filter_scan_max=10)
+    publish(engine, *["made"] * 15)  # before there is a filter that could be asked at once
+    declare(engine)
+    woken: list[int] = []
+    unsubscribe = engine.subscribe(TOPIC, GROUP, lambda: woken.append(engine.group_figures(TOPIC, GROUP)["position"]))
+
+    for _ in range(3):
+        pull_ids(engine, max_messages=1)
+
+    unsubscribe()
+    assert woken == [10, 15], "and no more once the end is reached"
+
+
+def test_a_pull_looks_through_a_bounded_number_of_messages(open_engine: type_of_open) -> None:
+    engine = open_engine(filter_scan_max=10)
+    declare(engine)
+    publish(engine, *["made"] * 25, "paid")
+
+    assert pull_ids(engine, max_messages=1) == []
+
+    assert engine.group_figures(TOPIC, GROUP)["position"] == 10
+    assert [pull_ids(engine, max_messages=1) for _ in range(2)] == [[], ["paid-25"]]
+
+
+def test_a_changed_filter_is_asked_of_what_lies_ahead_and_not_of_what_was_handed_out(engine: Engine) -> None:
+    declare(engine)
+    publish(engine, "paid", "made")
+    [held] = engine.pull(TOPIC, GROUP)
+    assert pull_ids(engine) == []
+
+    declare(engine, "type = 'made'")
+    publish(engine, "paid", "made", first=2)
+    engine.nack([held.receipt], delay_ms=0)
+
+    assert pull_ids(engine) == ["paid-0", "made-3"]
+
+
+def test_a_group_whose_filter_is_taken_away_gets_everything_from_then_on(engine: Engine) -> None:
+    declare(engine)
+    publish(engine, "made")
+    assert pull_ids(engine) == []
+
+    declare(engine, None)
+    ids = publish(engine, "made", "paid", first=1)
+
+    assert pull_ids(engine) == ids
+
+
+def test_a_dead_letter_is_redriven_whatever_the_filter_has_become(engine: Engine) -> None:
+    declare(engine, max_attempts=1)
+    publish(engine, "paid")
+    engine.nack([one.receipt for one in engine.pull(TOPIC, GROUP)], reason="broken")
+
+    declare(engine, "type = 'made'")
+    engine.redrive(TOPIC, GROUP)
+
+    assert pull_ids(engine) == ["paid-0"]
+
+
+def test_a_seek_asks_the_filter_again(engine: Engine) -> None:
+    declare(engine)
+    publish(engine, "made", "paid")
+    pull_ids(engine)
+
+    declare(engine, "type = 'made'")
+    engine.seek(TOPIC, GROUP, to_offset=0)
+
+    assert pull_ids(engine) == ["made-0"]
+
+
+def test_a_scheduled_message_is_filtered_when_it_falls_due(engine: Engine, clock: ManualClock) -> None:
+    declare(engine)
+    publish(engine, "made", "paid", deliver_at_ms=clock.now_ms() + HOUR_MS)
+    assert pull_ids(engine) == []
+
+    clock.advance(HOUR_MS)
+
+    assert pull_ids(engine) == ["paid-1"]
+
+
+def test_a_filter_that_cannot_be_read_is_refused_and_makes_no_group(engine: Engine) -> None:
+    with pytest.raises(FilterError, match="at character 12"):
+        declare(engine, "type = paid'")
+
+    assert engine.topics() == []
+
+
+def test_groups_together_get_what_naive_filtering_gives(open_engine: type_of_open, random_seed: int) -> None:
+    engine = open_engine(filter_scan_max=16)
+    chance = random.Random(random_seed)
+    filters = {
+        f"g{number}": text
+        for number, text in enumerate(
+            [
+                "type = 'a'",
+                "type <> 'a'",
+                "type IN ('a', 'b') AND n > 50",
+                "n BETWEEN 10 AND 20 OR type IS NULL",
+                "FALSE",
+            ]
+        )
+    }
+    for name, text in filters.items():
+        engine.declare_group(TOPIC, name, GroupConfig(filter=text))
+    batch = [
+        Message(id=f"m{number}", topic=TOPIC, body=b"", headers={"type": chance.choice("abc"), "n": str(number % 100)})
+        for number in range(300)
+    ]
+    engine.publish(batch)
+
+    for name, text in filters.items():
+        accepts = compile_condition(parse(text))
+        expected = [one.id for one in batch if accepts(one.headers)]
+        found: list[str] = []
+        while engine.group_figures(TOPIC, name)["backlog"]:
+            deliveries = engine.pull(TOPIC, name, max_messages=chance.randrange(1, 50))
+            found += [one.id for one in deliveries]
+            engine.ack([one.receipt for one in deliveries])
+        assert found == expected

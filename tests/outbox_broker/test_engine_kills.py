@@ -1,0 +1,164 @@
+"""Whenever its process is killed or the power fails: what was answered holds, and nothing is invented."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from outbox_broker.common.engine_options import Durability, EngineOptions
+from outbox_broker.engine.engine import Engine
+from outbox_core.common.clock import ManualClock
+from outbox_core.journal.journal import segment_paths
+from outbox_core.messages.message import Delivery
+from tests.fixtures.fork_server import fork_server
+from tests.outbox_broker.killed_engine import DAY_MS, GROUP, RESERVE_BYTES, START_MS, TOPIC, message
+
+ROOT = Path(__file__).parents[2]
+
+
+class Told:
+    """What a killed process had asked for and been answered."""
+
+    def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
+        self.asked: defaultdict[str, set[str]] = defaultdict(set)
+        self.answered: defaultdict[str, set[str]] = defaultdict(set)
+        self.due_ms: dict[str, int] = {}
+        self.now_ms = START_MS
+        for line in lines:
+            self.now_ms = line.get("now_ms", self.now_ms)
+            for what in ("asked", "answered"):
+                getattr(self, what)[line.get(what, "")].update(line.get("ids", ()))
+            if line.get("due_ms"):
+                self.due_ms.update(dict.fromkeys(line["ids"], line["due_ms"]))
+
+    def must_come(self) -> set[str]:
+        """What was stored, and nobody even asked to have it settled or canceled."""
+        return self.answered["publish"] - self.asked["ack"] - self.asked["cancel"]
+
+    def must_not_come(self) -> set[str]:
+        """What was said to be acknowledged or canceled."""
+        return self.answered["ack"] | self.answered["cancel"]
+
+
+def drained(engine: Engine) -> list[Delivery]:
+    """All that is ready, settled."""
+    found: list[Delivery] = []
+    while deliveries := engine.pull(TOPIC, GROUP, max_messages=1_000):
+        assert engine.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
+        found += deliveries
+    return found
+
+
+def check_recovered(folder: Path, told: Told) -> None:
+    """Open what the killed process left behind, and hold it against what it told."""
+    clock = ManualClock(told.now_ms)
+    options = EngineOptions(segment_bytes=4096, reserve_bytes=RESERVE_BYTES, durability=Durability.OS)
+    engine = Engine.open(folder, clock=clock, options=options)
+    try:
+        answered = sorted(told.answered["publish"])
+        again = engine.publish([message(one, deliver_at_ms=told.due_ms.get(one)) for one in answered])
+        assert [one.status for one in again] == ["duplicate"] * len(answered)
+
+        came: list[str] = []
+        for passing_ms in (0, 1_000, 10_000, 700 * DAY_MS):
+            clock.advance(passing_ms)
+            for delivery in drained(engine):
+                assert delivery.body == message(delivery.id).body
+                assert (delivery.deliver_at_ms or 0) <= clock.now_ms(), "early"
+                came.append(delivery.id)
+        dead = {one.id for one in engine.dead(TOPIC, GROUP)[0]}
+
+        assert len(came) == len(set(came))
+        assert told.must_come() - set(came) - dead == set(), "lost"
+        assert (set(came) | dead) & told.must_not_come() == set(), "came back"
+        assert (set(came) | dead) - told.asked["publish"] == set(), "invented"
+        assert engine.topic_figures(TOPIC)["scheduled"] == 0
+    finally:
+        engine.close()
+
+
+def killed_at_each_call(folder: Path, way: str, run: str) -> dict[int, Told]:
+    """Let a run be killed at each of its storage calls, and hold what each left behind against what it told."""
+    command = [sys.executable, "-m", "tests.outbox_broker.killed_engine", way, str(folder), run]
+    subprocess.run(command, cwd=ROOT, check=True)
+    told = {int(path.stem): told_in(path.read_bytes()) for path in folder.glob("*.told")}
+    for number, one in sorted(told.items()):
+        print(f"call {number}")
+        check_recovered(folder / str(number), one)
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["before", "half", "power", "power-schedule"])
+def test_whatever_call_is_the_last_while_a_schedule_moves_each_message_comes_once_unless_canceled(
+    tmp_path: Path, way: str
+) -> None:
+    told = killed_at_each_call(tmp_path, way, "scheduling")
+
+    assert len(told) > 100
+    assert {"publish", "ack", "cancel", "pull"} <= {what for what, ids in told[max(told)].answered.items() if ids}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["before", "half", "power", "power-messages", "power-actions", "power-schedule"])
+def test_whatever_storage_call_is_the_last_what_was_answered_holds(tmp_path: Path, way: str) -> None:
+    told = killed_at_each_call(tmp_path, way, "short")
+
+    whole = told[max(told)]
+    assert len(told) > 40
+    assert {"publish", "ack", "cancel", "die", "pull"} <= {what for what, ids in whole.answered.items() if ids}
+    assert len(segment_paths(tmp_path / str(max(told)) / "messages")) > 1
+
+
+def test_a_busy_broker_that_is_killed_again_and_again_keeps_what_it_answered(tmp_path: Path, random_seed: int) -> None:
+    random = Random(random_seed)
+    lines = b""
+    for number in range(3):
+        process = fork_server().start(
+            "tests.outbox_broker.killed_engine", "signal", str(tmp_path / "data"), f"r{number}",
+            cwd=ROOT, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        with closing(process):
+            assert process.stdout is not None
+            for _ in range(random.randint(100, 1_500)):
+                lines += process.stdout.readline()
+            process.kill()
+            lines += process.stdout.read()
+        assert process.returncode == -9
+    told = told_in(lines)
+    assert told.answered["ack"]
+
+    engine = Engine.open(tmp_path / "data")
+    try:
+        stored = [one for deliveries in pulls(engine, "audit") for one in deliveries]
+        figures = engine.group_figures(TOPIC, GROUP)
+    finally:
+        engine.close()
+
+    ids = [one.id for one in stored]
+    assert len(ids) == len(set(ids))
+    assert told.answered["publish"] - set(ids) == set(), "lost"
+    assert set(ids) - told.asked["publish"] == set(), "invented"
+    assert all(one.body == message(one.id).body for one in stored)
+    open_max = figures["backlog"] + figures["in_flight"]
+    assert len(told.asked["ack"] & set(ids)) >= len(ids) - open_max >= len(told.answered["ack"])
+
+
+def pulls(engine: Engine, group: str) -> Iterable[list[Delivery]]:
+    """All that is ready for a group, by the batch."""
+    while deliveries := engine.pull(TOPIC, group, max_messages=1_000, invisible_ms=3_600_000):
+        yield deliveries
+
+
+def told_in(data: bytes) -> Told:
+    """What whole lines tell; the last one may be cut short by the kill."""
+    return Told(json.loads(line) for line in data.split(b"\n")[:-1])

@@ -1,0 +1,414 @@
+"""The engine against a model of a page, over histories that Hypothesis invents: any call, time passing, restarts, kills
+and power cuts.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.engine import Engine
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import InvalidMessage, StorageFailed
+from outbox_core.journal.journal import segment_paths
+from outbox_core.messages.message import GroupConfig, Message
+from tests.outbox_broker.powered_storage import PoweredStorage
+
+TOPIC, GROUP = "orders", "billing"
+ATTEMPTS_MAX = 3
+BACKOFF_MS = 100
+SEEDS = st.integers(0, 1 << 16)
+BACK = st.integers(0, 5)
+IDS = st.sampled_from([f"m{number}" for number in range(12)])
+OPTIONS = EngineOptions(segment_bytes=4096, schedule_memory_messages_max=2, reserve_bytes=4096)
+KEYS = {"m0": "a", "m1": "b", "m2": "a", "m4": "a", "m5": "b", "m6": "a", "m8": "b", "m9": "a"}
+"""The others have none."""
+type_of_held = tuple[int, int, int]
+"""(sequence, delivery, life): what a receipt stands for."""
+
+
+@dataclass
+class Entry:
+    """A message that was handed out and is not settled."""
+
+    visible_ms: int
+    deliveries: int = 0
+    used: int = 0
+    in_flight: bool = False
+    life: int = 0
+    redriven: bool = False
+
+
+@dataclass
+class Model:
+    """One topic, one group: what they should be."""
+
+    stored: list[str] = field(default_factory=list)
+    scheduled: dict[str, int] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
+    canceled: set[str] = field(default_factory=set)
+    unsettled: dict[int, Entry] = field(default_factory=dict)
+    dead: dict[int, int] = field(default_factory=dict)
+    position: int = 0
+    life: int = 0
+    sought_in: int = 0
+    paused: bool = False
+    ordered: bool = False
+    passed: list[int] = field(default_factory=list)
+
+    def publish(self, message_id: str, due_ms: int, now_ms: int) -> str:
+        if message_id in self.known:
+            return "duplicate"
+        self.known.add(message_id)
+        if message_id in self.canceled:
+            return "stored"
+        if due_ms > now_ms:
+            self.scheduled[message_id] = due_ms
+        else:
+            self.stored.append(message_id)
+        return "stored"
+
+    def fire(self, now_ms: int) -> None:
+        for message_id, due_ms in sorted(self.scheduled.items(), key=lambda one: one[1]):
+            if due_ms <= now_ms:
+                self.stored.append(message_id)
+                del self.scheduled[message_id]
+
+    def cancel(self, message_id: str) -> str:
+        if message_id in self.known and message_id not in self.canceled and message_id not in self.scheduled:
+            return "too_late"
+        self.canceled.add(message_id)
+        self.scheduled.pop(message_id, None)
+        return "canceled" if message_id in self.known else "unknown"
+
+    def bury_expired(self, now_ms: int, *, count_max: int = 1_000) -> list[int]:
+        """Bury what has no attempts left, up to the last of `count_max` that are visible again; returns these."""
+        again: list[int] = []
+        for sequence, entry in sorted(self.unsettled.items(), key=lambda one: (one[1].visible_ms, one[0])):
+            used = entry.used + entry.in_flight
+            if len(again) == count_max:
+                break
+            if entry.visible_ms <= now_ms and used >= ATTEMPTS_MAX:
+                self.dead[sequence] = used
+                del self.unsettled[sequence]
+            elif entry.visible_ms <= now_ms:
+                again.append(sequence)
+        return again
+
+    def pull(self, count: int, now_ms: int, invisible_ms: int) -> list[tuple[str, int, type_of_held]]:
+        if self.paused:
+            return []
+        again = self.bury_expired(now_ms, count_max=count)
+        if self.ordered:
+            found = [*again, *self.next_of_keys(count - len(again))]
+        else:
+            found = [*again, *range(self.position, len(self.stored))][:count]
+        self.position = max([self.position, *(sequence + 1 for sequence in found)])
+        out = []
+        for sequence in found:
+            entry = self.unsettled.setdefault(sequence, Entry(0, life=self.life))
+            entry.used += entry.in_flight
+            entry.deliveries, entry.in_flight, entry.visible_ms = entry.deliveries + 1, True, now_ms + invisible_ms
+            out.append((self.stored[sequence], entry.used + 1, (sequence, entry.deliveries, entry.life)))
+        return out
+
+    def next_of_keys(self, count: int) -> list[int]:
+        """The first message of each key of which none is in hand or waits for its retry; the others are passed."""
+        busy = {self.key(sequence) for sequence, entry in self.unsettled.items() if not entry.redriven}
+        found: list[int] = []
+        passed, self.passed = self.passed, []
+        for sequence in [*passed, *range(self.position, len(self.stored))]:
+            if len(found) == count and sequence >= self.position:
+                break
+            key = self.key(sequence)
+            may_go = len(found) < count and (key is None or key not in busy)
+            (found if may_go else self.passed).append(sequence)
+            busy.add(key)
+            self.position = max(self.position, sequence + 1)
+        return found
+
+    def key(self, sequence: int) -> str | None:
+        return KEYS.get(self.stored[sequence])
+
+    def newest(self, held: type_of_held) -> Entry | None:
+        entry = self.unsettled.get(held[0])
+        return entry if entry and (entry.deliveries, entry.life) == held[1:] else None
+
+    def ack(self, held: type_of_held) -> str:
+        if self.newest(held):
+            del self.unsettled[held[0]]
+            return "acked"
+        if held[0] in self.unsettled or held[0] in self.dead or held[2] < self.sought_in:
+            return "stale"
+        return "already_acked"
+
+    def nack(self, held: type_of_held, now_ms: int, delay_ms: int | None, counts: bool) -> str:
+        entry = self.newest(held)
+        if entry is None or not entry.in_flight:
+            return "stale"
+        used = entry.used + counts
+        if counts and used >= ATTEMPTS_MAX:
+            del self.unsettled[held[0]]
+            self.dead[held[0]] = used
+            return "dead"
+        if delay_ms is None:
+            delay_ms = BACKOFF_MS * 2 ** (used - 1) if counts else 0
+        entry.used, entry.in_flight, entry.visible_ms = used, False, now_ms + delay_ms
+        return "requeued"
+
+    def redrive(self, now_ms: int) -> int:
+        self.bury_expired(now_ms)
+        dead, self.dead = self.dead, {}
+        self.life += bool(dead)
+        self.unsettled.update({sequence: Entry(now_ms, life=self.life, redriven=True) for sequence in dead})
+        return len(dead)
+
+    def seek(self, position: int) -> None:
+        self.life += 1
+        self.position, self.sought_in, self.unsettled = min(position, len(self.stored)), self.life, {}
+        self.dead = {sequence: used for sequence, used in self.dead.items() if sequence < self.position}
+        self.passed = []
+
+    def forget_hand_outs(self, synced: Model) -> None:
+        """Go back to what the action log was synced with: since then came hand-outs, which nobody answers for."""
+        self.unsettled, self.dead = deepcopy(synced.unsettled), dict(synced.dead)
+        self.position, self.passed = synced.position, list(synced.passed)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Does to the engine and to the model the same, and compares the answers."""
+
+    @initialize(ordered=st.booleans())
+    def begin(self, ordered: bool) -> None:
+        self.end = ExitStack()
+        self.place = Path(self.end.enter_context(tempfile.TemporaryDirectory()))
+        self.clock = ManualClock()
+        self.model, self.synced = Model(ordered=ordered), Model(ordered=ordered)
+        self.lives = 0
+        self.open()
+        config = GroupConfig(max_attempts=ATTEMPTS_MAX, backoff_initial_ms=BACKOFF_MS, ordered=ordered)
+        self.engine.declare_group(TOPIC, GROUP, config)
+        self.receipts: list[tuple[str, type_of_held]] = []
+        self.receipts_synced, self.synced_in = 0, self.newest_of_actions()
+        self.publish([("m0", 0), ("m1", 0), ("m2", 0), ("m3", 50), ("m4", 50)])
+
+    @rule(batch=st.lists(st.tuples(IDS, st.sampled_from([0, 0, 50, 51, 400])), min_size=1, max_size=4))
+    def publish(self, batch: list[tuple[str, int]]) -> None:
+        now_ms = self.clock.now_ms()
+        results = self.engine.publish(
+            [Message(id=one, topic=TOPIC, body=one.encode(), key=KEYS.get(one),
+                     deliver_at_ms=now_ms + ms if ms else None) for one, ms in batch]
+        )  # fmt: skip
+        assert [one.status for one in results] == [self.model.publish(one, now_ms + ms, now_ms) for one, ms in batch]
+
+    @rule(count=st.integers(1, 4), invisible_ms=st.sampled_from([50, 100]))
+    def pull(self, count: int, invisible_ms: int) -> None:
+        found = self.engine.pull(TOPIC, GROUP, max_messages=count, invisible_ms=invisible_ms)
+        expected = self.model.pull(count, self.clock.now_ms(), invisible_ms)
+        assert [(one.id, one.attempt, one.body) for one in found] == [
+            (message_id, attempt, message_id.encode()) for message_id, attempt, _ in expected
+        ]
+        self.receipts += [(one.receipt, held) for one, (_, _, held) in zip(found, expected, strict=True)]
+
+    @rule(back=BACK)
+    def ack(self, back: int) -> None:
+        if not self.receipts:  # no precondition: how many there are hangs on what other threads had synced
+            return
+        held = self.receipt(back)
+        statuses = self.engine.ack([held[0]])
+        assert statuses == [self.model.ack(held[1])]
+        self.answered(statuses == ["acked"])
+
+    @rule(back=BACK, delay_ms=st.sampled_from([0, 0, 50, None]), counts=st.booleans())
+    def nack(self, back: int, delay_ms: int | None, counts: bool) -> None:
+        if not self.receipts:
+            return
+        held = self.receipt(back)
+        statuses = self.engine.nack([held[0]], delay_ms=delay_ms, counts=counts)
+        assert statuses == [self.model.nack(held[1], self.clock.now_ms(), delay_ms, counts)]
+        self.answered(statuses != ["stale"])
+
+    @rule(back=BACK, invisible_ms=st.sampled_from([50, 100]))
+    def extend(self, back: int, invisible_ms: int) -> None:
+        if not self.receipts:
+            return
+        held = self.receipt(back)
+        entry = self.model.newest(held[1])
+        holds = entry is not None and entry.in_flight
+        assert self.engine.extend([held[0]], invisible_ms=invisible_ms) == ["extended" if holds else "stale"]
+        if entry is not None and holds:
+            entry.visible_ms = self.clock.now_ms() + invisible_ms
+
+    @rule(ids=st.lists(IDS, min_size=1, max_size=3))
+    def cancel(self, ids: list[str]) -> None:
+        known = [self.model.cancel(one) for one in ids]
+        assert self.engine.cancel(ids) == known
+
+    @rule(ms=st.sampled_from([1, 49, 50, 50, 100, 100]))
+    def pass_time(self, ms: int) -> None:
+        self.clock.advance(ms)
+        self.engine.cancel([])  # fires what is due, as the timer does at about the same time
+        self.model.fire(self.clock.now_ms())
+
+    @rule()
+    def redrive(self) -> None:
+        count = self.engine.redrive(TOPIC, GROUP)
+        assert count == self.model.redrive(self.clock.now_ms())
+        self.answered(count > 0)
+
+    @rule(position=st.integers(0, 12))
+    def seek(self, position: int) -> None:
+        if position > len(self.model.stored):
+            with pytest.raises(InvalidMessage, match="beyond the end"):
+                self.engine.seek(TOPIC, GROUP, to_offset=position)
+            return
+        self.engine.seek(TOPIC, GROUP, to_offset=position)
+        self.model.seek(position)
+        self.answered(True)
+
+    @rule(paused=st.booleans(), restarted=st.booleans())
+    def pause(self, paused: bool, restarted: bool) -> None:
+        self.engine.pause(TOPIC, GROUP, paused=paused)
+        self.model.paused = paused
+        self.answered(True)
+        if restarted:
+            self.restart()
+        if paused:
+            self.pull(3, 50)
+            self.engine.pause(TOPIC, GROUP, paused=False)
+            self.model.paused = False
+
+    @rule()
+    def restart(self) -> None:
+        self.engine.close()
+        self.open()
+
+    @rule()
+    def kill(self) -> None:
+        """Everything that was written is there, also what nobody was answered for."""
+        self.live_on(self.storage.copy_after_kill)
+
+    @rule(seed=SEEDS)
+    def cut_the_power(self, seed: int) -> None:
+        """Everything that was answered is there. Hand-outs since the action log was synced are forgotten.
+
+        Where it began a new segment since then, it was synced in between, and some are not.
+        """
+        if self.newest_of_actions() != self.synced_in:
+            self.kill()
+            return
+        self.live_on(partial(self.storage.copy_after_power_cut, random=Random(seed), whole_in="messages"))
+        self.model.forget_hand_outs(self.synced)
+        forgotten, self.receipts = self.receipts[self.receipts_synced :], self.receipts[: self.receipts_synced]
+        assert "acked" not in self.engine.ack([one for one, _ in forgotten])
+
+    @rule(ids=st.lists(IDS, min_size=1, max_size=4, unique=True), is_kill=st.booleans(), seed=SEEDS)
+    def fail_a_publish(self, ids: list[str], is_kill: bool, seed: int) -> None:
+        """What was not answered may be there or not: some of the batch, from its first on."""
+        new = [one for one in ids if one not in self.model.known | self.model.canceled]
+        if not new:
+            return
+        self.storage.fails = True
+        with pytest.raises(StorageFailed):
+            self.engine.publish([Message(id=one, topic=TOPIC, body=one.encode(), key=KEYS.get(one)) for one in new])
+        if is_kill:
+            self.kill()
+        else:
+            self.cut_the_power(seed)
+
+        there = self.engine.read(TOPIC, offset=len(self.model.stored)).deliveries
+        assert [one.id for one in there] == new[: len(there)]
+        assert len(there) == len(new) or not is_kill
+        for one in new[: len(there)]:
+            self.model.publish(one, 0, 0)
+
+    @rule(offset=st.integers(0, 12), count=st.integers(1, 4))
+    def read(self, offset: int, count: int) -> None:
+        found = self.engine.read(TOPIC, offset=offset, max_messages=count)
+        end = min(max(offset, len(self.model.stored)), offset + count)
+        assert [one.id for one in found.deliveries] == self.model.stored[offset:end]
+        assert found.next_offset == min(end, len(self.model.stored))
+
+    @rule(limit=st.integers(1, 3))
+    def look_at_the_dead(self, limit: int) -> None:
+        self.model.bury_expired(self.clock.now_ms())
+        letters, after = self.engine.dead(TOPIC, GROUP, limit=limit)
+        while after is not None:
+            page, after = self.engine.dead(TOPIC, GROUP, limit=limit, after=after)
+            assert 0 < len(page) <= limit
+            letters += page
+        assert [(one.id, one.attempts) for one in letters] == [
+            (self.model.stored[sequence], used) for sequence, used in sorted(self.model.dead.items())
+        ]
+
+    def open(self) -> None:
+        self.storage = PoweredStorage()
+        self.folder = self.place / f"life-{self.lives}"
+        self.engine = Engine.open(self.folder, clock=self.clock, options=OPTIONS, storage=self.storage)
+
+    def answered(self, holds: bool) -> None:
+        """Keep what the model is: from now on it holds, also through a power cut."""
+        if holds:
+            self.synced, self.receipts_synced = deepcopy(self.model), len(self.receipts)
+            self.synced_in = self.newest_of_actions()
+
+    def newest_of_actions(self) -> str:
+        return segment_paths(self.folder / "actions")[-1].name
+
+    def live_on(self, copy: Callable[[Path, Path], None]) -> None:
+        """On a copy of the folder, whatever the process that has it does meanwhile."""
+        self.lives += 1
+        copy(self.folder, self.place / f"life-{self.lives}")
+        with suppress(StorageFailed):
+            self.engine.close()
+        shutil.rmtree(self.folder)
+        self.open()
+
+    def receipt(self, back: int) -> tuple[str, type_of_held]:
+        """One of the newest receipts, rather than any: most of the old ones are stale."""
+        return self.receipts[-1 - back % len(self.receipts)]
+
+    @invariant()
+    def note_synced(self) -> None:
+        """Keep what the model is whenever the action log is on the disk anyway."""
+        if hasattr(self, "engine"):
+            self.answered(self.storage.is_synced(self.folder / "actions"))
+
+    @invariant()
+    def figures_agree(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        figures = self.engine.group_figures(TOPIC, GROUP)
+        model = self.model
+        in_flight = sum(entry.in_flight for entry in model.unsettled.values())
+        expected = {
+            "stored": len(model.stored),
+            "scheduled": len(model.scheduled),
+            "dead": len(model.dead),
+            "in_flight": in_flight,
+            "backlog": len(model.stored) - model.position + len(model.passed) + len(model.unsettled) - in_flight,
+            "position": model.position,
+        }
+        assert {name: figures[name] for name in expected} == expected
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.close()
+            self.end.close()
+
+
+EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestTheEngineDoesWhatItsModelDoes = pytest.mark.slow(EngineMachine.TestCase)

@@ -1,0 +1,262 @@
+"""Old segments go, whole, by age or size; never what a group still has to deliver, unless told so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from outbox_broker.engine.engine import Engine
+from outbox_core.common.clock import ManualClock
+from outbox_core.journal.journal import segment_paths
+from outbox_core.messages.message import GroupConfig, Message
+from outbox_core.runtime.evidence_watermark import JudgedFile
+
+TOPIC, GROUP = "orders", "billing"
+HOUR_MS = 3_600_000
+BY_AGE = {
+    "segment_bytes": 4096, "checkpoint_bytes": 4096, "retention_ms": HOUR_MS, "retention_check_ms": 10**15,
+}  # fmt: skip
+"""The timer looks at it never: the tests do."""
+type_of_open = Callable[..., Engine]
+
+
+def fill(engine: Engine, count: int = 60, *, name: str = "m", topic: str = TOPIC) -> list[str]:
+    ids = [f"{name}{number}" for number in range(count)]
+    for one in ids:
+        engine.publish([Message(id=one, topic=topic, body=one.encode() * 50)])
+    return ids
+
+
+def drained(engine: Engine, group: str = GROUP) -> list[str]:
+    ids: list[str] = []
+    while found := engine.pull(TOPIC, group, max_messages=1_000):
+        engine.ack([one.receipt for one in found])
+        ids += [one.id for one in found]
+    return ids
+
+
+def segments(folder: Path, log: str = "messages") -> int:
+    return len(segment_paths(folder / log))
+
+
+def test_what_is_settled_and_old_is_dropped_and_everything_goes_on(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    engine = open_engine(**BY_AGE)
+    ids = fill(engine)
+    assert drained(engine) == ids
+    before = segments(folder)
+    clock.advance(HOUR_MS)
+    fill(engine, 1, name="new")
+
+    assert engine.drop_outdated() == before - 1
+
+    for _ in range(2):
+        assert segments(folder) == 1
+        assert not list((folder / "messages").glob("*.index"))
+        assert engine.topic_figures(TOPIC)["stored"] == 61
+        assert engine.group_figures(TOPIC, GROUP)["backlog"] == 1
+        engine = open_engine(**BY_AGE)
+    assert "new0" in drained(engine)
+    assert drained(engine, "later")[-1] == "new0", "a new group begins with what is kept"
+
+
+def test_what_is_not_old_stays(open_engine: type_of_open, folder: Path, clock: ManualClock) -> None:
+    engine = open_engine(**BY_AGE)
+    fill(engine)
+    drained(engine)
+    before = segments(folder)
+    clock.advance(HOUR_MS - 1)
+
+    assert engine.drop_outdated() == 0
+
+    assert segments(folder) == before
+
+
+def test_what_was_not_judged_yet_is_kept_for_twice_as_long_and_no_longer(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    judged_file = folder.parent / "judged.json"
+    engine = open_engine(**BY_AGE, judged_file=judged_file)
+    fill(engine)
+    drained(engine)
+    before = segments(folder)
+    judged = JudgedFile(written_at_ms=clock.now_ms(), needed_since_ms={"broker": clock.now_ms()})
+    judged_file.write_bytes(msgspec.json.encode(judged))
+    dropped = []
+
+    for step_ms in (HOUR_MS, HOUR_MS - 1, 1):
+        clock.advance(step_ms)
+        dropped.append(engine.drop_outdated())
+
+    assert dropped == [0, 0, before - 1]
+    assert segments(folder, "actions") <= 3
+
+
+def test_what_was_judged_goes_by_its_age_alone(open_engine: type_of_open, folder: Path, clock: ManualClock) -> None:
+    judged_file = folder.parent / "judged.json"
+    engine = open_engine(**BY_AGE, judged_file=judged_file)
+    fill(engine)
+    drained(engine)
+    before = segments(folder)
+    clock.advance(HOUR_MS)
+    judged = JudgedFile(written_at_ms=clock.now_ms(), needed_since_ms={"broker": clock.now_ms()})
+    judged_file.write_bytes(msgspec.json.encode(judged))
+
+    assert engine.drop_outdated() == before - 1
+
+
+@pytest.mark.parametrize("how", ["unread", "in flight", "dead"])
+def test_what_a_group_may_still_deliver_holds_its_segment_and_those_behind_it(
+    open_engine: type_of_open, folder: Path, clock: ManualClock, how: str
+) -> None:
+    engine = open_engine(**BY_AGE)
+    engine.declare_group(TOPIC, "slow", GroupConfig(max_attempts=1))
+    ids = fill(engine)
+    drained(engine)
+    before = segments(folder)
+    held = engine.pull(TOPIC, "slow", max_messages=30, invisible_ms=2 * HOUR_MS)
+    engine.ack([one.receipt for one in held[:-1]])
+    if how == "unread":
+        engine.nack([held[-1].receipt], delay_ms=0, counts=False)
+    if how == "dead":
+        engine.nack([held[-1].receipt], reason="broken")
+    clock.advance(HOUR_MS)
+
+    assert 0 < engine.drop_outdated() < before - 1
+
+    engine = open_engine(**BY_AGE)
+    if how == "dead":
+        assert engine.dead(TOPIC, "slow")[0][0].body == ids[29].encode() * 50
+        assert engine.redrive(TOPIC, "slow") == 1
+    clock.advance(HOUR_MS)
+    again = engine.pull(TOPIC, "slow", max_messages=1_000)
+    assert sorted(one.id for one in again) == sorted(ids[30:] + ([ids[29]] if how != "in flight" else []))
+
+
+def test_what_is_scheduled_holds_no_segment_back_and_is_delivered_long_after(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    engine = open_engine(**BY_AGE)
+    engine.publish([Message(id="far", topic=TOPIC, body=b"x", deliver_at_ms=clock.now_ms() + 100 * HOUR_MS)])
+    fill(engine)
+    drained(engine)
+    before = segments(folder)
+    clock.advance(50 * HOUR_MS)
+    assert engine.drop_outdated() == before - 1
+    engine = open_engine(**BY_AGE)
+    clock.advance(50 * HOUR_MS)
+
+    assert drained(engine) == ["far"]
+
+
+def test_a_group_that_reads_too_slowly_is_moved_where_that_is_chosen_and_it_is_told(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    options = {**BY_AGE, "retention_drops_unread": True}
+    engine = open_engine(**options)
+    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    ids = fill(engine)
+    held = engine.pull(TOPIC, GROUP, max_messages=3)
+    clock.advance(HOUR_MS)
+
+    assert engine.drop_outdated() > 0
+
+    lost = engine.counters()["dropped_unread", TOPIC, GROUP]
+    assert lost > 3
+    assert engine.ack([held[0].receipt]) == ["already_acked"]
+    engine = open_engine(**options)
+    assert drained(engine) == ids[lost:]
+    assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["the next of a key", "who had no room"])
+def test_who_waits_for_what_retention_drops_from_a_hand_is_woken(
+    open_engine: type_of_open, clock: ManualClock, ordered: bool
+) -> None:
+    engine = open_engine(**BY_AGE, retention_drops_unread=True, group_in_hand_max=100 if ordered else 1)
+    engine.declare_group(TOPIC, GROUP, GroupConfig(ordered=ordered))
+    for number in range(4):
+        engine.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x" * 5_000, key="k")])
+    [held] = engine.pull(TOPIC, GROUP, invisible_ms=2 * HOUR_MS)
+    assert engine.pull(TOPIC, GROUP) == []
+    woken: list[str] = []
+    engine.subscribe(TOPIC, GROUP, lambda: woken.append(held.id))
+    clock.advance(HOUR_MS)
+    woken.clear()
+
+    assert engine.drop_outdated() == 3
+
+    assert woken
+    assert [one.id for one in engine.pull(TOPIC, GROUP)] == ["m3"]
+
+
+def test_beyond_the_size_the_oldest_go_whatever_their_age(open_engine: type_of_open, folder: Path) -> None:
+    engine = open_engine(segment_bytes=4096, retention_ms=None, retention_bytes=20_000, retention_check_ms=10**15)
+    fill(engine, 200)
+    drained(engine)
+
+    engine.drop_outdated()
+
+    assert sum(path.stat().st_size for path in segment_paths(folder / "messages")) <= 20_000 + 4096
+    assert segments(folder) >= 4
+
+
+def test_old_segments_of_actions_go_but_two_checkpoints_stay(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    engine = open_engine(**BY_AGE)
+    for number in range(6):
+        fill(engine, 60, name=f"m{number}-")
+        for delivery in engine.pull(TOPIC, GROUP, max_messages=1_000):
+            engine.ack([delivery.receipt])
+    assert segments(folder, "actions") > 3
+    clock.advance(2 * HOUR_MS)
+
+    engine.drop_outdated()
+
+    assert segments(folder, "actions") == 2
+    assert int(segment_paths(folder / "actions")[0].stem) > 0
+    engine = open_engine(**BY_AGE)
+    assert drained(engine) == []
+    newest = segment_paths(folder / "actions")[-1]
+    data = bytearray(newest.read_bytes())
+    data[data.index(b"checkpoint") + 30] ^= 1
+    newest.write_bytes(data)
+    engine = open_engine(**BY_AGE)
+    assert drained(engine) == [], "the checkpoint before it says the same"
+
+
+def test_a_topic_whose_messages_are_all_gone_goes_on_with_its_sequences(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    engine = open_engine(**BY_AGE)
+    ids = fill(engine)
+    assert drained(engine) == ids
+    fill(engine, 60, name="other", topic="another")
+    clock.advance(HOUR_MS)
+    engine.drop_outdated()
+
+    engine = open_engine(**BY_AGE)
+    assert engine.topic_figures(TOPIC)["stored"] == 60
+    fill(engine, 3, name="new")
+    assert drained(engine) == ["new0", "new1", "new2"]
+
+
+def test_the_timer_drops_what_is_old(open_engine: type_of_open, folder: Path, clock: ManualClock) -> None:
+    engine = open_engine(**{**BY_AGE, "retention_check_ms": 1})
+    fill(engine)
+    drained(engine)
+    before = segments(folder)
+
+    for _ in range(200):
+        clock.advance(HOUR_MS)
+        engine.cancel([])
+        if segments(folder) < before:
+            break
+        engine.pull(TOPIC, GROUP, wait_ms=0)
+
+    assert segments(folder) < before

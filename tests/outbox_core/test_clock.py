@@ -1,0 +1,109 @@
+"""ManualClock: time moves only when told to, and whoever waits on it is woken. SystemClock: the machine's."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox_core.common.clock import ManualClock, SystemClock
+
+WAIT_SECONDS = 300
+
+
+class Waiter:
+    """A thread that waits on a clock, and what the wait answered."""
+
+    def __init__(self, clock: ManualClock, timeout_ms: int | None) -> None:
+        self._clock = clock
+        self._timeout_ms = timeout_ms
+        self.condition = threading.Condition()
+        self.answer: bool | None = None
+        self.thread = threading.Thread(target=self._run)
+        with self.condition:
+            self.thread.start()
+        self._until_it_waits()
+
+    def _run(self) -> None:
+        with self.condition:
+            self.answer = self._clock.wait(self.condition, self._timeout_ms)
+
+    def _until_it_waits(self) -> None:
+        for _ in range(2_000):
+            with self.condition:
+                if self.condition in self._clock._waiting and self.condition._waiters:  # type: ignore[attr-defined]
+                    return
+            threading.Event().wait(0.001)
+        pytest.fail("the thread never waited")
+
+    def joined(self) -> bool | None:
+        """The wait's answer, once the thread has ended."""
+        self.thread.join(WAIT_SECONDS)
+        assert not self.thread.is_alive()
+        return self.answer
+
+
+@given(st.lists(st.integers(0, 10**9)), st.lists(st.integers(-(10**9), 10**9)))
+def test_advancing_moves_both_clocks_and_a_step_only_the_wall(moves: list[int], steps: list[int]) -> None:
+    clock = ManualClock(5)
+
+    for move in moves:
+        clock.advance(move)
+    for step in steps:
+        clock.step_wall(step)
+
+    assert clock.now_ms() == 5 + sum(moves) + sum(steps)
+    assert clock.monotonic_ms() == sum(moves)
+
+
+def test_time_does_not_run_backwards() -> None:
+    with pytest.raises(ValueError, match="step_wall"):
+        ManualClock().advance(-1)
+
+
+def test_a_wait_ends_when_its_time_has_passed() -> None:
+    clock = ManualClock()
+    waiter = Waiter(clock, 1_000)
+
+    clock.advance(1_000)
+
+    assert waiter.joined() is False
+
+
+def test_a_wait_ends_when_it_is_notified() -> None:
+    waiter = Waiter(ManualClock(), 1_000)
+
+    with waiter.condition:
+        waiter.condition.notify_all()
+
+    assert waiter.joined() is True
+
+
+def test_a_step_of_the_wall_clock_wakes_who_waits_so_that_they_look_again() -> None:
+    clock = ManualClock()
+    waiter = Waiter(clock, None)
+
+    clock.step_wall(-3_600_000)
+
+    assert waiter.joined() is True
+
+
+def test_a_wait_without_time_does_not_wait() -> None:
+    condition = threading.Condition()
+
+    with condition:
+        assert ManualClock().wait(condition, 0) is False
+
+
+def test_the_systems_clocks_agree_with_each_other_and_wait_for_real() -> None:
+    clock, condition = SystemClock(), threading.Condition()
+    began_ms, wall_ms = clock.monotonic_ms(), clock.now_ms()
+
+    with condition:
+        notified = clock.wait(condition, 20)
+
+    assert not notified
+    assert clock.monotonic_ms() - began_ms >= 19
+    assert clock.now_ms() >= wall_ms

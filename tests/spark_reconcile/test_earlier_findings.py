@@ -1,0 +1,103 @@
+"""Findings of hours before the span of a run by the hour: in its balance, its first clause and its exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spark_reconcile import run_windows
+from spark_reconcile.report.page import page_of
+from spark_reconcile.report.prometheus import metrics_text
+from spark_reconcile.results.summary import Book, Summary, WindowCounts
+from spark_reconcile.rules.verdict import Scope, Severity, State
+from tests.fixtures.databases import Database
+from tests.spark_reconcile.timed_ids import with_timed_ids
+from tests.spark_reconcile.world import HOUR_MS, NOW_MS, World, no_wait
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOST = Book(
+    scope=Scope.MESSAGE, topic="t", of="", state=State.LOST, severity=Severity.FINDING, rule="not_in_broker", count=2
+)
+LATE = Book(
+    scope=Scope.DELIVERY, topic="t", of="g", state=State.LATE, severity=Severity.ATTENTION, rule="not_fired", count=3
+)
+
+
+def test_earlier_findings_alone_are_not_balanced_and_said_so_at_once() -> None:
+    summary = _summary(earlier=4, books=[LATE])
+
+    assert not summary.balanced
+    assert summary.sentence == (
+        "Not balanced: 4 findings of earlier hours. Earlier hours count as they were last judged; an earlier --since "
+        "judges them again. In this span all of 10 messages, 3 deliveries and 0 business rows are explained; 3 late to "
+        "look at."
+    )
+    assert (summary.as_dict()["balanced"], summary.as_dict()["earlier_findings"]) == (False, 4)
+    assert "\nrecon_balanced 0\n" in metrics_text(summary)
+    page = page_of(summary)
+    assert "<title>Not balanced" in page
+    assert '<header class="good">' not in page
+
+
+def test_earlier_findings_are_named_beside_those_of_the_span() -> None:
+    assert _summary(earlier=1, books=[LOST]).sentence == (
+        "Not balanced: 2 lost and 1 finding of earlier hours. Earlier hours count as they were last judged; an earlier "
+        "--since judges them again."
+    )
+    assert _summary(earlier=0, books=[LOST]).sentence == "Not balanced: 2 lost."
+    balanced = _summary(earlier=0, books=[])
+    assert balanced.sentence == "Balanced: all of 10 messages, 3 deliveries and 0 business rows are explained."
+    assert "\nrecon_balanced 1\n" in metrics_text(balanced)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_later_span_ends_with_exit_status_1_while_an_earlier_finding_stands(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world = World()
+    world.groups()
+    for number in range(4):
+        world.settled(age_ms=(2 + number % 2) * HOUR_MS)
+    world.sent("lost", key=None, topic="newsletter", age_ms=5 * HOUR_MS)
+    with_timed_ids(world)
+    settings = replace(world.write(sqlite, tmp_path), rules=[], inboxes=[], output=tmp_path / "reconciliation")
+    config = tmp_path / "reconcile.toml"
+    config.write_text(
+        f'[database]\nurl = "{sqlite.url}"\n[broker]\ndata = "broker"\n[grace]\nconfirm_after_seconds = 0\n'
+    )
+
+    first = run_windows(settings, since_ms=NOW_MS - 6 * HOUR_MS, now_ms=NOW_MS, session=spark, pause=no_wait)
+    asked = ["run", "--config", str(config), "--now-ms", str(NOW_MS), "--since", "4h", "--json"]
+    later = _reconcile(*asked)
+
+    assert first.sentence == "Not balanced: 1 lost."
+    assert later.returncode == 1, later.stderr
+    summary = json.loads(later.stdout)
+    assert (summary["findings"], summary["earlier_findings"], summary["balanced"]) == (0, 1, False)
+    assert summary["sentence"].startswith("Not balanced: 1 finding of earlier hours.")
+
+
+def _summary(*, earlier: int, books: list[Book]) -> Summary:
+    return Summary(
+        run_id="r", judged_at_ms=NOW_MS, business_rows=0, messages=10, message_groups=3, stored=10, delivered=0,
+        redelivered=0, acknowledged=0, resent=0, deduplicated_by_broker=0, deduplicated_by_inbox=0, books=books,
+        windows=WindowCounts(
+            since_ms=NOW_MS - HOUR_MS, until_ms=NOW_MS, windows=1, judged=1, open=0, not_closed=0, looked_at=2,
+            resolved=0, earlier_findings=earlier,
+        ),
+    )  # fmt: skip
+
+
+def _reconcile(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "outbox", "reconcile", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)

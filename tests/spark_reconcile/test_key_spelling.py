@@ -1,0 +1,87 @@
+"""Keys that a database takes for equal and Spark does not are named as what they are, not as lost and phantom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import create_engine, text
+
+from spark_reconcile import Settings, Summary, run, run_windows
+from spark_reconcile.repair.findings import unpublished_rows
+from tests.fixtures.databases import Database
+from tests.spark_reconcile.world import HOUR_MS, MAIL, NOW_MS, PAID, TICKETS, World, no_wait
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RESPELLED = {
+    ("message", "key_respelled", "mismatch", "finding"): 3,
+    ("business", "message_key_respelled", "mismatch", "finding"): 3,
+    ("business", "no_message", "lost", "finding"): 1,
+    ("message", "no_business_row", "phantom", "finding"): 1,
+}
+
+
+@pytest.mark.spark
+def test_keys_that_differ_only_in_case_or_trailing_blanks_are_one_finding_and_nothing_is_called_lost(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    settings = _with_text_keys(database, tmp_path)
+
+    summary = run(settings, session=spark, now_ms=NOW_MS, pause=no_wait)
+
+    assert _findings(summary) == RESPELLED
+    assert summary.sentence == "Not balanced: 1 lost, 1 phantom, 3 mismatch."
+    assert {one.key for one in summary.examples if one.rule == "key_respelled"} == {"a1", "b2 ", "C3"}
+    folder = Path(summary.folder)
+    assert [one.key for one in unpublished_rows([folder], rows_max=10)] == ["lost"], "none is to be published again"
+    confirmed = pq.read_table(folder / "verdicts", filters=[("rule", "=", "key_respelled")]).to_pylist()
+    assert [row["confirmed"] for row in confirmed] == [True] * 3
+
+
+@pytest.mark.spark
+def test_by_the_hour_such_keys_are_the_same_findings(sqlite: Database, tmp_path: Path, spark: SparkSession) -> None:
+    settings = _with_text_keys(sqlite, tmp_path)
+
+    summary = run_windows(settings, since_ms=NOW_MS - 2 * HOUR_MS, now_ms=NOW_MS, session=spark, pause=no_wait)
+
+    assert _findings(summary) == RESPELLED
+
+
+def _findings(summary: Summary) -> dict[tuple[str, str, str, str], int]:
+    return {
+        (str(one.scope), one.rule, str(one.state), str(one.severity)): one.count
+        for one in summary.books
+        if one.severity == "finding"
+    }
+
+
+def _with_text_keys(database: Database, folder: Path) -> Settings:
+    """Orders whose keys are texts, as rows have them and as their messages were published."""
+    world = World()
+    world.groups()
+    pairs = [("A1", "a1"), ("b2", "b2 "), ("c3 ", "C3"), ("same", "same"), ("lost", None), (None, "phantom")]
+    for _, message in pairs:
+        if message is not None:
+            world.sent(f"m-{message.strip()}", key=message)
+            sequence = world.store(f"m-{message.strip()}", key=message)
+            for group in (TICKETS, MAIL):
+                world.done(f"m-{message.strip()}", sequence, group, age_ms=HOUR_MS)
+    settings = world.write(database, folder)
+    engine = create_engine(database.url)
+    try:
+        with engine.begin() as connection:
+            connection.execute(text("DROP TABLE IF EXISTS bookings"))
+            connection.execute(text("CREATE TABLE bookings (code VARCHAR(32) NOT NULL, at_us BIGINT NOT NULL)"))
+            for row, _ in pairs:
+                if row is not None:
+                    values = {"code": row, "at_us": (NOW_MS - HOUR_MS) * 1000}
+                    connection.execute(text("INSERT INTO bookings (code, at_us) VALUES (:code, :at_us)"), values)
+    finally:
+        engine.dispose()
+    rule = replace(settings.rules[0], table="bookings", key_column="code", time_column="at_us", where=[], topic=PAID)
+    return replace(settings, rules=[rule])

@@ -1,0 +1,476 @@
+"""Evidence that vanished is never balanced: an action log that lost its end, emptied tables, groups that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from outbox.cli.command import main
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.engine import Engine
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.journal import journal
+from outbox_core.journal.deletion_records import DeletedGroup
+from outbox_core.messages.message import GroupConfig, Message
+from spark_reconcile import InboxSource, NotComparable, Settings, Summary, run, run_windows
+from spark_reconcile.core.counts import LegCount
+from spark_reconcile.core.settings_file import read_config, settings_of
+from spark_reconcile.evidence.delivery_evidence import GroupFacts
+from spark_reconcile.load.known_groups import KnownGroups, check_names, known_groups
+from spark_reconcile.load.log_ends import UNSYNCED_MS, log_end
+from spark_reconcile.load.table_extents import TableExtent
+from spark_reconcile.load.unrecorded_effects import UnrecordedEffects, is_proven
+from spark_reconcile.results.source_history import (
+    TOTALS_FILE,
+    BrokerGroups,
+    KeptTotals,
+    SourceTotals,
+    read_totals,
+    write_totals,
+)
+from spark_reconcile.runs.missing_evidence import is_gone
+from spark_reconcile.sources.log_segments import survey
+from spark_reconcile.sources.sql_statements import Leg
+from tests.fixtures.databases import Database
+from tests.spark_reconcile.world import (
+    HOUR_MS,
+    MAIL,
+    MINUTE_MS,
+    NOW_MS,
+    PAID,
+    REMINDER,
+    SECOND_MS,
+    SETTINGS,
+    TICKETS,
+    World,
+    append,
+    write_log,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+AGES_H = (8, 7, 6, 5, 4)
+"""How old the world's messages are, in hours."""
+RESTARTED = journal.Opened(at_ms=NOW_MS - MINUTE_MS, number=2)
+
+
+@pytest.fixture
+def world() -> World:
+    """Orders whose messages went all the way, one an hour."""
+    return settled_world(AGES_H)
+
+
+# -- the action log's end, which inboxes prove -------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_an_action_log_that_lost_its_end_is_refused_and_one_that_a_power_cut_shortened_is_not(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, world: World
+) -> None:
+    settings = world.write(sqlite, tmp_path)
+    path = Path(survey(settings.broker_data, "actions")[-1].path)
+    whole, ends = path.read_bytes(), frame_ends(path)
+
+    path.write_bytes(whole[: ends[len(ends) // 2]])
+    told = rf"inbox of {TICKETS} has 2 effects of messages of {PAID} from .*T.* to .*last action is of.*Restore {path}"
+    with pytest.raises(NotComparable, match=told):
+        run(settings, session=spark, now_ms=NOW_MS)
+    with pytest.raises(NotComparable, match=told):
+        run_windows(settings, since_ms=NOW_MS - 6 * HOUR_MS, session=spark, now_ms=NOW_MS)
+    assert not (settings.output / "manifest.json").exists()
+
+    # Of the last message's four actions none was synced when its machine lost power.
+    path.write_bytes(whole[: ends[-5]])
+    with pytest.raises(NotComparable, match=r"has 1 effect of messages .*lost power, start the broker"):
+        run(settings, session=spark, now_ms=NOW_MS)
+    summary = run(settings, session=spark, now_ms=NOW_MS - AGES_H[-1] * HOUR_MS + MINUTE_MS // 2)
+    assert summary.balanced
+    assert "1 effect of messages" in note_of(summary, "action log")
+    assert "the next run looks for them again" in (Path(summary.folder) / "report.html").read_text()
+
+    append(settings, "actions", [RESTARTED])
+    summary = run(settings, session=spark, now_ms=NOW_MS)
+    assert (summary.balanced, note_of(summary, "action log")) == (True, "")
+
+
+@pytest.mark.spark
+def test_a_broker_at_work_whose_consumers_take_long_is_not_accused(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world, clock = World(), ManualClock(NOW_MS - 3 * HOUR_MS)
+    engine = Engine.open(tmp_path / "engine", clock=clock)
+    try:
+        engine.declare_group(PAID, TICKETS, GroupConfig())
+        for number in range(3):
+            order = world.order(age_ms=3 * HOUR_MS)
+            name = world.sent(f"m{number}", key=str(order), age_ms=3 * HOUR_MS)
+            engine.publish(
+                [Message(id=name, topic=PAID, key=str(order), body=name.encode(), created_at_ms=clock.now_ms())]
+            )
+        deliveries = engine.pull(PAID, TICKETS, max_messages=2, invisible_ms=2 * HOUR_MS)
+        for number, one in enumerate(deliveries):  # neither is acknowledged, and nothing of it is synced
+            world.handle(one.id, age_ms=2 * HOUR_MS - number * HOUR_MS // 2)
+        settings = replace(world.write(sqlite, tmp_path), broker_data=tmp_path / "engine")
+
+        summary = run(settings, session=spark, now_ms=NOW_MS)
+    finally:
+        engine.close()
+
+    assert (summary.balanced, note_of(summary, "action log")) == (True, "")
+    assert [one.rule for one in summary.books if one.of == TICKETS and "handled" in one.rule] == [
+        "handled_not_acknowledged"
+    ]
+
+
+def test_a_loss_is_proven_by_effects_that_are_older_than_what_every_reader_of_a_log_sees() -> None:
+    first_ms = NOW_MS - UNSYNCED_MS - SECOND_MS
+    young, old = (
+        UnrecordedEffects(topic=PAID, group=TICKETS, effects=2, first_ms=first_ms - earlier_ms, last_ms=NOW_MS)
+        for earlier_ms in (0, 1)
+    )
+
+    proven = [is_proven(found, now_ms=NOW_MS, skew_ms=SECOND_MS) for found in ([young], [old], [young, old])]
+
+    assert proven == [False, True, True]
+
+
+def test_the_end_of_a_log_and_the_place_where_it_stood_a_minute_ago(sqlite: Database, tmp_path: Path) -> None:
+    world = settled_world((2, 1))
+    settings = world.write(sqlite, tmp_path)
+    for log, behind in (("messages", 1), ("actions", 4)):
+        segments = survey(settings.broker_data, log)
+        ends = [end - journal.HEADER_BYTES for end in frame_ends(Path(segments[-1].path))]
+
+        now, then, before = (log_end(segments, settled_ms=NOW_MS - age * MINUTE_MS) for age in (0, 90, 1800))
+
+        assert (now.offset, now.settled_offset, now.torn) == (ends[-1], ends[-1], "")
+        assert now.last_ms in range(NOW_MS - HOUR_MS - SECOND_MS, NOW_MS - HOUR_MS + SECOND_MS)
+        assert then.settled_offset == ends[-1 - behind]
+        assert before.settled_offset == 0
+
+
+# -- what earlier runs had ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_tables_that_were_emptied_since_an_earlier_run_are_refused_until_it_is_accepted(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, world: World
+) -> None:
+    settings = world.write(sqlite, tmp_path)
+    assert run(settings, session=spark, now_ms=NOW_MS).balanced
+    assert narrow(settings, spark).balanced  # no source has a row in these hours
+    noted = read_totals(settings.output).sources
+    inbox, archive = (next(name for name in noted if name.startswith(leg)) for leg in ("inbox", "archive"))
+    assert inbox == f"inbox {TICKETS} in {tmp_path / 'business.db'}"
+    assert (noted[inbox].first_ms, noted[inbox].last_ms) == tuple(NOW_MS - age * HOUR_MS + 30 for age in (8, 4))
+    shown = (settings.output / "manifest.json").read_bytes()
+
+    rows, world.inbox = world.inbox, []
+    world.write_tables(sqlite)
+    for again in (lambda: run(settings, session=spark, now_ms=NOW_MS), lambda: narrow(settings, spark)):
+        with pytest.raises(
+            NotComparable, match=rf"{inbox}: it had rows from .*now it is empty.*--accept-missing '{inbox}'"
+        ):
+            again()
+    assert (settings.output / "manifest.json").read_bytes() == shown
+
+    accepting = replace(settings, accept_missing=[inbox])
+    assert narrow(accepting, spark).balanced
+    assert narrow(settings, spark).balanced
+    with pytest.raises(ConfigurationError, match="nothing of that is missing"):
+        narrow(accepting, spark)
+
+    world.inbox, sent, world.archive = rows, world.archive, []
+    world.write_tables(sqlite)
+    with pytest.raises(NotComparable, match=f"{archive}: it had rows.*archive_days"):
+        run(settings, session=spark, now_ms=NOW_MS)
+
+    # Kept for six hours, and a purge has an hour: the first two may go, and not the others.
+    kept = replace(settings, archive_days=0.25)
+    world.archive = sent[2:]
+    world.write_tables(sqlite)
+    assert narrow(kept, spark).balanced
+    world.archive = sent[:0]
+    world.write_tables(sqlite)
+    with pytest.raises(NotComparable, match=f"{archive}: it had rows"):
+        narrow(kept, spark)
+    later_ms = NOW_MS + 6 * HOUR_MS
+    assert run_windows(kept, since_ms=later_ms - HOUR_MS - 1, session=spark, now_ms=later_ms).balanced
+
+
+@pytest.mark.spark
+def test_groups_that_vanished_from_the_action_log_are_refused_and_deleted_ones_are_not(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, world: World
+) -> None:
+    settings = world.write(sqlite, tmp_path)
+    run(settings, session=spark, now_ms=NOW_MS)
+    folder = str(settings.broker_data)
+    assert read_totals(settings.output).groups[folder].pairs == [(PAID, MAIL), (PAID, TICKETS), (REMINDER, MAIL)]
+    actions = decoded(settings)
+
+    # As many bytes as before, and without a group: the log seems to have all of its end.
+    padding = [RESTARTED] * len(actions)
+    write_actions(settings, [*(one for one in actions if getattr(one, "group", "") != MAIL), *padding])
+    with pytest.raises(NotComparable, match=rf"group {PAID}/{MAIL} in {folder}: .*nor its deletion.*--accept-missing"):
+        narrow(settings, spark)
+
+    write_actions(settings, actions[: len(actions) * 3 // 4])
+    append(settings, "actions", [RESTARTED])
+    with pytest.raises(NotComparable, match=rf"action log in {folder}: it went on to byte .*, and now ends at byte"):
+        narrow(settings, spark)
+
+    write_actions(settings, actions)
+    append(settings, "actions", [DeletedGroup(topic=PAID, group=MAIL, at_ms=NOW_MS - MINUTE_MS)])
+    assert narrow(settings, spark).balanced
+    assert read_totals(settings.output).groups[folder].pairs == [(PAID, TICKETS), (REMINDER, MAIL)]
+
+
+KEPT_MS = NOW_MS - 5 * HOUR_MS
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "since_ms", "gone"),
+    [
+        ((0, 0), None, None, False),
+        ((8, 4), (8, 4), None, False),
+        ((8, 4), None, None, True),
+        ((8, 4), (3, 1), None, False),
+        ((8, 4), (6, 4), KEPT_MS, False),
+        ((8, 4), (4, 1), KEPT_MS, False),
+        ((8, 4), (3, 1), KEPT_MS, True),
+        ((8, 4), None, KEPT_MS, True),
+        ((8, 6), None, KEPT_MS, False),
+        ((8, 6), (3, 1), KEPT_MS, False),
+        ((4, 2), (4, 1), KEPT_MS, False),
+        ((4, 2), (3, 1), KEPT_MS, True),
+    ],
+)
+def test_rows_are_gone_where_no_purge_takes_them(
+    before: tuple[int, int], now: tuple[int, int] | None, since_ms: int | None, gone: bool
+) -> None:
+    first_ms, last_ms = (NOW_MS - age * HOUR_MS if age else 0 for age in before)
+    noted = SourceTotals(
+        rows=9, first_ms=first_ms, last_ms=last_ms, complete_since_ms=None, noted_at_ms=NOW_MS - HOUR_MS
+    )
+    times = (None, None) if now is None else tuple(NOW_MS - age * HOUR_MS for age in now)
+    extent = TableExtent(name="inbox", leg=Leg.INBOX, what=TICKETS, first_ms=times[0], last_ms=times[1])
+
+    assert is_gone(noted, extent, since_ms=since_ms) is gone
+
+
+def test_totals_are_read_back_and_what_no_run_wrote_is_refused(tmp_path: Path) -> None:
+    source = SourceTotals(rows=1, first_ms=2, last_ms=3, complete_since_ms=None, noted_at_ms=4, end_offset=5)
+    totals = KeptTotals(sources={"inbox": source}, groups={"b": BrokerGroups(pairs=[(PAID, MAIL)], noted_at_ms=6)})
+    assert read_totals(tmp_path) == KeptTotals()
+
+    write_totals(tmp_path, totals)
+
+    assert read_totals(tmp_path) == totals
+    for text_ in ('{"format": 2}', '{"sources": 3}', "{"):
+        (tmp_path / TOTALS_FILE).write_text(text_)
+        with pytest.raises(ConfigurationError, match="move it away"):
+            read_totals(tmp_path)
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_what_a_first_run_cannot_know_is_in_the_notes_of_the_sources(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, world: World
+) -> None:
+    world.inbox, world.archive = [], []
+    summary = run(world.write(sqlite, tmp_path / "emptied"), session=spark, now_ms=NOW_MS)
+
+    assert "5 acknowledgements of this group: whether it was emptied cannot be known" in note_of(summary, TICKETS)
+    assert "5 messages on topics of this outbox: whether it was emptied" in note_of(summary, "sent messages")
+    assert "whether it was emptied cannot be known" in (Path(summary.folder) / "report.html").read_text()
+
+    new = World()
+    new.sent("first", key=str(new.order()))
+    new.store("first", key="1")
+    summary = run(new.write(sqlite, tmp_path / "new"), session=spark, now_ms=NOW_MS)
+    assert summary.balanced
+    assert note_of(summary, TICKETS) == "the broker knows no action of this group yet"
+
+
+@pytest.mark.spark
+def test_groups_that_the_broker_does_not_know_are_refused(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, world: World
+) -> None:
+    settings = world.write(sqlite, tmp_path)
+    misspelt = replace(settings, inboxes=[InboxSource(group="tickest")])
+
+    with pytest.raises(ConfigurationError, match="no group 'tickest'; did you mean 'tickets'"):
+        run(misspelt, session=spark, now_ms=NOW_MS)
+    write_actions(settings, [one for one in decoded(settings) if getattr(one, "group", "") != TICKETS] + [RESTARTED])
+    with pytest.raises(NotComparable, match=r"inbox tickets in .* has effects, .*no group 'tickets'.*Restore"):
+        run(settings, session=spark, now_ms=NOW_MS)
+
+
+LOG = {"messages": 5, "actions": 9}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "group", "inbox_topics", "groups", "told"),
+    [
+        ([(PAID, TICKETS)], TICKETS, [], [TICKETS, f"{PAID}/{TICKETS}"], ""),
+        ([(PAID, TICKETS)], TICKETS, [PAID], [], ""),
+        ([(PAID, TICKETS)], TICKETS, [REMINDER], [], f"no group 'tickets' on {REMINDER}; it knows tickets"),
+        ([(PAID, TICKETS)], "ticket", [], [], "did you mean 'tickets'"),
+        ([(PAID, TICKETS)], TICKETS, [], ["mial"], "no group 'mial'; it knows tickets"),
+        ([(PAID, MAIL), (PAID, TICKETS)], TICKETS, [], ["mial"], "did you mean 'mail'"),
+        ([(PAID, TICKETS)], TICKETS, [], [f"{REMINDER}/{TICKETS}"], f"did you mean '{PAID}/{TICKETS}'"),
+        ([], TICKETS, [], [], ""),
+        ([], TICKETS, [], [MAIL], "no group 'mail'; it knows none"),
+    ],
+)
+def test_a_name_that_fits_no_group_is_refused_with_the_nearest_one(
+    tmp_path: Path, pairs: list[tuple[str, str]], group: str, inbox_topics: list[str], groups: list[str], told: str
+) -> None:
+    settings = Settings(
+        database_url="sqlite:///none", broker_data=tmp_path, output=tmp_path, groups=groups,
+        inboxes=[InboxSource(group=group, topics=inbox_topics)],
+    )  # fmt: skip
+    known = KnownGroups(pairs=frozenset(pairs), deleted=frozenset(), is_complete=True, is_whole=True)
+    unsure = replace(known, is_complete=False)
+    empty = TableExtent(name=f"inbox {group} in x", leg=Leg.INBOX, what=group, first_ms=None, last_ms=None)
+    filled = replace(empty, first_ms=1, last_ms=1)
+
+    check_names(settings, unsure, [filled], rows=LOG)
+    if not told:
+        check_names(settings, known, [empty], rows=LOG)
+        return
+    with pytest.raises(ConfigurationError, match=told):
+        check_names(settings, known, [empty], rows=LOG)
+    if not groups:
+        with pytest.raises(NotComparable, match=told):
+            check_names(settings, known, [filled], rows=LOG)
+        with pytest.raises(ConfigurationError, match="if it was deleted, leave it out"):
+            check_names(settings, replace(known, is_whole=False), [filled], rows=LOG)
+
+
+def test_the_settings_file_names_groups_that_must_be_there(tmp_path: Path) -> None:
+    path = tmp_path / "reconcile.toml"
+    path.write_text(
+        '[database]\nurl = "sqlite:///x.db"\n[broker]\ndata = "b"\ngroups = ["mail", "order.paid/tickets"]\n'
+    )
+
+    assert settings_of(read_config(path)).groups == ("mail", "order.paid/tickets")
+    path.write_text(path.read_text().replace('"mail"', '"no group"'))
+    with pytest.raises(ConfigurationError, match="no group"):
+        settings_of(read_config(path))
+
+
+def test_groups_of_which_old_actions_were_dropped_are_known_by_the_checkpoint(tmp_path: Path) -> None:
+    clock = ManualClock(NOW_MS - HOUR_MS)
+    options = EngineOptions(checkpoint_bytes=4096, retention_ms=MINUTE_MS)
+    engine = Engine.open(tmp_path / "engine", clock=clock, options=options)
+    try:
+        engine.declare_group(PAID, "idle", GroupConfig())
+        for _ in range(300):
+            engine.declare_group(PAID, "busy", GroupConfig())
+            clock.advance(SECOND_MS)
+        engine.drop_outdated()
+    finally:
+        engine.close()
+    segments = survey(tmp_path / "engine", "actions")
+    counts = [LegCount(leg="actions", topic=PAID, note="declared busy", rows=1, first_ms=1, last_ms=1)]
+    facts = [GroupFacts(topic=PAID, consumer_group="busy")]
+
+    found = known_groups(counts, facts, segments)
+
+    assert segments[0].first_offset > 0
+    assert (found.live, found.is_complete) == ({(PAID, "idle"), (PAID, "busy")}, True)
+    bare = Path(segments[-1].path).with_name(f"{segments[-1].first_offset:020d}.log")
+    write_log(bare.parent, journal.SegmentKind.ACTIONS, [RESTARTED], 9, first_offset=64)
+    assert not known_groups(counts, facts, survey(tmp_path / "engine", "actions")).is_complete
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_the_exit_statuses_of_the_command(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("spark_reconcile.runs.full_run.run", partial(run, session=spark))  # Spark starts once for all
+    settings = world.write(sqlite, tmp_path)
+    config = tmp_path / "reconcile.toml"
+    config.write_text(SETTINGS.format(url=sqlite.url))
+    assert outbox(config) == 0
+    with create_engine(sqlite.url).begin() as connection:
+        connection.execute(text("DELETE FROM outbox_inbox"))
+    inbox = f"inbox {TICKETS} in {tmp_path / 'business.db'}"
+    capfd.readouterr()
+
+    assert outbox(config) == 3
+    refused = capfd.readouterr()
+    assert outbox(config, "--accept-missing", inbox) == 0
+    world.write_tables(sqlite)
+    path = Path(survey(settings.broker_data, "actions")[-1].path)
+    path.write_bytes(path.read_bytes()[: frame_ends(path)[10]])
+    capfd.readouterr()
+    assert outbox(config, "--output", str(tmp_path / "another")) == 3
+    cut = capfd.readouterr()
+    config.write_text(SETTINGS.format(url=sqlite.url).replace('group = "tickets"', 'group = "tikets"'))
+    assert outbox(config, "--output", str(tmp_path / "another")) == 2
+    misspelt = capfd.readouterr()
+
+    assert (refused.out, cut.out, misspelt.out) == ("", "", "")
+    assert f"--accept-missing '{inbox}'" in refused.err
+    assert "end of the broker's action log is missing" in cut.err
+    assert "did you mean 'tickets'" in misspelt.err
+
+
+# -- given -------------------------------------------------------------------------------------------------------------
+
+
+def settled_world(ages_h: Sequence[int]) -> World:
+    world = World()
+    world.groups()
+    for age in ages_h:
+        world.settled(age_ms=age * HOUR_MS)
+    return world
+
+
+def narrow(settings: Settings, spark: SparkSession) -> Summary:
+    """A run on one hour in which nothing happened."""
+    return run_windows(
+        settings, since_ms=NOW_MS - 2 * HOUR_MS, until_ms=NOW_MS - HOUR_MS, session=spark, now_ms=NOW_MS
+    )  # fmt: skip
+
+
+def note_of(summary: Summary, what: str) -> str:
+    return next(one.note for one in summary.inputs if one.what == what)
+
+
+def frame_ends(path: Path) -> list[int]:
+    """Behind which bytes of a segment's file its frames end."""
+    header, frames = journal.read_segment(path)
+    return [journal.HEADER_BYTES + frame.end - header.first_offset for frame in frames]
+
+
+def decoded(settings: Settings) -> list[journal.Action]:
+    _, frames = journal.read_segment(Path(survey(settings.broker_data, "actions")[-1].path))
+    return [journal.decode_action(frame.payload) for frame in frames]
+
+
+def write_actions(settings: Settings, actions: Sequence[journal.Action]) -> None:
+    write_log(settings.broker_data / "actions", journal.SegmentKind.ACTIONS, actions, 1000)
+
+
+def outbox(config: Path, *options: str) -> object:
+    """The exit status of `outbox reconcile run`."""
+    with pytest.raises(SystemExit) as ended:
+        main(["reconcile", "run", "--config", str(config), "--now-ms", str(NOW_MS), *options])
+    return ended.value.code
