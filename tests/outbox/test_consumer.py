@@ -19,7 +19,7 @@ from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, InvalidMessage, TransactionDoomed
 from outbox_core.messages.message import Delivery, GroupConfig
 from tests.outbox.deadlock import add_rows_to_fight_over, become_a_deadlocks_victim
-from tests.outbox.lock_waits import wait_for_lock_waits
+from tests.outbox.innodb_locks import wait_for_lock_waits
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 

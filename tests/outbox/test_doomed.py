@@ -18,7 +18,7 @@ from tests.fixtures.databases import Database
 from tests.fixtures.local_server import Durability, LocalServer
 from tests.fixtures.servers import MYSQL_LIKE, local_server
 from tests.outbox.deadlock import WAIT_SECONDS, add_rows_to_fight_over, become_a_deadlocks_victim, lock, rival
-from tests.outbox.lock_waits import wait_for_lock_waits
+from tests.outbox.innodb_locks import wait_for_lock_waits
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop, open_shop
 

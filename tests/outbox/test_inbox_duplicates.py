@@ -18,7 +18,7 @@ from outbox.consumers.consumer_decorator import ConsumerRunner, Outcome, still_h
 from outbox.consumers.inbox import InboxStore
 from outbox_core.common.errors import OutboxError
 from outbox_core.messages.message import Delivery
-from tests.outbox.lock_waits import wait_for_lock_waits
+from tests.outbox.innodb_locks import wait_for_lock_waits
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 

@@ -15,7 +15,7 @@ from outbox import Consumer, NotTried, consumer
 from outbox.consumers.consumer_decorator import CommittedByHandler, Outcome
 from outbox_core.messages.message import Delivery
 from tests.outbox.consuming.test_async import DRIVERS
-from tests.outbox.lock_waits import wait_for_lock_waits
+from tests.outbox.innodb_locks import wait_for_lock_waits
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 
