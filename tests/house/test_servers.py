@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
+import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +68,27 @@ def test_a_server_that_a_test_may_kill_is_as_durable_as_production(durable: Loca
     assert figures[:3] == (1, 1, 1)
     assert figures[3] in {1, "ON"}
     assert figures[4] in {"fsync", "O_DIRECT"}
+
+
+def test_a_server_that_starts_deletes_no_temporary_table_of_another(durable: LocalServer) -> None:
+    ((folder,),) = durable.execute("SELECT @@tmpdir")
+    table = Path(folder, "#sql-temptable-1-1-1.MAI")
+    table.touch()
+
+    with local_server(durable.name, Durability.NONE):
+        assert table.exists()
+    table.unlink()
+
+
+def test_a_failed_test_is_told_that_its_server_has_crashed() -> None:
+    with local_server("mariadb", Durability.NONE) as server:
+        assert server.crash() is None
+        os.kill(server.pid, signal.SIGSEGV)
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+
+        assert "got signal 11" in str(server.crash())
+        server.kill9()
+        assert server.crash() is None
 
 
 @pytest.mark.slow
