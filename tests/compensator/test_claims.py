@@ -18,6 +18,7 @@ from outbox.store.row import publish_row
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.message import Message
+from tests.outbox.innodb_locks import rows_locked
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
@@ -58,14 +59,6 @@ def test_a_claim_of_a_hundred_among_thousands_locks_a_hundred_rows(mysql_shop: S
 
     assert claimed == 100
     assert 100 <= locked <= 220  # the row's own lock, and for some the secondary index's
-
-
-def rows_locked(shop: Shop, connection: Connection) -> int:
-    """What InnoDB says that this connection's transaction has locked."""
-    thread_id = connection.scalar(text("SELECT CONNECTION_ID()"))
-    asked = text("SELECT trx_rows_locked FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = :id")
-    with shop.engine.connect() as other:
-        return int(other.scalar(asked, {"id": thread_id}) or 0)
 
 
 def test_background_connections_are_read_committed_and_those_of_the_business_stay_as_they_were(

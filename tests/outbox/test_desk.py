@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, text, update
+from sqlalchemy import update
 
 from outbox.admin.message_admin import AdminAction, MessageDesk, MessageSelection
 from outbox.store.database import background_engine
 from outbox.store.row import publish_row
 from outbox.store.schema import RowState
 from outbox_core.messages.message import Message
+from tests.outbox.innodb_locks import rows_locked
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 
@@ -155,11 +156,3 @@ def test_a_change_locks_the_rows_that_it_names_and_no_producer_waits_for_it(
 
     assert changed == 200
     assert 200 <= locked <= 420  # the row's own lock, and the index's where the row moves in it
-
-
-def rows_locked(shop: Shop, connection: Connection) -> int:
-    """What InnoDB says that this connection's transaction has locked."""
-    thread_id = connection.scalar(text("SELECT CONNECTION_ID()"))
-    asked = text("SELECT trx_rows_locked FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = :id")
-    with shop.engine.connect() as other:
-        return int(other.scalar(asked, {"id": thread_id}) or 0)

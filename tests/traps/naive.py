@@ -90,16 +90,6 @@ def wait_for(shop: Shop, question: str) -> None:
     raise TimeoutError(question)
 
 
-def rows_locked(shop: Shop, connection: Connection) -> int:
-    """What InnoDB says that this connection's transaction has locked."""
-    ((thread_id,),) = run(connection, "SELECT CONNECTION_ID()")
-    with shop.engine.connect() as other:
-        found = run(
-            other, f"SELECT trx_rows_locked FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = {thread_id}"
-        )
-    return int(str(found[0][0])) if found else 0
-
-
 def rows_read(connection: Connection) -> int:
     """How many index entries and rows this connection has read so far."""
     return sum(int(str(value)) for _, value in run(connection, "SHOW SESSION STATUS LIKE 'Handler_read%'"))

@@ -21,9 +21,9 @@ from outbox.store.database import background_engine
 from outbox.store.ordering import OrderStore
 from outbox.store.row import publish_row
 from outbox_core.messages.message import Message
+from tests.outbox.innodb_locks import rows_locked
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
-from tests.traps.naive import rows_locked
 
 HOUR_US = 3_600_000_000
 OURS = "a" * 32

@@ -19,7 +19,7 @@ from outbox.store.row import publish_row
 from outbox.store.schema import outbox_tables
 from outbox_core.messages.message import Message
 from tests.fixtures.databases import Database
-from tests.outbox.innodb_locks import wait_for_lock_waits
+from tests.outbox.innodb_locks import rows_locked, wait_for_lock_waits
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop, open_shop
 from tests.traps.naive import (
@@ -28,7 +28,6 @@ from tests.traps.naive import (
     beside,
     insert,
     make_naive_outbox,
-    rows_locked,
     rows_read,
     run,
     transaction,

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, event, text
 from compensator.assignment import LeasedAssignment, LeaseOptions
 from compensator.assignment.lease_store import LeaseStore
 from tests.compensator.assignment.fleet import Fleet, names
+from tests.outbox.innodb_locks import rows_locked
 from tests.outbox.shop import Shop
 
 SOURCES = 1_000
@@ -119,7 +120,7 @@ def test_a_change_locks_the_rows_that_it_names_and_neither_others_nor_gaps(
 
     with engine.connect() as connection, engine.connect() as other:
         changed = change(one._store, connection, [*wanted, "source-0150x", "zzz"])
-        locked = rows_locked(mysql_fleet, connection)
+        locked = rows_locked(mysql_fleet.shop, connection)
         one._store.add(other, ["a-first", "source-0150y", "zzz-last"])
         one._store.take(other, [source.name for source in names(SOURCES)[:100]], instance="y" * 32)
         other.rollback()
@@ -136,7 +137,7 @@ def test_locks_are_as_few_where_all_rows_change(mysql_fleet: Fleet) -> None:
 
     with mysql_fleet.engine_of(0).connect() as connection:
         changed = take(one._store, connection, [source.name for source in names(SOURCES)])
-        locked = rows_locked(mysql_fleet, connection)
+        locked = rows_locked(mysql_fleet.shop, connection)
         connection.rollback()
 
     assert (changed, locked) == (SOURCES, SOURCES)
@@ -178,14 +179,6 @@ def test_in_a_table_of_a_few_rows_nobody_waits_for_the_row_of_another(
     assert (changed, renewed, purged) == (2, True, 2)
     assert len(writes) == 5
     assert all("FORCE INDEX (PRIMARY)" in write for write in writes)
-
-
-def rows_locked(fleet: Fleet, connection: Connection) -> int:
-    """What InnoDB says that this connection's transaction has locked."""
-    thread_id = connection.scalar(text("SELECT CONNECTION_ID()"))
-    asked = text("SELECT trx_rows_locked FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = :id")
-    with fleet.shop.engine.connect() as other:
-        return int(other.scalar(asked, {"id": thread_id}) or 0)
 
 
 def test_a_beat_waits_for_nobody_who_reads_and_holds_up_nobody_who_beats(mysql_fleet: Fleet) -> None:
