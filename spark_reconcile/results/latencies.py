@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from spark_reconcile.core.dataframes import union
 from spark_reconcile.core.time_buckets import HOUR_MS, hour
 from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.results.output_folder import write_whole
@@ -142,33 +143,21 @@ def _hops(evidence: Evidence, windows: Sequence[int] | None, *, one_in: int) -> 
     taken = taken.selectExpr("id", "topic", "consumer_group", *(f"`min({name})` as {name}" for name in names))
     ready = "greatest(stored_ms, coalesce(due_ms, 0L))"
     at_once = f"due_ms is null and handled_ms between {EARLIEST_MS}L and {LATEST_MS}L"
-    window = hour("created_ms") if windows else f"{_ALL}L"
-    found = [
-        _values("commit to broker", messages, "stored_ms - created_ms", of="''", window=window),
-        *(
-            _values(hop, messages.join(taken, ["id", "topic"]), value, of="consumer_group", window=window)
-            for hop, value in (
-                ("due to first hand-out", f"given_ms - {ready}"),
-                ("hand-out to acknowledgement", "acked_ms - given_ms"),
-                (
-                    "commit to handler",
-                    f"if({at_once}, handled_ms - created_ms, null)",
-                ),
-            )
-        ),
-    ]
-    whole = found[0]
-    for one in found[1:]:
-        whole = whole.unionByName(one)
-    return whole
-
-
-def _values(hop: str, frame: DataFrame, value: str, *, of: str, window: str) -> DataFrame:
-    values = frame.selectExpr(
-        f"{window} as window_ms", f"'{hop}' as hop", "coalesce(topic, '') as topic", f"{of} as of",
-        f"greatest({value}, 0L) as v", f"{value} as w",
+    window = f"{hour('created_ms') if windows else f'{_ALL}L'} as window_ms"
+    stored = messages.selectExpr(
+        window, "'commit to broker' as hop", "topic", "'' as of", "stored_ms - created_ms as v"
     )  # fmt: skip
-    return values.where("w is not null").drop("w")
+    hops = {
+        "due to first hand-out": f"given_ms - {ready}",
+        "hand-out to acknowledgement": "acked_ms - given_ms",
+        "commit to handler": f"if({at_once}, handled_ms - created_ms, null)",
+    }
+    each = ", ".join(f"'{hop}', {value}" for hop, value in hops.items())
+    delivered = messages.join(taken, ["id", "topic"]).selectExpr(
+        window, "topic", "consumer_group as of", f"stack({len(hops)}, {each}) as (hop, v)"
+    )  # fmt: skip
+    values = union(stored, delivered).where("v is not null")
+    return values.selectExpr("window_ms", "hop", "coalesce(topic, '') as topic", "of", "greatest(v, 0L) as v")
 
 
 def _counted(values: DataFrame) -> dict[tuple[int, str, str, str], tuple[int, dict[int, int]]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.classify.classification import RULES, Judged
+from spark_reconcile.classify.classification import RULES
 from spark_reconcile.core.counts import LegCount
 from spark_reconcile.core.dataframes import union
 from spark_reconcile.core.settings import Settings
@@ -62,20 +62,20 @@ def axis_of(evidence: Evidence) -> Axis:
     return Axis.over(min(one.first_ms for one in shown), max(one.last_ms for one in shown))
 
 
-def flow_events(judged: Judged, axis: Axis) -> dict[str, dict[int, int]]:
-    """What happened when: stored, handed out first, acknowledged."""
-    times = [
-        (judged.messages, "stored", "stored_ms"),
-        (judged.deliveries, "handed out", "first_delivered_ms"),
-        (judged.deliveries, "acknowledged", "first_ack_ms"),
-    ]
+def flow_events(table: DataFrame, axis: Axis) -> dict[str, dict[int, int]]:
+    """What happened when, by the table of verdicts: stored, handed out first, acknowledged."""
+    times = {
+        "stored": (Scope.MESSAGE, "stored_ms"),
+        "handed out": (Scope.DELIVERY, "first_delivered_ms"),
+        "acknowledged": (Scope.DELIVERY, "acked_ms"),
+    }
     frames = [
-        frame.where(f"{column} > 0").selectExpr(
+        table.where(f"scope = '{scope}' and {column} > 0").selectExpr(
             f"'{name}' as name", f"({column} - {axis.start_ms}L) div {axis.width_ms}L as bucket"
         )
-        for frame, name, column in times
+        for name, (scope, column) in times.items()
     ]
-    events: dict[str, dict[int, int]] = {name: {} for _, name, _ in times}
+    events: dict[str, dict[int, int]] = {name: {} for name in times}
     placed = union(*frames).where(f"bucket between 0 and {axis.buckets - 1}")
     for row in placed.groupBy("name", "bucket").count().collect():
         events[row["name"]][row["bucket"]] = row["count"]

@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from spark_reconcile.load.evidence import in_parallel, read_all
 from spark_reconcile.load.rule_topics import check_rule_topics
 from spark_reconcile.load.source_check import SourcePlan, check_sources
 from spark_reconcile.load.spark_session import register_sources, spark_session
-from spark_reconcile.recheck.recheck import Rechecked, recheck
+from spark_reconcile.recheck.recheck import recheck
 from spark_reconcile.recheck.run_context import Pause, RunContext
 from spark_reconcile.report.writer import publish
 from spark_reconcile.results.latencies import latencies_of, sampled_hours
@@ -97,10 +97,11 @@ def _reconcile(job: RunContext, *, stage: Staging, watch: StepTimer) -> Summary:
         job.say("giving verdicts")
         first = job.judge(evidence, placement)
         found = recheck(job, evidence, first, placement)
-        table, business = with_respelled_keys(verdicts(found.judged), business_verdicts(found.judged, job.settings))
+        tables = verdicts(found.judged), business_verdicts(found.judged, job.settings)
+        table, business = with_respelled_keys(*in_parallel(*(frame.localCheckpoint for frame in tables)))
         watch.lap("judge")
         job.say("counting")
-        summary = _count(job, found, table, business, axis, stage=stage)
+        summary = _count(job, found.cleared, table, business, axis, stage=stage)
         causes = diagnose(
             lambda: (table, business), evidence=evidence, settings=job.settings, books=summary.books,
             inputs=summary.inputs,
@@ -117,7 +118,7 @@ def _reconcile(job: RunContext, *, stage: Staging, watch: StepTimer) -> Summary:
 
 
 def _count(
-    job: RunContext, found: Rechecked, table: DataFrame, business: DataFrame, axis: Axis, *, stage: Staging
+    job: RunContext, cleared: Mapping[int, int], table: DataFrame, business: DataFrame, axis: Axis, *, stage: Staging
 ) -> Summary:  # fmt: skip
     """The numbers of the run, counted by bucket of the axis as those of a run by the hour are by hour; tables are
     written at the same time.
@@ -125,12 +126,12 @@ def _count(
     tallies = {start: Tally() for start in (NO_WINDOW, *axis.starts)}
     hours, events, *_ = in_parallel(
         lambda: sampled_hours(job.evidence, None),
-        lambda: flow_events(found.judged, axis),
+        lambda: flow_events(table, axis),
         lambda: tally_verdicts(tallies, table, business),
         lambda: write_whole_tables(table, business, stage.table),
         lambda: hourly(table).coalesce(1).write.parquet(stage.table("aggregates")),
     )
-    for start, count in found.cleared.items():
+    for start, count in cleared.items():
         tallies[start].resolved = count
     results = {start: tally.as_result() for start, tally in tallies.items()}
     return replace(
