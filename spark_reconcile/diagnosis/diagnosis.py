@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, assert_never
 
 from spark_reconcile.core.dataframes import listed
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.diagnosis.clock_offsets import ComparedTimes, Differences, measured_differences
+from spark_reconcile.diagnosis.displaced_rows import UNASKED
 from spark_reconcile.diagnosis.source_extents import extents_of, findings_outside
 from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.inputs import Input
@@ -51,23 +53,46 @@ _EXPLAINED: Final[Mapping[ComparedTimes, frozenset[str]]] = {
 
 
 def diagnose(
-    tables: Tables, *, evidence: Evidence, settings: Settings, books: Sequence[Book], inputs: Sequence[Input]
-) -> list[Cause]:
-    """The causes of a run's verdicts, those that explain most first."""
+    tables: Tables, *, evidence: Evidence, settings: Settings, books: Sequence[Book], inputs: Sequence[Input],
+    displaced: Callable[[DataFrame], Evidence] | None = None,
+) -> list[Cause]:  # fmt: skip
+    """The causes of a run's verdicts, those that explain most first.
+
+    `displaced`: from verdicts on messages to evidence with the business rows under their keys, of a run that has read
+    the business rows of a span alone.
+    """
     extents = extents_of(books, inputs, settings.rules)
     found = extent_causes(findings_outside(*tables(), extents)) if extents else []
-    found += _offset_causes(evidence, settings, books)
+    found += _offset_causes(_Measured(tables, evidence, displaced), settings, books)
     return sorted(found, key=lambda cause: (-cause.count, cause.sentence))
 
 
-def _offset_causes(evidence: Evidence, settings: Settings, books: Sequence[Book]) -> list[Cause]:
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What times are compared of."""
+
+    tables: Tables
+    evidence: Evidence
+    displaced: Callable[[DataFrame], Evidence] | None
+
+    def differences(self, wanted: Collection[ComparedTimes], books: Sequence[Book]) -> list[Differences]:
+        """Of a span's business rows those that are missed most have times out of it: those are looked up."""
+        business, unasked = ComparedTimes.BUSINESS_TIME, sum(book.count for book in books if book.rule == UNASKED)
+        if self.displaced is None or business not in wanted or unasked < OFFSET_ROWS_MIN:
+            return measured_differences(self.evidence, wanted)
+        table, _ = self.tables()
+        found = measured_differences(self.displaced(table), [business])
+        others = [one for one in wanted if one is not business]
+        return [*measured_differences(self.evidence, others), *found] if others else found
+
+
+def _offset_causes(measured: _Measured, settings: Settings, books: Sequence[Book]) -> list[Cause]:
     """Measured only where there are enough verdicts that wrong times may have made."""
     wanted = [compared for compared in ComparedTimes if _may_explain(books, _EXPLAINED[compared])]
     if not wanted:
         return []
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
-    measured = measured_differences(evidence, wanted)
-    offsets = [_offset(one, settings, books, skew_ms=skew_ms) for one in measured]
+    offsets = [_offset(one, settings, books, skew_ms=skew_ms) for one in measured.differences(wanted, books)]
     return offset_causes([one for one in offsets if one is not None], skew_ms=skew_ms)
 
 
@@ -145,8 +170,8 @@ def window_tables(session: SparkSession, store: WindowStore, windows: Sequence[i
 
 
 _SCHEMAS: Final[Mapping[str, str]] = {
-    "verdicts": "scope string, rule string, severity string, topic string, consumer_group string, at_ms bigint, "
-    "sent_ms bigint, acked_ms bigint",
+    "verdicts": "scope string, rule string, severity string, topic string, message_key string, consumer_group string, "
+    "at_ms bigint, sent_ms bigint, acked_ms bigint",
     "business_verdicts": "rule string, severity string, business_rule string, at_ms bigint, rows bigint",
 }
 

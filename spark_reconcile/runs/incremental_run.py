@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox_core.common.errors import ConfigurationError
@@ -16,6 +17,7 @@ from spark_reconcile.core.time_arguments import utc_text
 from spark_reconcile.core.time_axis import Axis
 from spark_reconcile.core.time_buckets import HOUR_MS, PERIOD_MS, slot_start
 from spark_reconcile.diagnosis.diagnosis import diagnose, window_tables
+from spark_reconcile.diagnosis.displaced_rows import with_displaced_rows
 from spark_reconcile.load.completeness import Reach, reach_of
 from spark_reconcile.load.evidence import Evidence, read_all
 from spark_reconcile.load.rule_topics import check_rule_topics
@@ -112,6 +114,7 @@ def _run(job: RunContext, windows: Sequence[int], store: WindowStore, *, stage: 
         causes = diagnose(
             lambda: window_tables(job.session, store, windows), evidence=job.evidence, settings=job.settings,
             books=books_of(window.result for window in shown.values()), inputs=sources,
+            displaced=partial(with_displaced_rows, job.session, job.settings, job.evidence),
         )  # fmt: skip
     finally:
         job.evidence.release()

@@ -109,6 +109,33 @@ def test_a_database_whose_clock_was_180_s_behind_and_a_column_in_local_time_are_
     assert column.sentence.endswith(f"It may explain {ROWS} due_time_differs.")
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("minutes", "offset", "zone"), [(330, "19,800 s ahead of", "UTC+05:30"), (-480, "28,800 s behind", "UTC-08:00")]
+)
+def test_business_rows_whose_time_column_is_in_local_time_are_found_in_other_hours_and_are_a_cause(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, minutes: int, offset: str, zone: str
+) -> None:
+    world = World()
+    world.groups()
+    for number in range(ROWS):
+        world.settled(age_ms=4 * HOUR_MS - number * MINUTE_MS)
+    for order in world.orders:
+        order["paid_at_us"] += minutes * MINUTE_MS * 1000
+    with_timed_ids(world)
+    settings = world.write(sqlite, tmp_path)
+
+    summary = run_windows(settings, since_ms=NOW_MS - 5 * HOUR_MS, session=spark, now_ms=NOW_MS, pause=no_wait)
+
+    assert summary.sentence == f"Not balanced: {ROWS} phantom."
+    (column,) = summary.causes
+    assert (column.source, column.what, column.count) == ("business", "paid orders are announced", ROWS)
+    assert column.size_ms == minutes * MINUTE_MS
+    assert f"The times in paid_at_us (paid orders are announced) are {offset} their messages'" in column.sentence
+    assert f"it looks like {zone}, local time" in column.sentence
+    assert column.sentence.endswith(f"It may explain {ROWS} no_business_row.")
+
+
 def test_findings_outside_of_a_source_are_a_cause_where_nearly_all_lie_on_one_side() -> None:
     log = _extent("not_in_broker", source="broker", what="message log")
     foreign = _extent("handled_from_nowhere", source="broker", what="message log", scope=Scope.DELIVERY)

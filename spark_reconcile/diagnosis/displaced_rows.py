@@ -1,0 +1,50 @@
+"""Business rows that a run by the hour has not read, as their times lie in other hours: they are asked for by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.core.dataframes import listed, union
+from spark_reconcile.core.settings import Settings
+from spark_reconcile.load.evidence import Evidence, sql_frame, united
+from spark_reconcile.load.source_check import Read
+from spark_reconcile.rules.verdict import Scope
+from spark_reconcile.sources.database import Place, reading
+from spark_reconcile.sources.sql_statements import Leg, business_statement, narrowed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+UNASKED: Final = "no_business_row"
+"""The rule of a message that no business row asks for, in the times that were read."""
+KEYS_MAX: Final = 1_000
+"""So many of the messages' keys are asked for; they are enough to see whether rows share an offset."""
+
+
+def with_displaced_rows(
+    session: SparkSession, settings: Settings, evidence: Evidence, table: DataFrame
+) -> Evidence:  # fmt: skip
+    """Evidence of messages that no business row asks for: theirs, and the business rows under their keys at any time.
+
+    `table`: verdicts on messages. Raises DatabaseUnavailable.
+    """
+    unasked = table.where(f"scope = '{Scope.MESSAGE}' and rule = '{UNASKED}' and message_key is not null")
+    found = unasked.select("topic", "message_key").distinct().limit(KEYS_MAX).collect()
+    keys = [(row["topic"], row["message_key"]) for row in found]
+    named = listed(session, keys, "topic string, message_key string").hint("broadcast")
+    theirs = evidence.rows.where(f"leg = '{Leg.ARCHIVE}'").join(named, ["topic", "message_key"], "left_semi")
+    rows = united(session, [sql_frame(session, one) for one in _reads(settings, keys)])
+    counts = [one for one in evidence.counts if one.leg != Leg.BUSINESS]
+    return replace(evidence, rows=union(theirs.select(*rows.columns), rows), counts=counts)
+
+
+def _reads(settings: Settings, keys: Sequence[tuple[str, str]]) -> Iterator[Read]:
+    for number, rule in enumerate(settings.rules):
+        asked = [key for topic, key in keys if topic == rule.topic]
+        for url in settings.urls_of(rule):
+            with reading(Place.of(url)) as reader:
+                statement = narrowed(business_statement(reader, rule, number), ids=[], keys=asked)
+            if statement is not None:
+                yield Read(url, (statement,), snapshot=True)
