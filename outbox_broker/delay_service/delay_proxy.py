@@ -13,7 +13,7 @@ from typing import Final
 from outbox_broker.common.cancel_scope import scope_of
 from outbox_broker.delay_service.target_relay import pass_on, timed
 from outbox_broker.delay_service.unsupported_operations import Refusing
-from outbox_broker.engine.publishing import BUCKETS_MS, Publishable
+from outbox_broker.engine.publisher import BUCKETS_MS, Publishable
 from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore, Timed

@@ -13,8 +13,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from outbox_broker.common.cancel_scope import scope_of
-from outbox_broker.engine.broadcasting import READERS
-from outbox_broker.engine.publishing import Publishing
+from outbox_broker.engine.publisher import Publisher
+from outbox_broker.engine.topic_reader import READERS
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.state.engine_state import Tombstone, Topic
 from outbox_core.common.errors import InUse
@@ -29,7 +29,7 @@ DELETED_MAX: Final = 10_000
 """So many deletions of groups are remembered, for the pulls that waited then."""
 
 
-class Deletion(Publishing):
+class Deletion(Publisher):
     """What operators delete. An unknown topic or group is a KeyError; one that is in use, InUse, unless forced."""
 
     def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Self
 
 from outbox_broker.common.engine_options import Durability, EngineOptions
-from outbox_broker.engine.broadcasting import Broadcasting
-from outbox_broker.engine.consuming import Consuming
 from outbox_broker.engine.deletion import Deletion
-from outbox_broker.engine.operating import Operating
-from outbox_broker.engine.publishing import BUCKETS_MS
-from outbox_broker.engine.retention import Retaining
+from outbox_broker.engine.group_admin import GroupAdmin
+from outbox_broker.engine.publisher import BUCKETS_MS
+from outbox_broker.engine.retention import Retention
+from outbox_broker.engine.settler import Settler
+from outbox_broker.engine.topic_reader import TopicReader
 from outbox_broker.log.folder_lock import refuse_nested
 from outbox_broker.log.storage import DiskStorage, Storage, Unsynced
 from outbox_broker.log.sync_times import TimedStorage
@@ -37,7 +37,7 @@ from outbox_core.journal import journal
 __all__ = ["BUCKETS_MS", "Engine"]
 
 
-class Engine(Deletion, Consuming, Broadcasting, Operating, Retaining):
+class Engine(Deletion, Settler, TopicReader, GroupAdmin, Retention):
     """One broker on one data folder. All methods may be called from any thread.
 
     Errors: InvalidMessage (a name or value out of bounds), NotSupported, StorageFailed (nothing was acknowledged).

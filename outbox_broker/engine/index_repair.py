@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from outbox_broker.common.engine_options import EngineOptions
-from outbox_broker.engine.core import Core
+from outbox_broker.engine.context import EngineContext
 from outbox_broker.log.consume_log import SegmentPlaces
 from outbox_broker.log.disk_reserve import cure_for
 from outbox_broker.log.segment_index import Directory, IndexDamaged, index_path, write_index
@@ -30,7 +30,7 @@ MEND_AGAIN_MS: Final = 5_000
 """What could not be mended is tried again after this time, not by each pull."""
 
 
-class Mending(Core):
+class IndexRepair(EngineContext):
     """Look-ups of places that go on where an index file is damaged."""
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Final
 
 from outbox_broker.common.engine_options import EngineOptions
-from outbox_broker.engine.timing import Timing
+from outbox_broker.engine.timer import Timer
 from outbox_broker.log.segment_scan import Segment
 from outbox_broker.state import checkpoint
 from outbox_broker.state.engine_state import BrokerState, Topic
@@ -57,7 +57,7 @@ def _is_needed(topic: Topic, segment: Segment) -> bool:
     return end is not None and any(group.oldest() < end for group in topic.groups.values())
 
 
-class Retaining(Timing):
+class Retention(Timer):
     """The engine's part: looked at by the timer, every `retention_check_ms`."""
 
     def _keep_house(self) -> None:

@@ -13,8 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from outbox_broker.engine.publishing import OTHERS
-from outbox_broker.engine.pulling import PulledMessages
+from outbox_broker.engine.publisher import OTHERS
+from outbox_broker.engine.puller import PulledMessages
 from outbox_broker.http.byte_budget import ByteBudget
 from outbox_broker.http.connection_table import ConnectionTable
 from outbox_broker.http.engine_port import Served

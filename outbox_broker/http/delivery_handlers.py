@@ -8,8 +8,8 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from outbox_broker.engine.at_hand import AT_HAND_BYTES_MAX
-from outbox_broker.engine.pulling import PulledMessages
+from outbox_broker.engine.immediate_puller import AT_HAND_BYTES_MAX
+from outbox_broker.engine.puller import PulledMessages
 from outbox_broker.http import content_negotiation
 from outbox_broker.http.long_poll import PolledMessages
 from outbox_broker.http.problems import Problem

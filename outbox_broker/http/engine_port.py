@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from outbox_broker.engine.publishing import Publishable
-from outbox_broker.engine.pulling import PulledMessages
+from outbox_broker.engine.publisher import Publishable
+from outbox_broker.engine.puller import PulledMessages
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_broker.state.topic_quota import TopicQuota

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from outbox_broker.engine.broadcasting import READERS
+from outbox_broker.engine.topic_reader import READERS
 
 LINGER_S: Final = 10.0
 """How long a line stays when nobody waits in it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from outbox_broker.engine.broadcasting import READERS
+from outbox_broker.engine.topic_reader import READERS
 from outbox_broker.http import broadcast_handlers, delivery_handlers
 from outbox_broker.http.long_poll import PolledMessages
 from outbox_broker.http.request_context import Call

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from outbox_broker.engine import at_hand
+from outbox_broker.engine import immediate_puller
 from outbox_broker.engine.engine import Engine
-from outbox_broker.engine.pulling import PulledMessages
+from outbox_broker.engine.puller import PulledMessages
 from outbox_core.common.clock import ManualClock
 from outbox_core.journal.journal import segment_paths
 from outbox_core.messages.message import GroupConfig, Message
@@ -92,14 +92,14 @@ def refuses(engine: Engine) -> None:
 
 
 def test_what_is_much_is_left_to_who_may_wait(engine: Engine) -> None:
-    publish(engine, "a", body=b"x" * (at_hand.AT_HAND_BYTES_MAX + 1))
+    publish(engine, "a", body=b"x" * (immediate_puller.AT_HAND_BYTES_MAX + 1))
 
     refuses(engine)
 
 
 def test_what_is_long_past_is_left_to_who_may_wait(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(engine, "a")
-    monkeypatch.setattr(at_hand, "AT_HAND_BEHIND_BYTES_MAX", 1)
+    monkeypatch.setattr(immediate_puller, "AT_HAND_BEHIND_BYTES_MAX", 1)
 
     refuses(engine)
 

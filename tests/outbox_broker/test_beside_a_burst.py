@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from outbox_broker.engine.dispatcher import Copies
 from outbox_broker.engine.engine import Engine
-from outbox_broker.engine.firing import Copies
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.due_batch import DueBatch

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from outbox_broker.engine.engine import Engine
-from outbox_broker.engine.timing import TOLD_MS
+from outbox_broker.engine.timer import TOLD_MS
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, InvalidMessage, StorageFailed
 from outbox_core.journal.journal import HEADER_BYTES, SegmentDamaged, SegmentHeader, SegmentKind, segment_paths

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from outbox_broker.engine.dispatcher import Copies, Dispatcher, Placed
 from outbox_broker.engine.engine import Engine
-from outbox_broker.engine.firing import Copies, Firing, Placed
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_core.common.clock import ManualClock
@@ -27,12 +27,12 @@ class Refusing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, placed: int) -> None:
         self._left = placed
         self._are_placed = threading.Event()
-        self._settle, self._end_beside = DelayStore.fired, Firing._end_beside
+        self._settle, self._end_beside = DelayStore.fired, Dispatcher._end_beside
         self.refused = threading.Event()
         self.is_refusing = True
         # Lambdas, since a bound method would not be given whose it is.
         monkeypatch.setattr(DelayStore, "fired", lambda schedule, number: self.settle(schedule, number))  # noqa: PLW0108
-        monkeypatch.setattr(Firing, "_end_beside", lambda firing: self.end_beside(firing))  # noqa: PLW0108
+        monkeypatch.setattr(Dispatcher, "_end_beside", lambda firing: self.end_beside(firing))  # noqa: PLW0108
 
     def settle(self, schedule: DelayStore, number: int) -> None:
         if self.is_refusing:
@@ -42,7 +42,7 @@ class Refusing:
             raise StorageFailed("the schedule is refusing")
         self._settle(schedule, number)
 
-    def end_beside(self, firing: Firing) -> None:
+    def end_beside(self, firing: Dispatcher) -> None:
         self._left -= 1
         if self._left == 0:
             self._are_placed.set()
@@ -53,12 +53,12 @@ class PlacingOnce:
     """The message log takes one batch, and no more."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._place = Firing._place_due
+        self._place = Dispatcher._place_due
         self._is_left = True
         self.refused = threading.Event()
-        monkeypatch.setattr(Firing, "_place_due", lambda *arguments: self.place(*arguments))  # noqa: PLW0108
+        monkeypatch.setattr(Dispatcher, "_place_due", lambda *arguments: self.place(*arguments))  # noqa: PLW0108
 
-    def place(self, firing: Firing, batch: DueBatch, copies: Copies) -> Placed:
+    def place(self, firing: Dispatcher, batch: DueBatch, copies: Copies) -> Placed:
         if not self._is_left:
             self.refused.set()
             raise StorageFailed("the message log is refusing")

@@ -15,7 +15,7 @@ from outbox_broker.common.engine_options import Durability
 from outbox_broker.engine import index_repair
 from outbox_broker.engine.engine import Engine
 from outbox_broker.engine.index_repair import MEND_AGAIN_MS
-from outbox_broker.engine.pulling import DAMAGED
+from outbox_broker.engine.puller import DAMAGED
 from outbox_broker.log.segment_index import index_path
 from outbox_broker.log.segment_scan import Gap, Segment
 from outbox_core.common.clock import ManualClock

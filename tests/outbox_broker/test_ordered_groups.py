@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from outbox_broker.common.engine_options import Durability
-from outbox_broker.engine import pulling
+from outbox_broker.engine import puller
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.message import Delivery, GroupConfig, Message
@@ -364,8 +364,8 @@ def test_retention_that_drops_what_is_being_looked_up_keeps_the_order_of_the_res
             dropped.append(engine.drop_outdated())
         return found
 
-    real = pulling.read_runs
-    monkeypatch.setattr(pulling, "read_runs", dropping)
+    real = puller.read_runs
+    monkeypatch.setattr(puller, "read_runs", dropping)
 
     gone: list[str] = []
     while held := pull(engine):
@@ -393,8 +393,8 @@ def test_one_hot_key_with_thousands_costs_others_no_more_than_one_look_at_each(
         read += len(found)
         return found
 
-    real = pulling.read_runs
-    monkeypatch.setattr(pulling, "read_runs", counting)
+    real = puller.read_runs
+    monkeypatch.setattr(puller, "read_runs", counting)
 
     found = [one for _ in range(40) for one in pull(engine, count=5)]
 

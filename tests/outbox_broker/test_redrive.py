@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outbox_broker.engine import operating
+from outbox_broker.engine import group_admin
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import InvalidMessage
@@ -103,7 +103,7 @@ def test_a_second_redrive_goes_on_behind_the_first(engine: Engine, clock: Manual
 
 
 def test_a_redrive_of_many_is_written_in_parts(open_engine: type_of_open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operating, "REDRIVE_BATCH_MAX", 3)
+    monkeypatch.setattr(group_admin, "REDRIVE_BATCH_MAX", 3)
     engine = open_engine()
     with_dead(engine, 8)
 

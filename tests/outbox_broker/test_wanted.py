@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outbox_broker.engine import pulling
+from outbox_broker.engine import puller
 from outbox_broker.engine.engine import Engine
 from outbox_broker.filter import compile_condition, parse
 from outbox_broker.group.subscription_matcher import SubscriptionMatcher
@@ -42,14 +42,14 @@ def pull_types(engine: Engine, group: str = GROUP) -> list[str]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many records each read of the message log brought."""
     counts: list[int] = []
-    real = pulling.read_runs
+    real = puller.read_runs
 
     def counting(*args: object, **options: object) -> object:
         found = real(*args, **options)  # type: ignore[arg-type]
         counts.append(len(found))
         return found
 
-    monkeypatch.setattr(pulling, "read_runs", counting)
+    monkeypatch.setattr(puller, "read_runs", counting)
     return counts
 
 

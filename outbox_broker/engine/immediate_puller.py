@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from outbox_broker.engine.pulling import PullChoice, PulledMessages, Pulling
+from outbox_broker.engine.puller import PullChoice, PulledMessages, Puller
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.log.consume_log import TopicIndex
 
@@ -13,7 +13,7 @@ AT_HAND_BEHIND_BYTES_MAX: Final = 4 * 1024 * 1024
 """What was written lately is in the page cache: reading a little of it waits for no disk."""
 
 
-class AtHand(Pulling):
+class ImmediatePuller(Puller):
     """Hand-outs for a caller that must not be held up, as an event loop."""
 
     def take_at_hand(

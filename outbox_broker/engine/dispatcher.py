@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from outbox_broker.common.engine_options import EngineOptions
-from outbox_broker.engine.index_repair import Mending
+from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.log.storage import Storage
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.lateness import Lateness
@@ -65,7 +65,7 @@ class Copies:
     sizes: list[int]
 
 
-class Firing(Mending):
+class Dispatcher(IndexRepair):
     """The way from the schedule into the topics, batch after batch."""
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from outbox_broker.engine.at_hand import AtHand
-from outbox_broker.engine.pulling import check_within
-from outbox_broker.engine.waiting import Waiting
+from outbox_broker.engine.immediate_puller import ImmediatePuller
+from outbox_broker.engine.puller import check_within
+from outbox_broker.engine.waiting_puller import WaitingPuller
 from outbox_broker.group.consumer_group import Death, Group, Requeue
 from outbox_broker.group.receipt import ReceiptRun, runs_of
 from outbox_core.journal import journal
@@ -20,7 +20,7 @@ from outbox_core.messages.limits import (
 from outbox_core.messages.message import AckStatus, ExtendStatus, NackStatus
 
 
-class Consuming(AtHand, Waiting):
+class Settler(ImmediatePuller, WaitingPuller):
     """The consumer's half of the engine."""
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, cast
 
-from outbox_broker.engine.core import group_deleted
-from outbox_broker.engine.timing import Timing
+from outbox_broker.engine.context import group_deleted
+from outbox_broker.engine.timer import Timer
 from outbox_broker.group.consumer_group import Death, DeathCause, Group, HandOut, Requeue
 from outbox_broker.group.key_order import KeyOrder
 from outbox_broker.group.order_filing import decide_filing, may_go
@@ -53,7 +53,7 @@ class PulledMessages:
         return receipts_of(topic, group, first=out.first, count=out.count, delivery=out.delivery, life=out.life)
 
 
-class Pulling(Timing):
+class Puller(Timer):
     """Hand-outs."""
 
     def take(

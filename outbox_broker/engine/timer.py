@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from outbox_broker.common.engine_options import EngineOptions
-from outbox_broker.engine.firing import Firing
+from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.log.storage import Storage
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError
@@ -22,7 +22,7 @@ TOLD_MS: Final = 50
 """Of what is visible, and not fetched, who waits is told again after this time."""
 
 
-class Timing(Firing):
+class Timer(Dispatcher):
     """The threads' loops. Due times are wall-clock times; waits are monotonic and short."""
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:

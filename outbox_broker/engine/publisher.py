@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from outbox_broker.common.cancel_scope import ANY_TOPIC, Scope, covers, scope_of
 from outbox_broker.common.engine_options import EngineOptions
-from outbox_broker.engine.timing import Timing
+from outbox_broker.engine.timer import Timer
 from outbox_broker.log.storage import Storage
 from outbox_broker.schedule.delay_store import Stopped, Timed
 from outbox_broker.schedule.schedule_log import Place
@@ -62,7 +62,7 @@ class Publishable(Protocol):
         """When its producer made it; None or 0: now."""
 
 
-class Publishing(Timing):
+class Publisher(Timer):
     """The producer's half of the engine."""
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:

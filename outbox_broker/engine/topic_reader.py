@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from outbox_broker.engine.pulling import check_within, first_within
-from outbox_broker.engine.waiting import Waiting
+from outbox_broker.engine.puller import check_within, first_within
+from outbox_broker.engine.waiting_puller import WaitingPuller
 from outbox_broker.log.consume_log import PlaceRun
 from outbox_broker.log.message_reader import Found, read_runs
 from outbox_core.messages.broadcast_port import Start, TopicRead, check_start, delivery_read
@@ -21,7 +21,7 @@ READERS: Final = ""
 """In place of a group's name, where readers wait: no group can have it."""
 
 
-class Broadcasting(Waiting):
+class TopicReader(WaitingPuller):
     """Reads that hand nothing out."""
 
     def read(

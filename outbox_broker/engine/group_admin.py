@@ -8,8 +8,8 @@ from functools import partial
 from itertools import chain
 from typing import Final
 
-from outbox_broker.engine.pulling import DAMAGED, check_within
-from outbox_broker.engine.timing import Timing
+from outbox_broker.engine.puller import DAMAGED, check_within
+from outbox_broker.engine.timer import Timer
 from outbox_broker.filter import parse
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.group.dead_letters import DeadRun
@@ -39,7 +39,7 @@ class DeadPage:
     following: int | None
 
 
-class Operating(Timing):
+class GroupAdmin(Timer):
     """The operator's half of the engine. An unknown topic or group is a KeyError."""
 
     def declare_group(self, topic: str, group: str, config: GroupConfig, *, quota: TopicQuota | None = None) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from outbox_broker.engine.pulling import PulledMessages, Pulling, check_within
+from outbox_broker.engine.puller import PulledMessages, Puller, check_within
 from outbox_core.messages.limits import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
 from outbox_core.messages.message import Delivery, check_group, check_topic
 
 Found = TypeVar("Found")
 
 
-class Waiting(Pulling):
+class WaitingPuller(Puller):
     """Hand-outs for a caller with a thread to wait in."""
 
     def pull(

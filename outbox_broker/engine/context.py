@@ -46,7 +46,7 @@ def group_deleted(topic: str, group: str) -> GroupDeleted:
     return GroupDeleted(f"the consumer group {group} of {topic} was deleted while the pull waited")
 
 
-class Core:
+class EngineContext:
     """The shared half of an engine. Methods with an underscore are called under the lock."""
 
     _schedule: DelayStore
