@@ -137,7 +137,7 @@ def checkpoint(chosen: argparse.Namespace) -> dict[str, Any]:
         before = _bytes(Path(folder) / "actions")
         for _ in range(chosen.rounds):
             started = time.perf_counter()
-            engine._write_checkpoint()  # noqa: SLF001  (the engine writes them when a segment is full)
+            engine.writer.write_checkpoint()
             milliseconds.append((time.perf_counter() - started) * 1_000)
         size = (_bytes(Path(folder) / "actions") - before) // chosen.rounds
         engine.close()

@@ -16,20 +16,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from outbox_broker.common.engine_options import EngineOptions
-from outbox_broker.engine.index_repair import IndexRepair
-from outbox_broker.log.storage import Storage
+from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.lateness import Lateness
 from outbox_broker.state.scheduled_copy import fired_copies
-from outbox_core.common.clock import Clock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
 
@@ -65,24 +63,39 @@ class Copies:
     sizes: list[int]
 
 
-class Dispatcher(IndexRepair):
+class Dispatcher:
     """The way from the schedule into the topics, batch after batch."""
 
-    def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
-        """For Engine.open()."""
-        super().__init__(folder, clock=clock, options=options, storage=storage)
+    def __init__(self, context: EngineContext, writer: LogWriter, wakeups: Wakeups) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._lock = context.lock
+        self._state = context.state
+        self._messages = context.messages
+        self._reserve = context.reserve
+        self._writer = writer
+        self._wakeups = wakeups
         self._turn = threading.Condition()
-        self._is_firing = False
+        self.is_firing = False
         self._rounds = 0
         self._batches: deque[DueBatch] = deque()  # taken, and not placed
         self._ahead: Future[DueBatch | None] | None = None  # the next one, while it is being taken
         self._taking = ThreadPoolExecutor(1, "broker-taking")
-        self._placed: deque[Placed] = deque()  # not settled
+        self.placed: deque[Placed] = deque()  # not settled
         self._ended: Future[None] | None = None  # the end of what was placed last, where that went beside
         self._ending = ThreadPoolExecutor(1, "broker-ending")
         self.lateness = Lateness()
 
-    def _fire_due(self, *, until_ended: bool = True) -> bool:
+    def resume(self, batches: Iterable[DueBatch]) -> None:
+        """Batches that the schedule had handed out before a restart: they are placed before what is due."""
+        self._batches.extend(batches)
+
+    def shutdown(self) -> None:
+        """End the threads beside the timer's, once what they do is done."""
+        self._taking.shutdown()
+        self._ending.shutdown()
+
+    def fire_due(self, *, until_ended: bool = True) -> bool:
         """Fire a batch of what is due, or wait for one that another thread began to fire after this was called.
 
         True where more may be due. Not to be called under the lock. Raises StorageFailed. Who need not see what was
@@ -90,10 +103,10 @@ class Dispatcher(IndexRepair):
         """
         for _ in range(2):
             with self._turn:
-                if not self._is_firing:
+                if not self.is_firing:
                     if not self._may_be_due():
                         return False
-                    self._is_firing = True
+                    self.is_firing = True
                     break
                 awaited = self._rounds
                 self._turn.wait_for(lambda awaited=awaited: self._rounds != awaited, _ROUND_MS_MAX / 1000)  # type: ignore[misc]
@@ -106,28 +119,28 @@ class Dispatcher(IndexRepair):
             self._fire(until_ended=until_ended)
         finally:
             with self._turn:
-                self._is_firing = False
+                self.is_firing = False
                 self._rounds += 1
                 self._turn.notify_all()
         return self._may_be_due()
 
-    def _fire_what_can_be(self) -> None:
+    def fire_what_can_be(self) -> None:
         """On a full disk nothing may fall due, but what is ready is handed out, and what is not can be canceled."""
         try:
-            self._fire_due()
+            self.fire_due()
         except StorageFailed as error:
             logger.warning("firing_failed", extra={"error": str(error)})
 
-    def _may_be_firing(self) -> bool:
+    def may_be_firing(self) -> bool:
         """Whether anything is due, or on its way into its topic: asked in this order, so that nothing slips between."""
-        return self._may_be_due() or self._is_firing
+        return self._may_be_due() or self.is_firing
 
     def _may_be_due(self) -> bool:
-        return self._has_taken() or self._schedule.is_due(self._clock.now_ms())
+        return self.has_taken() or self._context.schedule.is_due(self._clock.now_ms())
 
-    def _has_taken(self) -> bool:
+    def has_taken(self) -> bool:
         """Whether a batch is on its way, in whatever state an earlier round left it."""
-        return bool(self._batches or self._placed) or self._ahead is not None
+        return bool(self._batches or self.placed) or self._ahead is not None
 
     def _fire(self, *, until_ended: bool) -> None:
         """A round: the next batch is placed, while the one before it is ended and the one behind it is taken.
@@ -141,8 +154,8 @@ class Dispatcher(IndexRepair):
             self._take_ahead()
             copies = self._copies(batch)
             with self._lock:
-                self._refuse_if_closed()
-                self._placed.append(self._place_due(batch, copies))
+                self._context.refuse_if_closed()
+                self.placed.append(self._place_due(batch, copies))
             self._batches.popleft()
         if until_ended or self._ahead is None:
             self._await_end()
@@ -163,12 +176,12 @@ class Dispatcher(IndexRepair):
 
     def _take_ahead(self) -> None:
         """Have the next batch taken beside this one, where more is due."""
-        if self._ahead is None and len(self._batches) == 1 and self._schedule.is_due(self._clock.now_ms()):
+        if self._ahead is None and len(self._batches) == 1 and self._context.schedule.is_due(self._clock.now_ms()):
             with suppress(RuntimeError):  # it was closed meanwhile
                 self._ahead = self._taking.submit(self._taken)
 
     def _taken(self) -> DueBatch | None:
-        return self._schedule.due(self._clock.now_ms())
+        return self._context.schedule.due(self._clock.now_ms())
 
     # -- placing -----------------------------------------------------------------------------------------------------
 
@@ -200,8 +213,8 @@ class Dispatcher(IndexRepair):
         fresh = self._not_void(self._not_placed_yet(batch, entries))
         old = self._state.fired_from if entries else None
         begin = self._messages.end if old is None else old
-        if self._firing_from is None:  # else an earlier batch begins there
-            self._firing_from = begin
+        if self._context.firing_from is None:  # else an earlier batch begins there
+            self._context.firing_from = begin
         if fresh is not copies.batch or self._is_outdated(copies):
             copies = self._copies(fresh)
         counts: dict[str, int] = {}
@@ -211,8 +224,8 @@ class Dispatcher(IndexRepair):
             counts[topic] = len(ids)
         if counts:
             data, sizes = copies.data, copies.sizes
-            offsets = self._reserve.spend(lambda: self._append_messages([(data, sizes)]), keep_half=True)
-            self._place(counts, offsets, ready_at_ms=copies.at_ms)
+            offsets = self._reserve.spend(lambda: self._writer.append_messages([(data, sizes)]), keep_half=True)
+            self._writer.place(counts, offsets, ready_at_ms=copies.at_ms)
             self._state.written_special.extend(offsets)
             self._state.recent.add_all(fresh.topics, fresh.ids)
         if self._state.fired_before:
@@ -247,13 +260,13 @@ class Dispatcher(IndexRepair):
         gone = {at for at, (topic, seq) in enumerate(zip(batch.topics, batch.seqs, strict=True)) if is_void(topic, seq)}
         if not gone:
             return batch
-        self._tell_void([(batch.topics[at], batch.ids[at]) for at in sorted(gone)])
+        self.tell_void([(batch.topics[at], batch.ids[at]) for at in sorted(gone)])
         return batch.without(gone)
 
-    def _tell_void(self, places: Sequence[tuple[str, str]]) -> None:
+    def tell_void(self, places: Sequence[tuple[str, str]]) -> None:
         """Write down that scheduled messages, by (topic, id), are never delivered: their topic was deleted."""
         once = dict.fromkeys(places)
-        self._act(
+        self._writer.act(
             journal.Canceled(
                 at_ms=self._clock.now_ms(), ids=[one for _, one in once], messages_end=self._messages.end,
                 topics=[topic for topic, _ in once],
@@ -276,7 +289,7 @@ class Dispatcher(IndexRepair):
 
     def _end_again(self) -> None:
         """Try once more to end what could not be ended. Raises StorageFailed."""
-        if self._placed and (self._ended is None or self._ended.done()):
+        if self.placed and (self._ended is None or self._ended.done()):
             self._end()
             self._ended = None
 
@@ -286,35 +299,35 @@ class Dispatcher(IndexRepair):
         Synced before anybody sees it: a sequence that a power cut forgets may be given to another message, and a
         receipt of the first would settle the second.
         """
-        while self._placed:
-            placed = self._placed[0]
+        while self.placed:
+            placed = self.placed[0]
             self._messages.commit(placed.end)
             if not placed.is_told:
                 self._tell_fired(placed)
                 placed.is_told = True
-            self._schedule.fired(placed.batch.number)
+            self._context.schedule.fired(placed.batch.number)
             with self._lock:
-                self._placed.popleft()
-                self._firing_from = self._first_unsettled()
+                self.placed.popleft()
+                self._context.firing_from = self._first_unsettled()
 
     def _first_unsettled(self) -> int | None:
         """Where the copies begin that the schedule does not know to be placed yet."""
         if self._state.fired_before:
             return self._state.fired_from
-        return self._placed[0].begin if self._placed else None
+        return self.placed[0].begin if self.placed else None
 
     def _tell_fired(self, placed: Placed) -> None:
         """What has its place is told to the action log, each topic once, then to who waits, and to the figures."""
         now_ms = self._clock.now_ms()
         with self._lock:
-            self._refuse_if_closed()
+            self._context.refuse_if_closed()
             while placed.untold:
                 topic = placed.untold[0]
                 entries = placed.entries[topic]
-                self._act(journal.Fired(topic=topic, at_ms=now_ms, entries=entries))
+                self._writer.act(journal.Fired(topic=topic, at_ms=now_ms, entries=entries))
                 if topic in self._state.topics:
                     self._state.counters["fired", topic, ""] += len(entries)
                 placed.untold.popleft()  # where the next one fails, this one is not told again
         for topic in placed.entries:
-            self._wake_topic(topic)
+            self._wakeups.wake_topic(topic)
         self.lateness.add_due(placed.batch.dues, now_ms=now_ms)

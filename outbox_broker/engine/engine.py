@@ -13,22 +13,35 @@ then handed out again, under another delivery number: the count of openings is i
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from outbox_broker.common.engine_options import Durability, EngineOptions
+from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
 from outbox_broker.engine.deletion import Deletion
+from outbox_broker.engine.deletion_history import DeletionHistory
+from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_admin import GroupAdmin
-from outbox_broker.engine.publisher import BUCKETS_MS
+from outbox_broker.engine.group_registry import GroupRegistry
+from outbox_broker.engine.immediate_puller import ImmediatePuller
+from outbox_broker.engine.index_repair import IndexRepair
+from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.engine.publisher import BUCKETS_MS, Publisher
+from outbox_broker.engine.puller import Puller
 from outbox_broker.engine.retention import Retention
 from outbox_broker.engine.settler import Settler
+from outbox_broker.engine.timer import Timer
 from outbox_broker.engine.topic_reader import TopicReader
-from outbox_broker.log.folder_lock import refuse_nested
+from outbox_broker.engine.waiting_puller import WaitingPuller
+from outbox_broker.engine.wakeups import Wakeups
+from outbox_broker.log.folder_lock import FolderLock, refuse_nested
 from outbox_broker.log.storage import DiskStorage, Storage, Unsynced
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.recovery.recovering import recover
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
+from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.local_segments import LocalSegmentStore
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import StorageFailed
@@ -37,17 +50,68 @@ from outbox_core.journal import journal
 __all__ = ["BUCKETS_MS", "Engine"]
 
 
-class Engine(Deletion, Settler, TopicReader, GroupAdmin, Retention):
+class Engine:
     """One broker on one data folder. All methods may be called from any thread.
 
-    Errors: InvalidMessage (a name or value out of bounds), NotSupported, StorageFailed (nothing was acknowledged).
+    What users ask of it are methods of its parts, which are documented there. Errors: InvalidMessage (a name or value
+    out of bounds), NotSupported, StorageFailed (nothing was acknowledged).
     """
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
         """For open(), which is how an engine is made."""
         self.syncs = TimedStorage(storage, clock_s=time.perf_counter)
-        super().__init__(folder, clock=clock, options=options, storage=self.syncs)
+        self._folder_lock = FolderLock(folder)
         self._segments: LocalSegmentStore | None = None
+        self.context = context = EngineContext(folder, clock=clock, options=options, storage=self.syncs)
+        self.wakeups = wakeups = Wakeups(context)
+        self.writer = writer = LogWriter(context)
+        groups = GroupRegistry(context, writer)
+        dead_letters = DeadLetterWriter(context, writer, wakeups)
+        self._deleted = deleted = DeletionHistory()
+        self._index_repair = index_repair = IndexRepair(context)
+        self.dispatcher = dispatcher = Dispatcher(context, writer, wakeups)
+        retention = Retention(context, writer, wakeups, groups, dispatcher)
+        self.timer = Timer(context, wakeups, dispatcher, keep_house=retention.check)
+        self._publisher = publisher = Publisher(context, writer, wakeups, groups, dispatcher, self.timer)
+        puller = Puller(context, writer, wakeups, groups, dead_letters, deleted, index_repair, dispatcher)
+        waiting = WaitingPuller(context, wakeups, deleted, puller)
+        settler = Settler(context, writer, wakeups, dead_letters, puller)
+        reader = TopicReader(context, groups, index_repair, dispatcher, waiting)
+        admin = GroupAdmin(context, writer, wakeups, groups, dead_letters, index_repair)
+        self._deletion = deletion = Deletion(context, writer, wakeups, groups, deleted, dispatcher)
+
+        self.publish = publisher.publish
+        self.publish_plain = publisher.publish_plain
+        self.cancel = publisher.cancel
+        self.scheduled = publisher.scheduled
+        self.scheduled_message = publisher.scheduled_message
+        self.due_within = publisher.due_within
+        self.lateness = dispatcher.lateness
+
+        self.subscribe = wakeups.subscribe
+        self.take = puller.take
+        self.take_at_hand = ImmediatePuller(context, deleted, dispatcher, puller).take_at_hand
+        self.pull = waiting.pull
+        self.ack = settler.ack
+        self.nack = settler.nack
+        self.extend = settler.extend
+        self.read = reader.read
+        self.place_to_read = reader.place_to_read
+        self.read_on = reader.read_on
+
+        self.topics = admin.topics
+        self.groups = admin.groups
+        self.topic_figures = admin.topic_figures
+        self.group_figures = admin.group_figures
+        self.group_config = admin.group_config
+        self.declare_group = admin.declare_group
+        self.delete_group = deletion.delete_group
+        self.delete_topic = deletion.delete_topic
+        self.seek = admin.seek
+        self.pause = admin.pause
+        self.dead = admin.dead
+        self.redrive = admin.redrive
+        self.drop_outdated = retention.drop_outdated
 
     @classmethod
     def open(
@@ -80,98 +144,103 @@ class Engine(Deletion, Settler, TopicReader, GroupAdmin, Retention):
             if isinstance(error, OSError):
                 raise StorageFailed(f"cannot open the data folder {folder}: {error.strerror}") from error
             raise
-        for thread in engine._threads:
-            thread.start()
+        engine.timer.start()
         return engine
 
     def close(self, *, timeout_ms: int = 10_000) -> None:
         """Stop the threads, sync, let go of the folder; idempotent."""
-        with self._changed:
-            if self._closed:
+        context = self.context
+        with context.lock:
+            if context.closed:
                 return
-            self._closed = True
-            self._changed.notify_all()
-            wakes = [wake for group in self._waiters.values() for wake in group]
-        for wake in wakes:
-            wake()
-        self._wake_keeper()
-        for thread in self._threads:
-            thread.join(timeout_ms / 1000)
-        self._taking.shutdown()
-        self._ending.shutdown()
-        self._beside.shutdown()
-        with self._lock:
+            context.closed = True
+        self.wakeups.wake_all()
+        self.timer.join(timeout_ms / 1000)
+        self.dispatcher.shutdown()
+        self._publisher.shutdown()
+        with context.lock:
             try:
-                self._schedule.close()
-                self._messages.sync_and_close()
-                self._actions.sync_and_close()
+                context.schedule.close()
+                context.messages.sync_and_close()
+                context.actions.sync_and_close()
             finally:
                 self._let_go()
 
+    @property
+    def deletions(self) -> int:
+        """How many times something was deleted: a pull that may wait notes it as it begins."""
+        return self._deleted.deletions
+
     def counters(self) -> Mapping[tuple[str, str, str], int]:
         """Totals since the start, by (what, topic, group or status)."""
-        with self._lock:
-            return dict(self._state.counters)
+        with self.context.lock:
+            return dict(self.context.state.counters)
 
     def log_figures(self) -> Mapping[str, int]:
         """Bytes and syncs of the logs since the start, and what is scheduled."""
-        schedule = self._schedule.figures()
-        with self._lock:
+        context, schedule = self.context, self.context.schedule.figures()
+        with context.lock:
             return {
-                "messages_bytes": self._messages.end,
-                "actions_bytes": self._actions.end,
-                "syncs": self._messages.syncs + self._actions.syncs,
+                "messages_bytes": context.messages.end,
+                "actions_bytes": context.actions.end,
+                "syncs": context.messages.syncs + context.actions.syncs,
                 "scheduled": schedule["scheduled"],
-                "publishes_refused": 0 if self._reserve.has_room_beside() else 1,
+                "publishes_refused": 0 if context.reserve.has_room_beside() else 1,
                 "schedule_buckets": schedule["buckets"],
                 "quarantined_runs": schedule["quarantined_runs"],
                 "quarantined_scheduled": schedule["quarantined_messages"],
-                "quarantined_bytes": self._messages.quarantined_bytes + self._actions.quarantined_bytes,
+                "quarantined_bytes": context.messages.quarantined_bytes + context.actions.quarantined_bytes,
             }
 
     def check_ready(self) -> None:
         """Raise StorageFailed where the engine can take nothing: closed, or a disk that failed; or cannot hand out what
         it has, for want of an index.
         """
-        with self._lock:
-            self._refuse_if_closed()
-            self._messages.refuse_if_failed()
-            self._actions.refuse_if_failed()
-            self._refuse_if_unmended()
-        self._schedule.check_ready()
+        context = self.context
+        with context.lock:
+            context.refuse_if_closed()
+            context.messages.refuse_if_failed()
+            context.actions.refuse_if_failed()
+            self._index_repair.refuse_if_unmended()
+        context.schedule.check_ready()
 
     def _let_go(self) -> None:
-        self._messages.close()
-        self._actions.close()
+        context = self.context
+        context.messages.close()
+        context.actions.close()
         if self._segments is not None:
             self._segments.close()
         self._folder_lock.release()
 
     def _recover(self) -> None:
-        self._reserve.release()
-        self._open_schedule()
-        out = [one for batch in self._batches for one in zip(batch.topics, batch.ids, strict=True)]
-        restored = recover(self._state, self._messages, self._actions, options=self._options, out=out)
-        self._firing_from = self._state.fired_from  # no checkpoint may pass it before the schedule has settled
-        for topic in self._schedule.topics():
-            if topic not in self._state.deleted:
-                self._state.topic(topic)
+        context, state = self.context, self.context.state
+        context.reserve.release()
+        unsettled = self._open_schedule()
+        out = [one for batch in unsettled for one in zip(batch.topics, batch.ids, strict=True)]
+        restored = recover(state, context.messages, context.actions, options=context.options, out=out)
+        context.firing_from = state.fired_from  # no checkpoint may pass it before the schedule has settled
+        for topic in context.schedule.topics():
+            if topic not in state.deleted:
+                state.topic(topic)
         if not restored.is_newest:
-            self._write_checkpoint_if_possible()
-        self._act(journal.Opened(at_ms=self._clock.now_ms(), number=self._state.openings + 1))
-        self._finish_deletions()
-        self._reserve.take()
-        self._actions.commit()
+            self.writer.write_checkpoint_if_possible()
+        self.writer.act(journal.Opened(at_ms=context.clock.now_ms(), number=state.openings + 1))
+        self._deletion.finish_deletions()
+        context.reserve.take()
+        context.actions.commit()
 
-    def _open_schedule(self) -> None:
-        durable = self._options.durability is Durability.FSYNC
-        storage = self._storage if durable else Unsynced(self._storage)
-        self._segments = LocalSegmentStore.open(self._folder / "schedule", storage=storage)
-        options = DelayOptions(
-            batch_messages_max=self._options.fire_batch_max,
-            memory_messages_max=self._options.schedule_memory_messages_max,
-            memory_bytes_max=self._options.schedule_memory_bytes_max,
-            cancels_remembered_max=self._options.cancel_tombstones_max,
+    def _open_schedule(self) -> Sequence[DueBatch]:
+        """Returns what it had handed out and does not know to be placed."""
+        context, options = self.context, self.context.options
+        storage = context.storage if options.durability is Durability.FSYNC else Unsynced(context.storage)
+        self._segments = LocalSegmentStore.open(context.folder / "schedule", storage=storage)
+        delay_options = DelayOptions(
+            batch_messages_max=options.fire_batch_max,
+            memory_messages_max=options.schedule_memory_messages_max,
+            memory_bytes_max=options.schedule_memory_bytes_max,
+            cancels_remembered_max=options.cancel_tombstones_max,
         )
-        self._schedule = DelayStore.open(self._segments, options=options, reserve=self._reserve)
-        self._batches.extend(self._schedule.unsettled())
+        context.schedule = DelayStore.open(self._segments, options=delay_options, reserve=context.reserve)
+        unsettled = context.schedule.unsettled()
+        self.dispatcher.resume(unsettled)
+        return unsettled

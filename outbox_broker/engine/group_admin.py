@@ -8,8 +8,13 @@ from functools import partial
 from itertools import chain
 from typing import Final
 
+from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
+from outbox_broker.engine.group_registry import GroupRegistry
+from outbox_broker.engine.index_repair import IndexRepair
+from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.puller import DAMAGED, check_within
-from outbox_broker.engine.timer import Timer
+from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.filter import parse
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.group.dead_letters import DeadRun
@@ -39,8 +44,25 @@ class DeadPage:
     following: int | None
 
 
-class GroupAdmin(Timer):
+class GroupAdmin:
     """The operator's half of the engine. An unknown topic or group is a KeyError."""
+
+    def __init__(
+        self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
+        dead_letters: DeadLetterWriter, index_repair: IndexRepair,
+    ) -> None:  # fmt: skip
+        self._context = context
+        self._clock = context.clock
+        self._options = context.options
+        self._lock = context.lock
+        self._state = context.state
+        self._messages = context.messages
+        self._actions = context.actions
+        self._writer = writer
+        self._wakeups = wakeups
+        self._groups = groups
+        self._dead_letters = dead_letters
+        self._index_repair = index_repair
 
     def declare_group(self, topic: str, group: str, config: GroupConfig, *, quota: TopicQuota | None = None) -> None:
         """Make a group, or change its settings; a group that is there keeps its position.
@@ -53,7 +75,7 @@ class GroupAdmin(Timer):
             parse(config.filter)  # refused before anything is written
         if config.start != "earliest":
             self._messages.commit()
-        end = self._looked_up(lambda: self._declared(topic, group, config, quota))
+        end = self._index_repair.looked_up(lambda: self._declared(topic, group, config, quota))
         self._actions.commit(end)
 
     def topics(self) -> list[str]:
@@ -64,28 +86,28 @@ class GroupAdmin(Timer):
     def groups(self, topic: str) -> list[str]:
         """All groups of a topic, sorted."""
         with self._lock:
-            return sorted(self._known_topic(topic).groups)
+            return sorted(self._groups.known_topic(topic).groups)
 
     def group_config(self, topic: str, group: str) -> GroupConfig:
         """A group's settings."""
         with self._lock:
-            return self._known_group(topic, group).config
+            return self._groups.known_group(topic, group).config
 
     def topic_figures(self, topic: str) -> Mapping[str, int]:
         """stored (handed to the topic), scheduled; of its groups together backlog, in_flight, dead, and the longest
         oldest_unacked_age_ms. Looked at a group at a time, so that nobody waits for all of them.
         """
-        scheduled = self._schedule.count(topic)  # not under the lock: it may wait for the schedule's disk
-        groups = [self._looked_up(partial(self._figures, topic, group)) for group in self.groups(topic)]
+        scheduled = self._context.schedule.count(topic)  # not under the lock: it may wait for the schedule's disk
+        groups = [self._index_repair.looked_up(partial(self._figures, topic, group)) for group in self.groups(topic)]
         with self._lock:
-            return topic_figures(stored=self._known_topic(topic).index.end, scheduled=scheduled, groups=groups)
+            return topic_figures(stored=self._groups.known_topic(topic).index.end, scheduled=scheduled, groups=groups)
 
     def group_figures(self, topic: str, group: str) -> Mapping[str, int]:
         """stored, backlog (not handed out, or waiting again), in_flight, scheduled, dead, position,
         redriving (of the backlog: redriven, and not ready yet), oldest_unacked_age_ms.
         """
-        scheduled = self._schedule.count(topic)  # as above
-        return self._looked_up(lambda: {"scheduled": scheduled, **self._figures(topic, group)})
+        scheduled = self._context.schedule.count(topic)  # as above
+        return self._index_repair.looked_up(lambda: {"scheduled": scheduled, **self._figures(topic, group)})
 
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
         """Move a group to a time or to an offset (a sequence of the topic); receipts handed out before are stale.
@@ -97,34 +119,34 @@ class GroupAdmin(Timer):
         self._messages.commit()
         wanted = to_offset or 0
         if to_ms is not None:
-            wanted = self._looked_up(lambda: self._known_topic(topic).index.sequence_at(to_ms))
+            wanted = self._index_repair.looked_up(lambda: self._groups.known_topic(topic).index.sequence_at(to_ms))
         with self._lock:
-            self._refuse_if_closed()
-            index, known = self._known_topic(topic).index, self._known_group(topic, group)
+            self._context.refuse_if_closed()
+            index, known = self._groups.known_topic(topic).index, self._groups.known_group(topic, group)
             if wanted > index.end:
                 raise InvalidMessage(
                     f"offset {wanted:,} is beyond the end of {topic}; {index.end:,} is where the next message comes"
                 )
-            position = min(max(wanted, index.start), self._durable_end(self._known_topic(topic)))
-            self._act(
+            position = min(max(wanted, index.start), self._groups.durable_end(self._groups.known_topic(topic)))
+            self._writer.act(
                 journal.Sought(
                     topic=topic, group=group, at_ms=self._clock.now_ms(), position=position, life=known.life + 1
                 )
             )
             end = self._actions.end
-            self._wake_next(topic, known)
+            self._wakeups.wake_next(topic, known)
         self._actions.commit(end)
-        self._wake(topic, group)
+        self._wakeups.wake(topic, group)
 
     def pause(self, topic: str, group: str, *, paused: bool) -> None:
         """Stop or resume hand-outs to a group; what is in flight may still be settled."""
         with self._lock:
-            self._refuse_if_closed()
-            self._known_group(topic, group)
-            self._act(journal.Paused(topic=topic, group=group, at_ms=self._clock.now_ms(), paused=paused))
+            self._context.refuse_if_closed()
+            self._groups.known_group(topic, group)
+            self._writer.act(journal.Paused(topic=topic, group=group, at_ms=self._clock.now_ms(), paused=paused))
             end = self._actions.end
         self._actions.commit(end)
-        self._wake(topic, group)
+        self._wakeups.wake(topic, group)
 
     def dead(
         self, topic: str, group: str, *, limit: int = 100, after: str | None = None, bytes_max: int | None = None
@@ -133,8 +155,8 @@ class GroupAdmin(Timer):
         if after is not None and not (after.isascii() and after.isdigit()):
             raise InvalidMessage("after must be the `next` of an earlier page")
         with self._lock:
-            self._refuse_if_closed()
-            known_topic, known = self._known_topic(topic), self._known_group(topic, group)
+            self._context.refuse_if_closed()
+            known_topic, known = self._groups.known_topic(topic), self._groups.known_group(topic, group)
             self._bury_expired(topic, known)
         page = self._dead_page(
             known_topic, known, start=0 if after is None else int(after) + 1, count_max=limit,
@@ -159,12 +181,12 @@ class GroupAdmin(Timer):
         """
         check_within("per_second", 1 if per_second is None else per_second, 1, REDRIVE_PER_SECOND_MAX)
         with self._lock:
-            self._refuse_if_closed()
-            known = self._known_group(topic, group)
+            self._context.refuse_if_closed()
+            known = self._groups.known_group(topic, group)
             self._bury_expired(topic, known)
-        named = None if ids is None else self._dead_of(self._known_topic(topic), known, set(ids))
+        named = None if ids is None else self._dead_of(self._groups.known_topic(topic), known, set(ids))
         with self._lock:
-            self._refuse_if_closed()
+            self._context.refuse_if_closed()
             dead = [(one.first, one.end) for one in known.dead if one.reason != DAMAGED] if named is None else named
             count = len(known.dead)
             now_ms, rate = self._clock.now_ms(), per_second or self._options.redrive_per_second
@@ -176,7 +198,7 @@ class GroupAdmin(Timer):
                 ]
                 if part:
                     pace = (known.redrive_pace.second_ms, known.redrive_pace.used)
-                    self._act(
+                    self._writer.act(
                         journal.Redriven(
                             topic=topic, group=group, at_ms=now_ms, entries=part, per_second=rate, pace=pace
                         )
@@ -184,18 +206,18 @@ class GroupAdmin(Timer):
             count -= len(known.dead)
             end = self._actions.end
         self._actions.commit(end)
-        self._wake(topic, group)
+        self._wakeups.wake(topic, group)
         return count
 
     def _declared(self, topic: str, group: str, config: GroupConfig, quota: TopicQuota | None) -> int:
         """Declare a group; returns the end of the action log, to be committed."""
-        self._refuse_if_closed()
-        self._declare(topic, group, config, quota)
+        self._context.refuse_if_closed()
+        self._groups.declare(topic, group, config, quota)
         return self._actions.end
 
     def _figures(self, topic: str, group: str) -> dict[str, int]:
-        index, known = self._known_topic(topic).index, self._known_group(topic, group)
-        self._come_past(self._known_topic(topic), known)
+        index, known = self._groups.known_topic(topic).index, self._groups.known_group(topic, group)
+        self._groups.come_past(self._groups.known_topic(topic), known)
         oldest = max(index.start, known.oldest_unsettled())
         age_ms = self._clock.now_ms() - index.ready_at_ms(oldest) if oldest < index.end else 0
         return {
@@ -211,13 +233,15 @@ class GroupAdmin(Timer):
     def _bury_expired(self, topic: str, group: Group) -> None:
         now_ms = self._clock.now_ms()
         _, deaths = group.visible_again(now_ms=now_ms, count_max=len(group.unsettled))
-        self._bury(topic, group, deaths, at_ms=now_ms)
+        self._dead_letters.bury(topic, group, deaths, at_ms=now_ms)
 
     def _dead_page(self, topic: Topic, group: Group, *, start: int, count_max: int, bytes_max: int) -> DeadPage:
         """Dead letters from the sequence `start` on, read without the lock; fewer than so many, where they are long:
         the first one, and what fits behind it.
         """
-        runs, following = self._looked_up(lambda: _dead_runs(topic, group, start=start, count_max=count_max))
+        runs, following = self._index_repair.looked_up(
+            lambda: _dead_runs(topic, group, start=start, count_max=count_max)
+        )
         page, left = DeadPage([], following), bytes_max
         for one, places in runs:
             if left <= 0:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.deletion_history import DeletionHistory
+from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.puller import PullChoice, PulledMessages, Puller
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.log.consume_log import TopicIndex
@@ -13,8 +16,21 @@ AT_HAND_BEHIND_BYTES_MAX: Final = 4 * 1024 * 1024
 """What was written lately is in the page cache: reading a little of it waits for no disk."""
 
 
-class ImmediatePuller(Puller):
+class ImmediatePuller:
     """Hand-outs for a caller that must not be held up, as an event loop."""
+
+    def __init__(
+        self, context: EngineContext, deleted: DeletionHistory, dispatcher: Dispatcher, puller: Puller,
+    ) -> None:  # fmt: skip
+        self._context = context
+        self._clock = context.clock
+        self._lock = context.lock
+        self._state = context.state
+        self._messages = context.messages
+        self._actions = context.actions
+        self._deleted = deleted
+        self._dispatcher = dispatcher
+        self._puller = puller
 
     def take_at_hand(
         self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
@@ -23,11 +39,11 @@ class ImmediatePuller(Puller):
         """take(), where that waits for nothing: no lock, no disk, no other pull. None, with nothing handed out, where
         it might: then call take(), in a thread that may wait.
         """
-        if (fires and self._may_be_firing()) or not self._lock.acquire(blocking=False):
+        if (fires and self._dispatcher.may_be_firing()) or not self._lock.acquire(blocking=False):
             return None
         try:
-            self._refuse_if_closed()
-            self._refuse_if_deleted(topic, group, since=since)
+            self._context.refuse_if_closed()
+            self._deleted.refuse_if_deleted(topic, group, since=since)
             found_topic, found = self._state.topics.get(topic), self._state.group(topic, group)
             if found_topic is None or found is None or found.accepts is not None or found.order is not None:
                 return None
@@ -37,16 +53,18 @@ class ImmediatePuller(Puller):
                 now_ms = self._clock.now_ms()
                 if not _is_chosen_at_once(found_topic.index, found, now_ms=now_ms, count_max=max_messages):
                     return None
-                choice = self._choose(found_topic, found, count_max=max_messages, now_ms=now_ms)
+                choice = self._puller.choose(found_topic, found, count_max=max_messages, now_ms=now_ms)
                 if choice is None:
                     return []
                 if not self._is_at_hand(choice):
                     return None
-                records = self._read(choice)
+                records = self._puller.read(choice)
                 if any(record is None or (record.deliver_at_ms or 0) > now_ms for _, record in records):
                     return None  # putting these aside is an action each
                 return (
-                    self._hand_out(found_topic, found, choice, records, invisible_ms=invisible_ms, consumer=consumer)
+                    self._puller.hand_out(
+                        found_topic, found, choice, records, invisible_ms=invisible_ms, consumer=consumer
+                    )
                     or None
                 )
             finally:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final, TypeVar
 
-from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.log.consume_log import SegmentPlaces
 from outbox_broker.log.disk_reserve import cure_for
 from outbox_broker.log.segment_index import Directory, IndexDamaged, index_path, write_index
 from outbox_broker.log.segment_scan import Gap, Segment, scan
-from outbox_broker.log.storage import Storage
 from outbox_broker.recovery.recovering import is_note
 from outbox_broker.state.engine_state import BrokerState, Topic
-from outbox_core.common.clock import Clock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
 
@@ -30,17 +26,23 @@ MEND_AGAIN_MS: Final = 5_000
 """What could not be mended is tried again after this time, not by each pull."""
 
 
-class IndexRepair(EngineContext):
+class IndexRepair:
     """Look-ups of places that go on where an index file is damaged."""
 
-    def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
-        """For Engine.open()."""
-        super().__init__(folder, clock=clock, options=options, storage=storage)
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._options = context.options
+        self._lock = context.lock
+        self._state = context.state
+        self._messages = context.messages
+        self._reserve = context.reserve
+        self._index_files = context.index_files
         self._mending = threading.Lock()
         self._unmended: dict[int, tuple[int, str]] = {}
         """When, and why, a segment's index could not be made anew."""
 
-    def _looked_up(self, look: Callable[[], T]) -> T:
+    def looked_up(self, look: Callable[[], T]) -> T:
         """Do what looks places up, under the lock; called without it. It changes nothing before its last look-up.
 
         Where an index file is damaged it is made anew, and looked at again. The segment, which nobody writes any more,
@@ -54,7 +56,7 @@ class IndexRepair(EngineContext):
                 self._mend(damage)
         raise StorageFailed("index files are damaged again and again; look after the disk, and restart the broker")
 
-    def _refuse_if_unmended(self) -> None:
+    def refuse_if_unmended(self) -> None:
         """Raise StorageFailed where messages cannot be handed out for want of an index."""
         for _, said in self._unmended.values():
             raise StorageFailed(said)
@@ -64,7 +66,7 @@ class IndexRepair(EngineContext):
             if damage.mended != self._index_files.mended:
                 return  # another thread, perhaps of this very segment: look again
             with self._lock:
-                self._refuse_if_closed()
+                self._context.refuse_if_closed()
                 self._refuse_if_tried_lately(damage.segment)
                 segment = self._sealed_segment(damage.segment)
                 parts = self._parts_in(damage.segment)

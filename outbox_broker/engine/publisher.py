@@ -9,18 +9,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from operator import attrgetter
-from pathlib import Path
 from typing import Final, Protocol
 
 from outbox_broker.common.cancel_scope import ANY_TOPIC, Scope, covers, scope_of
-from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.dispatcher import Dispatcher
+from outbox_broker.engine.group_registry import GroupRegistry
+from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.timer import Timer
-from outbox_broker.log.storage import Storage
+from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.schedule.delay_store import Stopped, Timed
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.state.scheduled_copy import note_of, to_be_fired
 from outbox_broker.state.topic_quota import TopicQuota
-from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
 from outbox_core.messages.limits import DELAY_MAX, DELAY_MAX_MS
@@ -62,13 +63,30 @@ class Publishable(Protocol):
         """When its producer made it; None or 0: now."""
 
 
-class Publisher(Timer):
+class Publisher:
     """The producer's half of the engine."""
 
-    def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
-        """For Engine.open()."""
-        super().__init__(folder, clock=clock, options=options, storage=storage)
+    def __init__(
+        self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
+        dispatcher: Dispatcher, timer: Timer,
+    ) -> None:  # fmt: skip
+        self._context = context
+        self._clock = context.clock
+        self._lock = context.lock
+        self._state = context.state
+        self._messages = context.messages
+        self._actions = context.actions
+        self._reserve = context.reserve
+        self._writer = writer
+        self._wakeups = wakeups
+        self._groups = groups
+        self._dispatcher = dispatcher
+        self._timer = timer
         self._beside = ThreadPoolExecutor(_SYNCS_BESIDE, "broker-sync")
+
+    def shutdown(self) -> None:
+        """End the threads that sync beside, once what they do is done."""
+        self._beside.shutdown()
 
     def publish(self, batch: Sequence[Message], *, quota: TopicQuota | None = None) -> list[PublishResult]:
         """Store a batch; one result a message, in order, once all that is stored is durable.
@@ -76,19 +94,19 @@ class Publisher(Timer):
         `quota`: how many topics its client may have.
         """
         if any(one.deliver_at_ms is not None for one in batch):
-            self._schedule.make_room(self._clock.now_ms(), fill=_FILL_MAX)
+            self._context.schedule.make_room(self._clock.now_ms(), fill=_FILL_MAX)
         with self._lock:
-            self._refuse_if_closed()
+            self._context.refuse_if_closed()
             self._reserve.require()
             results, topics, place = self._append(batch, quota)
             end = self._messages.end
         self._commit(place, end)
-        self._wake_wanting(topics)
+        self._wakeups.wake_wanting(topics)
         if place is not None:
-            with self._changed:
-                self._changed.notify_all()  # something may be due sooner than the timer thinks
-            if self._schedule.is_full():
-                self._wake_keeper()
+            with self._wakeups.changed:
+                self._wakeups.changed.notify_all()  # something may be due sooner than the timer thinks
+            if self._context.schedule.is_full():
+                self._timer.wake_keeper()
         return results
 
     def publish_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str]) -> bool:
@@ -99,14 +117,14 @@ class Publisher(Timer):
         becomes of each.
         """
         with self._lock:
-            self._refuse_if_closed()
+            self._context.refuse_if_closed()
             self._reserve.require()
             if topic not in self._state.topics or not self._are_new(ids, (topic,)):
                 return False
             self._append_plain({topic: len(ids)}, batch, ids, now_ms=self._clock.now_ms())
             end = self._messages.end
         self._messages.commit(end)
-        self._wake_wanting((topic,))
+        self._wakeups.wake_wanting((topic,))
         return True
 
     def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[CancelStatus]:
@@ -116,17 +134,17 @@ class Publisher(Timer):
         An id that is unknown there is remembered: should its publish to one of these topics come, it is not delivered.
         """
         scope = scope_of(topics)
-        self._fire_what_can_be()
+        self._dispatcher.fire_what_can_be()
         with self._lock:
-            self._refuse_if_closed()
+            self._context.refuse_if_closed()
             stopped = self._stop(message_ids, scope)
-        self._schedule.commit(stopped.place)
+        self._context.schedule.commit(stopped.place)
         self._tell_canceled(_gone(message_ids, stopped), scope)
         return stopped.statuses
 
     def due_within(self, spans_ms: Sequence[int]) -> list[int]:
         """How many scheduled messages are due within each span from now, which ascend; and last, how many there are."""
-        return self._schedule.due_within(spans_ms, now_ms=self._clock.now_ms())
+        return self._context.schedule.due_within(spans_ms, now_ms=self._clock.now_ms())
 
     def scheduled(
         self, topic: str | None = None, *, from_ms: int | None = None, to_ms: int | None = None, bucket: str = "minute"
@@ -135,8 +153,8 @@ class Publisher(Timer):
         if bucket not in BUCKETS_MS:
             raise InvalidMessage(f"bucket is one of {', '.join(BUCKETS_MS)}")
         now_ms = self._clock.now_ms()
-        self._refuse_if_closed()
-        return self._schedule.histogram(
+        self._context.refuse_if_closed()
+        return self._context.schedule.histogram(
             topic=topic,
             from_ms=0 if from_ms is None else from_ms,
             to_ms=now_ms + DELAY_MAX_MS + 1 if to_ms is None else to_ms,
@@ -149,7 +167,7 @@ class Publisher(Timer):
         """Id, topic and due time of the scheduled message of this id on the topics that a pattern of `topics` matches
         (None: on any), the first to be due where there are several; None where there is none.
         """
-        found = self._schedule.find(message_id, scope_of(topics))
+        found = self._context.schedule.find(message_id, scope_of(topics))
         return None if found is None else {"id": found.id, "topic": found.topic, "deliver_at_ms": found.due_ms}
 
     # -- storing -----------------------------------------------------------------------------------------------------
@@ -162,7 +180,7 @@ class Publisher(Timer):
                 beside = self._beside.submit(self._messages.commit, end)
         try:
             if place is not None:
-                self._schedule.commit(place)
+                self._context.schedule.commit(place)
         finally:
             if beside is not None:
                 beside.result()
@@ -183,7 +201,7 @@ class Publisher(Timer):
             results, scheduled_to = self._append_later(batch, now_ms=now_ms)
             self._count_published(results, batch)
             return results, set(), scheduled_to
-        sorting = _Sorting(now_ms=now_ms, is_known=self._schedule.knows, is_recent=self._state.recent.has)
+        sorting = _Sorting(now_ms=now_ms, is_known=self._context.schedule.knows, is_recent=self._state.recent.has)
         for message in batch:
             problem = self._problem(message, now_ms=now_ms, topics_new=sorting.topics_new, quota=quota)
             sorting.sort(message, problem=problem)
@@ -198,7 +216,7 @@ class Publisher(Timer):
         if plain:
             sequences = self._sequences(counts)
             records = [_record(one, now_ms=now_ms, sequence=place) for one, place in zip(plain, sequences, strict=True)]
-            self._write_messages(counts, records, ready_at_ms=now_ms)
+            self._writer.write_messages(counts, records, ready_at_ms=now_ms)
             self._state.recent.add_all([one.topic for one in plain], [one.id for one in plain])
         self._count_published(sorting.results, batch)
         return sorting.results, counts, place
@@ -208,18 +226,18 @@ class Publisher(Timer):
 
         Of each that it takes, a note goes to the message log, for whoever reads that.
         """
-        statuses, place = self._schedule.put([_timed(one, now_ms=now_ms) for one in batch], now_ms=now_ms)
+        statuses, place = self._context.schedule.put([_timed(one, now_ms=now_ms) for one in batch], now_ms=now_ms)
         stored: Sequence[Message] = batch
         if set(statuses) != {PublishStatus.STORED}:
             stored = [one for one, status in zip(batch, statuses, strict=True) if status is PublishStatus.STORED]
         for topic in {one.topic for one in stored}:
             self._state.topic(topic)
-        dead = self._schedule.canceled_among(stored)
+        dead = self._context.schedule.canceled_among(stored)
         if stored:
             told = [note_of(one, now_ms=now_ms) for one in stored]
             for at in dead:
                 told[at] = _dead_on_arrival(stored[at], now_ms=now_ms)
-            self._append_messages([journal.frames(told)])
+            self._writer.append_messages([journal.frames(told)])
             for at in dead:
                 self._state.recent.add(stored[at].topic, stored[at].id)
         return [PublishResult(one.id, status) for one, status in zip(batch, statuses, strict=True)], place
@@ -240,14 +258,14 @@ class Publisher(Timer):
     def _has_room_for(self, counts: Mapping[str, int], quota: TopicQuota | None) -> bool:
         """Whether all of these may be topics."""
         topics_new = len([one for one in counts if one not in self._state.topics])
-        return not topics_new or self._topics_refused(topics_new, quota) is None
+        return not topics_new or self._groups.topics_refused(topics_new, quota) is None
 
     def _are_new(self, ids: Sequence[str], topics: Iterable[str]) -> bool:
         """Whether no id is twice among these, nor was there on any topic: the usual case, decided in one go."""
         return (
             len(set(ids)) == len(ids)
             and not self._state.recent.has_any(ids)
-            and not self._schedule.may_know(ids, topics)
+            and not self._context.schedule.may_know(ids, topics)
         )  # fmt: skip
 
     def _append_plain(
@@ -263,7 +281,7 @@ class Publisher(Timer):
             )
             for sequence, topic, one in zip(self._sequences(counts), topics, batch, strict=True)
         ]  # fmt: skip
-        self._write_messages(counts, records, ready_at_ms=now_ms)
+        self._writer.write_messages(counts, records, ready_at_ms=now_ms)
         self._state.recent.add_new(topics, ids)
         for topic, count in counts.items():
             self._state.counters["published_stored", topic, ""] += count
@@ -279,7 +297,7 @@ class Publisher(Timer):
             return _DELAY_TOO_LONG
         if message.topic in self._state.topics or message.topic in topics_new:
             return None
-        return self._topics_refused(len(topics_new) + 1, quota)
+        return self._groups.topics_refused(len(topics_new) + 1, quota)
 
     def _count_published(self, results: Sequence[PublishResult], batch: Sequence[Message]) -> None:
         if all(one.status is PublishStatus.STORED for one in results):  # mostly
@@ -300,15 +318,15 @@ class Publisher(Timer):
         """What becomes of cancels. What stands in the message log lately was delivered, unless it came canceled."""
         recent = self._state.recent
         late = {one for one in message_ids if any(covers(scope, topic) for topic in recent.topics(one))}
-        return self._schedule.stop(message_ids, now_ms=self._clock.now_ms(), scope=scope, late=late)
+        return self._context.schedule.stop(message_ids, now_ms=self._clock.now_ms(), scope=scope, late=late)
 
     def _tell_canceled(self, gone: Sequence[tuple[str, str]], scope: Scope) -> None:
         """Write cancels, (id, topic) each, down for whoever reads the action log, once they hold."""
         if not gone:
             return
         with self._lock:
-            self._refuse_if_closed()
-            self._act(
+            self._context.refuse_if_closed()
+            self._writer.act(
                 journal.Canceled(
                     at_ms=self._clock.now_ms(), ids=[one for one, _ in gone], messages_end=self._messages.end,
                     topics=[topic for _, topic in gone], scope=scope,

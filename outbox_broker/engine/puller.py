@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, cast
 
-from outbox_broker.engine.context import group_deleted
-from outbox_broker.engine.timer import Timer
+from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
+from outbox_broker.engine.deletion_history import DeletionHistory, group_deleted
+from outbox_broker.engine.dispatcher import Dispatcher
+from outbox_broker.engine.group_registry import GroupRegistry
+from outbox_broker.engine.index_repair import IndexRepair
+from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.group.consumer_group import Death, DeathCause, Group, HandOut, Requeue
 from outbox_broker.group.key_order import KeyOrder
 from outbox_broker.group.order_filing import decide_filing, may_go
@@ -53,8 +59,26 @@ class PulledMessages:
         return receipts_of(topic, group, first=out.first, count=out.count, delivery=out.delivery, life=out.life)
 
 
-class Puller(Timer):
+class Puller:
     """Hand-outs."""
+
+    def __init__(
+        self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
+        dead_letters: DeadLetterWriter, deleted: DeletionHistory, index_repair: IndexRepair, dispatcher: Dispatcher,
+    ) -> None:  # fmt: skip
+        self._context = context
+        self._clock = context.clock
+        self._options = context.options
+        self._lock = context.lock
+        self._state = context.state
+        self._messages = context.messages
+        self._writer = writer
+        self._wakeups = wakeups
+        self._groups = groups
+        self._dead_letters = dead_letters
+        self._deleted = deleted
+        self._index_repair = index_repair
+        self._dispatcher = dispatcher
 
     def take(
         self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
@@ -71,20 +95,20 @@ class Puller(Timer):
         `since`: how many deletions there had been when it began that this is a part of: it ends with GroupDeleted where
         its group was deleted later, and makes it no more. `quota`: how many topics its client may have.
         """
-        self._refuse_if_deleted(topic, group, since=since)
-        if fires and self._may_be_firing() and not self._is_ready(topic, group):
-            self._fire_what_can_be()
+        self._deleted.refuse_if_deleted(topic, group, since=since)
+        if fires and self._dispatcher.may_be_firing() and not self._is_ready(topic, group):
+            self._dispatcher.fire_what_can_be()
         found_topic, found = self._opened(topic, group, quota)
         with found.pulling:
             looked_at = 0
             for _ in range(_PASSES_MAX):
-                choice = self._looked_up(partial(self._choose, found_topic, found, count_max=max_messages))
+                choice = self._index_repair.looked_up(partial(self.choose, found_topic, found, count_max=max_messages))
                 if choice is None:
                     return []
-                records = self._read(choice)
+                records = self.read(choice)
                 with self._lock:
-                    self._refuse_if_closed()
-                    handed = self._hand_out(
+                    self._context.refuse_if_closed()
+                    handed = self.hand_out(
                         found_topic, found, choice, records, invisible_ms=invisible_ms, consumer=consumer
                     )
                 if handed:
@@ -93,7 +117,7 @@ class Puller(Timer):
                 if found.order is not None and looked_at < self._options.filter_scan_max:
                     continue
                 if found.accepts is not None or found.order is not None:
-                    self._wake(topic, group)  # to look on, once others have had their turn
+                    self._wakeups.wake(topic, group)  # to look on, once others have had their turn
                     return []
         return []
 
@@ -104,8 +128,8 @@ class Puller(Timer):
         if known is not None and group is not None:
             return known, group
         with self._lock:
-            self._refuse_if_closed()
-            return self._open_group(topic, name, quota)
+            self._context.refuse_if_closed()
+            return self._groups.open_group(topic, name, quota)
 
     def _is_ready(self, topic: str, group: str) -> bool:
         """Whether a message that a group wants is there already, so that it does not wait for what is due."""
@@ -116,20 +140,20 @@ class Puller(Timer):
             index, end = self._state.topic(topic).index, self._messages.durable_end
             return index.visible_end(found.position, count_max=1, durable_end=end) > found.position
 
-    def _choose(self, topic: Topic, group: Group, *, count_max: int, now_ms: int | None = None) -> PullChoice | None:
+    def choose(self, topic: Topic, group: Group, *, count_max: int, now_ms: int | None = None) -> PullChoice | None:
         """What to read for a hand-out; None where nothing is ready."""
-        self._refuse_if_closed()
+        self._context.refuse_if_closed()
         if group.is_deleted:
             raise group_deleted(topic.index.name, group.name)
         if group.paused:
             return None
-        self._come_past(topic, group)
+        self._groups.come_past(topic, group)
         now_ms = self._clock.now_ms() if now_ms is None else now_ms
         for _ in range(_PASSES_MAX):
             again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
             if not deaths:
                 break
-            self._bury(topic.index.name, group, deaths, at_ms=now_ms)
+            self._dead_letters.bury(topic.index.name, group, deaths, at_ms=now_ms)
         index = topic.index
         found = sum(end - first for first, end in again)
         left = self._room_in_hand(topic.index.name, group, wanted=count_max - found, again=again)
@@ -147,7 +171,8 @@ class Puller(Timer):
         runs = [list(index.runs(first, end)) for first, end in wanted]
         return PullChoice(now_ms, wanted, runs, fresh=fresh, count_max=count_max, sought_in_life=group.sought_in_life)
 
-    def _read(self, choice: PullChoice) -> list[Found]:
+    def read(self, choice: PullChoice) -> list[Found]:
+        """Read what was chosen, up to `pull_bytes_max` of bodies; None stands for a record that is damaged."""
         records: list[Found] = []
         bytes_max = self._options.pull_bytes_max
         for (first, end), runs in zip(choice.wanted, choice.runs, strict=True):
@@ -157,7 +182,7 @@ class Puller(Timer):
             bytes_max -= sum(run.size_bytes for run in runs)
         return first_within(records, bytes_max=self._options.pull_bytes_max)
 
-    def _hand_out(
+    def hand_out(
         self, topic: Topic, group: Group, choice: PullChoice, records: Sequence[Found], *, invisible_ms: int,
         consumer: str | None,
     ) -> list[PulledMessages]:  # fmt: skip
@@ -176,7 +201,7 @@ class Puller(Timer):
         handed = group.decide_hand_out(
             [(first, first + len(found)) for first, found in runs], opening=self._state.openings
         )
-        self._act(
+        self._writer.act(
             journal.Handed(
                 topic=topic.index.name, group=group.name, at_ms=choice.now_ms,
                 visible_at_ms=choice.now_ms + invisible_ms, consumer=consumer,
@@ -198,7 +223,7 @@ class Puller(Timer):
         found = dict(records)  # what is ready may be among what is looked up, too
         filing = decide_filing(group, order, found, count_max=choice.count_max)
         if filing.runs:
-            self._act(
+            self._writer.act(
                 Filed(
                     topic=topic.index.name, group=group.name, at_ms=choice.now_ms, position=filing.position,
                     runs=filing.runs,
@@ -206,11 +231,30 @@ class Puller(Timer):
             )  # fmt: skip
         elif filing.position > group.position:
             group.skip(filing.position - 1)
-        self._count_filtered(topic.index.name, group.name, filing.filtered)
+        self._groups.count_filtered(topic.index.name, group.name, filing.filtered)
         order.note_look(filing.looked_at, looked_up_end=filing.looked_up_end, enough=filing.is_enough)
         if not choice.count_max:
             return []
         return [one for one in found.items() if one[0] in filing.unordered or may_go(group, order, one[0])]
+
+    def _room_in_hand(self, topic: str, group: Group, *, wanted: int, again: Sequence[tuple[int, int]]) -> int:
+        """How many fresh messages a group may be handed beside those that it gets again, up to those wanted; woken for
+        others when there is room.
+
+        What waits for another attempt takes room of its own group alone, and what waits for its redrive takes none: so
+        no group's retries keep the others from theirs, however long they are put off. Nor do other groups' consumers:
+        `group_in_hand_min` is a group's own, whatever all others hold.
+        """
+        options = self._options
+        back, redriven = group.returning(again)
+        own = options.group_in_hand_min - group.unsettled.in_flight - back
+        room = min(
+            options.group_in_hand_max - group.unsettled.handed_out - redriven,
+            max(options.in_hand_max - self._state.in_hand.count - back, own),
+        )
+        if room < wanted:
+            self._wakeups.note_short(topic, group.name)
+        return min(wanted, max(room, 0))
 
     def _count_handed_out(self, topic: str, group: str, handed: Sequence[HandOut]) -> None:
         self._state.counters["delivered", topic, group] += sum(one.count for one in handed)
@@ -251,7 +295,7 @@ class Puller(Timer):
                 break
             else:
                 self._put_aside(topic.index.name, group, sequence, record, at_ms=now_ms)
-        self._count_filtered(topic.index.name, group.name, filtered)
+        self._groups.count_filtered(topic.index.name, group.name, filtered)
         return fit
 
     def _put_aside(
@@ -265,21 +309,22 @@ class Puller(Timer):
             logger.error("record_quarantined", extra={"topic": topic, "sequence": sequence})
             self._state.counters["quarantined", topic, ""] += 1
             death = Death(sequence, 1, 0, DAMAGED, DeathCause.DAMAGED)
-            self._bury(topic, group, [death], at_ms=at_ms)
+            self._dead_letters.bury(topic, group, [death], at_ms=at_ms)
         else:
             hold = group.decide_hold(sequence, until_ms=record.deliver_at_ms or 0)
-            self._requeue(topic, group.name, [hold], at_ms=at_ms, reason=group.reason_of(known) if known else None)
+            self.requeue(topic, group.name, [hold], at_ms=at_ms, reason=group.reason_of(known) if known else None)
 
-    def _requeue(
+    def requeue(
         self, topic: str, group: str, decisions: Iterable[Requeue | Death], *, at_ms: int, reason: str | None
     ) -> None:
+        """Write down when messages may be handed out again; deaths among the decisions are not written here."""
         entries: list[tuple[int, journal.Ids, int, int]] = [
             (one.first, one.count, one.visible_at_ms, one.attempts_used)
             for one in decisions
             if isinstance(one, Requeue)
         ]
         if entries:
-            self._act(journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=entries, reason=reason))
+            self._writer.act(journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=entries, reason=reason))
 
 
 def _is_wanted(group: Group, sequence: int, record: journal.MessageRecord) -> bool:

@@ -14,12 +14,16 @@ from itertools import pairwise
 from typing import Final
 
 from outbox_broker.common.engine_options import EngineOptions
-from outbox_broker.engine.timer import Timer
+from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.dispatcher import Dispatcher
+from outbox_broker.engine.group_registry import GroupRegistry
+from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.log.segment_scan import Segment
 from outbox_broker.state import checkpoint
 from outbox_broker.state.engine_state import BrokerState, Topic
 from outbox_core.journal import journal
-from outbox_core.runtime.evidence_watermark import Purgeable
+from outbox_core.runtime.evidence_watermark import JudgedGuard, Purgeable
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +61,32 @@ def _is_needed(topic: Topic, segment: Segment) -> bool:
     return end is not None and any(group.oldest() < end for group in topic.groups.values())
 
 
-class Retention(Timer):
-    """The engine's part: looked at by the timer, every `retention_check_ms`."""
+class Retention:
+    """What is dropped of the two logs, and when."""
 
-    def _keep_house(self) -> None:
-        """Look for what may go, every `retention_check_ms`."""
+    def __init__(
+        self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
+        dispatcher: Dispatcher,
+    ) -> None:  # fmt: skip
+        self._context = context
+        self._clock = context.clock
+        self._options = context.options
+        self._lock = context.lock
+        self._state = context.state
+        self._messages = context.messages
+        self._actions = context.actions
+        self._reserve = context.reserve
+        self._index_files = context.index_files
+        self._writer = writer
+        self._wakeups = wakeups
+        self._groups = groups
+        self._dispatcher = dispatcher
+        self._looked_at_ms = context.clock.monotonic_ms()
+        file = context.options.judged_file
+        self._judged = None if file is None else JudgedGuard(file, clock=context.clock)
+
+    def check(self) -> None:
+        """Look for what may go, every `retention_check_ms`; called by the timer."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._looked_at_ms >= self._options.retention_check_ms:
             self._looked_at_ms = now_ms
@@ -70,11 +95,11 @@ class Retention(Timer):
     def drop_outdated(self) -> int:
         """Drop the segments that may go, of both logs; returns how many of the message log."""
         with self._lock:
-            self._refuse_if_closed()
+            self._context.refuse_if_closed()
             now_ms = self._clock.now_ms()
             dropped = self._drop_messages(now_ms)
             self._drop_actions(now_ms)
-            if self._state.deleted and not self._has_taken():
+            if self._state.deleted and not self._dispatcher.has_taken():
                 self._state.forget_deleted(
                     messages_start=self._messages.segments[0].first_offset,
                     actions_start=self._actions.segments[0].first_offset,
@@ -97,7 +122,7 @@ class Retention(Timer):
             return 0
         for topic in self._state.topics.values():
             for group in topic.groups.values() if topic.wanted else ():
-                self._come_past(topic, group)
+                self._groups.come_past(topic, group)
         drops_unread = self._options.retention_drops_unread
         end = held_from(self._state, old, drops_unread=drops_unread)
         going = [one for one in old if one.end <= end]
@@ -106,7 +131,7 @@ class Retention(Timer):
         if drops_unread:
             self._move_groups_behind(going[-1])
         # What the groups have settled, and where the topics end, is known by a power cut too, before the messages go.
-        self._reserve.spend(self._write_checkpoint)
+        self._reserve.spend(self._writer.write_checkpoint)
         self._actions.commit()
         for topic in self._state.topics.values():
             topic.index.drop(going[-1].first_offset)
@@ -122,10 +147,12 @@ class Retention(Timer):
                 if end is None or group.oldest() >= end:
                     continue
                 lost = group.unread_before(end)
-                self._act(journal.Dropped(topic=name, group=group.name, at_ms=self._clock.now_ms(), position=end))
+                self._writer.act(
+                    journal.Dropped(topic=name, group=group.name, at_ms=self._clock.now_ms(), position=end)
+                )
                 self._state.counters["dropped_unread", name, group.name] += lost
                 logger.warning("unread_messages_dropped", extra={"topic": name, "group": group.name, "messages": lost})
-                self._wake_next(name, group)
+                self._wakeups.wake_next(name, group)
 
     def _drop_actions(self, now_ms: int) -> None:
         """Segments before the second newest whole checkpoint; reconciliation reads them too, so they stay for the

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from outbox_broker.engine.immediate_puller import ImmediatePuller
-from outbox_broker.engine.puller import check_within
-from outbox_broker.engine.waiting_puller import WaitingPuller
+from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
+from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.engine.puller import Puller, check_within
+from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.group.consumer_group import Death, Group, Requeue
 from outbox_broker.group.receipt import ReceiptRun, runs_of
 from outbox_core.journal import journal
@@ -20,14 +22,28 @@ from outbox_core.messages.limits import (
 from outbox_core.messages.message import AckStatus, ExtendStatus, NackStatus
 
 
-class Settler(ImmediatePuller, WaitingPuller):
+class Settler:
     """The consumer's half of the engine."""
+
+    def __init__(
+        self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, dead_letters: DeadLetterWriter,
+        puller: Puller,
+    ) -> None:  # fmt: skip
+        self._context = context
+        self._clock = context.clock
+        self._lock = context.lock
+        self._state = context.state
+        self._actions = context.actions
+        self._writer = writer
+        self._wakeups = wakeups
+        self._dead_letters = dead_letters
+        self._puller = puller
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
         """Settle deliveries, durably."""
         statuses = [AckStatus.UNKNOWN] * len(receipts)
         with self._lock:
-            self._refuse_if_closed()
+            self._context.refuse_if_closed()
             for (topic, name), runs in _by_group(receipts).items():
                 group = self._state.group(topic, name)
                 if group is not None:
@@ -39,9 +55,9 @@ class Settler(ImmediatePuller, WaitingPuller):
     def _settle(self, topic: str, group: Group, ranges: Sequence[tuple[int, int]]) -> None:
         if ranges:
             runs: list[tuple[int, journal.Ids]] = [(first, end - first) for first, end in ranges]
-            self._act(journal.Settled(topic=topic, group=group.name, at_ms=self._clock.now_ms(), runs=runs))
+            self._writer.act(journal.Settled(topic=topic, group=group.name, at_ms=self._clock.now_ms(), runs=runs))
             self._state.counters["acknowledged", topic, group.name] += sum(end - first for first, end in ranges)
-            self._wake_next(topic, group)
+            self._wakeups.wake_next(topic, group)
 
     def nack(
         self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
@@ -53,7 +69,7 @@ class Settler(ImmediatePuller, WaitingPuller):
         statuses = [NackStatus.STALE] * len(receipts)
         reason = reason[:REASON_CHARS_MAX] if reason else None
         with self._lock:
-            self._refuse_if_closed()
+            self._context.refuse_if_closed()
             now_ms = self._clock.now_ms()
             for (topic, name), runs in _by_group(receipts).items():
                 group = self._state.group(topic, name)
@@ -67,13 +83,13 @@ class Settler(ImmediatePuller, WaitingPuller):
                     decisions.append(decision)
                     status = NackStatus.DEAD if isinstance(decision, Death) else NackStatus.REQUEUED
                     statuses[place : place + end - first] = [status] * (end - first)
-                self._requeue(topic, name, decisions, at_ms=now_ms, reason=reason)
+                self._puller.requeue(topic, name, decisions, at_ms=now_ms, reason=reason)
                 deaths = [one for one in decisions if isinstance(one, Death)]
-                self._bury(topic, group, deaths, at_ms=now_ms)
+                self._dead_letters.bury(topic, group, deaths, at_ms=now_ms)
                 if decisions:
-                    self._wake_short()
+                    self._wakeups.wake_short()
             end = self._actions.end
-            self._changed.notify_all()
+            self._wakeups.changed.notify_all()
         self._actions.commit(end)
         return statuses
 
@@ -82,7 +98,7 @@ class Settler(ImmediatePuller, WaitingPuller):
         check_within("invisible_ms", invisible_ms, INVISIBLE_MS_MIN, INVISIBLE_MS_MAX)
         statuses = [ExtendStatus.STALE] * len(receipts)
         with self._lock:
-            self._refuse_if_closed()
+            self._context.refuse_if_closed()
             now_ms = self._clock.now_ms()
             for (topic, name), runs in _by_group(receipts).items():
                 group = self._state.group(topic, name)
@@ -93,7 +109,7 @@ class Settler(ImmediatePuller, WaitingPuller):
                     statuses[place : place + end - first] = [ExtendStatus.EXTENDED] * (end - first)
                     entries.append((first, end - first))
                 if entries:
-                    self._act(
+                    self._writer.act(
                         journal.Extended(
                             topic=topic, group=name, at_ms=now_ms, visible_at_ms=now_ms + invisible_ms, entries=entries
                         )

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from pathlib import Path
+from collections.abc import Callable
 from typing import Final
 
-from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
-from outbox_broker.log.storage import Storage
-from outbox_core.common.clock import Clock
+from outbox_broker.engine.wakeups import Wakeups
 from outbox_core.common.errors import OutboxError
 
 logger = logging.getLogger(__name__)
@@ -22,12 +21,19 @@ TOLD_MS: Final = 50
 """Of what is visible, and not fetched, who waits is told again after this time."""
 
 
-class Timer(Dispatcher):
+class Timer:
     """The threads' loops. Due times are wall-clock times; waits are monotonic and short."""
 
-    def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
-        """For Engine.open()."""
-        super().__init__(folder, clock=clock, options=options, storage=storage)
+    def __init__(
+        self, context: EngineContext, wakeups: Wakeups, dispatcher: Dispatcher, *, keep_house: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._context = context
+        self._clock = context.clock
+        self._options = context.options
+        self._state = context.state
+        self._wakeups = wakeups
+        self._dispatcher = dispatcher
+        self._keep_house = keep_house
         self._kept = threading.Condition()
         self._is_to_keep = False
         self._threads = [
@@ -35,29 +41,40 @@ class Timer(Dispatcher):
             threading.Thread(target=self._run_keeper, name="broker-keeper", daemon=True),
         ]
 
+    def start(self) -> None:
+        """Start both threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for each thread's end, so long at most; the context is closed before."""
+        self.wake_keeper()
+        for thread in self._threads:
+            thread.join(timeout_s)
+
     # -- the timer ---------------------------------------------------------------------------------------------------
 
     def _run_timer(self) -> None:
-        while not self._closed:
+        while not self._context.closed:
             failed = True  # a full disk is not asked a thousand times
             try:
-                more = self._fire_due(until_ended=False)
+                more = self._dispatcher.fire_due(until_ended=False)
                 if more:
                     continue
-                with self._changed:
+                with self._wakeups.changed:
                     told_ms = self._wake_visible()
                     self._keep_house()
                     failed = False
-                    wait_ms = self._next_wake_ms(told_ms)
+                    wait_ms = self.next_wake_ms(told_ms)
                     if wait_ms > 0 and not self._is_closing():
-                        self._clock.wait(self._changed, wait_ms)
+                        self._clock.wait(self._wakeups.changed, wait_ms)
             except OutboxError as error:
                 if not self._is_closing():
                     logger.warning("timer_failed", extra={"error": str(error)})
             except Exception:  # the thread boundary: a timer that ends silently would hold every scheduled message
                 logger.exception("timer_failed")
             if failed:
-                self._rest(self._changed)
+                self._rest(self._wakeups.changed)
 
     def _rest(self, condition: threading.Condition) -> None:
         with condition:
@@ -66,21 +83,18 @@ class Timer(Dispatcher):
 
     def _is_closing(self) -> bool:
         """close() sets it from another thread, whatever was read before."""
-        return self._closed
+        return self._context.closed
 
-    def _keep_house(self) -> None:
-        """What the timer does besides, now and then. The engine's last part has something to do here."""
-
-    def _next_wake_ms(self, told_ms: int) -> int:
+    def next_wake_ms(self, told_ms: int) -> int:
         """How long to sleep: to the next due or visible time, but at most one slice, after which the wall clock
         is read anew; 0 where something is due. Of what was visible at `told_ms` those who wait were told: they may have
         nobody to fetch it, and are told again a little later, not at once.
         """
         now_ms = self._clock.now_ms()
-        if self._has_taken():
+        if self._dispatcher.has_taken():
             return 0
-        waits = [max(0, self._schedule.soonest_ms() - now_ms)]
-        for place in self._waiters:
+        waits = [max(0, self._context.schedule.soonest_ms() - now_ms)]
+        for place in self._wakeups.waiters:
             visible_ms = self._visible_ms(*place)
             if visible_ms is not None:
                 waits.append(max(0, visible_ms - now_ms) if visible_ms > told_ms else TOLD_MS)
@@ -89,10 +103,10 @@ class Timer(Dispatcher):
     def _wake_visible(self) -> int:
         """Returns the time up to which what is visible was told."""
         now_ms = self._clock.now_ms()
-        for topic, name in list(self._waiters):
+        for topic, name in list(self._wakeups.waiters):
             next_ms = self._visible_ms(topic, name)
             if next_ms is not None and next_ms <= now_ms:
-                self._wake_waiters(topic, name)
+                self._wakeups.wake_waiters(topic, name)
         return now_ms
 
     def _visible_ms(self, topic: str, name: str) -> int | None:
@@ -102,16 +116,17 @@ class Timer(Dispatcher):
 
     # -- the keeper --------------------------------------------------------------------------------------------------
 
-    def _wake_keeper(self) -> None:
+    def wake_keeper(self) -> None:
+        """Have the keeper of the schedule take another step now."""
         with self._kept:
             self._is_to_keep = True
             self._kept.notify_all()
 
     def _run_keeper(self) -> None:
-        while not self._closed:
+        while not self._context.closed:
             more = False
             try:
-                more = self._schedule.maintain(self._clock.now_ms())
+                more = self._context.schedule.maintain(self._clock.now_ms())
             except OutboxError as error:
                 if not self._is_closing():
                     logger.warning("schedule_keeping_failed", extra={"error": str(error)})

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.dispatcher import Dispatcher
+from outbox_broker.engine.group_registry import GroupRegistry
+from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.puller import check_within, first_within
 from outbox_broker.engine.waiting_puller import WaitingPuller
 from outbox_broker.log.consume_log import PlaceRun
@@ -21,8 +25,23 @@ READERS: Final = ""
 """In place of a group's name, where readers wait: no group can have it."""
 
 
-class TopicReader(WaitingPuller):
+class TopicReader:
     """Reads that hand nothing out."""
+
+    def __init__(
+        self, context: EngineContext, groups: GroupRegistry, index_repair: IndexRepair, dispatcher: Dispatcher,
+        waiting_puller: WaitingPuller,
+    ) -> None:  # fmt: skip
+        self._context = context
+        self._clock = context.clock
+        self._options = context.options
+        self._lock = context.lock
+        self._state = context.state
+        self._messages = context.messages
+        self._groups = groups
+        self._index_repair = index_repair
+        self._dispatcher = dispatcher
+        self._waiting_puller = waiting_puller
 
     def read(
         self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,
@@ -38,10 +57,10 @@ class TopicReader(WaitingPuller):
             found = self.read_on(topic, place, max_messages=max_messages)
             return None if found.next_offset == place else found
 
-        if not wait_ms and self._may_be_firing():
-            self._fire_what_can_be()
+        if not wait_ms and self._dispatcher.may_be_firing():
+            self._dispatcher.fire_what_can_be()
         nothing = TopicRead(deliveries=[], offset=place, next_offset=place)
-        return look() or self._awaited(topic, READERS, look, deadline_ms=deadline_ms) or nothing
+        return look() or self._waiting_puller.awaited(topic, READERS, look, deadline_ms=deadline_ms) or nothing
 
     def place_to_read(self, topic: str, *, start: Start) -> int:
         """Where a reader begins that has no place yet."""
@@ -53,12 +72,12 @@ class TopicReader(WaitingPuller):
             known = self._state.topics.get(topic)
             if known is None:
                 return 0
-            return self._durable_end(known) if start == "latest" else known.index.start
+            return self._groups.durable_end(known) if start == "latest" else known.index.start
 
     def read_on(self, topic: str, offset: int, *, max_messages: int, bytes_max: int | None = None) -> TopicRead:
         """What is there from `offset` on, and durable; it waits for no message. One message may exceed `bytes_max`."""
         check_topic(topic)
-        first, end, runs = self._looked_up(partial(self._stretch, topic, offset, count_max=max_messages))
+        first, end, runs = self._index_repair.looked_up(partial(self._stretch, topic, offset, count_max=max_messages))
         if not runs:
             return TopicRead(deliveries=[], offset=first, next_offset=end)
         bytes_max = min(bytes_max or self._options.pull_bytes_max, self._options.pull_bytes_max)
@@ -72,9 +91,9 @@ class TopicReader(WaitingPuller):
 
         It ends before the offset where the topic does.
         """
-        self._refuse_if_closed()
+        self._context.refuse_if_closed()
         known = self._state.topics.get(topic)
-        end = self._state.end_of(topic) if known is None else self._durable_end(known)
+        end = self._state.end_of(topic) if known is None else self._groups.durable_end(known)
         if known is None or offset > end:
             return offset, min(offset, end), []
         first = max(offset, known.index.start)

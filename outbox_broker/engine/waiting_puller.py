@@ -7,15 +7,26 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.deletion_history import DeletionHistory
 from outbox_broker.engine.puller import PulledMessages, Puller, check_within
+from outbox_broker.engine.wakeups import Wakeups
 from outbox_core.messages.limits import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
 from outbox_core.messages.message import Delivery, check_group, check_topic
 
 Found = TypeVar("Found")
 
 
-class WaitingPuller(Puller):
+class WaitingPuller:
     """Hand-outs for a caller with a thread to wait in."""
+
+    def __init__(self, context: EngineContext, wakeups: Wakeups, deleted: DeletionHistory, puller: Puller) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._lock = context.lock
+        self._wakeups = wakeups
+        self._deleted = deleted
+        self._puller = puller
 
     def pull(
         self,
@@ -38,13 +49,13 @@ class WaitingPuller(Puller):
         check_within("invisible_ms", invisible_ms, INVISIBLE_MS_MIN, INVISIBLE_MS_MAX)
         deadline_ms = self._clock.monotonic_ms() + wait_ms
         take = partial(
-            self.take, topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer,
-            fires=not wait_ms, since=self.deletions,
+            self._puller.take, topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer,
+            fires=not wait_ms, since=self._deleted.deletions,
         )  # fmt: skip
-        handed = take() or self._awaited(topic, group, take, deadline_ms=deadline_ms)
+        handed = take() or self.awaited(topic, group, take, deadline_ms=deadline_ms)
         return [delivery for one in handed or () for delivery in deliveries_of(topic, group, one)]
 
-    def _awaited(self, topic: str, group: str, look: Callable[[], Found | None], *, deadline_ms: int) -> Found | None:
+    def awaited(self, topic: str, group: str, look: Callable[[], Found | None], *, deadline_ms: int) -> Found | None:
         """What `look` finds, once there is something to find; None, or nothing in it, where time has run out."""
         if deadline_ms <= self._clock.monotonic_ms():
             return None
@@ -57,15 +68,15 @@ class WaitingPuller(Puller):
                 woken = True
                 arrived.notify_all()
 
-        unsubscribe = self.subscribe(topic, group, wake)
+        unsubscribe = self._wakeups.subscribe(topic, group, wake)
         with self._lock:
-            self._pulls_waiting[topic, group] += 1
+            self._wakeups.pulls_waiting[topic, group] += 1
         try:
             while True:
                 woken = False
                 found = look()
                 left_ms = deadline_ms - self._clock.monotonic_ms()
-                if found or left_ms <= 0 or self._closed:
+                if found or left_ms <= 0 or self._context.closed:
                     return found
                 with arrived:
                     if not woken:
@@ -73,9 +84,9 @@ class WaitingPuller(Puller):
         finally:
             unsubscribe()
             with self._lock:
-                self._pulls_waiting[topic, group] -= 1
-                if not self._pulls_waiting[topic, group]:
-                    del self._pulls_waiting[topic, group]
+                self._wakeups.pulls_waiting[topic, group] -= 1
+                if not self._wakeups.pulls_waiting[topic, group]:
+                    del self._wakeups.pulls_waiting[topic, group]
 
 
 def deliveries_of(topic: str, group: str, handed: PulledMessages) -> list[Delivery]:

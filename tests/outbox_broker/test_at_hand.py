@@ -106,10 +106,10 @@ def test_what_is_long_past_is_left_to_who_may_wait(engine: Engine, monkeypatch: 
 
 def test_nothing_is_taken_while_somebody_else_is_at_work(engine: Engine) -> None:
     publish(engine, "a")
-    group = engine._state.group(TOPIC, GROUP)
+    group = engine.context.state.group(TOPIC, GROUP)
     assert group is not None
 
-    with held_elsewhere(engine._lock):
+    with held_elsewhere(engine.context.lock):
         assert take_at_hand(engine) is None
     with held_elsewhere(group.pulling):
         assert take_at_hand(engine) is None
@@ -119,7 +119,7 @@ def test_nothing_is_taken_while_somebody_else_is_at_work(engine: Engine) -> None
 
 def test_nothing_is_taken_where_something_is_to_be_fired_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(engine, "a")
-    monkeypatch.setattr(engine, "_may_be_due", lambda: True)
+    monkeypatch.setattr(engine.dispatcher, "_may_be_due", lambda: True)
 
     refuses(engine)
 
@@ -135,7 +135,7 @@ def test_groups_that_look_through_messages_are_left_to_who_may_wait(engine: Engi
 def test_nothing_is_taken_while_a_batch_is_on_its_way(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(engine, "a")
     with monkeypatch.context() as context:
-        context.setattr(engine, "_is_firing", True)
+        context.setattr(engine.dispatcher, "is_firing", True)
         assert take_at_hand(engine) is None
 
     assert ids(take_at_hand(engine)) == ["a"]
@@ -157,8 +157,8 @@ def test_no_index_file_is_read_to_choose_what_lies_in_a_sealed_segment(
             engine.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000_000)
     clock.advance(1_000)
     read: list[object] = []
-    load = engine._index_files.load
-    monkeypatch.setattr(engine._index_files, "load", lambda place: read.append(place) or load(place))
+    load = engine.context.index_files.load
+    monkeypatch.setattr(engine.context.index_files, "load", lambda place: read.append(place) or load(place))
 
     assert take_at_hand(engine) is None
 
@@ -171,11 +171,11 @@ def test_what_is_to_be_a_dead_letter_first_is_left_to_who_may_wait(engine: Engin
     engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
     publish(engine, "a")
     clock.advance(1_000)
-    before = engine._actions.end
+    before = engine.context.actions.end
 
     assert take_at_hand(engine) is None
 
-    assert engine._actions.end == before
+    assert engine.context.actions.end == before
     assert ids(engine.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["a"]
     assert engine.group_figures(TOPIC, GROUP)["dead"] == 1
 
@@ -192,11 +192,11 @@ def test_a_damaged_record_is_put_aside_by_who_may_wait(engine: Engine, folder: P
     publish(engine, "a")
     [path] = segment_paths(folder / "messages")
     path.write_bytes(path.read_bytes().replace(b"damaged", b"eamaged"))
-    before = engine._actions.end
+    before = engine.context.actions.end
 
     assert take_at_hand(engine) is None
 
-    assert engine._actions.end == before
+    assert engine.context.actions.end == before
     assert ids(engine.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["a"]
 
 

@@ -111,7 +111,7 @@ def test_what_is_published_while_copies_are_made_comes_before_them(
     _publish(engine, "t", "first")
     _publish(engine, "t", "due", "due2", deliver_at_ms=clock.now_ms() + 1_000)
     made: list[int] = []
-    original = engine._copies
+    original = engine.dispatcher._copies
 
     def copies(batch: DueBatch) -> Copies:
         found = original(batch)
@@ -120,7 +120,7 @@ def test_what_is_published_while_copies_are_made_comes_before_them(
             _publish(engine, "t", "between")
         return found
 
-    monkeypatch.setattr(engine, "_copies", copies)
+    monkeypatch.setattr(engine.dispatcher, "_copies", copies)
     clock.advance(1_000)
     engine.cancel([])  # fires what is due, as the timer does at about the same time
 
@@ -141,10 +141,10 @@ def test_one_batch_is_taken_and_one_placed_while_one_is_synced_and_all_come_once
     ids = [f"m{number}" for number in range(12)]
     _publish(engine, "burst", *ids, deliver_at_ms=clock.now_ms() + 1_000)
     storage.is_held = True
-    taken = _Noted(engine._schedule.due, count=3)
-    placed = _Noted(engine._ending.submit, count=2)
-    monkeypatch.setattr(engine._schedule, "due", taken)
-    monkeypatch.setattr(engine._ending, "submit", placed)
+    taken = _Noted(engine.context.schedule.due, count=3)
+    placed = _Noted(engine.dispatcher._ending.submit, count=2)
+    monkeypatch.setattr(engine.context.schedule, "due", taken)
+    monkeypatch.setattr(engine.dispatcher._ending, "submit", placed)
     clock.advance(1_000)
 
     assert storage.waiting.wait(120)
@@ -153,7 +153,7 @@ def test_one_batch_is_taken_and_one_placed_while_one_is_synced_and_all_come_once
         assert placed.is_done.wait(120)
         killed = tmp_path / "killed"
         shutil.copytree(folder, killed)
-        assert [one.batch.ids for one in engine._placed] == [ids[:3], ids[3:6]]
+        assert [one.batch.ids for one in engine.dispatcher.placed] == [ids[:3], ids[3:6]]
         assert [one.ids for one in taken.found] == [ids[:3], ids[3:6], ids[6:9]]
     finally:
         storage.is_held = False

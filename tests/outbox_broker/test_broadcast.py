@@ -214,7 +214,7 @@ def until_waiting(engine: Engine, count: int) -> None:
     """Until so many wait, as the engine itself counts them."""
     paused = threading.Event()
     for _ in range(WAIT_S * 200):
-        if len(engine._waiters.get((TOPIC, ""), ())) == count:
+        if len(engine.wakeups.waiters.get((TOPIC, ""), ())) == count:
             return
         paused.wait(0.005)
     raise AssertionError("they do not wait")

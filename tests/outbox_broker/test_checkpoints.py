@@ -208,7 +208,7 @@ def test_what_is_in_memory_does_not_grow_with_what_is_stored(open_engine: type_o
     for number in range(40):
         publish(engine, *(f"{number}-{part}" for part in range(100)))
 
-    index = engine._state.topics[TOPIC].index
+    index = engine.context.state.topics[TOPIC].index
     assert len(index.tail) <= 10
     assert index.end == 4_000
 
@@ -284,7 +284,7 @@ def test_dead_letters_are_there_after_a_restart_from_a_checkpoint(open_engine: t
     for number, one in enumerate(engine.pull(TOPIC, GROUP)):
         engine.nack([one.receipt], reason=f"broken {number % 3}")
     before = engine.dead(TOPIC, GROUP)
-    engine._write_checkpoint()
+    engine.writer.write_checkpoint()
     engine.close()
     for path in segment_paths(folder / "actions")[:-1]:
         path.unlink()

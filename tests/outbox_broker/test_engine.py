@@ -721,17 +721,19 @@ def test_the_timer_tells_of_what_is_visible_now_and_then_where_nobody_fetches_it
     engine.nack([engine.pull(TOPIC, GROUP)[0].receipt], delay_ms=20)
     engine.subscribe(TOPIC, GROUP, lambda: None)
 
-    assert engine._next_wake_ms(clock.now_ms()) == 20
+    assert engine.timer.next_wake_ms(clock.now_ms()) == 20
     clock.advance(20)
-    assert engine._next_wake_ms(clock.now_ms() - 1) == 0
-    assert engine._next_wake_ms(clock.now_ms()) == TOLD_MS
+    assert engine.timer.next_wake_ms(clock.now_ms() - 1) == 0
+    assert engine.timer.next_wake_ms(clock.now_ms()) == TOLD_MS
 
 
 def test_no_group_begins_behind_what_a_power_cut_may_take(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(engine, "a")
     declare(engine)
     with monkeypatch.context() as patched:
-        patched.setattr(engine._messages, "commit", lambda end=None: None)  # its publisher still waits for the sync
+        patched.setattr(
+            engine.context.messages, "commit", lambda end=None: None
+        )  # its publisher still waits for the sync
         publish(engine, "b")
 
         engine.declare_group(TOPIC, "latest", GroupConfig(start="latest"))
@@ -760,7 +762,7 @@ def test_what_a_groups_filter_does_not_take_counts_as_consumed_for_it_alone(engi
     engine.publish(
         [Message(id=f"m{number}", topic=TOPIC, body=b"x", headers={"kind": str(number % 3)}) for number in range(9)]
     )
-    group = engine._state.group(TOPIC, GROUP)
+    group = engine.context.state.group(TOPIC, GROUP)
     assert group is not None
     group.accepts = lambda headers: headers["kind"] == "1"
 
@@ -776,7 +778,7 @@ def test_a_group_that_reads_from_the_disk_keeps_nobody_else_waiting(
 ) -> None:
     publish(engine, *(f"m{number}" for number in range(5)))
     reading, go_on = threading.Event(), threading.Event()
-    read_span = engine._messages.read_span
+    read_span = engine.context.messages.read_span
 
     def slow_span(offset: int, size_bytes: int) -> bytes:
         if threading.current_thread().name.startswith("slow"):
@@ -784,7 +786,7 @@ def test_a_group_that_reads_from_the_disk_keeps_nobody_else_waiting(
             assert go_on.wait(120)
         return read_span(offset, size_bytes)
 
-    monkeypatch.setattr(engine._messages, "read_span", slow_span)
+    monkeypatch.setattr(engine.context.messages, "read_span", slow_span)
     with ThreadPoolExecutor(1, "slow") as pool:
         slow = pool.submit(engine.pull, TOPIC, "slow")
         assert reading.wait(120)
@@ -803,14 +805,14 @@ def test_what_is_settled_or_moved_while_a_pull_reads_it_is_not_handed_out(
     publish(engine, "a", "b", "c")
     held = pull(engine, invisible_ms=10)
     clock.advance(10)
-    read_span, meanwhile = engine._messages.read_span, [lambda: engine.ack([held[1].receipt])]
+    read_span, meanwhile = engine.context.messages.read_span, [lambda: engine.ack([held[1].receipt])]
 
     def span(offset: int, size_bytes: int) -> bytes:
         while meanwhile:
             assert meanwhile.pop()() == ["acked"]
         return read_span(offset, size_bytes)
 
-    monkeypatch.setattr(engine._messages, "read_span", span)
+    monkeypatch.setattr(engine.context.messages, "read_span", span)
 
     assert pull_ids(engine) == ["a", "c"]
     assert engine.group_figures(TOPIC, GROUP)["in_flight"] == 2
@@ -819,13 +821,13 @@ def test_what_is_settled_or_moved_while_a_pull_reads_it_is_not_handed_out(
 def test_receipts_that_follow_each_other_are_settled_as_one_run(engine: Engine) -> None:
     publish(engine, *(f"m{number}" for number in range(100)))
     deliveries = pull(engine)
-    before = engine._actions.bytes_written
+    before = engine.context.actions.bytes_written
 
     receipts = [one.receipt for one in deliveries]
     assert engine.ack(receipts[10:90]) == ["acked"] * 80
     assert engine.ack(receipts) == ["acked"] * 10 + ["already_acked"] * 80 + ["acked"] * 10
 
-    assert engine._actions.bytes_written - before < 1_000
+    assert engine.context.actions.bytes_written - before < 1_000
     assert engine.group_figures(TOPIC, GROUP)["in_flight"] == 0
 
 

@@ -52,18 +52,18 @@ def drained(engine: Engine, *, topic: str = TOPIC) -> list[str]:
 
 def settle(engine: Engine, clock: ManualClock) -> None:
     """All housekeeping of the schedule that is to be done now."""
-    while engine._schedule.maintain(clock.now_ms()):
+    while engine.context.schedule.maintain(clock.now_ms()):
         pass
 
 
 def flush(engine: Engine, clock: ManualClock) -> None:
     """What the schedule has in memory goes to its buckets."""
-    with engine._schedule._keeping:
-        engine._schedule._flush(clock.now_ms())
+    with engine.context.schedule._keeping:
+        engine.context.schedule._flush(clock.now_ms())
 
 
 def bucket_levels(engine: Engine) -> set[int]:
-    return {bucket.level for bucket in engine._schedule._state.buckets}
+    return {bucket.level for bucket in engine.context.schedule._state.buckets}
 
 
 def test_a_message_goes_down_all_levels_over_restarts_and_is_delivered_on_its_millisecond(
@@ -184,12 +184,12 @@ def test_memory_and_files_do_not_grow_with_what_is_scheduled(
             [message(f"m{number + at}", deliver_at_ms=clock.now_ms() + random.randrange(DELAY_MAX_MS))
              for at in range(100)]
         )  # fmt: skip
-        assert len(engine._schedule._state.pending) <= 2 * 500 + 100
+        assert len(engine.context.schedule._state.pending) <= 2 * 500 + 100
 
     settle(engine, clock)
     assert engine.log_figures()["scheduled"] == 6_000
     assert sum(count for _, count in engine.scheduled(bucket="day")) == 6_000
-    assert len(engine._schedule._state.buckets) <= BUCKETS_MAX
+    assert len(engine.context.schedule._state.buckets) <= BUCKETS_MAX
     assert len(list((folder / "schedule").glob("l*.delay"))) <= BUCKETS_MAX + 2
 
 
@@ -343,13 +343,13 @@ def test_a_batch_that_the_schedule_cannot_settle_yet_is_told_once_however_often_
     for _ in range(5):
         assert drained(engine) == []
 
-    assert engine._has_taken(), "the schedule did not settle it"
+    assert engine.dispatcher.has_taken(), "the schedule did not settle it"
     assert engine.log_figures()["actions_bytes"] == written
     assert engine.counters()["fired", TOPIC, ""] == 3
     assert sum(count for _, count in engine.lateness.counts()) == 3
     storage.is_armed = storage.is_full = False
     assert drained(engine) == []
-    assert not engine._has_taken()
+    assert not engine.dispatcher.has_taken()
 
 
 class FailingActions(DiskStorage):
@@ -377,11 +377,11 @@ def test_each_topic_of_a_batch_is_told_once_where_the_action_log_fails_between_t
     storage.left = 1
     clock.advance(HOUR_MS)
     for _ in range(3):
-        engine._fire_what_can_be()
-    assert engine._has_taken(), "the batch could not be told"
+        engine.dispatcher.fire_what_can_be()
+    assert engine.dispatcher.has_taken(), "the batch could not be told"
 
     storage.left = None
-    engine._fire_what_can_be()
+    engine.dispatcher.fire_what_can_be()
     assert [drained(engine, topic=topic) for topic in topics] == [[f"of-{topic}"] for topic in topics]
     engine.close()
 
@@ -437,7 +437,7 @@ def test_a_scheduled_message_and_its_note_are_synced_beside_each_other(
     assert publish(engine, "later", deliver_at_ms=clock.now_ms() + HOUR_MS) == ["stored"]
 
     storage.is_armed = False
-    assert engine._messages.durable_end == engine._messages.end
+    assert engine.context.messages.durable_end == engine.context.messages.end
 
 
 def test_who_finds_anything_does_not_wait_for_what_is_due(open_engine: type_of_open, clock: ManualClock) -> None:
@@ -474,13 +474,13 @@ def test_what_was_placed_and_not_settled_is_delivered_once_over_a_checkpoint_bet
     assert drained(engine) == ids
 
     engine = open_engine(storage=FullSchedule(is_full=True), dedup_messages_max=2)
-    with engine._lock:
-        engine._write_checkpoint()
+    with engine.context.lock:
+        engine.writer.write_checkpoint()
     engine = open_engine(dedup_messages_max=2)
 
     assert drained(engine) == []
     assert {"stored": 6, "scheduled": 0}.items() <= engine.topic_figures(TOPIC).items()
-    assert not engine._has_taken()
+    assert not engine.dispatcher.has_taken()
 
 
 def test_a_batch_placed_by_half_before_a_kill_is_delivered_once_over_a_checkpoint_and_another_kill(
@@ -496,8 +496,8 @@ def test_a_batch_placed_by_half_before_a_kill_is_delivered_once_over_a_checkpoin
 
     engine = open_engine(storage=FullSchedule(is_full=True), dedup_messages_max=1)
     assert drained(engine) == ids
-    with engine._lock:
-        engine._write_checkpoint()
+    with engine.context.lock:
+        engine.writer.write_checkpoint()
     engine = open_engine(dedup_messages_max=1)
 
     assert drained(engine) == []
@@ -510,7 +510,7 @@ def test_figures_that_wait_for_the_schedule_hold_no_publish_up(
 ) -> None:
     publish(engine, "a")
     drained(engine)
-    count = engine._schedule.count
+    count = engine.context.schedule.count
     published: list[str] = []
 
     with ThreadPoolExecutor(1) as pool:
@@ -519,7 +519,7 @@ def test_figures_that_wait_for_the_schedule_hold_no_publish_up(
             published.extend(pool.submit(publish, engine, "b").result(timeout=120))
             return count(topic)
 
-        monkeypatch.setattr(engine._schedule, "count", busy_count)
+        monkeypatch.setattr(engine.context.schedule, "count", busy_count)
         figures = ask(engine)
 
     assert published == ["stored"]

@@ -76,12 +76,12 @@ def test_while_what_is_placed_cannot_be_ended_nothing_more_is_placed_and_then_al
     assert refusing.refused.wait(120)
 
     for _ in range(5):
-        engine._fire_what_can_be()
-    assert [one.batch.ids for one in engine._placed] == [IDS[:BATCH], IDS[BATCH : 2 * BATCH]]
+        engine.dispatcher.fire_what_can_be()
+    assert [one.batch.ids for one in engine.dispatcher.placed] == [IDS[:BATCH], IDS[BATCH : 2 * BATCH]]
     refusing.is_refusing = False
 
     assert _pulled(engine) == IDS
-    assert not engine._has_taken()
+    assert not engine.dispatcher.has_taken()
 
 
 def test_batches_placed_before_a_kill_are_delivered_once_over_a_checkpoint_between_their_settlements(
@@ -99,8 +99,8 @@ def test_batches_placed_before_a_kill_are_delivered_once_over_a_checkpoint_betwe
         placing = PlacingOnce(patched)
         engine = open_engine(fire_batch_max=BATCH, dedup_messages_max=1)
         assert placing.refused.wait(120)
-        with engine._lock:
-            engine._write_checkpoint()
+        with engine.context.lock:
+            engine.writer.write_checkpoint()
         engine.close()
     engine = open_engine(fire_batch_max=BATCH, dedup_messages_max=1)
 

@@ -62,7 +62,7 @@ def test_a_batch_that_is_given_back_at_once_is_one_run_and_is_listed_one_by_one(
 
     engine.nack([one.receipt for one in engine.pull(TOPIC, GROUP, max_messages=500)], reason="damaged")
 
-    group = engine._state.group(TOPIC, GROUP)
+    group = engine.context.state.group(TOPIC, GROUP)
     assert group is not None
     assert len(list(group.dead)) == 1
     assert len(listed(engine, limit=100)) == 500

@@ -32,7 +32,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def kill(engine: Engine) -> None:
     """Let the folder be as a kill leaves it: its notes are those of the last roll, not of an end in order."""
-    notes = {path: path.read_bytes() for path in engine._folder.glob("*/proven")}
+    notes = {path: path.read_bytes() for path in engine.context.folder.glob("*/proven")}
     engine.close()
     for path, data in notes.items():
         path.write_bytes(data)

@@ -33,7 +33,7 @@ def test_each_topic_of_a_mixed_batch_keeps_its_order_and_stands_together(
     results = engine.publish(batch)
 
     assert [(one.id, one.status) for one in results] == [(one.id, PublishStatus.STORED) for one in batch]
-    assert [len(engine._state.topics[topic].index.tail) for topic in "abc"] == [1, 1, 1]
+    assert [len(engine.context.state.topics[topic].index.tail) for topic in "abc"] == [1, 1, 1]
     engine = open_engine()
     assert [pull_ids(engine, topic) for topic in "abc"] == [[f"{one}-{number}" for number in range(5)] for one in "abc"]
     assert engine.publish(batch)[7].status is PublishStatus.DUPLICATE

@@ -162,7 +162,7 @@ def test_a_checkpoint_keeps_the_order(open_engine: type_of_open) -> None:
 
     engine = open_engine(segment_bytes=4096)
 
-    assert len(list((engine._folder / "actions").iterdir())) > 1
+    assert len(list((engine.context.folder / "actions").iterdir())) > 1
     gone: defaultdict[str, list[int]] = defaultdict(list)
     ack(engine, held)
     while found := pull(engine, count=5):
@@ -307,7 +307,7 @@ def test_damage_to_a_message_that_waits_for_its_key_holds_nobody_up(open_engine:
     declare(engine)
     publish(engine, *["a"] * 100)
     held = pull(engine)
-    segment = next((engine._folder / "messages").glob("*.log"))
+    segment = next((engine.context.folder / "messages").glob("*.log"))
     data = bytearray(segment.read_bytes())
     for number in (2, 80):  # one is known by its place, the other has to be looked up again
         data[data.index(f"a{number}".encode() + b"\xa6orders")] ^= 1

@@ -91,7 +91,7 @@ def test_what_fell_due_with_one_id_on_two_topics_is_placed_once_on_each_after_a_
     due_ms = clock.now_ms() + HOUR_MS
     engine = open_engine(dedup_messages_max=1)
     publish(engine, message("lim.a", due_ms=due_ms), message("vic.a", due_ms=due_ms))
-    engine._schedule.fired = lambda number, **_: None  # type: ignore[method-assign]
+    engine.context.schedule.fired = lambda number, **_: None  # type: ignore[method-assign]
     clock.advance(HOUR_MS)
     assert pulled(engine, "lim.a") == [("same", b"lim.a")]
     image = tmp_path / "image"
@@ -237,7 +237,7 @@ def test_a_folder_of_the_version_before_is_read_and_loses_nothing(older: Path) -
             assert publish(engine, *again) == ["duplicate"] * len(canceled)
             assert engine.cancel(["f0", "g0", "p0"]) == ["too_late"] * 3
             assert engine.cancel(canceled) == ["canceled"] * len(canceled)
-            engine._schedule._flush(clock.now_ms())
+            engine.context.schedule._flush(clock.now_ms())
         finally:
             engine.close()
 

@@ -270,7 +270,7 @@ def test_a_redriven_letter_is_ready_when_the_broker_says_also_behind_an_earlier_
         engine.redrive("t", "g", ids=[f"m{number}" for number in range(8)], per_second=2)
         clock.advance(1_500)
         engine.redrive("t", "g", per_second=3)
-        group = engine._state.group("t", "g")
+        group = engine.context.state.group("t", "g")
         assert group is not None
         ready = {at: held.visible_at_ms for held in group.unsettled for at in range(held.first, held.end)}
 

@@ -145,7 +145,7 @@ def test_a_line_in_which_nobody_waits_ends(
             break
         ended.wait(0.005)
     assert not services.polls.has_line(topic, "g")
-    assert not services.engine._waiters
+    assert not services.engine.wakeups.waiters
 
 
 def test_who_waits_longest_is_served_first(serve: Callable[..., HttpServer], topic: str) -> None:

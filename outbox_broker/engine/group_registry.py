@@ -1,0 +1,112 @@
+"""The topics and consumer groups that there are: found, or made within their limits. Under the lock."""
+
+from __future__ import annotations
+
+from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.group.consumer_group import Group
+from outbox_broker.state.engine_state import Topic, settings_of
+from outbox_broker.state.topic_quota import TopicQuota
+from outbox_core.common.errors import InvalidMessage
+from outbox_core.journal import journal
+from outbox_core.journal.order_records import Filed
+from outbox_core.messages.message import GroupConfig, check_group, check_topic
+
+
+class GroupRegistry:
+    """Topics and groups by name. An unknown one is a KeyError where it is not to be made."""
+
+    def __init__(self, context: EngineContext, writer: LogWriter) -> None:
+        self._clock = context.clock
+        self._options = context.options
+        self._state = context.state
+        self._messages = context.messages
+        self._writer = writer
+
+    def declare(self, topic: str, name: str, config: GroupConfig, quota: TopicQuota | None = None) -> None:
+        """Make a group, or change its settings. Raises InvalidMessage where there may be no more topics or groups."""
+        if topic not in self._state.topics:
+            refused = self.topics_refused(1, quota)
+            if refused is not None:
+                raise InvalidMessage(refused)
+        known = self._state.topic(topic)
+        if name not in known.groups and len(known.groups) >= self._options.groups_per_topic_max:
+            raise InvalidMessage(f"topic {topic} has {len(known.groups)} groups already (groups_per_topic_max)")
+        match config.start:
+            case "latest":
+                position = self.durable_end(known)
+            case "at":
+                position = min(known.index.sequence_at(config.start_at_ms or 0), self.durable_end(known))
+            case _:
+                position = known.index.start
+        self._settle_passed(known, name, config)
+        self._writer.act(
+            journal.Declared(
+                topic=topic, group=name, at_ms=self._clock.now_ms(), position=position, settings=settings_of(config),
+                is_new=name not in known.groups,
+            )
+        )  # fmt: skip
+
+    def durable_end(self, topic: Topic) -> int:
+        """Where a group may be moved to: behind it a power cut may give the sequences to other messages."""
+        return topic.index.durable_end(self._messages.durable_end)
+
+    def _settle_passed(self, topic: Topic, name: str, config: GroupConfig) -> None:
+        """Write down what a group has passed by its filter, before it gets another one."""
+        group = topic.groups.get(name)
+        if group is None or group.accepts is None or group.config.filter == config.filter:
+            return
+        self.come_past(topic, group)
+        self._messages.commit()  # no position may be ahead of the messages
+        self._writer.act(
+            Filed(
+                topic=topic.index.name, group=name, at_ms=self._clock.now_ms(), position=group.position, runs=[]
+            )
+        )  # fmt: skip
+
+    def topics_refused(self, more: int, quota: TopicQuota | None) -> str | None:
+        """Why there may not be so many topics more, all of them covered by a client's quota; None where there may."""
+        limit = self._options.topics_max
+        if len(self._state.topics) + more > limit:
+            return f"there are {limit} topics already, and no more are allowed (topics_max)"
+        if quota is None:
+            return None
+        limit = quota.limit(limit)
+        if self._state.coverage.count(quota.patterns) + more > limit:
+            return (
+                f"the token's patterns cover {limit} topics already, and it may have no more (topics_max of the token)"
+            )
+        return None
+
+    def open_group(self, topic: str, name: str, quota: TopicQuota | None = None) -> tuple[Topic, Group]:
+        """A topic and a group of it, made where they are new."""
+        found = self._state.group(topic, name)
+        if found is None:
+            self.declare(topic, name, GroupConfig(), quota)
+            found = self.known_group(topic, name)
+        return self._state.topic(topic), found
+
+    def known_topic(self, topic: str) -> Topic:
+        """A topic that there is."""
+        check_topic(topic)
+        found = self._state.topics.get(topic)
+        if found is None:
+            raise KeyError(f"there is no topic {topic}")
+        return found
+
+    def known_group(self, topic: str, group: str) -> Group:
+        """A group that there is."""
+        check_group(group)
+        found = self.known_topic(topic).groups.get(group)
+        if found is None:
+            raise KeyError(f"topic {topic} has no consumer group {group}")
+        return found
+
+    def come_past(self, topic: Topic, group: Group) -> None:
+        """Have a group come past what its filter did not take as it was published."""
+        self.count_filtered(topic.index.name, group.name, topic.come_past(group))
+
+    def count_filtered(self, topic: str, group: str, count: int) -> None:
+        """Count what a group's filter did not take."""
+        if count:
+            self._state.counters["filtered", topic, group] += count

@@ -1,0 +1,123 @@
+"""Writes to both logs. The one rule: an action is written down, then done, by the very code that replays it."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+
+from outbox_broker.engine.context import EngineContext
+from outbox_broker.log.consume_log import RUN_BYTES_MAX, RUN_MESSAGES_MAX
+from outbox_broker.log.disk_reserve import cure_for, may_pass
+from outbox_broker.log.frame_pieces import PIECE_BYTES, Piece, pieces
+from outbox_broker.log.segment_index import write_index
+from outbox_broker.state import checkpoint
+from outbox_core.common.errors import StorageFailed
+from outbox_core.journal import journal
+
+logger = logging.getLogger(__name__)
+
+
+class LogWriter:
+    """Actions, messages, checkpoints and the segments that they stand in. All under the lock."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._state = context.state
+        self._messages = context.messages
+        self._actions = context.actions
+        self._reserve = context.reserve
+
+    def act(self, action: journal.Action) -> None:
+        """Write an action down, then do it, by the very code that replays it."""
+        self.write_action(action)
+        self._state.replay_action(action)
+
+    def write_action(self, action: journal.Action) -> None:
+        """Write an action down; in a new segment, behind a checkpoint, where the old one is full."""
+        if self._actions.is_full:
+            self.write_checkpoint_if_possible()
+        payloads = [journal.encode_record(action)]
+        self._reserve.spend(lambda: self._actions.append(payloads))
+
+    def write_checkpoint_if_possible(self) -> None:
+        """Begin a segment with a checkpoint; where there is no room for it, actions go on in the old one."""
+        try:
+            self.write_checkpoint()
+        except StorageFailed as error:
+            if not may_pass(error):
+                raise
+            self._actions.put_off_roll()
+            logger.warning("checkpoint_put_off", extra={"error": str(error)})
+
+    def write_checkpoint(self) -> None:
+        """Begin a segment of actions with all that those before it have come to.
+
+        The messages that it stands on are durable before it is written, so it is never ahead of them.
+        """
+        self._messages.commit()
+        self._context.schedule.commit()
+        messages_end = self._messages.durable_end if self._context.firing_from is None else self._context.firing_from
+        records = checkpoint.records_of(self._state, messages_end=messages_end, at_ms=self._clock.now_ms())
+        try:
+            self._actions.roll(records)
+        except OSError as error:
+            raise StorageFailed(f"cannot begin a segment: {error.strerror}; {cure_for(error)}") from error
+
+    def write_messages(
+        self, counts: Mapping[str, int], records: Sequence[journal.MessageRecord], *, ready_at_ms: int
+    ) -> None:
+        """Append records, all with sequences, as one piece, and place them: topics in order, so many of each."""
+        encode = journal.encode_record
+        is_long = sum([len(one.body) for one in records]) > PIECE_BYTES
+        framed = pieces(map(encode, records)) if is_long else [journal.frames([encode(one) for one in records])]
+        self.place(counts, self.append_messages(framed), ready_at_ms=ready_at_ms)
+        if self._state.is_filtering:
+            start = 0
+            for topic, count in counts.items():
+                self._tell_wanted(topic, records[start : start + count])
+                start += count
+
+    def place(self, counts: Mapping[str, int], offsets: Sequence[int], *, ready_at_ms: int) -> None:
+        """Give what was appended its places: topics in order, so many messages each."""
+        ends = [*offsets[1:], self._messages.end]
+        durable_end, place = self._messages.durable_end, self._state.place
+        start = 0
+        for topic, count in counts.items():
+            end = start + count
+            while start < end:
+                # The run ends behind the message that reaches the bound of its bytes, or of its messages.
+                stop = end if count == 1 else bisect_left(ends, offsets[start] + RUN_BYTES_MAX, start) + 1
+                stop = min(stop, start + RUN_MESSAGES_MAX, end)
+                place(
+                    topic, stop - start, offsets[start], ends[stop - 1] - offsets[start],
+                    ready_at_ms=ready_at_ms, sealed_end=durable_end,
+                )  # fmt: skip
+                start = stop
+
+    def append_messages(self, framed: Iterable[Piece]) -> list[int]:
+        """Append message records in frames behind each other, in a new segment where the old one is full."""
+        try:
+            if self._messages.is_full:
+                self._seal_message_segment()
+            return self._messages.append_pieces(framed)
+        except OSError as error:
+            raise StorageFailed(f"cannot write to the log: {error.strerror}; {cure_for(error)}") from error
+
+    def _seal_message_segment(self) -> None:
+        """Write the index of the segment that is full, then begin a new one."""
+        segment, state = self._messages.segments[-1], self._state
+        directory = write_index(
+            self._context.folder / "messages", segment.first_offset, self._messages.end, topics=state.written.values(),
+            ids=state.recent.newest(state.recent.added - state.recent_before_written),
+            special=state.written_special.tolist(),
+        )  # fmt: skip
+        self._messages.roll()
+        state.take_over(segment.first_offset, directory)
+
+    def _tell_wanted(self, topic: str, records: Sequence[journal.MessageRecord]) -> None:
+        """Hold what was published on a topic, and has its places, against its filters."""
+        wanted = self._state.topic(topic).wanted
+        if wanted is not None:
+            wanted.published(records[0].sequence or 0, [one.headers for one in records], log_end=self._messages.end)
