@@ -16,7 +16,7 @@ def _refused(what: str) -> Callable[..., NoReturn]:
 
 
 class Refusing:
-    """Every such method of what an HTTP server serves (outbox_broker.http.engine_port)."""
+    """Every such method of what an HTTP server serves (outbox_broker.http.served_ports)."""
 
     take = _refused("pull")
     take_at_hand = _refused("pull")

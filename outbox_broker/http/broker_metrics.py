@@ -17,7 +17,7 @@ from outbox_broker.engine.publisher import OTHERS
 from outbox_broker.engine.puller import PulledMessages
 from outbox_broker.http.byte_budget import ByteBudget
 from outbox_broker.http.connection_table import ConnectionTable
-from outbox_broker.http.engine_port import Served
+from outbox_broker.http.served_ports import Served
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_core.common.errors import StorageFailed

@@ -16,7 +16,7 @@ from outbox_broker.http.broker_metrics import BrokerMetrics
 from outbox_broker.http.byte_budget import BudgetLease, ByteBudget
 from outbox_broker.http.concurrency_limit import ConcurrencyLimit
 from outbox_broker.http.content_negotiation import Codec
-from outbox_broker.http.engine_port import Served
+from outbox_broker.http.served_ports import Served
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.long_poll import LongPolls
 from outbox_broker.http.problems import CLOSE, Problem, of_query

@@ -20,7 +20,7 @@ from outbox_broker.http.access_control import Access
 from outbox_broker.http.application import Application
 from outbox_broker.http.connection_context import ConnectionContext
 from outbox_broker.http.connection_table import ConnectionTable
-from outbox_broker.http.engine_port import Served
+from outbox_broker.http.served_ports import Served
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.listener import Listener, LoopErrors
 from outbox_broker.http.request_context import Services

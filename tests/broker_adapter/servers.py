@@ -15,7 +15,7 @@ from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.http import HttpBroker
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.access_control import Access
-from outbox_broker.http.engine_port import Served
+from outbox_broker.http.served_ports import Served
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer, Tls, bind
 from outbox_broker.log.storage import Storage
