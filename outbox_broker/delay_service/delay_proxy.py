@@ -7,13 +7,13 @@ time was given. Consumers pull from the target itself. The target is any Broker;
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from outbox_broker.common.cancel_scope import scope_of
 from outbox_broker.delay_service.target_relay import pass_on, timed
-from outbox_broker.delay_service.unsupported_operations import Refusing
 from outbox_broker.engine.publisher import BUCKETS_MS, Publishable
+from outbox_broker.http.served_ports import Served
 from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore, Timed
@@ -30,8 +30,11 @@ from outbox_core.messages.topic_stats import topic_figures
 _TOO_FAR: Final = "a delay may be at most 731 days"
 
 
-class DelayFront(Refusing):
-    """What an HTTP server serves, over a schedule and its service. All methods may be called from any thread."""
+class DelayFront:
+    """What producers, probes and metrics ask, over a schedule and its service; consumers and operators ask the target.
+
+    All methods may be called from any thread.
+    """
 
     def __init__(
         self, schedule: DelayStore, target: Broker, *, clock: Clock, syncs: TimedStorage, reserve: Reserve | None = None
@@ -46,6 +49,13 @@ class DelayFront(Refusing):
         self._reserve = reserve
         self._counters: Counter[tuple[str, str, str]] = Counter()
         self.service = DelayService(schedule, deliver=self._deliver, clock=clock)
+
+    def served(self) -> Served:
+        """What an HTTP server serves of it."""
+        return Served(
+            producers=self, catalog=self, measured=self,
+            refusal="a delay service only publishes: consume from its target broker, and operate on it",
+        )  # fmt: skip
 
     def start(self) -> None:
         """Begin to deliver."""
@@ -147,10 +157,6 @@ class DelayFront(Refusing):
     def groups(self, _topic: str) -> list[str]:
         """None: consumers pull from the target."""
         return []
-
-    def subscribe(self, _topic: str, _group: str, _wake: Callable[[], None]) -> Callable[[], None]:
-        """Nothing becomes ready here."""
-        return lambda: None
 
     # -- delivering --------------------------------------------------------------------------------------------------
 

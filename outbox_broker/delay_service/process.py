@@ -43,7 +43,7 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
     bound = bind(config.host, config.port)
     try:
         with _Running(config, target) as front:
-            server = HttpServer(front, bound, settings=config.http_settings, access=access, tls=tls)
+            server = HttpServer(front.served(), bound, settings=config.http_settings, access=access, tls=tls)
             server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
     finally:
         bound.close()

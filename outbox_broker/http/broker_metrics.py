@@ -53,9 +53,9 @@ _FIGURES: Final = {
 class BrokerMetrics:
     """What `/metrics` shows."""
 
-    def __init__(self, engine: Served, *, series_max: int) -> None:
+    def __init__(self, served: Served, *, series_max: int) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(engine, series_max=series_max))
+        self._registry.register(EngineCollector(served, series_max=series_max))
         self._series_max = series_max
         self._groups: set[tuple[str, str]] = set()
         self._requests = Counter(
@@ -168,21 +168,21 @@ class ConnectionCollector(Collector):
 class EngineCollector(Collector):
     """Reads the engine whenever it is scraped. Beyond `series_max` labels a family sums up the rest as `~others`."""
 
-    def __init__(self, engine: Served, *, series_max: int) -> None:
-        self._engine = engine
+    def __init__(self, served: Served, *, series_max: int) -> None:
+        self._served = served
         self._series_max = series_max
 
     def collect(self) -> Iterator[Metric]:
         """Every family, those without samples too, so that a counter is there before its first event."""
-        totals = self._engine.counters()
+        totals = self._served.measured.counters()
         yield from self._families(totals, _BY_TOPIC, labels=("topic",))
         yield from self._families(totals, _BY_GROUP, labels=("topic", "group"))
         yield from self._by_reason(totals)
         yield from self._groups()
-        yield from _logs(self._engine.log_figures())
+        yield from _logs(self._served.measured.log_figures())
         yield self._scheduled()
-        yield _lateness(self._engine.lateness)
-        yield _syncs(self._engine.syncs)
+        yield _lateness(self._served.measured.lateness)
+        yield _syncs(self._served.measured.syncs)
 
     def _families(
         self, totals: Mapping[tuple[str, str, str], int], names: Mapping[str, tuple[str, str]], *, labels: Sequence[str]
@@ -227,7 +227,7 @@ class EngineCollector(Collector):
         now_s = time.time()
         for place in self._places():
             try:
-                figures = self._engine.group_figures(*place)
+                figures = self._served.needed(self._served.groups).group_figures(*place)
             except (KeyError, StorageFailed):  # dropped since the list was made; or not ready, and /readyz says why
                 continue
             for what, family in families.items():
@@ -243,18 +243,19 @@ class EngineCollector(Collector):
             "broker_scheduled_messages", "Messages that wait for their time, and fall due within so long.",
             labels=("horizon",),
         )  # fmt: skip
-        within = self._engine.due_within([*_HORIZONS_MS.values()])
+        within = self._served.measured.due_within([*_HORIZONS_MS.values()])
         for name, count in zip((*_HORIZONS_MS, "inf"), within, strict=True):
             family.add_metric([name], count)
         return family
 
     def _places(self) -> list[tuple[str, str]]:
+        """Topics with their groups, of so many series at most."""
         places: list[tuple[str, str]] = []
-        for topic in self._engine.topics():
+        for topic in self._served.catalog.topics():
             if len(places) >= self._series_max:
                 break
             try:
-                places += [(topic, group) for group in self._engine.groups(topic)]
+                places += [(topic, group) for group in self._served.catalog.groups(topic)]
             except KeyError:
                 continue
         return places[: self._series_max]

@@ -63,7 +63,7 @@ class _PulledAnswer(msgspec.Struct):
 def take(call: Call, request: PullRequest, since: int) -> PolledMessages | None:
     """Pull once, without waiting; None where nothing is ready. `since`: the engine's deletions as the call began."""
     call.lease.resize(LEASED_BYTES_MIN)
-    handed = call.engine.take(
+    handed = call.consumers.take(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
         consumer=request.consumer, fires=not request.wait_ms, since=since, quota=call.principal.quota,
     )  # fmt: skip
@@ -78,7 +78,7 @@ def take_at_hand(call: Call, request: PullRequest, since: int) -> PolledMessages
     if call.services.settings.pull_bytes_max < AT_HAND_BYTES_MAX:
         return None  # to give back what an answer cannot carry is synced
     call.lease.resize(LEASED_BYTES_MIN)
-    handed = call.engine.take_at_hand(
+    handed = call.consumers.take_at_hand(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
         consumer=request.consumer, fires=not request.wait_ms, since=since,
     )  # fmt: skip
@@ -114,7 +114,7 @@ def _taken(call: Call, handed: list[PulledMessages]) -> PolledMessages:
 def give_back(call: Call, receipts: Sequence[str]) -> None:
     """Undo a hand-out that its client cannot get any more: ready again at once, no attempt used."""
     if receipts:
-        call.engine.nack(receipts, delay_ms=0, counts=False)
+        call.consumers.nack(receipts, delay_ms=0, counts=False)
 
 
 def no_deliveries(call: Call) -> bytes:
@@ -125,7 +125,7 @@ def no_deliveries(call: Call) -> bytes:
 def ack(call: Call) -> AckAnswer | msgspec.Raw:
     """Settle deliveries."""
     receipts = call.read(AckRequest).receipts
-    statuses = _settle(call, receipts, settle=call.engine.ack, foreign=AckStatus.UNKNOWN)
+    statuses = _settle(call, receipts, settle=call.consumers.ack, foreign=AckStatus.UNKNOWN)
     if call.is_packed and statuses.count(AckStatus.ACKED) == len(statuses):
         packed = alike("receipt", receipts, {"status": AckStatus.ACKED})
         if packed is not None:
@@ -140,7 +140,7 @@ def nack(call: Call) -> NackAnswer:
     request = call.read(NackRequest)
 
     def settle(receipts: Sequence[str]) -> list[NackStatus]:
-        return call.engine.nack(receipts, delay_ms=request.delay_ms, reason=request.reason, counts=request.counts)
+        return call.consumers.nack(receipts, delay_ms=request.delay_ms, reason=request.reason, counts=request.counts)
 
     statuses = _settle(call, request.receipts, settle=settle, foreign=NackStatus.STALE)
     outcomes = zip(request.receipts, statuses, strict=True)
@@ -152,7 +152,7 @@ def extend(call: Call) -> ExtendAnswer:
     request = call.read(ExtendRequest)
 
     def settle(receipts: Sequence[str]) -> list[ExtendStatus]:
-        return call.engine.extend(receipts, invisible_ms=request.invisible_ms)
+        return call.consumers.extend(receipts, invisible_ms=request.invisible_ms)
 
     statuses = _settle(call, request.receipts, settle=settle, foreign=ExtendStatus.STALE)
     outcomes = zip(request.receipts, statuses, strict=True)

@@ -48,7 +48,7 @@ _CURSOR: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 def topics(call: Call) -> TopicsAnswer:
     """The names of the topics that the sender's token covers."""
     query = call.read_query(PageQuery)
-    names = call.engine.topics()
+    names = call.served.catalog.topics()
     start = bisect_right(names, query.after) if query.after is not None else 0
     covered = [name for name in names[start:] if call.principal.covers(name)]
     page = covered[: query.limit]
@@ -58,22 +58,22 @@ def topics(call: Call) -> TopicsAnswer:
 def topic(call: Call) -> TopicAnswer:
     """A topic's figures."""
     with _not_found():
-        figures, groups = call.engine.topic_figures(call.topic), call.engine.groups(call.topic)
+        figures, groups = call.served.catalog.topic_figures(call.topic), call.served.catalog.groups(call.topic)
     return TopicAnswer(topic=call.topic, figures=dict(figures), groups=groups)
 
 
 def group(call: Call) -> GroupAnswer:
     """A group's figures and settings."""
     with _not_found():
-        figures = call.engine.group_figures(call.topic, call.group)
-        config = call.engine.group_config(call.topic, call.group)
+        figures = call.groups.group_figures(call.topic, call.group)
+        config = call.groups.group_config(call.topic, call.group)
     return GroupAnswer(topic=call.topic, group=call.group, figures=dict(figures), settings=settings_of(config))
 
 
 def declare(call: Call) -> NoAnswer:
     """Make a group, or change its settings."""
     config = config_of(call.read(GroupSettings))
-    call.engine.declare_group(call.topic, call.group, config, quota=call.principal.quota)
+    call.operators.declare_group(call.topic, call.group, config, quota=call.principal.quota)
     return NoAnswer()
 
 
@@ -83,12 +83,12 @@ def delete_group(call: Call) -> NoAnswer:
     waiting = call.services.polls.waiting_in(call.topic, call.group)
     with _not_found():
         if waiting and not force:
-            call.engine.group_config(call.topic, call.group)
+            call.groups.group_config(call.topic, call.group)
             raise InUse(
                 f"the consumer group {call.group} of {call.topic} is in use: {waiting} pulls wait; stop its consumers, "
                 "or force the deletion"
             )
-        call.engine.delete_group(call.topic, call.group, force=force)
+        call.operators.delete_group(call.topic, call.group, force=force)
     call.services.metrics.forget(call.topic, call.group)
     return NoAnswer()
 
@@ -97,7 +97,7 @@ def delete_topic(call: Call) -> NoAnswer:
     """Delete a topic."""
     force = call.read_query(DeleteQuery).force
     with _not_found():
-        call.engine.delete_topic(call.topic, force=force)
+        call.operators.delete_topic(call.topic, force=force)
     call.services.metrics.forget(call.topic)
     return NoAnswer()
 
@@ -106,7 +106,7 @@ def seek(call: Call) -> NoAnswer:
     """Move a group to a time or an offset."""
     request = call.read(SeekRequest)
     with _not_found():
-        call.engine.seek(call.topic, call.group, to_ms=request.to_ms, to_offset=request.to_offset)
+        call.operators.seek(call.topic, call.group, to_ms=request.to_ms, to_offset=request.to_offset)
     return NoAnswer()
 
 
@@ -126,7 +126,7 @@ def dead(call: Call) -> msgspec.Raw:
     if query.after is not None and not _CURSOR.fullmatch(query.after):
         raise Problem(ProblemKind.INVALID_MESSAGE, "after must be the `next` of an earlier page", where="query.after")
     with _not_found():
-        letters, after = call.engine.dead(
+        letters, after = call.operators.dead(
             call.topic, call.group, limit=query.limit, after=query.after,
             bytes_max=call.services.settings.dead_page_bytes_max,
         )  # fmt: skip
@@ -145,7 +145,7 @@ def redrive(call: Call) -> RedriveAnswer:
         raise Problem(ProblemKind.WRONG_SHAPE, 'send {"ids": [...]} or {"all": true}', where="$")
     call.check_batch(request.ids or (), where="$.ids")
     with _not_found():
-        count = call.engine.redrive(call.topic, call.group, ids=request.ids, per_second=request.per_second)
+        count = call.operators.redrive(call.topic, call.group, ids=request.ids, per_second=request.per_second)
     return RedriveAnswer(redriven=count)
 
 
@@ -184,7 +184,7 @@ def _pause(call: Call, *, paused: bool) -> NoAnswer:
     if call.body:
         call.read(NoRequest)
     with _not_found():
-        call.engine.pause(call.topic, call.group, paused=paused)
+        call.operators.pause(call.topic, call.group, paused=paused)
     return NoAnswer()
 
 

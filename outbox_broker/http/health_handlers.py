@@ -44,10 +44,10 @@ def _serving(services: Services) -> Check:
 
 def _storage(services: Services, *, in_detail: bool) -> Check:
     try:
-        services.engine.check_ready()
+        services.served.measured.check_ready()
         if not in_detail:  # figures look at every run of the schedule: not for each probe
             return Check(name="storage", status="ok")
-        figures = services.engine.log_figures()
+        figures = services.served.measured.log_figures()
     except OutboxError as error:
         return Check(name="storage", status="failed", observed="it takes nothing", hint=str(error))
     observed = f"{figures['messages_bytes']:,} bytes of messages, {figures['scheduled']:,} scheduled"

@@ -69,7 +69,7 @@ def cancel(call: Call) -> CancelAnswer:
     call.check_batch(ids, where="$.ids")
     for number, message_id in enumerate(ids):
         _check_id(message_id, where=f"$.ids[{number}]")
-    statuses = call.engine.cancel(ids, topics=call.principal.topics)
+    statuses = call.served.producers.cancel(ids, topics=call.principal.topics)
     return CancelAnswer(
         results=[CancelOutcome(id=message_id, status=status) for message_id, status in zip(ids, statuses, strict=True)]
     )
@@ -81,7 +81,7 @@ def scheduled(call: Call) -> ScheduledAnswer:
     if query.topic is not None:
         _check_topic(query.topic, where="query.topic")
     call.require(Role.READ, query.topic)
-    counts = call.engine.scheduled(query.topic, from_ms=query.from_ms, to_ms=query.to_ms, bucket=query.bucket)
+    counts = call.served.producers.scheduled(query.topic, from_ms=query.from_ms, to_ms=query.to_ms, bucket=query.bucket)
     page = counts[: call.services.settings.scheduled_buckets_max]
     return ScheduledAnswer(
         bucket=query.bucket,
@@ -92,7 +92,7 @@ def scheduled(call: Call) -> ScheduledAnswer:
 
 def scheduled_message(call: Call) -> ScheduledMessage:
     """One scheduled message; to a token whose topics do not cover it, it is not there."""
-    found = call.engine.scheduled_message(_check_id(call.item, where="path.id"), topics=call.principal.topics)
+    found = call.served.producers.scheduled_message(_check_id(call.item, where="path.id"), topics=call.principal.topics)
     if found is None:
         raise Problem(ProblemKind.NOT_FOUND, f"no message is scheduled under the id {call.item}")
     return ScheduledMessage(id=call.item, topic=str(found["topic"]), deliver_at_ms=int(str(found["deliver_at_ms"])))
@@ -135,7 +135,7 @@ def _allowed(
 def _store(call: Call, sent: Iterable[tuple[PublishedMessage, str]]) -> PublishAnswer | msgspec.Raw:
     now_ms = call.services.clock.now_ms()
     batch = [_message(call, one, topic=topic, number=number, now_ms=now_ms) for number, (one, topic) in enumerate(sent)]
-    results = call.engine.publish(batch, quota=call.principal.quota)
+    results = call.served.producers.publish(batch, quota=call.principal.quota)
     if all(one.status is PublishStatus.STORED for one in results):
         return _all_stored(call, [one.id for one in results])
     return PublishAnswer(

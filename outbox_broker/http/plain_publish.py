@@ -59,7 +59,7 @@ def publish_plain(call: Call) -> list[str] | None:
     ids = [one.id for one in sent]
     if not _is_in_bounds(sent, ids, settings=call.services.settings):
         return None
-    return ids if call.engine.publish_plain(call.topic, sent, ids) else None
+    return ids if call.served.producers.publish_plain(call.topic, sent, ids) else None
 
 
 def _messages_of(body: bytes | bytearray) -> Sequence[PlainMessage]:

@@ -16,10 +16,10 @@ from outbox_broker.http.broker_metrics import BrokerMetrics
 from outbox_broker.http.byte_budget import BudgetLease, ByteBudget
 from outbox_broker.http.concurrency_limit import ConcurrencyLimit
 from outbox_broker.http.content_negotiation import Codec
-from outbox_broker.http.served_ports import Served
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.long_poll import LongPolls
 from outbox_broker.http.problems import CLOSE, Problem, of_query
+from outbox_broker.http.served_ports import ForConsumers, ForOperators, ForReaders, GroupCatalog, Served
 from outbox_broker.http.work_classes import WorkClass
 from outbox_broker.http.worker_threads import WorkerThreads
 from outbox_core.common.clock import Clock
@@ -34,7 +34,7 @@ Entry = TypeVar("Entry", bound=msgspec.Struct)
 class Services:
     """What one server is made of. Blocking calls to the engine run in these pools, of bounded size."""
 
-    engine: Served
+    served: Served
     settings: HttpSettings
     clock: Clock
     access: Access
@@ -48,8 +48,8 @@ class Services:
     stopping: bool = field(default=False)
 
     @classmethod
-    def of(cls, engine: Served, settings: HttpSettings, *, access: Access, clock: Clock) -> Services:
-        """The parts of a server of an open engine."""
+    def of(cls, served: Served, settings: HttpSettings, *, access: Access, clock: Clock) -> Services:
+        """The parts of a server."""
 
         def gate(name: str, requests_max: int) -> ConcurrencyLimit:
             return ConcurrencyLimit(
@@ -57,12 +57,12 @@ class Services:
             )
 
         return cls(
-            engine=engine,
+            served=served,
             settings=settings,
             clock=clock,
             access=access,
-            metrics=BrokerMetrics(engine, series_max=settings.metric_series_max),
-            polls=LongPolls(engine.subscribe),
+            metrics=BrokerMetrics(served, series_max=settings.metric_series_max),
+            polls=LongPolls(served.subscribe),
             budget=ByteBudget(settings.work_bytes_max, retry_after_ms=settings.throttled_retry_after_ms),
             publishes=gate("publishes", settings.publishes_max),
             requests=gate("requests", settings.requests_max),
@@ -112,9 +112,29 @@ class Call:
     lease: BudgetLease
 
     @property
-    def engine(self) -> Served:
-        """The engine that serves the call."""
-        return self.services.engine
+    def served(self) -> Served:
+        """What serves the call."""
+        return self.services.served
+
+    @property
+    def consumers(self) -> ForConsumers:
+        """What hands out and settles. Raises NotSupported."""
+        return self.served.needed(self.served.consumers)
+
+    @property
+    def readers(self) -> ForReaders:
+        """What is read without a group. Raises NotSupported."""
+        return self.served.needed(self.served.readers)
+
+    @property
+    def operators(self) -> ForOperators:
+        """What groups are told. Raises NotSupported."""
+        return self.served.needed(self.served.operators)
+
+    @property
+    def groups(self) -> GroupCatalog:
+        """How groups are set and fare. Raises NotSupported."""
+        return self.served.needed(self.served.groups)
 
     @property
     def is_packed(self) -> bool:

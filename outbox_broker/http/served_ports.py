@@ -1,20 +1,21 @@
-"""What the HTTP server asks of what it serves: the engine, or a delay service's front. Protocols; nothing is done here.
+"""What the HTTP server asks of what it serves: an engine, or a delay service's front. Protocols, one a capability.
 
 All methods may be called from any thread. Errors are those of Engine; KeyError where a topic or group is not there.
-What something that is served does not support, it refuses with NotSupported, method by method, so that the type check
-sees what is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
+from outbox_broker.engine.engine import Engine
 from outbox_broker.engine.publisher import Publishable
 from outbox_broker.engine.puller import PulledMessages
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_broker.state.topic_quota import TopicQuota
+from outbox_core.common.errors import NotSupported
 from outbox_core.messages.broadcast_port import Start, TopicRead
 from outbox_core.messages.message import (
     AckStatus,
@@ -26,6 +27,8 @@ from outbox_core.messages.message import (
     NackStatus,
     PublishResult,
 )
+
+Port = TypeVar("Port")
 
 
 class ForProducers(Protocol):
@@ -137,6 +140,10 @@ class Catalog(Protocol):
     def groups(self, topic: str, /) -> list[str]:
         """The groups of a topic, sorted."""
 
+
+class GroupCatalog(Protocol):
+    """How consumer groups are set, and how they fare."""
+
     def group_figures(self, topic: str, group: str, /) -> Mapping[str, int]:
         """A group's figures."""
 
@@ -168,5 +175,33 @@ class Measured(Protocol):
         """Raise StorageFailed where nothing can be taken."""
 
 
-class Served(ForProducers, ForConsumers, ForReaders, ForOperators, Catalog, Measured, Protocol):
-    """All that a server asks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What one server serves. A capability that is None is refused with NotSupported, which says `refusal`."""
+
+    producers: ForProducers
+    catalog: Catalog
+    measured: Measured
+    consumers: ForConsumers | None = None
+    readers: ForReaders | None = None
+    operators: ForOperators | None = None
+    groups: GroupCatalog | None = None
+    refusal: str = ""
+
+    @classmethod
+    def of(cls, engine: Engine) -> Served:
+        """All that an engine can do."""
+        return cls(
+            producers=engine, catalog=engine, measured=engine, consumers=engine, readers=engine, operators=engine,
+            groups=engine,
+        )  # fmt: skip
+
+    def subscribe(self, topic: str, group: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Have `wake` called, from any thread, when something may be ready; returns the undo. Raises NotSupported."""
+        return self.needed(self.readers).subscribe(topic, group, wake)
+
+    def needed(self, port: Port | None) -> Port:
+        """The port. Raises NotSupported where it is None."""
+        if port is None:
+            raise NotSupported(self.refusal)
+        return port

@@ -20,10 +20,10 @@ from outbox_broker.http.access_control import Access
 from outbox_broker.http.application import Application
 from outbox_broker.http.connection_context import ConnectionContext
 from outbox_broker.http.connection_table import ConnectionTable
-from outbox_broker.http.served_ports import Served
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.listener import Listener, LoopErrors
 from outbox_broker.http.request_context import Services
+from outbox_broker.http.served_ports import Served
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
 
@@ -67,14 +67,14 @@ class HttpServer:
 
     def __init__(
         self,
-        engine: Served,
+        served: Served,
         bound: socket.socket,
         *,
         settings: HttpSettings,
         access: Access | None = None,
         tls: Tls | None = None,
     ) -> None:
-        self.services = Services.of(engine, settings, access=access or Access(), clock=SystemClock())
+        self.services = Services.of(served, settings, access=access or Access(), clock=SystemClock())
         self._socket = bound
         self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None

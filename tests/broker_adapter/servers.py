@@ -15,8 +15,8 @@ from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.http import HttpBroker
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.access_control import Access
-from outbox_broker.http.served_ports import Served
 from outbox_broker.http.http_settings import HttpSettings
+from outbox_broker.http.served_ports import Served
 from outbox_broker.http.server import HttpServer, Tls, bind
 from outbox_broker.log.storage import Storage
 from outbox_core import Broker
@@ -45,11 +45,16 @@ def served(
 
 @contextmanager
 def serving(
-    engine: Served, settings: HttpSettings | None = None, *, access: Access | None = None, tls: Tls | None = None
+    engine: Engine | Served,
+    settings: HttpSettings | None = None,
+    *,
+    access: Access | None = None,
+    tls: Tls | None = None,
 ) -> Iterator[HttpServer]:
     """A server of what is open already, in a thread of this process, ready; stopped in the end."""
     bound = bind("127.0.0.1", 0)
-    server = HttpServer(engine, bound, settings=settings or HttpSettings(), access=access, tls=tls)
+    served = engine if isinstance(engine, Served) else Served.of(engine)
+    server = HttpServer(served, bound, settings=settings or HttpSettings(), access=access, tls=tls)
     ready = threading.Event()
     thread = threading.Thread(target=server.run, kwargs={"on_ready": lambda _url: ready.set()})
     thread.start()

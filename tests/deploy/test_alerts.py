@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from compensator.service.metrics import CompensatorMetrics
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.broker_metrics import BrokerMetrics
+from outbox_broker.http.served_ports import Served
 from tests.deploy.manifests import of_kind
 
 OTHERS = {"kube_cronjob_status_last_successful_time": {"cronjob"}}
@@ -43,7 +44,7 @@ def exported(registry: CollectorRegistry) -> Iterator[tuple[str, set[str]]]:
 def known(tmp_path: Path) -> Iterator[Mapping[str, set[str]]]:
     """Every metric that the compensator and the broker export, with its labels."""
     engine = Engine.open(tmp_path / "data")
-    broker = BrokerMetrics(engine, series_max=10)
+    broker = BrokerMetrics(Served.of(engine), series_max=10)
     yield dict([*exported(CompensatorMetrics().registry), *exported(broker._registry)]) | OTHERS
     engine.close()
 

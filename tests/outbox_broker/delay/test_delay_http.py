@@ -88,7 +88,7 @@ def delay(tmp_path: Path, opened: Opened, clock: ManualClock) -> Iterator[Delay]
     syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
     front = DelayFront(opened.open(storage=syncs), target, clock=clock, syncs=syncs)
     front.publish([Message(id="later", topic="orders", body=b"x", deliver_at_ms=NOW_MS + 1_500)])
-    with serving(front) as server:
+    with serving(front.served()) as server:
         yield Delay(front, server.url, target)
     front.close()
     target.close()

@@ -246,8 +246,12 @@ def test_a_front_answers_what_producers_and_operators_ask_and_refuses_the_rest(
     assert front.counters()["published_stored", "orders", ""] == 2
     with pytest.raises(InvalidMessage):
         front.scheduled(bucket="year")
-    with pytest.raises(NotSupported, match=r"pull.*target"):
-        front.take("orders", "billing", max_messages=1, invisible_ms=1_000)
+    served = front.served()
+    for port in (served.consumers, served.readers, served.operators, served.groups):
+        with pytest.raises(NotSupported, match="target broker"):
+            served.needed(port)
+    with pytest.raises(NotSupported, match="target broker"):
+        served.subscribe("orders", "billing", lambda: None)
     front.check_ready()
     front.close()
 

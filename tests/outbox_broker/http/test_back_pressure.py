@@ -73,7 +73,7 @@ def test_long_publishes_hold_no_short_ones_up(
     serve: Callable[..., HttpServer], topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(HttpSettings(publish_threads=1))
-    engine, begun, free = server.services.engine, threading.Event(), threading.Event()
+    engine, begun, free = server.services.served.producers, threading.Event(), threading.Event()
 
     def store(messages: Sequence[Message], **more: Any) -> list[PublishResult]:
         if len(messages[0].body) > LONG_BYTES:

@@ -92,7 +92,7 @@ def test_a_line_stays_for_a_while_and_tries_only_where_something_may_have_come(
     serve: Callable[..., HttpServer], topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve()
-    engine = server.services.engine
+    engine = server.services.served.consumers
     tries: list[int] = []
 
     def counting(take: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +145,7 @@ def test_a_line_in_which_nobody_waits_ends(
             break
         ended.wait(0.005)
     assert not services.polls.has_line(topic, "g")
-    assert not services.engine.wakeups.waiters
+    assert not services.served.consumers.wakeups.waiters
 
 
 def test_who_waits_longest_is_served_first(serve: Callable[..., HttpServer], topic: str) -> None:

@@ -255,7 +255,7 @@ def test_a_defect_is_an_answer_and_the_place_is_free(
     serve: Callable[..., HttpServer], client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(HttpSettings(requests_max=1))
-    engine = server.services.engine
+    engine = server.services.served.producers
     with monkeypatch.context() as broken:
         broken.setattr(engine, "ack", lambda _receipts: 1 // 0)
         path = f"{server.url}/v1/topics/{topic}/groups/g/ack"
@@ -270,7 +270,7 @@ def test_a_client_that_does_not_read_its_answers_holds_no_place_among_requests(
 ) -> None:
     server, gate = serve(), WatchedGate()
     server.services.requests = gate
-    server.services.engine.publish([Message(id="large", topic=topic, body=b"x" * 12_000_000)])
+    server.services.served.producers.publish([Message(id="large", topic=topic, body=b"x" * 12_000_000)])
     group = f"/v1/topics/{topic}/groups/g"
     with connected(server.url) as (deaf, _):
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
