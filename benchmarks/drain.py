@@ -28,12 +28,13 @@ from sqlalchemy import Engine
 from benchmarks.contestants.ours import AcceptingBroker
 from benchmarks.harness import backlog, report, rounds, servers
 from benchmarks.peers import peers_python
-from compensator.work.table_scan import Scan, ScanOptions
+from compensator.work.claim_and_relay import ScanOptions
 from outbox.delivery.relay import RelayPolicy
 from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
 from outbox_core import Broker, connect
+from tests.fixtures.table_scan import Scan
 
 PEER_ROWS: Final = (1_000, 2_000)
 PEERS: Final = ("pactix", "outbox_sqs")

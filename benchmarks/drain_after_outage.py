@@ -21,7 +21,7 @@ from sqlalchemy import Engine
 from benchmarks.contestants.ours import AcceptingBroker
 from benchmarks.harness import backlog, report, rounds, servers
 from compensator.core.batch_totals import PassReport, add
-from compensator.work.table_scan import Scan, ScanOptions
+from compensator.work.claim_and_relay import ScanOptions
 from outbox import Outbox, SenderLimits
 from outbox.delivery.relay import RelayPolicy
 from outbox.migrate.schema_upgrade import upgrade
@@ -29,6 +29,7 @@ from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
 from outbox_core import Message, PublishResult
 from outbox_core.common.errors import BrokerUnavailable
+from tests.fixtures.table_scan import Scan
 
 UNORDERED: Final = "unordered"
 TOPIC: Final = "bench-ordered"

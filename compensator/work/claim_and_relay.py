@@ -20,7 +20,7 @@ from compensator.work.poison_rows import CarefulRelay, Sent
 from outbox.delivery.key_waves import PARKED_DELAY_MS, runs
 from outbox.delivery.relay import Relay, RelayPolicy
 from outbox.store.database import database_errors, retry_conflicts
-from outbox.store.message_table import Backlog, DueRows, MessageStore
+from outbox.store.message_table import DueRows, MessageStore
 from outbox.store.ordering import Barrier
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowState
@@ -156,11 +156,6 @@ class Batches:
         self._in_hand.pop(claimed.token, None)
         if claimed.rows:
             self._relay.release(claimed.rows, error, token=claimed.token)
-
-    def backlog(self) -> Backlog:
-        """How the store's own table stands. Raises DatabaseUnavailable, SchemaMissing."""
-        with database_errors(self._engine.url), self._engine.connect() as connection:
-            return self._store.backlog(connection)
 
     def _free(
         self, connection: Connection, walk: Walk, *, limit: int, claimed: Sequence[OutboxRow]

@@ -13,6 +13,7 @@ from sqlalchemy import Engine, event, func, select
 from compensator.admission.circuit_breaker import BreakerOptions, BreakerState
 from compensator.admission.gate import Gates
 from compensator.admission.rate_limiter import RateOptions
+from compensator.core.batch_totals import PassReport
 from compensator.retention.retention import Retention
 from compensator.service.metrics import CompensatorMetrics
 from compensator.service.service import CompensatorService, ServiceOptions
@@ -20,7 +21,6 @@ from compensator.work.claim_and_relay import Batches, ScanOptions
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source, SourceCounts, source_name
 from compensator.work.source_schedule import PacingOptions, TurnQueue
-from compensator.work.table_scan import PassReport
 from compensator.work.work_slice import TurnOptions, TurnReport, Turns
 from outbox.delivery.relay import RelayPolicy
 from outbox.store.message_table import MessageStore

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, event, select, text
 from sqlalchemy.orm import Session
 
-from compensator.work.table_scan import PassReport
+from compensator.core.batch_totals import PassReport
 from outbox import Outbox, SenderLimits
 from outbox.store.database import background_engine
 from outbox.store.message_table import MessageStore

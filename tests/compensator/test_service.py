@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from compensator.core.batch_totals import PassReport
 from compensator.entry.status_server import StatusServer
 from compensator.service.metrics import OTHER_TOPICS, TOPICS_MAX, CompensatorMetrics
 from compensator.service.service import CompensatorService
 from compensator.service.source_upkeep import UpkeepOptions
 from compensator.work.source_schedule import PacingOptions
-from compensator.work.table_scan import PassReport
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.messages.message import Message

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, insert
 
-from compensator.work.table_scan import PassReport
+from compensator.core.batch_totals import PassReport
 from outbox import Outbox, SenderLimits
 from tests.frameworks.reached import Reached
 from tests.outbox.shop import Payment, Shop

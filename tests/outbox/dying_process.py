@@ -17,11 +17,12 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.orm import Session
 
 from broker_adapter.embedded import EmbeddedBroker
-from compensator.work.table_scan import Scan, ScanOptions
+from compensator.work.claim_and_relay import ScanOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
 from outbox_core.messages.message import Message, PublishResult
+from tests.fixtures.table_scan import Scan
 from tests.outbox.shop import Payment
 
 LEASE_MS = 3_600_000

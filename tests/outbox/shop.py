@@ -11,13 +11,14 @@ from sqlalchemy import Engine, String, create_engine, func, select, text, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.schema import CreateSchema
 
-from compensator.work.table_scan import Scan, ScanOptions
+from compensator.work.claim_and_relay import ScanOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
 from outbox.store.schema import outbox_tables, schema_for
 from outbox_core.messages.broker_port import Broker
 from tests.fixtures.databases import Database
+from tests.fixtures.table_scan import Scan
 
 BUSY_LIMITS = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000)
 CONNECTIONS_END_SECONDS_MAX = 60

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from compensator.core.batch_totals import PassReport, add
-from compensator.work.table_scan import Scan, ScanOptions
+from compensator.work.claim_and_relay import ScanOptions
 from outbox import Outbox, RelayPolicy
 from outbox.delivery.key_waves import HOLD_DELAY_MS_MIN, IN_FLIGHT_DELAY_MS, PARKED_DELAY_MS, hold_delay_ms
 from outbox.migrate.schema_upgrade import upgrade
@@ -21,6 +21,7 @@ from outbox.store.schema import RowState, message_table_names, split_message_tab
 from outbox.store.table_placement import MessageTable
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.message import Message
+from tests.fixtures.table_scan import Scan
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import Engine
 
-from compensator.work.table_scan import Scan, ScanOptions
+from compensator.work.claim_and_relay import ScanOptions
 from outbox import RelayPolicy
 from outbox.store.database import background_engine
 from outbox_core.messages.broker_port import Broker
+from tests.fixtures.table_scan import Scan
 from tests.outbox.shop import Shop
 
 

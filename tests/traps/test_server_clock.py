@@ -12,11 +12,13 @@ import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
-from compensator.work.table_scan import PassReport, Scan, ScanOptions
+from compensator.core.batch_totals import PassReport
+from compensator.work.claim_and_relay import ScanOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine
 from outbox_core.common.errors import BrokerUnavailable
+from tests.fixtures.table_scan import Scan
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Payment, Shop
 
