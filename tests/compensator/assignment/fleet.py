@@ -32,8 +32,11 @@ class Fleet:
         """One more, which has not joined yet."""
         engine = lease_engine(self.shop.database.url, wait_ms_max=options.lease_ms // 3)
         self._engines.append(engine)
-        store = LeaseStore(dialect=engine.dialect, schema=self.shop.database.schema)
-        return LeasedAssignment(engine=engine, store=store, zone=zone, options=options)
+        return LeasedAssignment(engine=engine, store=self.store(), zone=zone, options=options)
+
+    def store(self) -> LeaseStore:
+        """The statements that every instance here uses; a connection to run them on comes from any engine."""
+        return LeaseStore(dialect=self.shop.engine.dialect, schema=self.shop.database.schema)
 
     def settle(
         self, instances: Sequence[LeasedAssignment], sources: Sequence[SourceName], *, beats: int = 4

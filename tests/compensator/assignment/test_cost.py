@@ -116,13 +116,14 @@ def test_a_change_locks_the_rows_that_it_names_and_neither_others_nor_gaps(
     else:
         table = mysql_fleet.shop.tables.lease.fullname
         mysql_fleet.shop.execute(f"UPDATE {table} SET instance = '{HELD_BY}'")
-    engine, wanted = mysql_fleet.engine_of(0), [source.name for source in names(SOURCES)[100:200]]
+    store, engine = mysql_fleet.store(), mysql_fleet.engine_of(0)
+    wanted = [source.name for source in names(SOURCES)[100:200]]
 
     with engine.connect() as connection, engine.connect() as other:
-        changed = change(one._store, connection, [*wanted, "source-0150x", "zzz"])
+        changed = change(store, connection, [*wanted, "source-0150x", "zzz"])
         locked = rows_locked(mysql_fleet.shop, connection)
-        one._store.add(other, ["a-first", "source-0150y", "zzz-last"])
-        one._store.take(other, [source.name for source in names(SOURCES)[:100]], instance="y" * 32)
+        store.add(other, ["a-first", "source-0150y", "zzz-last"])
+        store.take(other, [source.name for source in names(SOURCES)[:100]], instance="y" * 32)
         other.rollback()
         connection.rollback()
 
@@ -136,7 +137,7 @@ def test_locks_are_as_few_where_all_rows_change(mysql_fleet: Fleet) -> None:
     mysql_fleet.die(one)
 
     with mysql_fleet.engine_of(0).connect() as connection:
-        changed = take(one._store, connection, [source.name for source in names(SOURCES)])
+        changed = take(mysql_fleet.store(), connection, [source.name for source in names(SOURCES)])
         locked = rows_locked(mysql_fleet.shop, connection)
         connection.rollback()
 
@@ -153,7 +154,7 @@ def test_in_a_table_of_a_few_rows_nobody_waits_for_the_row_of_another(
     if change is not take:
         mysql_fleet.shop.execute(f"UPDATE {lease} SET instance = '{HELD_BY}'")
     mysql_fleet.shop.execute(f"DELETE FROM {instance}")
-    engine = mysql_fleet.engine_of(0)
+    store, engine = mysql_fleet.store(), mysql_fleet.engine_of(0)
     writes: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -164,15 +165,15 @@ def test_in_a_table_of_a_few_rows_nobody_waits_for_the_row_of_another(
 
     with engine.begin() as connection:
         for name in ("dead-1", "dead-2"):
-            one._store.join(connection, name, zone=None, lease_us=-1)
+            store.join(connection, name, zone=None, lease_us=-1)
     with engine.connect() as stranger, engine.connect() as connection:
-        one._store.join(stranger, "stranger", zone=None, lease_us=1)
+        store.join(stranger, "stranger", zone=None, lease_us=1)
         stranger.execute(text(f"UPDATE {lease} FORCE INDEX (PRIMARY) SET epoch = 9 WHERE source = 'source-0001'"))
-        changed = change(one._store, connection, ["source-0000", "source-0002"])
-        one._store.join(connection, "me", zone=None, lease_us=1)
-        renewed = one._store.renew(connection, "me", lease_us=1)
-        purged = one._store.purge(connection, ["dead-1", "dead-2"], older_than_us=0)
-        one._store.withdraw(connection, "me")
+        changed = change(store, connection, ["source-0000", "source-0002"])
+        store.join(connection, "me", zone=None, lease_us=1)
+        renewed = store.renew(connection, "me", lease_us=1)
+        purged = store.purge(connection, ["dead-1", "dead-2"], older_than_us=0)
+        store.withdraw(connection, "me")
         connection.rollback()
         stranger.rollback()
 

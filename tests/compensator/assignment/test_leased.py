@@ -166,7 +166,7 @@ def test_two_that_fight_for_the_same_sources_never_both_win_one(mysql_fleet: Fle
 
 
 def test_many_fights_for_one_lease_are_won_once_each(fleet: Fleet) -> None:
-    store = fleet.instance()._store
+    store = fleet.store()
     with fleet.shop.engine.begin() as connection:
         store.add(connection, ["the one"])
     ready = threading.Barrier(2)
@@ -385,10 +385,13 @@ def test_whatever_comes_and_goes_all_is_served_and_level_in_the_end(sqlite_fleet
     random = Random(random_seed)
     sources = [*names(13), *names(7, zone="a", prefix="a"), *names(5, zone="b", prefix="b")]
     live = [sqlite_fleet.instance(zone=None)]
+    zones: dict[str, str | None] = {live[0].instance: None}
     for _ in range(60):
         match random.choice(["join", "leave", "die", "beat", "beat", "beat", "beat"]):
             case "join" if len(live) < 5:
-                live.append(sqlite_fleet.instance(zone=random.choice([None, "a", "b"])))
+                zone = random.choice([None, "a", "b"])
+                live.append(sqlite_fleet.instance(zone=zone))
+                zones[live[-1].instance] = zone
             case "leave" if len(live) > 1:
                 live.pop(random.randrange(len(live))).leave()
             case "die" if len(live) > 1:
@@ -402,7 +405,7 @@ def test_whatever_comes_and_goes_all_is_served_and_level_in_the_end(sqlite_fleet
     rows = sqlite_fleet.leases()
     assert all(row["until_us"] == END_NEVER for row in rows.values())
     for prefix in ("a", "b"):
-        zoned = [one for one in live if one._zone == prefix]
+        zoned = [one for one in live if zones[one.instance] == prefix]
         holders = {row["instance"] for name, row in rows.items() if name.startswith(f"{prefix}-")}
         assert not zoned or holders <= {one.instance for one in zoned}
 
