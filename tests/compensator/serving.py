@@ -95,7 +95,7 @@ class WatchedMetrics(CompensatorMetrics):
 
 
 class Asked:
-    """Counts the statements that engines are given."""
+    """Counts the statements that engines are given from now on."""
 
     def __init__(self, *engines: Engine) -> None:
         self.statements: list[str] = []
@@ -160,14 +160,17 @@ def serving(
     limit: RateOptions | None = None,
     clock: Clock | None = None,
     extra: Sequence[Source] = (),
+    engines: Sequence[InstanceEngines] = (),
     **options: Any,
 ) -> tuple[CompensatorService, Callable[[], None]]:
-    """A service over these shops, and what closes its connections. Equal brokers share a breaker."""
+    """A service over these shops, and what closes its connections. Equal brokers share a breaker. `engines`: one of
+    each shop, where a test wants to know them.
+    """
     clock = clock or SystemClock()
     gates = Gates(clock=clock, random=Random(0), breaker=breaker, limit=limit)
     made = [
-        source_of(shop, broker, gates=gates, clock=clock, broker_name=f"broker {id(broker)}")
-        for shop, broker in zip(shops, brokers, strict=True)
+        source_of(shop, broker, gates=gates, clock=clock, broker_name=f"broker {id(broker)}", engines=own_engines)
+        for shop, broker, own_engines in zip(shops, brokers, engines or [None] * len(shops), strict=True)
     ]
     own = {name: options.pop(name) for name in ("assignment",) if name in options}
     service = CompensatorService(

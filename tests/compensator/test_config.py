@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pymysql.err import OperationalError
+from sqlalchemy import Engine, event
+from sqlalchemy.engine import Dialect
 
 from compensator.assignment import AlwaysMine, LeasedAssignment
 from compensator.core.config import CompensatorConfig, load
 from compensator.entry.wiring import Parts, wire
+from compensator.work.claim_and_relay import Walk
+from compensator.work.engines import STATEMENT_SECONDS_MAX
+from compensator.work.source import Source
 from outbox.store.database_url import database_url
 from outbox_core.common.clock import SystemClock
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
 
 WHOLE = """
 log_format = "json"
@@ -181,12 +188,48 @@ def test_each_schema_of_each_instance_is_a_source_with_its_zone_and_broker(file:
     assert set(parts.gates.states) == {"http://broker:7788", "http://other:7788"}
 
 
-def test_schemas_of_one_instance_share_its_connections(file: Path) -> None:
-    first, second, other = wired(compensator(file=file)).sources
+class NoConnections:
+    """Refuses each connection before it is opened, and notes with what arguments it would have been, and for whom: the
+    engines of an instance have a dialect each.
+    """
 
-    assert first._work is second._work
-    assert first._looks is second._looks
-    assert first._work is not other._work
+    def __init__(self) -> None:
+        self.dialects: list[Dialect] = []
+        self.arguments: list[dict[str, object]] = []
+
+    def refuse(self, dialect: Dialect, _record: object, _args: object, arguments: dict[str, object]) -> None:
+        self.dialects.append(dialect)
+        self.arguments.append(arguments)
+        raise OperationalError(2003, "refused by the test")
+
+    def look_and_claim(self, source: Source) -> list[Dialect]:
+        """Have a source look and claim; returns for whom it would have connected."""
+        before = len(self.dialects)
+        with pytest.raises(DatabaseUnavailable):
+            source.look()
+        with pytest.raises(DatabaseUnavailable):
+            source.batches.claim([Walk("message")], rows_max=1)
+        assert len(self.dialects) == before + 2
+        return self.dialects[before:]
+
+
+@pytest.fixture
+def no_connections() -> Iterator[NoConnections]:
+    """For as long as the test runs, for all engines."""
+    refusing = NoConnections()
+    event.listen(Engine, "do_connect", refusing.refuse)
+    yield refusing
+    event.remove(Engine, "do_connect", refusing.refuse)
+
+
+def test_schemas_of_one_instance_share_its_connections(file: Path, no_connections: NoConnections) -> None:
+    sources = wired(compensator(file=file)).sources
+
+    first, second, other = (no_connections.look_and_claim(source) for source in sources)
+
+    assert all(one is another for one, another in zip(first, second, strict=True))
+    assert all(one is not another for one, another in zip(first, other, strict=True))
+    assert first[0] is not first[1], "a look opens a transaction"
 
 
 def test_several_sources_are_shared_by_leases_and_one_is_not_unless_told(file: Path) -> None:
@@ -238,19 +281,22 @@ def test_passwords_come_from_a_file_and_are_not_shown(tmp_path: Path) -> None:
     assert "hush" not in str(url)
 
 
-def test_a_dead_server_costs_a_bounded_time() -> None:
+def test_a_dead_server_costs_a_bounded_time(no_connections: NoConnections) -> None:
     config = load({"database": {"url": "mysql+pymysql://u@h/d"}, "broker": {"url": "http://b"}}, file=None)
 
     [source] = wired(config).sources
 
-    query = source._work.url.query
-    assert {"connect_timeout", "read_timeout", "write_timeout"} <= set(query)
-    assert source._looks.url.query == query
+    no_connections.look_and_claim(source)
+    look, claim = no_connections.arguments
+    assert claim["connect_timeout"]
+    assert look["connect_timeout"]
+    for name in ("read_timeout", "write_timeout"):
+        assert look[name] == claim[name] == STATEMENT_SECONDS_MAX
 
 
-def test_an_async_url_is_served_by_the_synchronous_driver() -> None:
+def test_an_async_url_is_served_by_the_synchronous_driver(no_connections: NoConnections) -> None:
     config = load({"database": {"url": "mysql+asyncmy://u@h/d"}, "broker": {"url": "http://b"}}, file=None)
 
     [source] = wired(config).sources
 
-    assert source._work.url.drivername == "mysql+pymysql"
+    assert {(one.name, one.driver) for one in no_connections.look_and_claim(source)} == {("mysql", "pymysql")}

@@ -294,8 +294,8 @@ class AtStatement:
         self._number = number
         self._act = act
 
-    def watch(self, engines: Sequence[object]) -> None:
-        for engine in engines:
+    def watch(self, engines: InstanceEngines) -> None:
+        for engine in (engines.work, engines.looks):
             event.listen(engine, "before_cursor_execute", self._before)
 
     def _before(self, connection: object, *_: object) -> None:
@@ -304,20 +304,16 @@ class AtStatement:
             self._act(connection)
 
 
-def engines_of(service: CompensatorService) -> list[object]:
-    """All engines that a service uses."""
-    return [engine for source in service._sources.values() for engine in (source._work, source._looks)]
-
-
 @pytest.mark.parametrize("number", range(1, 16))
 def test_a_stop_at_any_statement_leaves_no_row_leased_and_loses_none(
     mysql_shop: Shop, broker: RecordingBroker, serve: Serve, number: int
 ) -> None:
     ids = add_due(mysql_shop, 25)
-    service = serve(mysql_shop, broker, workers=1)
+    engines = InstanceEngines(mysql_shop.engine.url)
+    service = serve(mysql_shop, broker, workers=1, engines=[engines])
     reached = threading.Event()
     at = AtStatement(number, lambda _: (service._stopping.set(), reached.set()))
-    at.watch(engines_of(service))
+    at.watch(engines)
 
     service.start()
     assert reached.wait(WAIT_SECONDS)
@@ -336,14 +332,15 @@ def test_a_connection_that_is_lost_at_any_statement_loses_nothing_and_parks_noth
     mysql_shop: Shop, broker: RecordingBroker, serve: Serve, metrics: WatchedMetrics, number: int
 ) -> None:
     ids = add_due(mysql_shop, 25)
-    service = serve(mysql_shop, broker, workers=1)
+    engines = InstanceEngines(mysql_shop.engine.url)
+    service = serve(mysql_shop, broker, workers=1, engines=[engines])
     reached = threading.Event()
 
     def lose(connection: object) -> None:
         kill_connection(mysql_shop, connection)
         reached.set()
 
-    AtStatement(number, lose).watch(engines_of(service))
+    AtStatement(number, lose).watch(engines)
 
     service.start()
     assert reached.wait(WAIT_SECONDS)

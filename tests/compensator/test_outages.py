@@ -13,6 +13,7 @@ from broker_adapter.http import HttpBroker
 from compensator.admission.circuit_breaker import BreakerOptions, BreakerState
 from compensator.admission.gate import Gates
 from compensator.service.service import CompensatorService
+from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source
 from compensator.work.source_schedule import HeldBack
 from compensator.work.work_slice import TurnOptions
@@ -53,17 +54,18 @@ class Town:
         self.outage = Outage()
         gates = Gates(clock=self.clock, random=Random(0), breaker=EXACT)
         self.shops = [self._shop(folder / str(number), closing) for number in range(shops)]
-        self.sources = [self._source(shop, gates, closing) for shop in self.shops]
-        self.simulation = Simulation(self.sources, self.clock, turn=TurnOptions(batch_rows=50))
+        made = [self._source(shop, gates, closing) for shop in self.shops]
+        self.engines = [engines for _, engines in made]
+        self.simulation = Simulation([source for source, _ in made], self.clock, turn=TurnOptions(batch_rows=50))
 
     def _shop(self, folder: Path, closing: ExitStack) -> Shop:
         folder.mkdir()
         return closing.enter_context(open_shop(sqlite_database(folder)))
 
-    def _source(self, shop: Shop, gates: Gates, closing: ExitStack) -> Source:
+    def _source(self, shop: Shop, gates: Gates, closing: ExitStack) -> tuple[Source, InstanceEngines]:
         source, engines = source_of(shop, self.outage.broker, gates=gates, clock=self.clock)
         closing.callback(engines.close)
-        return source
+        return source, engines
 
     @property
     def batches(self) -> list[int]:
@@ -97,7 +99,7 @@ def test_while_it_is_open_nothing_is_asked_of_any_database(town: Town) -> None:
     for shop in town.shops:
         add_due(shop, 200)
     town.simulation.step()
-    asked = Asked(*{engine for source in town.sources for engine in (source._work, source._looks)})
+    asked = Asked(*(engine for made in town.engines for engine in (made.work, made.looks)))
 
     town.simulation.run_until(PROBE_MS - 1)
 

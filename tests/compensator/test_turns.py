@@ -10,6 +10,7 @@ from sqlalchemy import Connection, select
 
 from compensator.admission.rate_limiter import RateOptions
 from compensator.service.source_upkeep import Upkeep, UpkeepOptions
+from compensator.work.engines import InstanceEngines
 from compensator.work.source import TABLES_ASKED_EVERY_MS, Source
 from compensator.work.source_schedule import Failed, HeldBack, More, PacingOptions, Quiet
 from compensator.work.work_slice import TurnOptions, Turns
@@ -49,12 +50,13 @@ def test_a_full_batch_goes_on_at_once(
 def test_an_idle_source_costs_less_than_a_fifth_of_a_statement_a_second_with_gauges_and_all(
     shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock, metrics: WatchedMetrics
 ) -> None:
-    source = sources(shop, broker)
+    engines = InstanceEngines(shop.engine.url)
+    source = sources(shop, broker, engines=engines)
     upkeep = Upkeep(metrics, options=UpkeepOptions(), clock=clock, stopping=threading.Event())
     simulation = Simulation([source], clock)
     simulation.run_until(60_000)
     upkeep.count([source])
-    asked = Asked(*{source._work, source._looks})
+    asked = Asked(engines.work, engines.looks)
 
     began_ms = clock.monotonic_ms()
     while clock.monotonic_ms() < began_ms + TEN_MINUTES_MS:
@@ -91,10 +93,10 @@ def test_a_thousand_and_twenty_four_idle_tables_cost_one_statement_a_look(
     mysql_shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
 ) -> None:
     names = split(mysql_shop, range(1_024))
-    source = sources(mysql_shop, broker)
-    simulation = Simulation([source], clock)
+    engines = InstanceEngines(mysql_shop.engine.url)
+    simulation = Simulation([sources(mysql_shop, broker, engines=engines)], clock)
     simulation.step()
-    asked = Asked(source._work, source._looks)
+    asked = Asked(engines.work, engines.looks)
 
     looks = [simulation.step() for _ in range(5)]
     idle = len(asked.statements)
