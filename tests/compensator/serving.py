@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
@@ -15,6 +16,7 @@ from compensator.admission.gate import Gates
 from compensator.admission.rate_limiter import RateOptions
 from compensator.core.batch_totals import PassReport
 from compensator.retention.retention import Retention
+from compensator.service.health import CheckStatus
 from compensator.service.metrics import CompensatorMetrics
 from compensator.service.service import CompensatorService, ServiceOptions
 from compensator.work.claim_and_relay import Batches, ScanOptions
@@ -52,6 +54,8 @@ class WatchedMetrics(CompensatorMetrics):
         self.failures: Counter[str] = Counter()
         self.counts: dict[str, SourceCounts] = {}
         self.breakers: list[BreakerState] = []
+        self.beats: list[tuple[int, int]] = []
+        """Of each beat, how many in a row failed, and how many sources were ours."""
 
     @property
     def reports(self) -> list[PassReport]:
@@ -79,6 +83,10 @@ class WatchedMetrics(CompensatorMetrics):
         super().breaker(broker, state)
         self._tell(lambda: self.breakers.append(state))
 
+    def beat(self, *, failed: int, sources: int) -> None:
+        super().beat(failed=failed, sources=sources)
+        self._tell(lambda: self.beats.append((failed, sources)))
+
     def wait_for(self, condition: Callable[[WatchedMetrics], bool]) -> None:
         """Wait until what turns came to makes the condition true."""
         with self._told:
@@ -104,6 +112,14 @@ class Asked:
 
     def _note(self, _conn: object, _cursor: object, statement: str, *_: object) -> None:
         self.statements.append(statement)
+
+
+def wait_until_stopping(service: CompensatorService) -> None:
+    """Wait until somebody's stop() has been heard."""
+    pause, deadline_s = threading.Event(), time.monotonic() + WAIT_SECONDS
+    while {check.name: check.status for check in service.health().checks}["running"] is CheckStatus.OK:
+        assert time.monotonic() < deadline_s, "nobody stopped the service"
+        pause.wait(0.002)
 
 
 def name_of(shop: Shop) -> str:

@@ -26,12 +26,13 @@ from outbox.delivery.relay import RelayPolicy
 from outbox.store.message_table import MessageStore
 from outbox_core.common.clock import ManualClock, SystemClock
 from outbox_core.messages.message import Message
-from tests.compensator.serving import WAIT_SECONDS, WatchedMetrics, add_due, name_of, serving
+from tests.compensator.serving import WAIT_SECONDS, WatchedMetrics, add_due, name_of, serving, wait_until_stopping
 from tests.fixtures.databases import sqlite_database
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop, open_shop
 
 Serve = Callable[..., CompensatorService]
+BEAT_MS = 20
 
 
 @pytest.fixture
@@ -116,15 +117,15 @@ def test_a_source_whose_database_hangs_holds_up_no_other(
 
         broker.wait_for(lambda it: len(it.stored) == 400)
 
-        assert dead.name in service._queue.busy, "the dead one was never tried"
+        assert not metrics.failures[dead.name], "the dead one is not being tried any more"
         assert service.health().well
         service.stop()
     finally:
         silent.close()
+        metrics.wait_for(lambda it: it.failures[dead.name] == 1)
         close()
         engines.close()
-    for worker in service._workers:
-        worker.join(WAIT_SECONDS)
+    assert dead.name not in {name for name, _ in metrics.turns}
 
 
 def test_sources_that_cannot_be_reached_are_tried_ever_more_seldom_and_the_others_as_ever(
@@ -248,23 +249,36 @@ def test_a_beat_that_fails_changes_nothing_and_the_next_one_comes(
 def test_beats_that_find_no_answer_keep_what_it_has_and_are_told_to_health_and_metrics(
     shops: list[Shop], broker: RecordingBroker, serve: Serve, metrics: WatchedMetrics, clock: ManualClock
 ) -> None:
-    told = Told(name_of(shops[0]))
-    service = serve(shops[:2], broker, assignment=told, clock=clock, beat_ms=2_000)
+    class OneByOne(Told):
+        def beat(self, sources: Sequence[SourceName]) -> frozenset[str]:
+            assert self.go_on.acquire(timeout=WAIT_SECONDS)
+            return super().beat(sources)
 
-    def after(seconds: int, *, failed: int) -> tuple[str, float | None, float | None]:
-        clock.advance(seconds * 1_000)
+        go_on = threading.Semaphore(1)  # for the beat of start()
+
+    told = OneByOne(name_of(shops[0]))
+    service = serve(shops[:2], broker, assignment=told, clock=clock, beat_ms=BEAT_MS)
+    service.start()
+
+    def after(beats: int, *, failed: int) -> tuple[str, float | None, float | None]:
+        clock.advance(beats * BEAT_MS)
         told.failed_beats = failed
-        service._beat()
+        heard = len(metrics.beats)
+        told.go_on.release()
+        metrics.wait_for(lambda it: len(it.beats) == heard + 1)
         [status] = [check.status for check in service.health().checks if check.name == "assignment"]
         gauges = (f"outbox_compensator_{name}" for name in ("sources", "assignment_failed_beats"))
         ours, beats = (metrics.value(name) for name in gauges)
         return status, ours, beats
 
-    assert after(0, failed=0) == ("ok", 1, 0)
-    assert after(20, failed=10) == ("ok", 1, 10)
-    assert after(20, failed=20) == ("fail", 1, 20)
-    assert metrics.value("outbox_compensator_chore_failures_total", chore="beat") == 2
-    assert after(2, failed=0) == ("ok", 1, 0)
+    try:
+        assert after(0, failed=0) == ("ok", 1, 0)
+        assert after(10, failed=10) == ("ok", 1, 10)
+        assert after(10, failed=20) == ("fail", 1, 20)
+        assert metrics.value("outbox_compensator_chore_failures_total", chore="beat") == 2
+        assert after(1, failed=0) == ("ok", 1, 0)
+    finally:
+        told.go_on.release(1_000_000)  # else stop() would wait for a beat
 
 
 def test_a_schema_that_is_made_later_is_served_from_then_on(
@@ -312,12 +326,20 @@ def test_a_stop_at_any_statement_leaves_no_row_leased_and_loses_none(
     engines = InstanceEngines(mysql_shop.engine.url)
     service = serve(mysql_shop, broker, workers=1, engines=[engines])
     reached = threading.Event()
-    at = AtStatement(number, lambda _: (service._stopping.set(), reached.set()))
+    stopping = threading.Thread(target=service.stop)
+
+    def stop(_connection: object) -> None:
+        stopping.start()
+        wait_until_stopping(service)
+        reached.set()
+
+    at = AtStatement(number, stop)
     at.watch(engines)
 
     service.start()
     assert reached.wait(WAIT_SECONDS)
-    stopped = service.stop()
+    stopping.join(WAIT_SECONDS)
+    stopped = service.stop()  # what the first call came to
 
     left = mysql_shop.rows()
     assert stopped

@@ -131,8 +131,7 @@ def test_a_source_that_is_lost_in_its_turn_is_let_go_of_before_the_next_claim(
     assert entered.wait(WAIT_SECONDS)
 
     told.mine = frozenset()
-    while service._mine:
-        threading.Event().wait(0.01)
+    metrics.wait_for(lambda it: it.beats[-1] == (0, 0))
     go_on.set()
     metrics.wait_for(lambda it: bool(it.turns))  # the turn ended by itself, with nobody stopping the service
 

@@ -6,6 +6,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -15,11 +16,12 @@ from compensator.entry.status_server import StatusServer
 from compensator.service.metrics import OTHER_TOPICS, TOPICS_MAX, CompensatorMetrics
 from compensator.service.service import CompensatorService
 from compensator.service.source_upkeep import UpkeepOptions
-from compensator.work.source_schedule import PacingOptions
+from compensator.work.source_schedule import More, PacingOptions
+from compensator.work.work_slice import TurnReport
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.messages.message import Message
-from tests.compensator.serving import HOUR_US, WAIT_SECONDS, WatchedMetrics, add_due, name_of
+from tests.compensator.serving import HOUR_US, WAIT_SECONDS, WatchedMetrics, add_due, name_of, wait_until_stopping
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop, open_shop
@@ -96,7 +98,7 @@ def test_stop_finishes_the_batch_in_hand_and_claims_no_more(sqlite_shop: Shop, s
     answers: list[bool] = []
     stopping = threading.Thread(target=lambda: answers.append(service.stop()))
     stopping.start()
-    assert service._stopping.wait(WAIT_SECONDS)
+    wait_until_stopping(service)
     go_on.set()
     stopping.join(WAIT_SECONDS)
 
@@ -106,7 +108,9 @@ def test_stop_finishes_the_batch_in_hand_and_claims_no_more(sqlite_shop: Shop, s
     assert {row["attempts"] for row in sqlite_shop.rows()} == {1}
 
 
-def test_stop_says_no_when_the_batch_does_not_end_in_time(sqlite_shop: Shop, serve: Serve) -> None:
+def test_stop_says_no_when_the_batch_does_not_end_in_time(
+    sqlite_shop: Shop, metrics: WatchedMetrics, serve: Serve
+) -> None:
     entered, go_on = threading.Event(), threading.Event()
 
     def hang(_batch: Sequence[Message]) -> None:
@@ -120,8 +124,7 @@ def test_stop_says_no_when_the_batch_does_not_end_in_time(sqlite_shop: Shop, ser
 
     stopped = service.stop()
     go_on.set()
-    for worker in service._workers:
-        worker.join(WAIT_SECONDS)
+    metrics.wait_for(lambda it: bool(it.turns))
 
     assert not stopped
     assert sqlite_shop.rows() == [], "the batch in hand was given up"
@@ -236,11 +239,20 @@ def test_the_age_of_the_oldest_due_row_is_the_databases_own_figure(
 
 
 def test_topics_beyond_the_bound_share_a_series(metrics: WatchedMetrics) -> None:
-    names = {metrics._bounded(f"topic-{number}") for number in range(TOPICS_MAX + 10)}
+    topics = [f"topic-{number}" for number in range(TOPICS_MAX + 10)]
+    for topic in [*topics, "topic-3"]:
+        turn = TurnReport(outcome=More(), topics=Counter({topic: 1}))
+        metrics.passed("source", turn, seconds=0.1, now_seconds=1.0)
 
-    assert len(names) == TOPICS_MAX + 1
-    assert OTHER_TOPICS in names
-    assert metrics._bounded("topic-3") == "topic-3"
+    resent = {
+        sample.labels["topic"]: sample.value
+        for metric in metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name == "outbox_compensator_resent_total"
+    }
+    assert len(resent) == TOPICS_MAX + 1
+    assert resent[OTHER_TOPICS] == 10
+    assert resent["topic-3"] == 2
 
 
 @pytest.fixture
@@ -289,16 +301,27 @@ def test_the_status_page_serves_probes_and_metrics(status: tuple[StatusServer, M
 
 
 def test_a_service_that_stops_is_not_ready_and_still_alive(
-    sqlite_shop: Shop, broker: RecordingBroker, serve: Serve
+    sqlite_shop: Shop, metrics: WatchedMetrics, serve: Serve
 ) -> None:
-    service = serve(sqlite_shop, broker)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hang(_batch: Sequence[Message]) -> None:
+        entered.set()
+        go_on.wait(WAIT_SECONDS)
+
+    add_due(sqlite_shop, 1)
+    service = serve(sqlite_shop, RecordingBroker(hang), stop_timeout_ms=1)
     service.start()
+    assert entered.wait(WAIT_SECONDS)
     ready = service.health().well
 
-    service._stopping.set()
+    stopped = service.stop()  # not yet: a worker has a batch in hand
+    well, alive = service.health().well, service.alive()
+    go_on.set()
+    metrics.wait_for(lambda it: bool(it.turns))
 
-    assert (ready, service.health().well) == (True, False)
-    assert service.alive()
+    assert (ready, stopped) == (True, False)
+    assert (well, alive) == (False, True)
 
 
 def test_a_process_whose_every_worker_is_stuck_is_not_alive(sqlite_shop: Shop, serve: Serve) -> None:
