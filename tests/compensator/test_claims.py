@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from compensator.core.batch_totals import PassReport
 from outbox import Outbox, SenderLimits
-from outbox.store.database import background_engine
+from outbox.store.database import now_us
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox_core.common.clock import ManualClock
@@ -42,9 +42,7 @@ def add_due(shop: Shop, count: int, *, topic: str = "topic") -> list[str]:
 
 def background_connection(shop: Shop) -> Connection:
     """As background work has them: READ COMMITTED. Closed by the caller."""
-    engine = background_engine(shop.engine)
-    shop._closing.callback(engine.dispose)
-    return engine.connect()
+    return shop.background_engine().connect()
 
 
 def test_a_claim_of_a_hundred_among_thousands_locks_a_hundred_rows(mysql_shop: Shop) -> None:
@@ -208,7 +206,7 @@ def test_a_lease_is_counted_by_the_databases_clock_and_not_by_the_applications(
 def database_now_us(shop: Shop) -> int:
     """The database's clock as the store reads it."""
     with shop.engine.connect() as connection:
-        return int(connection.scalar(select(shop.store._now_us)) or 0)
+        return int(connection.scalar(select(now_us(shop.engine.dialect))) or 0)
 
 
 @pytest.mark.parametrize("zone", ["-11:00", "+00:00", "+13:00"])
@@ -227,11 +225,11 @@ def test_time_zones_of_sessions_change_no_lease(mysql_shop: Shop, broker: Record
 
 def test_a_pass_takes_over_when_the_databases_clock_says_so(mysql_shop: Shop, broker: RecordingBroker) -> None:
     publish_one(mysql_shop, mysql_shop.box(broker, sender=NO_SENDER))
-    scan = mysql_shop.scan(broker)
+    engine = mysql_shop.background_engine()
     an_hour_later = database_now_us(mysql_shop) // 1_000_000 + 3_600
 
-    @event.listens_for(scan._engine.pool, "checkout")
+    @event.listens_for(engine.pool, "checkout")
     def shift(raw: Any, *_: object) -> None:
         raw.query(f"SET timestamp = {an_hour_later}")
 
-    assert scan.run().accepted == 1
+    assert mysql_shop.scan(broker, engine=engine).run().accepted == 1

@@ -106,7 +106,7 @@ def engines(mysql_shop: Shop, server_clock: ServerClock) -> Iterator[InstanceEng
     """A compensator's engines, whose sessions go by the server clock of the test."""
     made = InstanceEngines(mysql_shop.engine.url)
     for engine in (made.work, made.looks, mysql_shop.engine):
-        event.listen(engine.pool, "checkout", server_clock._set)
+        event.listen(engine.pool, "checkout", server_clock.set)
     yield made
     made.close()
 

@@ -47,27 +47,34 @@ class Shop:
         self.engine = engine
         self.tables = outbox_tables(schema_for(engine.dialect, database.schema))
         self.store = MessageStore(dialect=engine.dialect, schema=database.schema)
-        self._closing = contextlib.ExitStack()
+        self.closing = contextlib.ExitStack()
+        """What is to be closed with the shop; tests add to it."""
 
     def box(self, broker: Broker | str, **options: Any) -> Outbox:
         """An Outbox on this database, closed at the end of the test."""
         options = {"schema": self.database.schema, "sender": BUSY_LIMITS, **options}
         box = Outbox(options.pop("engine", self.engine), broker=broker, **options)
-        self._closing.callback(box.close)
+        self.closing.callback(box.close)
         return box
 
     def other_engine(self, **options: Any) -> Engine:
         """One more engine on the same database."""
         engine = create_engine(self.database.url, **options)
-        self._closing.callback(engine.dispose)
+        self.closing.callback(engine.dispose)
         return engine
 
-    def scan(self, broker: Broker, *, lease_ms: int = 60_000, batch_rows: int = 200) -> Scan:
-        """A compensator's pass over this database."""
+    def background_engine(self) -> Engine:
+        """An engine as background work has it: READ COMMITTED, a pool of its own."""
         background = background_engine(self.engine)
-        self._closing.callback(background.dispose)
+        self.closing.callback(background.dispose)
+        return background
+
+    def scan(
+        self, broker: Broker, *, lease_ms: int = 60_000, batch_rows: int = 200, engine: Engine | None = None
+    ) -> Scan:
+        """A compensator's pass over this database; `engine`: a background engine that the test knows."""
         return Scan(
-            engine=background,
+            engine=engine or self.background_engine(),
             store=self.store,
             broker=broker,
             policy=RelayPolicy(outage_delay_ms=60_000),
@@ -134,7 +141,7 @@ class Shop:
 
     def close(self) -> None:
         """Close what was handed out, the newest first."""
-        self._closing.close()
+        self.closing.close()
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from outbox.store.database import database_errors
 from outbox.store.ordering import OrderStore
 from outbox_core.common.errors import ConfigurationError
 from tests.outbox.recording_broker import RecordingBroker
-from tests.outbox.shop import BUSY_LIMITS, Payment, Shop
+from tests.outbox.shop import BUSY_LIMITS, NO_SENDER, Payment, Shop
 from tests.traps.naive import run
 from tests.traps.passes import one_pass
 
@@ -53,7 +53,7 @@ class Users:
         database = {"compensator": str(self._shop.database.schema), "migrate": ""}.get(role)
         url = make_url(self._shop.database.url).set(username=f"{role}{self._suffix}", database=database)
         engine = create_engine(url)
-        self._shop._closing.callback(engine.dispose)
+        self._shop.closing.callback(engine.dispose)
         return engine
 
     @staticmethod
@@ -96,8 +96,7 @@ def test_the_app_publishes_settles_and_handles_with_its_grants(
 def test_the_compensator_sends_and_purges_with_its_grants(
     mysql_shop: Shop, users: Users, broker: RecordingBroker
 ) -> None:
-    box = mysql_shop.box(broker, engine=users.engine("app"), ordered={"ordered"})
-    box._sender.close()
+    box = mysql_shop.box(broker, engine=users.engine("app"), ordered={"ordered"}, sender=NO_SENDER)
     with Session(box.engine) as session, session.begin():
         box.publish("topic", "", session=session)
         box.publish("ordered", "", key="k", session=session)

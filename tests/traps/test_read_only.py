@@ -40,7 +40,7 @@ def switched(mysql_like_of_module: LocalServer) -> Iterator[tuple[LocalServer, S
 def engine_of(shop: Shop, user: str) -> Engine:
     """An engine of another user; disposed of with the shop."""
     engine = create_engine(make_url(shop.database.url).set(username=user))
-    shop._closing.callback(engine.dispose)
+    shop.closing.callback(engine.dispose)
     return engine
 
 

@@ -33,9 +33,10 @@ class ServerClock:
 
     def __init__(self, engine: Engine) -> None:
         self.now_s = 1_800_000_000.0
-        event.listen(engine.pool, "checkout", self._set)
+        event.listen(engine.pool, "checkout", self.set)
 
-    def _set(self, raw: Any, *_: object) -> None:
+    def set(self, raw: Any, *_: object) -> None:
+        """Let a driver's connection have this time; a listener of a pool's checkout."""
         raw.query(f"SET timestamp = {self.now_s:.6f}")
 
 

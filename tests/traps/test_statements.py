@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
 from outbox.admin.message_admin import MessageDesk, MessageSelection
@@ -20,7 +21,7 @@ from outbox.store.schema import RowState, message_table_names
 from tests.fixtures.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import RecordingBroker
-from tests.outbox.shop import BUSY_LIMITS, Base, Payment, Shop
+from tests.outbox.shop import BUSY_LIMITS, NO_SENDER, Base, Payment, Shop
 from tests.traps.passes import one_pass
 
 NEWER_THAN_5_7 = {
@@ -69,15 +70,27 @@ def test_the_list_finds_what_is_newer(statement: str, name: str) -> None:
     assert newer(statement) == [name]
 
 
+def say_that_it_is_5_7(connection: Any, _record: object) -> None:
+    """Let the server answer so where the dialect asks it, and in nothing else."""
+    query = connection.query
+
+    def ask(statement: str | bytes | bytearray, *more: Any) -> Any:
+        asks = bytes(statement, "utf-8") if isinstance(statement, str) else bytes(statement)
+        return query("SELECT '5.7.44'" if asks == b"SELECT VERSION()" else statement, *more)
+
+    connection.query = ask
+
+
 @pytest.fixture
 def recorder(mysql: Database) -> Iterator[tuple[CuttingProxy, Engine]]:
     """A real MySQL whose dialect is told that it is 5.7, and all that is said to it."""
     with cutting_proxy(mysql.url) as proxy:
         engine = proxy.engine()
+        # Before the dialect's own listener, which asks the first connection for the version.
+        event.listen(engine, "connect", say_that_it_is_5_7, insert=True)
         with engine.connect():
             pass
-        engine.dialect.server_version_info = (5, 7, 44)
-        engine.dialect._requires_alias_for_on_duplicate_key = False
+        assert engine.dialect.server_version_info == (5, 7, 44)
         proxy.arm(None)
         yield proxy, engine
         engine.dispose()
@@ -139,8 +152,7 @@ def publish(shop: Shop, broker: RecordingBroker) -> None:
             box.publish("ordered", "", key="other", session=session)
             box.cancel("topic", session=session)
     assert box.close(timeout_ms=20_000)
-    later = shop.box(broker, sender=BUSY_LIMITS, ordered={"ordered"})
-    later._sender.close()
+    later = shop.box(broker, sender=NO_SENDER, ordered={"ordered"})
     for number in range(10, 13):
         with Session(shop.engine) as session, session.begin():
             session.add(Payment(id=number))
