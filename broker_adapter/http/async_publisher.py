@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final
 
 from broker_adapter.http.error_mapping import own
 from broker_adapter.http.publish_batching import REQUEST_BYTES_MAX, Send
@@ -23,12 +22,22 @@ from outbox_core.messages.message import Message, PublishResult
 
 logger = logging.getLogger(__name__)
 
-SUBMITTED_MAX: Final = 10_000
-"""So many messages wait or are on their way; who submits more waits."""
-IDLE_S_MAX: Final = 5.0
-"""A thread that has had nothing to do for so long ends; the next submit() starts another."""
-
 Told = Future[PublishResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitLimits:
+    """The bounds of what is submitted and of the requests that carry it.
+
+    `submitted_max` messages wait or are on their way; who submits more waits. A thread that has had nothing to do for
+    `idle_s_max` seconds ends; the next submit() starts another. A request carries up to `request_messages_max`
+    messages and `request_bytes_max` bytes of bodies; a larger message goes alone.
+    """
+
+    submitted_max: int = 10_000
+    idle_s_max: float = 5.0
+    request_messages_max: int = BATCH_MESSAGES_MAX
+    request_bytes_max: int = REQUEST_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +61,11 @@ class _Line:
 class Submitting:
     """Of one client. Thread-safe and fork-safe; its thread starts with the first submit()."""
 
-    def __init__(self, publish: Send, *, place: str, wait_s_max: float) -> None:
+    def __init__(self, publish: Send, *, place: str, wait_s_max: float, limits: SubmitLimits | None = None) -> None:
         """`wait_s_max` bounds how long submit() waits for room, and close() for what is left; `place` is where they go,
         for messages.
         """
+        self._limits = limits or SubmitLimits()
         self._publish = publish
         self._place = place
         self._wait_s_max = wait_s_max
@@ -70,10 +80,11 @@ class Submitting:
         line, told = self._own_line(), Told()
         with line.changed:
             if line.thread is not threading.current_thread():
-                in_time = line.changed.wait_for(lambda: line.closed or _has_room(line), self._wait_s_max)
+                in_time = line.changed.wait_for(lambda: line.closed or self._has_room(line), self._wait_s_max)
                 if not in_time:
                     raise BrokerUnavailable(
-                        f"{SUBMITTED_MAX:,} messages wait for {self._place} to take them; this one was not sent"
+                        f"{self._limits.submitted_max:,} messages wait for {self._place} to take them; "
+                        "this one was not sent"
                     )
             if line.closed:
                 raise ConfigurationError("this broker was closed; connect again")
@@ -99,7 +110,7 @@ class Submitting:
     def _run(self, line: _Line) -> None:
         batch: list[_Entry] = []
         try:
-            while batch := _next(line):
+            while batch := _next(line, self._limits):
                 self._send(batch)
         finally:
             for one in _left(line, batch):  # where this thread ends before its time; the next submit() starts another
@@ -118,27 +129,26 @@ class Submitting:
         for one, outcome in zip(wanted, outcomes, strict=True):
             _tell(one, outcome)
 
+    def _has_room(self, line: _Line) -> bool:
+        return len(line.waiting) + line.on_their_way < self._limits.submitted_max
+
     def _own_line(self) -> _Line:
         if self._line.process != os.getpid():
             self._line = _Line()
         return self._line
 
 
-def _has_room(line: _Line) -> bool:
-    return len(line.waiting) + line.on_their_way < SUBMITTED_MAX
-
-
-def _next(line: _Line) -> list[_Entry]:
+def _next(line: _Line, limits: SubmitLimits) -> list[_Entry]:
     """What the next request carries, once there is anything; nothing where the thread is to end."""
     with line.changed:
         line.on_their_way = 0
         line.changed.notify_all()
         if not line.waiting and not line.closed:
-            line.changed.wait(IDLE_S_MAX)
+            line.changed.wait(limits.idle_s_max)
         if not line.waiting:
             line.thread = None
             return []
-        batch = _taken(line.waiting)
+        batch = _taken(line.waiting, limits)
         line.on_their_way = len(batch)
         return batch
 
@@ -167,13 +177,13 @@ def _tell(entry: _Entry, outcome: PublishResult | Exception) -> None:
         logger.exception("submit_callback_failed", extra={"message_id": entry.message.id})
 
 
-def _taken(waiting: deque[_Entry]) -> list[_Entry]:
+def _taken(waiting: deque[_Entry], limits: SubmitLimits) -> list[_Entry]:
     """The first that wait, as many as a request may carry."""
     taken = [waiting.popleft()]
     size_bytes = len(taken[0].message.body)
-    while waiting and len(taken) < BATCH_MESSAGES_MAX:
+    while waiting and len(taken) < limits.request_messages_max:
         size_bytes += len(waiting[0].message.body)
-        if size_bytes > REQUEST_BYTES_MAX:
+        if size_bytes > limits.request_bytes_max:
             break
         taken.append(waiting.popleft())
     return taken

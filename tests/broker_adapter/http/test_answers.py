@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from requests import exceptions as http
 
-from broker_adapter.http import HttpBroker, response_reader
-from broker_adapter.http.response_reader import HttpResponse, read_answer
+from broker_adapter.http import HttpBroker
+from broker_adapter.http.response_reader import ANSWER_BYTES_MAX, HttpResponse, read_answer
 from outbox_core.common.errors import BrokerUnavailable
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: %d\r\n\r\n"
@@ -60,9 +60,8 @@ def test_an_answer_that_trickles_is_given_up_though_every_byte_comes_in_time() -
     assert len(sent) < BODY_BYTES // 100
 
 
-def test_an_answer_that_never_ends_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_reader, "ANSWER_BYTES_MAX", BODY_BYTES // 2)
-    with answering(HEAD % BODY_BYTES, trickles=False) as (url, _):
+def test_an_answer_that_never_ends_is_not_kept() -> None:
+    with answering(HEAD % (ANSWER_BYTES_MAX + 1), trickles=False) as (url, _):
         broker = HttpBroker(url)
 
         with pytest.raises(BrokerUnavailable, match="more than"):

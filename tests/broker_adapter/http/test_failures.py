@@ -6,20 +6,16 @@ import inspect
 import warnings
 
 import pytest
-import requests
 from requests import exceptions as http
 
 from broker_adapter.http import error_mapping
+from broker_adapter.http.response_reader import HttpResponse
 from outbox_core.common import errors
 from outbox_core.protocol.problem import ProblemAnswer, ProblemKind
 
 
-def answered(status: int, content: bytes = b"", **headers: str) -> requests.Response:
-    response = requests.Response()
-    response.status_code = status
-    response._content = content
-    response.headers.update(headers)
-    return response
+def answered(status: int, content: bytes = b"", **headers: str) -> HttpResponse:
+    return HttpResponse(status_code=status, content=content, headers=headers)
 
 
 def problem(kind: str, status: int, **more: object) -> bytes:
@@ -100,7 +96,7 @@ def test_a_problem_is_the_error_of_its_kind(kind: str, expected: type[errors.Bro
     ],
 )  # fmt: skip
 def test_what_somebody_in_between_answers_is_never_taken_for_a_refusal(
-    response: requests.Response, expected: type[errors.BrokerError]
+    response: HttpResponse, expected: type[errors.BrokerError]
 ) -> None:
     assert type(error_mapping.of_answer(response, what="x")) is expected
 
@@ -115,7 +111,7 @@ def test_what_somebody_in_between_answers_is_never_taken_for_a_refusal(
         (answered(429, b"", **{"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}), 1_000),
     ],
 )
-def test_a_pause_is_taken_from_the_answer_and_bounded(response: requests.Response, pause_ms: int) -> None:
+def test_a_pause_is_taken_from_the_answer_and_bounded(response: HttpResponse, pause_ms: int) -> None:
     error = error_mapping.of_answer(response, what="x")
 
     assert isinstance(error, errors.BrokerThrottled)

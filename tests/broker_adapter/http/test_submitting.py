@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
-from broker_adapter.http import HttpBroker, async_publisher
-from broker_adapter.http.async_publisher import Submitting
+from broker_adapter.http import HttpBroker
+from broker_adapter.http.async_publisher import SubmitLimits, Submitting
 from broker_adapter.http.publish_batching import Outcome
 from outbox_core import Message
 from outbox_core.common.errors import (
@@ -55,11 +57,39 @@ def wire() -> Wire:
 
 
 @pytest.fixture
-def line(wire: Wire) -> Iterator[Submitting]:
-    made = Submitting(wire.publish, place="host:1", wait_s_max=DEADLINE_S)
-    yield made
+def open_line(wire: Wire) -> Iterator[Callable[..., Submitting]]:
+    """Makes lines with limits of the test's; they are closed at its end."""
+    lines: list[Submitting] = []
+
+    def open_one(**limits: float) -> Submitting:
+        made = Submitting(wire.publish, place="host:1", wait_s_max=DEADLINE_S, limits=SubmitLimits(**limits))  # type: ignore[arg-type]
+        lines.append(made)
+        return made
+
+    yield open_one
     wire.go_on.release(1_000)
-    made.close()
+    for one in lines:
+        one.close()
+
+
+@pytest.fixture
+def line(open_line: Callable[..., Submitting]) -> Submitting:
+    return open_line()
+
+
+class SendingThread:
+    """The thread that sends for a line, as a callback of a future sees it."""
+
+    def __init__(self, future: Future[PublishResult]) -> None:
+        self._seen: SimpleQueue[threading.Thread] = SimpleQueue()
+        future.add_done_callback(lambda _: self._seen.put(threading.current_thread()))
+
+    def ended(self) -> bool:
+        """Wait for its end."""
+        thread = self._seen.get(timeout=DEADLINE_S)
+        assert thread is not threading.current_thread()
+        thread.join(DEADLINE_S)
+        return not thread.is_alive()
 
 
 def message(message_id: str, *, topic: str = "t", size: int = 1) -> Message:
@@ -147,15 +177,14 @@ def test_what_waits_is_told_when_the_thread_that_sends_is_ended_and_another_goes
 ) -> None:
     wire.errors["bad"] = SystemExit(1)
     futures = submit_behind_a_request(line, wire, message("a", topic="bad"), message("b"), message("c"))
-    ended = line._line.thread
-    assert ended is not None
+    thread = SendingThread(futures[0])
 
     wire.go_on.release(2)
     errors = [one.exception(DEADLINE_S) for one in futures]
 
     assert [type(one) for one in errors] == [BrokerUnavailable] * 3
     assert "may have arrived" in str(errors[0])
-    ended.join(DEADLINE_S)
+    assert thread.ended()
     assert ids([line.submit(message("d"))]) == ["d"]
 
 
@@ -175,11 +204,8 @@ def test_a_thread_that_cannot_be_started_takes_no_message_and_the_next_submit_tr
     assert wire.requests == [["b"]]
 
 
-def test_no_request_carries_more_than_a_request_may(
-    line: Submitting, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(async_publisher, "BATCH_MESSAGES_MAX", 2)
-    monkeypatch.setattr(async_publisher, "REQUEST_BYTES_MAX", 10)
+def test_no_request_carries_more_than_a_request_may(open_line: Callable[..., Submitting], wire: Wire) -> None:
+    line = open_line(request_messages_max=2, request_bytes_max=10)
     sizes = {"a": 1, "b": 1, "c": 1, "d": 6, "e": 6, "f": 30}
     futures = submit_behind_a_request(line, wire, *(message(one, size=size) for one, size in sizes.items()))
 
@@ -189,11 +215,8 @@ def test_no_request_carries_more_than_a_request_may(
     assert wire.requests == [["a"], ["b", "c"], ["d"], ["e"], ["f"]]
 
 
-def test_who_submits_more_than_there_is_room_for_waits_and_then_is_told(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(async_publisher, "SUBMITTED_MAX", 2)
-    line = Submitting(wire.publish, place="host:1", wait_s_max=0.05)
+def test_who_submits_more_than_there_is_room_for_waits_and_then_is_told(wire: Wire) -> None:
+    line = Submitting(wire.publish, place="host:1", wait_s_max=0.05, limits=SubmitLimits(submitted_max=2))
     futures = submit_behind_a_request(line, wire, message("a"), message("b"))
 
     with pytest.raises(BrokerUnavailable, match="2 messages wait for host:1"):
@@ -206,9 +229,9 @@ def test_who_submits_more_than_there_is_room_for_waits_and_then_is_told(
 
 
 def test_what_tells_of_one_may_submit_the_next_even_where_there_is_no_room(
-    line: Submitting, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    open_line: Callable[..., Submitting], wire: Wire
 ) -> None:
-    monkeypatch.setattr(async_publisher, "SUBMITTED_MAX", 1)
+    line = open_line(submitted_max=1)
     wire.go_on.release(100)
     told: list[str] = []
     done = threading.Event()
@@ -249,32 +272,29 @@ def test_the_end_sends_what_is_left_and_takes_nothing_more(line: Submitting, wir
         line.submit(message("d"))
 
 
-def test_a_thread_with_nothing_to_do_ends_and_another_goes_on(
-    line: Submitting, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(async_publisher, "IDLE_S_MAX", 0.01)
+def test_a_thread_with_nothing_to_do_ends_and_another_goes_on(open_line: Callable[..., Submitting], wire: Wire) -> None:
+    line = open_line(idle_s_max=0.01)
     futures = submit_behind_a_request(line, wire, message("a"))
-    thread = line._line.thread
+    thread = SendingThread(futures[0])
     wire.go_on.release(2)
     assert ids(futures) == ["a"]
-    assert thread is not None
 
-    thread.join(DEADLINE_S)
+    assert thread.ended()
 
-    assert not thread.is_alive()
     assert ids([line.submit(message("b"))]) == ["b"]
 
 
-def test_a_child_of_a_fork_leaves_what_was_submitted_to_its_parent(line: Submitting, wire: Wire) -> None:
+def test_a_child_of_a_fork_leaves_what_was_submitted_to_its_parent(
+    line: Submitting, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
     futures = submit_behind_a_request(line, wire, message("a"), message("b"))
-    parents = line._line
-    parents.process = -1  # as a child sees it
 
-    child = line.submit(message("c"))
+    with monkeypatch.context() as child_process:
+        child_process.setattr(os, "getpid", lambda: -1)
+        child = line.submit(message("c"))
     wire.go_on.release(3)
 
     assert ids([*futures, child]) == ["a", "b", "c"]
-    assert line._line is not parents
     assert sorted(wire.requests) == [["a"], ["b"], ["c"]]
 
 

@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from urllib3.connection import HTTPSConnection
 
 from broker_adapter.http import HttpBroker
 from outbox_broker.http.server import HttpServer, Tls
@@ -76,19 +77,21 @@ def test_requests_and_large_answers_go_over_tls(start: Start) -> None:
     assert publish_and_pull(HttpBroker(server.url, ca_file=str(ca_file))) == [b"x" * 300_000]
 
 
-def test_a_connection_is_kept_over_tls(start: Start) -> None:
+def test_a_connection_is_kept_over_tls(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server, ca_file = start()
     broker = HttpBroker(server.url, ca_file=str(ca_file))
-    used = set()
+    connect, connected = HTTPSConnection.connect, []
 
+    def count(connection: HTTPSConnection) -> None:
+        connected.append(connection)
+        connect(connection)
+
+    monkeypatch.setattr(HTTPSConnection, "connect", count)
     for _ in range(5):
         broker.admin.topics()
-        sockets = broker._connection._sockets
-        assert sockets is not None
-        used.add(id(sockets._idle[-1]))
     broker.close()
 
-    assert len(used) == 1
+    assert len(connected) == 1
 
 
 def test_a_certificate_that_nobody_vouches_for_is_not_trusted(start: Start) -> None:
