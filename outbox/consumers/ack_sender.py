@@ -26,14 +26,23 @@ class AcksBeside:
     pool's.
     """
 
-    def __init__(self, ack: Callable[[Sequence[InFlightDelivery]], None], *, name: str, ahead_max: int) -> None:
+    def __init__(
+        self,
+        ack: Callable[[Sequence[InFlightDelivery]], None],
+        *,
+        name: str,
+        ahead_max: int,
+        company_ms: int = COMPANY_MS,
+    ) -> None:
         """`ack` acknowledges deliveries of one topic and group, and lets go of them; it is called in thread `name`.
 
-        `ahead_max`: with more than so many unacknowledged put() waits.
+        `ahead_max`: with more than so many unacknowledged put() waits. `company_ms`: an ack that waits for company goes
+        once nothing has come for so long.
         """
         self._ack = ack
         self._name = name
         self._ahead_max = ahead_max
+        self._company_ms = company_ms
         self._lock = threading.Lock()
         self._brought = threading.Condition(self._lock)
         self._settled = threading.Condition(self._lock)
@@ -107,6 +116,6 @@ class AcksBeside:
             before = len(self._waiting)
             if self._ended or before >= self._ahead_max:
                 return
-            self._brought.wait(COMPANY_MS / 1000)
+            self._brought.wait(self._company_ms / 1000)
             if len(self._waiting) == before:
                 return

@@ -43,13 +43,14 @@ class BroadcastReading:
         pause: Callable[[float], bool],
         telemetry: Telemetry,
         random: Random,
+        retries: Backoff = RETRIES,
     ) -> None:
         """`call` has a delivery handled, `failed` logs what it raised, `count` counts an outcome, `pause` waits
-        seconds: True, and it stops.
+        seconds: True, and it stops. `retries`: how long it waits between the tries of one message.
         """
         self._consumer, self._topic, self._start = consumer, topic, start
         self._broker, self._call, self._failed, self._count, self._pause = broker, call, failed, count, pause
-        self._telemetry, self._random = telemetry, random
+        self._telemetry, self._random, self._retries = telemetry, random, retries
         self._offset: int | None = None
 
     def round(self, *, wait_ms: int) -> None:
@@ -82,7 +83,7 @@ class BroadcastReading:
             if attempt == ATTEMPTS_MAX_DEFAULT:
                 break
             asked_ms = failure.delay_ms if isinstance(failure, RetryLater) else None
-            pause_ms = RETRIES.delay_ms(attempt, self._random) if asked_ms is None else asked_ms
+            pause_ms = self._retries.delay_ms(attempt, self._random) if asked_ms is None else asked_ms
             if self._pause(pause_ms / 1000):
                 return False
         self._count("given_up")

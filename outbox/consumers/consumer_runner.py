@@ -19,6 +19,7 @@ from outbox.consumers.acknowledgements import Settling
 from outbox.consumers.broadcast_reader import BroadcastReading
 from outbox.consumers.handler import Consumer, NotTried, Outcome, RetryLater, reason_for
 from outbox.consumers.in_flight import HeldDeliveries, InFlightDelivery
+from outbox.consumers.runner_times import PAUSES, RunnerTimes
 from outbox.store.event_loop import EventLoopThread
 from outbox.telemetry import Telemetry, default_telemetry
 from outbox.telemetry.failure_log import FailureLog, root_cause
@@ -32,13 +33,8 @@ from outbox_core.runtime.logs import mask_secrets
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-PULL_WAIT_MS: Final = 5_000
 STOP_TIMEOUT_SECONDS: Final = 25.0
 THREADS_MAX: Final = 256
-ACK_DELAY_MS: Final = 100
-"""How long a handled message waits, at most, for others to be acknowledged with it, while its batch goes on."""
-PAUSES: Final = Backoff(initial_ms=200, multiplier=2, max_ms=30_000, jitter=0.5)
-"""Between pulls while the broker, or the inbox's database, is out."""
 
 
 @dataclass(slots=True)
@@ -82,11 +78,12 @@ class ConsumerRunner:
         clock: Clock | None = None,
         random: Random | None = None,
         pauses: Backoff = PAUSES,
+        times: RunnerTimes | None = None,
         closes_broker: Broker | None = None,
         broker_url: str | None = None,
     ) -> None:
         """`closes_broker` is let go of at the end: the broker, where the runner is its only user. `broker_url` names
-        the broker in logs.
+        the broker in logs. `pauses` and `times`: see outbox.consumers.runner_times.
         """
         threads = sum(one.workers * len(one.topics) for one in consumers)
         if threads > THREADS_MAX:
@@ -100,6 +97,7 @@ class ConsumerRunner:
         self._clock = clock or SystemClock()
         self._random = random or Random()
         self._pauses = pauses
+        self._times = times or RunnerTimes()
         self._held = HeldDeliveries(broker=broker, clock=self._clock, telemetry=self._telemetry)
         self._settling = Settling(broker=broker, telemetry=self._telemetry, random=self._random)
         self._failures = FailureLog(logger, clock=self._clock)
@@ -132,7 +130,7 @@ class ConsumerRunner:
     def stop(self, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
         """Finish the message in hand, give the others back untried, and stop; True when all did in time.
 
-        A pull that waits for messages ends within its PULL_WAIT_MS. What is not finished in time stays invisible to
+        A pull that waits for messages ends within its `pull_wait_ms`. What is not finished in time stays invisible to
         others as long as this process lives, and comes back afterwards.
         """
         self._stopping.set()
@@ -215,13 +213,14 @@ class ConsumerRunner:
 
     def _work_until_stopped(self, consumer: Consumer, topic: str) -> None:
         failures = 0
-        acks = AcksBeside(self._ack, name=f"{threading.current_thread().name}-ack", ahead_max=consumer.prefetch)
+        name = f"{threading.current_thread().name}-ack"
+        acks = AcksBeside(self._ack, name=name, ahead_max=consumer.prefetch, company_ms=self._times.company_ms)
         reading = self._reading(consumer, topic)
 
         def act() -> BaseException | None:
             if reading is None:
                 return self._round(consumer, topic, acks)
-            reading.round(wait_ms=PULL_WAIT_MS)
+            reading.round(wait_ms=self._times.pull_wait_ms)
             return None
 
         while not self._stopping.is_set():
@@ -238,6 +237,7 @@ class ConsumerRunner:
         return BroadcastReading(
             consumer, topic, start=consumer.broadcast, broker=self._broker, call=self._call, failed=self._log_failed,
             count=self._count, pause=self._stopping.wait, telemetry=self._telemetry, random=self._random,
+            retries=self._times.broadcast_retries,
         )  # fmt: skip
 
     def _tried(self, act: Callable[[], BaseException | None], consumer: Consumer, topic: str) -> BaseException | None:
@@ -284,7 +284,7 @@ class ConsumerRunner:
         started_at_ns = time.time_ns()
         deliveries = self._broker.pull(
             topic, consumer.group,
-            max_messages=consumer.prefetch, wait_ms=PULL_WAIT_MS, invisible_ms=consumer.invisible_ms,
+            max_messages=consumer.prefetch, wait_ms=self._times.pull_wait_ms, invisible_ms=consumer.invisible_ms,
         )  # fmt: skip
         if not deliveries:
             return None
@@ -317,7 +317,7 @@ class ConsumerRunner:
                     self._hand_back(untried, delay_ms=self._pauses.initial_ms, reason=reason_for(error))
                     if not error.conflict:
                         return error
-                if done and self._clock.monotonic_ms() - acked_at_ms >= ACK_DELAY_MS:
+                if done and self._clock.monotonic_ms() - acked_at_ms >= self._times.ack_delay_ms:
                     acks.put(done)
                     done = []
                     acked_at_ms = self._clock.monotonic_ms()

@@ -18,8 +18,8 @@ from sqlalchemy.orm import Session
 
 from broker_adapter.embedded import EmbeddedBroker
 from outbox import consumer
-from outbox.consumers import consumer_runner
 from outbox.consumers.consumer_decorator import ConsumerRunner
+from outbox.consumers.runner_times import RunnerTimes
 from outbox_core.messages.message import AckStatus, Delivery
 from tests.outbox.shop import Payment
 
@@ -56,7 +56,6 @@ class DyingBroker(EmbeddedBroker):
 def main() -> None:
     """Consume until death."""
     point, url, schema, broker_url, invisible_ms = sys.argv[1:6]
-    consumer_runner.ACK_DELAY_MS = 0  # type: ignore[misc]
     engine = create_engine(url)
     broker = DyingBroker(broker_url)
     broker.point = point
@@ -75,7 +74,7 @@ def main() -> None:
             case "after commit":
                 event.listen(session, "after_commit", die)
 
-    ConsumerRunner([pay], broker=broker).start()
+    ConsumerRunner([pay], broker=broker, times=RunnerTimes(ack_delay_ms=0)).start()
     threading.Event().wait(60)
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,14 @@ from outbox import consumer
 from outbox.consumers.ack_sender import AcksBeside
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.consumers.in_flight import InFlightDelivery
+from outbox.consumers.runner_times import RunnerTimes
 from outbox_core.messages.message import AckStatus, Delivery
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 
 ROOT = Path(__file__).parents[3]
 CHILD = Path(__file__).with_name("hanging_ack_consumer.py")
 Running = Callable[..., ConsumerRunner]
+LONG_COMPANY = RunnerTimes(company_ms=1_000 * 4 * WAIT_SECONDS)
 
 
 class SlowToAck(WatchedBroker):
@@ -72,7 +75,9 @@ def test_the_next_message_is_pulled_and_handled_while_an_ack_is_on_its_way_and_n
     assert handled == [f"m-{number}" for number in range(1, 5)]
 
 
-def handle_behind_an_ack(watched: SlowToAck, running: Running, *, count: int, prefetch: int) -> ConsumerRunner:
+def handle_behind_an_ack(
+    watched: SlowToAck, running: Running, *, count: int, prefetch: int, **options: Any
+) -> ConsumerRunner:
     """One message is being acknowledged, and so many more were handled meanwhile."""
     handled: list[str] = []
 
@@ -81,7 +86,7 @@ def handle_behind_an_ack(watched: SlowToAck, running: Running, *, count: int, pr
         watched.tell()
 
     watched.publish([message()])
-    runner = running(consumer("orders", group="g", prefetch=prefetch)(handle))
+    runner = running(consumer("orders", group="g", prefetch=prefetch)(handle), **options)
     assert watched.came.acquire(timeout=WAIT_SECONDS)
     watched.publish([message(number) for number in range(2, count + 2)])
     watched.wait_for(lambda: len(handled) == count + 1)
@@ -100,11 +105,10 @@ def test_what_is_handled_while_an_ack_is_on_its_way_goes_together_with_the_next(
 
 
 def test_an_ack_waits_for_company_only_where_messages_come_while_one_is_on_its_way(
-    watched: SlowToAck, running: Running, monkeypatch: pytest.MonkeyPatch
+    watched: SlowToAck, running: Running
 ) -> None:
-    monkeypatch.setattr("outbox.consumers.ack_sender.COMPANY_MS", 1_000 * 4 * WAIT_SECONDS)
     watched.let_through.set()
-    running(consumer("orders", group="g")(lambda _one: None))
+    running(consumer("orders", group="g")(lambda _one: None), times=LONG_COMPANY)
 
     for number in (1, 2):
         watched.publish([message(number)])
@@ -113,11 +117,8 @@ def test_an_ack_waits_for_company_only_where_messages_come_while_one_is_on_its_w
     assert [len(statuses) for statuses in watched.acks] == [1, 1]
 
 
-def test_a_batch_s_worth_of_acks_waits_for_no_more_company(
-    watched: SlowToAck, running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outbox.consumers.ack_sender.COMPANY_MS", 1_000 * 4 * WAIT_SECONDS)
-    handle_behind_an_ack(watched, running, count=2, prefetch=2)
+def test_a_batch_s_worth_of_acks_waits_for_no_more_company(watched: SlowToAck, running: Running) -> None:
+    handle_behind_an_ack(watched, running, count=2, prefetch=2, times=LONG_COMPANY)
 
     watched.let_through.set()
     watched.wait_for(lambda: watched.acked == 3)
@@ -125,11 +126,8 @@ def test_a_batch_s_worth_of_acks_waits_for_no_more_company(
     assert [len(statuses) for statuses in watched.acks] == [1, 2]
 
 
-def test_a_stop_sends_what_waits_for_company(
-    watched: SlowToAck, running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outbox.consumers.ack_sender.COMPANY_MS", 1_000 * 4 * WAIT_SECONDS)
-    runner = handle_behind_an_ack(watched, running, count=2, prefetch=10)
+def test_a_stop_sends_what_waits_for_company(watched: SlowToAck, running: Running) -> None:
+    runner = handle_behind_an_ack(watched, running, count=2, prefetch=10, times=LONG_COMPANY)
 
     watched.let_through.set()
 

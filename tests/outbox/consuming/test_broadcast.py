@@ -12,9 +12,8 @@ import pytest
 
 from broker_adapter.embedded import EmbeddedBroker
 from outbox import Consumer, RetryLater, consumer
-from outbox.consumers import broadcast_reader
 from outbox.consumers.consumer_decorator import ConsumerRunner
-from outbox.consumers.consumer_runner import PULL_WAIT_MS
+from outbox.consumers.runner_times import PULL_WAIT_MS, RunnerTimes
 from outbox.testing import MemoryBroker
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_core.common.backoff import Backoff
@@ -27,11 +26,7 @@ from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
 POLL_SECONDS = 0.01
 Running = Callable[..., ConsumerRunner]
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broadcast_reader, "RETRIES", Backoff(initial_ms=1, max_ms=2))
+SHORT = RunnerTimes(broadcast_retries=Backoff(initial_ms=1, max_ms=2))
 
 
 def stop(runner: ConsumerRunner, clock: ManualClock) -> None:
@@ -67,7 +62,7 @@ class Told:
 def begun(watched: WatchedBroker, running: Running, handler: Callable[..., object], **options: Any) -> ConsumerRunner:
     """A runner that has read once: from here on it gets everything."""
     before = watched.reads
-    runner = running(consumer("orders", group="cache", **{"broadcast": True, **options})(handler))
+    runner = running(consumer("orders", group="cache", **{"broadcast": True, **options})(handler), times=SHORT)
     watched.wait_for(lambda: watched.reads > before)
     return runner
 
@@ -175,7 +170,7 @@ def test_where_the_broker_lost_its_messages_it_begins_as_it_began_and_says_so(
 ) -> None:
     told, broker = Told(), MemoryBroker(clock=clock)
     one = consumer("orders", group="cache", broadcast="earliest")(told.note)
-    with ConsumerRunner([one], broker=broker, clock=clock) as runner:
+    with ConsumerRunner([one], broker=broker, clock=clock, times=SHORT) as runner:
         broker.publish([message(1), message(2)])
         told.wait_for("m-1/1", "m-2/1")
 
@@ -200,7 +195,7 @@ def test_what_retention_dropped_before_it_came_to_it_is_told(
 
     broker.publish([message(0)])
     one = consumer("orders", group="cache", broadcast="earliest", prefetch=1)(handle)
-    with closing(broker), ConsumerRunner([one], broker=broker, clock=clock) as runner:
+    with closing(broker), ConsumerRunner([one], broker=broker, clock=clock, times=SHORT) as runner:
         told.wait_for("m-0/1")
         for number in range(1, 40):
             broker.publish([message(number, body=bytes(1_000))])

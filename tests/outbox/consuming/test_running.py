@@ -16,12 +16,15 @@ from sqlalchemy.orm import Session
 from outbox import Consumer, RetryLater, consumer, run_consumers
 from outbox.consumers.acknowledgements import ACK_TRIES_MAX
 from outbox.consumers.consumer_decorator import ConsumerRunner
-from outbox.consumers.consumer_runner import PAUSES, THREADS_MAX
+from outbox.consumers.consumer_runner import THREADS_MAX
+from outbox.consumers.runner_times import PAUSES, RunnerTimes
 from outbox.telemetry import NO_TRACING, Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox.testing import AdvancingClock
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, ConfigurationError
+from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.connect import connect
 from outbox_core.messages.limits import REASON_CHARS_MAX
 from outbox_core.messages.message import AckStatus, Delivery, GroupConfig
 from tests.outbox.shop import Payment, Shop, open_shop
@@ -266,10 +269,7 @@ def test_neighbours_of_a_hung_handler_go_to_another_worker(
     watched.wait_for(lambda: runner.figures.lost == 3)
 
 
-def test_what_is_handled_is_acknowledged_while_its_batch_goes_on(
-    watched: WatchedBroker, running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outbox.consumers.consumer_runner.ACK_DELAY_MS", 0)
+def test_what_is_handled_is_acknowledged_while_its_batch_goes_on(watched: WatchedBroker, running: Running) -> None:
     go_on = threading.Event()
 
     def handle(one: Delivery) -> None:
@@ -277,7 +277,7 @@ def test_what_is_handled_is_acknowledged_while_its_batch_goes_on(
             go_on.wait(WAIT_SECONDS)
 
     watched.publish([message(number) for number in range(3)])
-    running(consumer("orders", group="g")(handle))
+    running(consumer("orders", group="g")(handle), times=RunnerTimes(ack_delay_ms=0))
     watched.wait_for(lambda: watched.acked == 2)  # the third is still in hand
     go_on.set()
     watched.wait_for(lambda: watched.acked == 3)
@@ -285,11 +285,10 @@ def test_what_is_handled_is_acknowledged_while_its_batch_goes_on(
     assert (sum(map(len, watched.acks[:-1])), len(watched.acks[-1])) == (2, 1)
 
 
-def test_a_quick_batch_costs_one_ack(watched: WatchedBroker, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outbox.consumers.consumer_runner.ACK_DELAY_MS", 60_000)
+def test_a_quick_batch_costs_one_ack(watched: WatchedBroker, running: Running) -> None:
     watched.publish([message(number) for number in range(40)])
 
-    running(handler_of([], prefetch=20))
+    running(handler_of([], prefetch=20), times=RunnerTimes(ack_delay_ms=60_000))
     watched.wait_for(lambda: watched.acked == 40)
 
     assert [len(statuses) for statuses in watched.acks] == [20, 20]
@@ -314,14 +313,16 @@ def test_stop_gives_back_in_one_call_what_was_not_begun(watched: WatchedBroker, 
 
 
 def test_stop_and_start_may_be_called_again_and_again(watched: WatchedBroker, running: Running) -> None:
+    before = set(threading.enumerate())
     runner = running(handler_of([]))
     runner.start()
-    threads = list(runner._threads)
+    threads = set(threading.enumerate()) - before
 
     assert all(runner.stop(timeout_seconds=WAIT_SECONDS) for _ in range(3))
     runner.start()
 
-    assert runner._threads == threads
+    assert (runner.health().workers, runner.health().workers_alive) == (1, 0)
+    assert len(threads) >= 2  # a worker, and what extends
     assert not any(thread.is_alive() for thread in threads)
 
 
@@ -425,12 +426,27 @@ def test_signals_are_for_the_main_thread(watched: WatchedBroker) -> None:
 
 
 def test_a_broker_that_the_runner_opened_is_closed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outbox.consumers.consumer_runner.PULL_WAIT_MS", 20)
-    runner = run_consumers([handler_of([])], broker=f"embedded:{tmp_path / 'data'}")
+    opened: list[Broker] = []
+    inside, go_on = threading.Event(), threading.Event()
+
+    def connect_and_note(url: str) -> Broker:
+        opened.append(connect(url))
+        return opened[-1]
+
+    def handle(_one: Delivery) -> None:
+        inside.set()
+        go_on.wait(WAIT_SECONDS)
+
+    monkeypatch.setattr("outbox.consumers.consumer_decorator.connect", connect_and_note)
+    runner = run_consumers([consumer("orders", group="g")(handle)], broker=f"embedded:{tmp_path / 'data'}")
+    opened[0].publish([message()])
+    assert inside.wait(WAIT_SECONDS)
+    assert not runner.stop(timeout_seconds=0)
+    go_on.set()
     assert runner.stop(timeout_seconds=WAIT_SECONDS)
 
     with pytest.raises(ConfigurationError, match="closed"):
-        runner._broker.pull("orders", "g")
+        opened[0].pull("orders", "g")
 
 
 def test_a_broker_of_the_users_stays_open(watched: WatchedBroker) -> None:
