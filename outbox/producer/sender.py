@@ -104,8 +104,6 @@ class Sender:
         self._limits = limits
         self._telemetry = telemetry
         telemetry.watch_queue(partial(_queued_rows, ref(self)))
-        self.dropped_rows: int = 0
-        self.failed_batches: int = 0
         self._token = new_token()
         self._queue: deque[_Commit] = deque()
         self._queued_rows = 0
@@ -234,7 +232,6 @@ class Sender:
 
     def _drop(self, commit: _Commit) -> None:
         """Leave it to the compensator."""
-        self.dropped_rows += len(commit.rows)
         self._telemetry.dropped(len(commit.rows))
 
     def _count(self, commit: _Commit, sign: int) -> None:
@@ -282,10 +279,8 @@ class Sender:
         try:
             act()
         except OutboxError as error:
-            self.failed_batches += 1
             logger.warning("send_not_settled", extra={"error": str(error)})
         except Exception:  # the thread boundary: a defect must not end the loop
-            self.failed_batches += 1
             logger.exception("send_failed")
 
     def reset_after_fork(self) -> None:

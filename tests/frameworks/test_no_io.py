@@ -13,6 +13,8 @@ from sqlalchemy import event, insert
 
 from compensator.core.batch_totals import PassReport
 from outbox import Outbox, SenderLimits
+from outbox.telemetry import Telemetry
+from outbox.telemetry.metrics import OutboxMetrics
 from tests.frameworks.reached import Reached
 from tests.outbox.shop import Payment, Shop
 
@@ -149,14 +151,15 @@ def test_a_full_queue_drops_the_send_and_the_compensator_sends_the_row(
     shop: Shop, connects: Connects, broker_url: str, reached: Reached, topic: str, mute_port: int
 ) -> None:
     limits = SenderLimits(**LEASES, queue_rows_max=3, batch_rows_max=1, close_timeout_ms=100)
-    box = shop.box(f"http://127.0.0.1:{mute_port}", sender=limits)
+    metrics = OutboxMetrics()
+    box = shop.box(f"http://127.0.0.1:{mute_port}", sender=limits, telemetry=Telemetry(metrics=metrics))
     pay = pay_function(box, topic)
     pay(0)
     connects.wait_for(("127.0.0.1", mute_port))  # the sender has its hands full now
     for number in range(1, 30):
         pay(number)
 
-    dropped = box._sender.dropped_rows
+    dropped = metrics.registry.get_sample_value("outbox_sender_dropped_rows_total")
     box.close()
 
     assert dropped == 30 - 1 - 3

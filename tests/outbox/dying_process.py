@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import create_engine, event
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.orm import Session
 
 from broker_adapter.embedded import EmbeddedBroker
@@ -95,7 +95,7 @@ def business(point: str, url: str, schema: str, broker: DyingBroker) -> None:
         box.publish("payments", "rolled back", session=session)
         session.rollback()
     box.dies_before_hand_off = point == "after commit"
-    listen(point, engine, box._background)
+    listen(point, engine)
     with Session(engine) as session, session.begin():
         session.add(Payment(id=1))
         for number in range(3):
@@ -104,17 +104,17 @@ def business(point: str, url: str, schema: str, broker: DyingBroker) -> None:
         sys.exit("the sender did not finish")
 
 
-def listen(point: str, engine: Any, background: Any) -> None:
-    """Die around statements, where the point is one of these."""
+def listen(point: str, engine: Engine) -> None:
+    """Die around statements, where the point is one of these. Only the sender deletes, on an engine of its own."""
     match point:
         case "before insert":
             event.listen(engine, "before_cursor_execute", partial(on_statement, point, "INSERT"))
         case "after insert":
             event.listen(engine, "after_cursor_execute", partial(on_statement, point, "INSERT"))
         case "before delete":
-            event.listen(background, "before_cursor_execute", partial(on_statement, point, "DELETE"))
+            event.listen(Engine, "before_cursor_execute", partial(on_statement, point, "DELETE"))
         case "after delete":
-            event.listen(background, "after_cursor_execute", partial(on_statement, point, "DELETE"))
+            event.listen(Engine, "after_cursor_execute", partial(on_statement, point, "DELETE"))
 
 
 def scan(point: str, url: str, schema: str, broker: DyingBroker) -> None:

@@ -94,14 +94,19 @@ def test_a_wall_clock_that_stepped_back_makes_no_negative_time(clock: ManualCloc
 
 def test_moments_of_commit_are_remembered_for_so_many_messages_and_no_more(clock: ManualClock) -> None:
     metrics = OutboxMetrics(clock=clock)
+    published_at_ms = clock.now_ms() - 60_000
 
     metrics.committed(rows(*(message(number) for number in range(COMMITS_KEPT_MAX + 7))))
     for number in range(10):
         metrics.committed(rows(message(-number - 1)))
+    clock.advance(250)
+    taken_s = []
+    for number in (-1, 17, 16):  # the newest, the oldest that is remembered, and the newest that is not
+        before = value(metrics, "outbox_commit_to_ack_seconds_sum", topic="orders") or 0
+        sent(metrics, message(number, created_at_ms=published_at_ms))
+        taken_s.append((value(metrics, "outbox_commit_to_ack_seconds_sum", topic="orders") or 0) - before)
 
-    assert len(metrics._commits._at_ms) == COMMITS_KEPT_MAX
-    assert metrics._commits.forget("m--1") is not None
-    assert metrics._commits.forget("m-16") is None
+    assert taken_s == [0.25, 0.25, 60.25]
 
 
 def test_topics_beyond_the_bound_are_counted_together() -> None:

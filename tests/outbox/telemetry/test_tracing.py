@@ -125,15 +125,21 @@ def test_a_provider_that_is_set_later_is_found_and_looked_for_once_a_second(
     now, asked, provider = [100.0], [], [trace.ProxyTracerProvider()]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(module, "get_tracer_provider", lambda: (asked.append(now[0]), provider[0])[1])
+    monkeypatch.setattr(module, "get_tracer", lambda *_, **__: spans.tracer)
     tracing = OpenTelemetryTracing()
 
-    found = [tracing._is_live() for _ in range(5)]
-    provider[0] = spans.provider  # type: ignore[call-overload]
-    found.append(tracing._is_live())
-    now[0] += ASK_SECONDS
-    found += [tracing._is_live(), tracing._is_live()]
+    def spans_after_a_send() -> int:
+        with tracing.sending([message()], Sending(path=SendPath.INLINE)):
+            pass
+        return len(spans.all("send"))
 
-    assert found == [False] * 6 + [True] * 2
+    found = [spans_after_a_send() for _ in range(5)]
+    provider[0] = spans.provider  # type: ignore[call-overload]
+    found.append(spans_after_a_send())
+    now[0] += ASK_SECONDS
+    found += [spans_after_a_send(), spans_after_a_send()]
+
+    assert found == [0] * 6 + [1, 2]
     assert asked == [100.0, 101.0]
 
 
