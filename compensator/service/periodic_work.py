@@ -27,11 +27,15 @@ _JITTER: Final = 0.1
 class Chores:
     """A scheduler and what it is to do. start() and stop() are idempotent."""
 
-    def __init__(self, *, clock: Clock, failed: Callable[[str], None]) -> None:
-        """`failed` is told the name of a chore that ended by an error."""
+    def __init__(
+        self, *, clock: Clock, failed: Callable[[str], None], scheduler: BackgroundScheduler | None = None
+    ) -> None:
+        """`failed` is told the name of a chore that ended by an error. `scheduler`: one that has not begun and that
+        nobody else gives work, started and shut down with the chores; by default one in UTC.
+        """
         self._clock = clock
         self._failed = failed
-        self._scheduler = BackgroundScheduler(timezone=UTC)
+        self._scheduler = scheduler or BackgroundScheduler(timezone=UTC)
         self._changed = threading.Condition()
         self._running: set[str] = set()
         self._stopping = False

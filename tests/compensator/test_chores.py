@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from apscheduler.schedulers.background import BackgroundScheduler
 
 from compensator.service.periodic_work import Chores
 from outbox_core.common.clock import ManualClock
@@ -22,7 +23,8 @@ class Watched:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.failed: list[str] = []
-        self.chores = Chores(clock=self.clock, failed=self.failed.append)
+        self.scheduler = BackgroundScheduler(timezone=UTC)
+        self.chores = Chores(clock=self.clock, failed=self.failed.append, scheduler=self.scheduler)
 
 
 @pytest.fixture
@@ -96,7 +98,7 @@ def test_a_clock_that_was_stepped_back_keeps_no_chore_waiting(watched: Watched) 
     watched.chores.add("it", work, every_ms=NEVER_AGAIN_MS)
     watched.chores.start()
     assert first.wait(WAIT_SECONDS)
-    [job] = watched.chores._scheduler.get_jobs()
+    [job] = watched.scheduler.get_jobs()
     job.modify(next_run_time=datetime.now(UTC) + timedelta(hours=2))  # as a step back by an hour leaves it
 
     watched.chores.mind_clock()
