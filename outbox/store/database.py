@@ -288,7 +288,8 @@ def _create(database: URL | str) -> Engine:
     url = read_url(database)
     try:
         arguments: dict[str, Any] = {}
-        if url.get_backend_name() in MYSQL_DIALECTS and url.get_driver_name() == "pymysql":
+        is_bounded = "connect_timeout" in url.query  # an argument would win over what the URL says
+        if url.get_backend_name() in MYSQL_DIALECTS and url.get_driver_name() == "pymysql" and not is_bounded:
             arguments["connect_args"] = {"connect_timeout": CONNECT_TIMEOUT_SECONDS}
         return create_engine(url, pool_pre_ping=url.get_backend_name() in MYSQL_DIALECTS, **arguments)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:

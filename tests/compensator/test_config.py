@@ -9,12 +9,14 @@ import pytest
 from pymysql.err import OperationalError
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import DBAPIError
 
 from compensator.assignment import AlwaysMine, LeasedAssignment
+from compensator.assignment.opening import lease_engine
 from compensator.core.config import CompensatorConfig, load
 from compensator.entry.wiring import Parts, wire
 from compensator.work.claim_and_relay import Walk
-from compensator.work.engines import STATEMENT_SECONDS_MAX
+from compensator.work.engines import CONNECT_SECONDS_MAX, STATEMENT_SECONDS_MAX
 from compensator.work.source import Source
 from outbox.store.database_url import database_url
 from outbox_core.common.clock import SystemClock
@@ -288,10 +290,21 @@ def test_a_dead_server_costs_a_bounded_time(no_connections: NoConnections) -> No
 
     no_connections.look_and_claim(source)
     look, claim = no_connections.arguments
-    assert claim["connect_timeout"]
-    assert look["connect_timeout"]
+    assert claim["connect_timeout"] == look["connect_timeout"] == CONNECT_SECONDS_MAX
     for name in ("read_timeout", "write_timeout"):
         assert look[name] == claim[name] == STATEMENT_SECONDS_MAX
+
+
+def test_no_connect_of_a_beat_outlasts_a_lease(no_connections: NoConnections) -> None:
+    engine = lease_engine("mysql+pymysql://u@h/d", wait_ms_max=2_000)
+
+    with pytest.raises(DBAPIError):
+        engine.connect()
+
+    (arguments,) = no_connections.arguments
+    assert {name: arguments[name] for name in ("connect_timeout", "read_timeout", "write_timeout")} == {
+        "connect_timeout": 3, "read_timeout": 3, "write_timeout": 3,
+    }  # fmt: skip
 
 
 def test_an_async_url_is_served_by_the_synchronous_driver(no_connections: NoConnections) -> None:
