@@ -19,11 +19,11 @@ from typing import Self
 
 from outbox_broker.common.cancel_scope import Scope
 from outbox_broker.log.disk_reserve import Reserve
-from outbox_broker.schedule.core import DelayOptions
+from outbox_broker.schedule.bucket_keeper import Keeping
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_queue import TakenMessages
-from outbox_broker.schedule.keeping import Keeping
 from outbox_broker.schedule.run_merge import Piece
+from outbox_broker.schedule.schedule_context import DelayOptions
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.schedule.schedule_records import (
     FROM_MEMORY,
@@ -33,7 +33,7 @@ from outbox_broker.schedule.schedule_records import (
     ScheduleCanceled,
     Scheduled,
 )
-from outbox_broker.schedule.searching import Covered, Searching
+from outbox_broker.schedule.schedule_search import Covered, Searching
 from outbox_broker.schedule.segment_store import SegmentStore
 from outbox_broker.schedule.sorted_run import DUE, ID, TOPIC, UNKNOWN_TOPIC, Entry, Timed, topic_hash
 from outbox_broker.schedule.sorted_run_reader import RunDamaged

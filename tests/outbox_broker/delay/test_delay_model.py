@@ -17,7 +17,7 @@ from outbox_broker.log.storage import DiskStorage
 from outbox_broker.schedule import id_index
 from outbox_broker.schedule.delay_store import DueBatch, Timed
 from outbox_broker.schedule.recent_cancels import CANCEL_MEMORY_MS, Cancel
-from outbox_broker.schedule.searching import Listed
+from outbox_broker.schedule.schedule_search import Listed
 from outbox_core.messages.limits import DELAY_MAX_MS
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, NOW_MS, SECOND_MS, Opened, flush, settle, timed
 

@@ -427,7 +427,7 @@ def test_the_index_forgets_what_fired_long_ago(opened: Opened, monkeypatch: pyte
 
 
 def test_two_ids_with_one_hash_are_told_apart(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("core", "keeping", "searching"):
+    for module in ("schedule_context", "bucket_keeper", "schedule_search"):
         monkeypatch.setattr(f"outbox_broker.schedule.{module}.id_hashes", lambda ids: [len(one) for one in ids])
     schedule = opened.open(dedup_messages=0)
     put(schedule, NOW_MS, timed("a", NOW_MS + 1), timed("b", NOW_MS + 2))

@@ -177,7 +177,7 @@ def test_what_fired_long_ago_is_too_late_although_anothers_of_its_id_has_just_fi
 def test_an_id_with_the_hash_of_another_topics_is_no_repeat_of_it_after_a_restart(
     opened: Opened, schedule: DelayStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("core", "keeping", "searching"):
+    for module in ("schedule_context", "bucket_keeper", "schedule_search"):
         monkeypatch.setattr(f"outbox_broker.schedule.{module}.id_hashes", lambda ids: [7 for _ in ids])
     assert said(schedule, "lim.a", message_id="made") == "stored"
     flush(schedule, NOW_MS)

@@ -13,10 +13,10 @@ from itertools import compress
 from typing import Final
 
 from outbox_broker.schedule.bucket_filing import FiledRuns
-from outbox_broker.schedule.core import IDS_PREFIX, DelayCore
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.id_index import IndexPiece, index_entries, unpacked
 from outbox_broker.schedule.levels import BucketState, is_to_expand
+from outbox_broker.schedule.schedule_context import IDS_PREFIX, DelayCore
 from outbox_broker.schedule.schedule_log import PREFIX
 from outbox_broker.schedule.schedule_records import BucketChanged, Flushed, Moved, Passed, StoredIndex
 from outbox_broker.schedule.schedule_state import Bucket

@@ -12,8 +12,8 @@ from itertools import accumulate, chain
 from typing import Final
 
 from outbox_broker.common.cancel_scope import Scope, covers
-from outbox_broker.schedule.core import DelayCore
 from outbox_broker.schedule.levels import candidates
+from outbox_broker.schedule.schedule_context import DelayCore
 from outbox_broker.schedule.sorted_run import UNKNOWN_TOPIC, Columns, SortedRun, id_hashes, topic_hash
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
 from outbox_core.common.errors import StorageFailed
