@@ -20,10 +20,10 @@ from typing import Self
 from outbox_broker.common.cancel_scope import Scope
 from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.schedule.bucket_keeper import Keeping
+from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_queue import TakenMessages
 from outbox_broker.schedule.run_merge import Piece
-from outbox_broker.schedule.schedule_context import DelayOptions
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.schedule.schedule_records import (
     FROM_MEMORY,

@@ -32,8 +32,6 @@ ENTRY_BYTES: Final = 32
 """Hash of the id, due time, arrival, hash of the topic. Pieces of before have entries without the last."""
 _NO_TOPIC: Final = bytes(8)
 BLOCK_IDS: Final = 128
-PIECES_MAX: Final = 64
-MERGED_PIECES: Final = 48
 _SLICE_IDS: Final = 32_768
 _KEYS: Final = 1 << 64
 _ENTRY: Final = struct.Struct(">QQQQ")
@@ -91,8 +89,11 @@ class IndexPiece:
 class IdIndex:
     """Look-ups in all pieces. The list of pieces is its owner's; add() and remove() follow it."""
 
-    def __init__(self, store: SegmentStore) -> None:
+    def __init__(self, store: SegmentStore, *, pieces_max: int, merged_pieces_max: int) -> None:
+        """Where there are more than `pieces_max`, up to `merged_pieces_max` of them become one."""
         self._store = store
+        self._pieces_max = pieces_max
+        self._merged_pieces_max = merged_pieces_max
         self._pieces: list[IndexPiece] = []  # in order of arrival, but for what is merged, which is old
         self._damaged: set[str] = set()
 
@@ -167,13 +168,15 @@ class IdIndex:
         first of these are merged.
         """
         pieces = self._pieces
-        if len(pieces) <= PIECES_MAX:
+        if len(pieces) <= self._pieces_max:
             return []
         totals = accumulate(one.stored.count for one in reversed(pieces))
         young = sum(total <= newest for total in totals)
         old = pieces[: len(pieces) - young - 1]  # the one between has some of the newest too
         some = sorted(old, key=lambda one: one.stored.count) if len(old) > young else pieces[len(pieces) - young :]
-        return [one.stored for one in some[:MERGED_PIECES]] if len(some) > 1 else []  # one alone would never end
+        if len(some) <= 1:
+            return []  # one alone would never end
+        return [one.stored for one in some[: self._merged_pieces_max]]
 
     def merge(self, merged: Iterable[StoredIndex], segment: str, *, due_min_ms: int) -> Iterator[StoredIndex | None]:
         """Write one piece of many, in small steps: yields None after each, and the new piece last.

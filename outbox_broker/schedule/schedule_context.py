@@ -9,11 +9,11 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.schedule.bucket_filing import BucketFiling
+from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.due_queue import Wheel
 from outbox_broker.schedule.id_index import IdIndex
 from outbox_broker.schedule.levels import BucketId, BucketState, is_to_fire
@@ -45,22 +45,6 @@ class Identified(Protocol):
         """The message id."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DelayOptions:
-    """Bounds of one schedule."""
-
-    memory_bytes_max: int = 32 * 1024 * 1024
-    memory_messages_max: int = 65_536
-    log_bytes_max: int = 64 * 1024 * 1024
-    batch_messages_max: int = 500
-    batch_bytes_max: int = 4 * 1024 * 1024
-    hand_outs_max: int = 8
-    expand_messages_max: int = 8_192
-    cancels_remembered_max: int = 100_000
-    dedup_messages: int = 131_072
-    fired_memory_ms: int = 24 * 3_600_000
-
-
 class DelayCore:
     """The shared half of a DelayStore. Methods with an underscore are called under the lock."""
 
@@ -74,7 +58,9 @@ class DelayCore:
         self._state = ScheduleState(cancels_max=options.cancels_remembered_max)
         self._log = ScheduleLog(store)
         self._reader = RunReader(store, self._state)
-        self._index = IdIndex(store)
+        self._index = IdIndex(
+            store, pieces_max=options.index_pieces_max, merged_pieces_max=options.index_merged_pieces_max
+        )
         self._filing = BucketFiling(store, self._state)
         self._wheel = Wheel(self._reader.columns)
         self._opened: set[BucketId] = set()

@@ -58,35 +58,35 @@ def settle(engine: Engine, clock: ManualClock) -> None:
 
 def flush(engine: Engine, clock: ManualClock) -> None:
     """What the schedule has in memory goes to its buckets."""
-    with engine.context.schedule._keeping:
-        engine.context.schedule._flush(clock.now_ms())
+    engine.context.schedule.make_room(clock.now_ms(), fill=0)
 
 
-def bucket_levels(engine: Engine) -> set[int]:
-    return {bucket.level for bucket in engine.context.schedule._state.buckets}
+def bucket_levels(folder: Path) -> set[str]:
+    """The levels of the buckets that have a segment."""
+    return {path.name.partition("-")[0] for path in (folder / "schedule").glob("l[01]*.delay")}
 
 
 def test_a_message_goes_down_all_levels_over_restarts_and_is_delivered_on_its_millisecond(
-    open_engine: type_of_open, clock: ManualClock
+    open_engine: type_of_open, clock: ManualClock, folder: Path
 ) -> None:
     engine = open_engine()
     due_ms = clock.now_ms() + 60 * DAY_MS + 12_345
     publish(engine, "far", deliver_at_ms=due_ms)
-    levels: set[int] = set()
+    levels: set[str] = set()
 
     flush(engine, clock)
     for ahead_ms in (3 * DAY_MS, 2 * HOUR_MS, HOUR_MS // 2, 1):
         while clock.now_ms() < due_ms - ahead_ms:
             clock.advance(min(max(ahead_ms // 3, HOUR_MS // 2), due_ms - ahead_ms - clock.now_ms()))
             settle(engine, clock)
-            levels |= bucket_levels(engine)
+            levels |= bucket_levels(folder)
         engine = open_engine()
         assert drained(engine) == []
         assert engine.scheduled_message("far") == {"id": "far", "topic": TOPIC, "deliver_at_ms": due_ms}
 
     clock.advance(1)
     assert drained(engine) == ["far"]
-    assert levels == {0, 1, 2, 3}
+    assert levels == {"l1w", "l1d", "l1h", "l0m"}
     assert engine.scheduled_message("far") is None
 
 
@@ -184,12 +184,12 @@ def test_memory_and_files_do_not_grow_with_what_is_scheduled(
             [message(f"m{number + at}", deliver_at_ms=clock.now_ms() + random.randrange(DELAY_MAX_MS))
              for at in range(100)]
         )  # fmt: skip
-        assert len(engine.context.schedule._state.pending) <= 2 * 500 + 100
+        assert engine.context.schedule.figures()["in_memory"] <= 2 * 500 + 100
 
     settle(engine, clock)
     assert engine.log_figures()["scheduled"] == 6_000
     assert sum(count for _, count in engine.scheduled(bucket="day")) == 6_000
-    assert len(engine.context.schedule._state.buckets) <= BUCKETS_MAX
+    assert engine.context.schedule.figures()["buckets"] <= BUCKETS_MAX
     assert len(list((folder / "schedule").glob("l*.delay"))) <= BUCKETS_MAX + 2
 
 

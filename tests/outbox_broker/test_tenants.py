@@ -237,7 +237,7 @@ def test_a_folder_of_the_version_before_is_read_and_loses_nothing(older: Path) -
             assert publish(engine, *again) == ["duplicate"] * len(canceled)
             assert engine.cancel(["f0", "g0", "p0"]) == ["too_late"] * 3
             assert engine.cancel(canceled) == ["canceled"] * len(canceled)
-            engine.context.schedule._flush(clock.now_ms())
+            engine.context.schedule.make_room(clock.now_ms(), fill=0)
         finally:
             engine.close()
 

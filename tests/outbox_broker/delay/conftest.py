@@ -11,6 +11,9 @@ import pytest
 from outbox_broker.log.storage import Storage
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, Timed
 from outbox_broker.schedule.local_segments import LocalSegmentStore
+from outbox_broker.schedule.schedule_log import ScheduleLog
+from outbox_broker.schedule.schedule_state import ScheduleState
+from outbox_broker.schedule.sorted_run import id_hashes
 
 NOW_MS = 1_800_000_000_000
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
@@ -27,14 +30,15 @@ class Opened:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.options = DelayOptions()
+        self.defaults: dict[str, Any] = {}
         self.segments: LocalSegmentStore | None = None
         self.schedule: DelayStore | None = None
 
     def open(self, *, storage: Storage | None = None, **options: Any) -> DelayStore:
-        """Open, or open again after a kill; options stay until others are given."""
+        """Open, or open again after a kill; options stay until others are given, beside the defaults."""
         self.drop()
-        if options:
-            self.options = DelayOptions(**options)
+        if options or self.segments is None:
+            self.options = DelayOptions(**{**self.defaults, **options})
         self.segments = LocalSegmentStore.open(self.folder, storage=storage)
         self.schedule = DelayStore.open(self.segments, options=self.options)
         return self.schedule
@@ -78,4 +82,49 @@ def settle(schedule: DelayStore, now_ms: int) -> None:
 
 def flush(schedule: DelayStore, now_ms: int) -> None:
     """What is in memory goes to buckets."""
-    schedule._flush(now_ms)
+    schedule.make_room(now_ms, fill=0)
+
+
+def recorded(opened: Opened) -> ScheduleState:
+    """What the log says now: the state that a restart would begin with."""
+    assert opened.segments is not None
+    state = ScheduleState(cancels_max=opened.options.cancels_remembered_max)
+    for record in ScheduleLog(opened.segments).recover():
+        state.apply(record)
+    return state
+
+
+def rewrite(opened: Opened, state: ScheduleState) -> None:
+    """As a kill, and another state in the log, as another version would have written it."""
+    opened.drop()
+    segments = LocalSegmentStore.open(opened.folder)
+    log = ScheduleLog(segments)
+    assert list(log.recover())
+    log.begin_anew(state.checkpoint())
+    segments.close()
+
+
+def ids_of_one_hash(count: int) -> list[str]:
+    """Different ids with the same hash. Both of its checksums are linear: changes to an id whose effects on them cancel
+    each other out, whatever the id is, are found by elimination.
+    """
+    base = "a" * (64 + count)
+    [plain] = id_hashes([base])
+    basis: dict[int, tuple[int, int]] = {}  # by highest bit: an effect, and the places of the changes that have it
+    ids = [base]
+    for place in range(len(base)):
+        [changed] = id_hashes([_changed(base, 1 << place)])
+        effect, places = changed ^ plain, 1 << place
+        while effect and effect.bit_length() in basis:
+            other, other_places = basis[effect.bit_length()]
+            effect, places = effect ^ other, places ^ other_places
+        if effect:
+            basis[effect.bit_length()] = (effect, places)
+        else:
+            ids.append(_changed(base, places))
+    assert len(set(id_hashes(ids))) == 1
+    return ids[:count]
+
+
+def _changed(text: str, places: int) -> str:
+    return "".join("c" if places >> at & 1 else one for at, one in enumerate(text))

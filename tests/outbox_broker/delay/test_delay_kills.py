@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from outbox_broker.schedule import id_index
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_core.messages.message import CancelStatus
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, MINUTE_MS, NOW_MS, Opened, drain, flush, settle, timed
@@ -119,11 +118,8 @@ def check(opened: Opened, told: Told) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["before", "half", "power"])
-def test_whatever_call_to_the_disk_is_the_last_one(
-    opened: Opened, way: str, monkeypatch: pytest.MonkeyPatch, random_seed: int
-) -> None:
-    monkeypatch.setattr(id_index, "PIECES_MAX", 3)
-    monkeypatch.setattr(id_index, "MERGED_PIECES", 2)
+def test_whatever_call_to_the_disk_is_the_last_one(opened: Opened, way: str, random_seed: int) -> None:
+    opened.defaults = {"index_pieces_max": 3, "index_merged_pieces_max": 2}
     root = opened.folder
     for at in range(1 + random_seed % STRIDE, CALLS_MAX, STRIDE):  # every call within a few runs of the suite
         told, disk = Told(), KillingDisk(at=at, way=way)

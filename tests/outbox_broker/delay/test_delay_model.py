@@ -8,18 +8,26 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from outbox_broker.log.storage import DiskStorage
-from outbox_broker.schedule import id_index
 from outbox_broker.schedule.delay_store import DueBatch, Timed
 from outbox_broker.schedule.recent_cancels import CANCEL_MEMORY_MS, Cancel
 from outbox_broker.schedule.schedule_search import Listed
 from outbox_core.messages.limits import DELAY_MAX_MS
-from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, NOW_MS, SECOND_MS, Opened, flush, settle, timed
+from tests.outbox_broker.delay.conftest import (
+    DAY_MS,
+    HOUR_MS,
+    NOW_MS,
+    SECOND_MS,
+    Opened,
+    flush,
+    recorded,
+    settle,
+    timed,
+)
 
 AHEAD = st.one_of(
     st.integers(-DAY_MS, SECOND_MS),
@@ -55,9 +63,6 @@ class ScheduleMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._folder = tempfile.TemporaryDirectory()
-        self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(id_index, "PIECES_MAX", 3)
-        self._patch.setattr(id_index, "MERGED_PIECES", 2)
         self._opened = Opened(Path(self._folder.name))
         self._schedule = self._opened.open(
             storage=NoSync(),
@@ -66,6 +71,8 @@ class ScheduleMachine(RuleBasedStateMachine):
             hand_outs_max=2,
             expand_messages_max=2,
             log_bytes_max=20_000,
+            index_pieces_max=3,
+            index_merged_pieces_max=2,
         )
         self.now_ms = NOW_MS
         self.made = 0
@@ -79,7 +86,6 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self._opened.drop()
-        self._patch.undo()
         self._folder.cleanup()
 
     @rule(ahead=st.lists(AHEAD, min_size=1, max_size=5), topics=st.sampled_from([("t",), ("u",), TOPICS]))
@@ -139,7 +145,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     def _note_remembered(self) -> None:
         """Cancels that hold are known by their scope; what was canceled more than a week before may be forgotten."""
-        found = self._schedule._state.canceled.stored()
+        found = recorded(self._opened).canceled.stored()
         lost = [one for one in self.remembered if one not in found]
         assert all(one.at_ms < self.now_ms - CANCEL_MEMORY_MS for one in lost)
         self.remembered = found

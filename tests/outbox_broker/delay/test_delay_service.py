@@ -23,7 +23,15 @@ from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, InvalidMessage, NotSupported
 from outbox_core.messages.limits import HEADERS_MAX
 from outbox_core.messages.message import DUE_HEADER, PublishResult, PublishStatus
-from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, Opened, put, timed
+from tests.outbox_broker.delay.conftest import (
+    DAY_MS,
+    NOW_MS,
+    Opened,
+    flush,
+    put,
+    recorded,
+    timed,
+)
 
 
 class Target:
@@ -108,10 +116,10 @@ def test_a_batch_that_the_target_cannot_take_now_waits_and_grows_no_duplicates(
 
 
 def test_housekeeping_goes_on_while_the_target_is_out(
-    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+    service: DelayService, schedule: DelayStore, opened: Opened, clock: ManualClock, target: Target
 ) -> None:
     put(schedule, NOW_MS, timed("a", NOW_MS), timed("far", NOW_MS + 30 * DAY_MS))
-    schedule._flush(NOW_MS)
+    flush(schedule, NOW_MS)
     target.errors = [BrokerUnavailable("out")] * 1_000
 
     clock.advance(29 * DAY_MS)
@@ -119,7 +127,7 @@ def test_housekeeping_goes_on_while_the_target_is_out(
         clock.advance(service.turn())
         service.keep()
 
-    assert all(bucket.level > 0 or bucket.start_ms <= clock.now_ms() for bucket in schedule._state.buckets)
+    assert all(bucket.level > 0 or bucket.start_ms <= clock.now_ms() for bucket in recorded(opened).buckets)
 
 
 def test_what_the_target_refuses_is_kept_and_tried_again_later_also_after_a_restart(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from outbox_broker.schedule import id_index
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.levels import BUCKETS_MAX
 from outbox_broker.schedule.local_segments import HEADER_BYTES
@@ -23,7 +22,10 @@ from tests.outbox_broker.delay.conftest import (
     Opened,
     drain,
     flush,
+    ids_of_one_hash,
     put,
+    recorded,
+    rewrite,
     settle,
     timed,
 )
@@ -66,7 +68,7 @@ def test_a_message_moves_down_the_levels_and_fires_on_time(opened: Opened) -> No
 
     for now_ms in (NOW_MS, due_ms - 7 * DAY_MS, due_ms - DAY_MS, due_ms - 59 * MINUTE_MS, due_ms - SECOND_MS):
         settle(schedule, now_ms)
-        [bucket] = schedule._state.buckets
+        [bucket] = recorded(opened).buckets
         levels.append(bucket.level)
         assert drain(schedule, now_ms) == []
 
@@ -374,12 +376,8 @@ def test_the_next_due_time_is_known_wherever_the_message_stands(opened: Opened) 
 # -- the id index --------------------------------------------------------------------------------------------------
 
 
-def test_ids_are_found_while_the_index_is_merged_and_after_a_restart(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(id_index, "PIECES_MAX", 4)
-    monkeypatch.setattr(id_index, "MERGED_PIECES", 3)
-    schedule = opened.open(memory_messages_max=300)
+def test_ids_are_found_while_the_index_is_merged_and_after_a_restart(opened: Opened) -> None:
+    schedule = opened.open(memory_messages_max=300, index_pieces_max=4, index_merged_pieces_max=3)
     ids = [f"m{number}" for number in range(6_000)]
     for start in range(0, len(ids), 100):
         put(schedule, NOW_MS, *(timed(one, NOW_MS + 5 * DAY_MS + len(one)) for one in ids[start : start + 100]))
@@ -395,47 +393,44 @@ def test_ids_are_found_while_the_index_is_merged_and_after_a_restart(
     assert sorted(drain(schedule, NOW_MS + 6 * DAY_MS)) == sorted(ids[1::2])
 
 
-def test_pieces_merged_twice_in_a_row_do_not_overwrite_each_other(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    schedule = opened.open()
+def test_pieces_merged_twice_in_a_row_do_not_overwrite_each_other(opened: Opened) -> None:
+    schedule = opened.open(index_pieces_max=1, index_merged_pieces_max=2)
     for number in range(5):
         put(schedule, NOW_MS, timed(f"m{number}", NOW_MS + DAY_MS))
         flush(schedule, NOW_MS)
-    monkeypatch.setattr(id_index, "MERGED_PIECES", 2)
 
-    for pieces_max in (4, 3, 2, 1):
-        monkeypatch.setattr(id_index, "PIECES_MAX", pieces_max)
-        settle(schedule, NOW_MS)
+    settle(schedule, NOW_MS)
+    assert schedule.figures()["id_index_pieces"] == 1
+    flush(schedule, NOW_MS)  # from here on the merges count
     schedule = opened.open()
 
     assert schedule.cancel([f"m{number}" for number in range(5)], now_ms=NOW_MS) == ["canceled"] * 5
 
 
-def test_the_index_forgets_what_fired_long_ago(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(id_index, "PIECES_MAX", 2)
-    monkeypatch.setattr(id_index, "MERGED_PIECES", 2)
-    schedule = opened.open(memory_messages_max=10, dedup_messages=10)
+def test_the_index_forgets_what_fired_long_ago(opened: Opened) -> None:
+    schedule = opened.open(
+        memory_messages_max=10, dedup_messages=10, index_pieces_max=2, index_merged_pieces_max=2
+    )  # fmt: skip
     for number in range(400):
         now_ms = NOW_MS + number * HOUR_MS
         put(schedule, now_ms, timed(f"m{number}", now_ms + 1))
         drain(schedule, now_ms + 1)
         settle(schedule, now_ms + 1)
 
-    assert sum(one.count for one in schedule._state.index) < 100
+    flush(schedule, now_ms + 1)
+    assert sum(one.count for one in recorded(opened).index) < 100
     assert schedule.cancel(["m399", "m0"], now_ms=now_ms) == ["too_late", "unknown"]
 
 
-def test_two_ids_with_one_hash_are_told_apart(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("schedule_context", "bucket_keeper", "schedule_search"):
-        monkeypatch.setattr(f"outbox_broker.schedule.{module}.id_hashes", lambda ids: [len(one) for one in ids])
+def test_two_ids_with_one_hash_are_told_apart(opened: Opened) -> None:
+    a, b, c = ids_of_one_hash(3)
     schedule = opened.open(dedup_messages=0)
-    put(schedule, NOW_MS, timed("a", NOW_MS + 1), timed("b", NOW_MS + 2))
+    put(schedule, NOW_MS, timed(a, NOW_MS + 1), timed(b, NOW_MS + 2))
     flush(schedule, NOW_MS)
     flush(schedule, NOW_MS)
 
-    assert schedule.cancel(["b", "c"], now_ms=NOW_MS) == ["canceled", "unknown"]
-    assert drain(schedule, NOW_MS + 5) == ["a"]
+    assert schedule.cancel([b, c], now_ms=NOW_MS) == ["canceled", "unknown"]
+    assert drain(schedule, NOW_MS + 5) == [a]
 
 
 # -- trouble -------------------------------------------------------------------------------------------------------
@@ -567,7 +562,7 @@ def test_a_cancel_of_what_is_damaged_promises_nothing_and_one_beside_it_is_heard
 @pytest.mark.parametrize("record", range(2), ids=["columns", "spare"])
 def test_a_flipped_bit_in_what_a_run_has_twice_costs_nothing(opened: Opened, record: int) -> None:
     schedule = with_days(opened)
-    bucket, run = next(iter(schedule._state.bucket_of.values())), next(iter(schedule._state.bucket_of))
+    run, bucket = next(iter(recorded(opened).bucket_of.items()))
     one = bucket.runs[run]
     position = (one.position, one.spare_position)[record]
     opened.drop()
@@ -581,17 +576,17 @@ def test_a_flipped_bit_in_what_a_run_has_twice_costs_nothing(opened: Opened, rec
 
 @pytest.mark.parametrize("is_older", [False, True], ids=["both_damaged", "of_an_earlier_version"])
 def test_a_run_of_which_nothing_can_be_proven_is_set_aside_whole(opened: Opened, *, is_older: bool) -> None:
-    schedule = with_days(opened)
-    [bucket] = [
-        one for one in schedule._state.buckets.values() if one.id.start_ms <= NOW_MS + 2 * DAY_MS < one.id.end_ms
-    ]
+    with_days(opened)
+    state = recorded(opened)
+    [bucket] = [one for one in state.buckets.values() if one.id.start_ms <= NOW_MS + 2 * DAY_MS < one.id.end_ms]
     [run] = bucket.runs.values()
     path = flipped(opened.folder, needle=b"payload of d2-1")
     if is_older:
         run.spare_bytes = 0
     else:
         flip_at(path, HEADER_BYTES + run.spare_position + 20)
-    schedule._reader.forget(run)
+    rewrite(opened, state)
+    schedule = opened.open()
 
     came = drain(schedule, NOW_MS + 4 * DAY_MS)
 
@@ -640,7 +635,7 @@ def test_a_damaged_run_that_is_to_be_refiled_gives_what_can_be_proven(opened: Op
     flipped(opened.folder, needle=b"payload of bad")
 
     schedule = opened.open()
-    [bucket] = schedule._state.buckets
+    [bucket] = recorded(opened).buckets
     settle(schedule, bucket.expand_at_ms)
 
     assert schedule.figures()["quarantined_runs"] == 1
@@ -704,8 +699,7 @@ def test_a_minute_of_many_messages_is_handed_out_without_holding_them_all(opened
     while (batch := schedule.due(NOW_MS + 5)) is not None:
         ids += [message.id for message in batch.messages]
         schedule.fired(batch.number)
-        assert schedule._reader._messages_bytes <= 16 * 1024 * 1024
-        assert schedule._wheel.near_count() == 0
+        assert schedule.figures()["in_memory"] == 0
 
     assert ids == [f"m{number}" for number in range(20_000)]
 

@@ -8,20 +8,18 @@ from random import Random
 
 import pytest
 
-from outbox_broker.schedule import id_index
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_core.common.errors import StorageFailed
-from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, Opened, flush, put, settle, timed
+from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, Opened, flush, put, recorded, rewrite, settle, timed
 
 FLUSH_MESSAGES = 10
 DEDUP_MESSAGES = 20
 
 
 @pytest.fixture(autouse=True)
-def few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_pieces(opened: Opened) -> None:
     """Merges come early."""
-    monkeypatch.setattr(id_index, "PIECES_MAX", 8)
-    monkeypatch.setattr(id_index, "MERGED_PIECES", 6)
+    opened.defaults = {"index_pieces_max": 8, "index_merged_pieces_max": 6}
 
 
 def ids_of(number: int, *, count: int = FLUSH_MESSAGES) -> list[str]:
@@ -37,10 +35,9 @@ def resend(schedule: DelayStore, ids: list[str]) -> set[str]:
     return set(map(str, schedule.schedule([timed(one, NOW_MS + DAY_MS) for one in ids], now_ms=NOW_MS)))
 
 
-def counts(schedule: DelayStore) -> list[int]:
-    """Ids in each piece, oldest first; the state's list is the same as the one that is looked in."""
-    assert schedule._state.index == [one.stored for one in schedule._index._pieces]
-    return [one.count for one in schedule._state.index]
+def counts(opened: Opened) -> list[int]:
+    """Ids in each piece, oldest first, as a restart would find them."""
+    return [one.count for one in recorded(opened).index]
 
 
 def test_after_a_merge_and_a_restart_the_newest_ids_are_known_to_be_repeats(opened: Opened) -> None:
@@ -48,12 +45,12 @@ def test_after_a_merge_and_a_restart_the_newest_ids_are_known_to_be_repeats(open
     for number in range(9):
         put_flush(schedule, number)
     settle(schedule, NOW_MS)
-    assert counts(schedule) == [60, 10, 10, 10]
+    assert schedule.figures()["id_index_pieces"] == 4
     flush(schedule, NOW_MS)  # from here on the merge counts
 
     schedule = opened.open()
 
-    assert counts(schedule) == [60, 10, 10, 10]
+    assert counts(opened) == [60, 10, 10, 10]
     assert resend(schedule, ids_of(8) + ids_of(7)) == {"duplicate"}
     assert resend(schedule, ids_of(0)) == {"stored"}, "long ago"
     assert schedule.cancel([ids_of(3)[0], ids_of(8)[0]], now_ms=NOW_MS) == ["canceled", "canceled"]
@@ -68,7 +65,7 @@ def test_a_piece_of_which_only_some_ids_are_among_the_newest_stays_apart_too(ope
 
     schedule = opened.open()
 
-    assert counts(schedule) == [60, 7, 10, 10]
+    assert counts(opened) == [60, 7, 10, 10]
     assert resend(schedule, ids_of(6, count=7) + ids_of(7) + ids_of(8)) == {"duplicate"}
 
 
@@ -84,12 +81,12 @@ def test_any_sizes_of_flushes_leave_the_newest_ids_known_after_a_restart_in_few_
         put_flush(schedule, number, count=count)
         came += ids_of(number, count=count)
         settle(schedule, NOW_MS)
-        assert len(counts(schedule)) <= 8
+        assert schedule.figures()["id_index_pieces"] <= 8
         if number % 10 == 9:
             flush(schedule, NOW_MS)
             schedule = opened.open()
             assert resend(schedule, came[-100:]) == {"duplicate"}, number
-            assert len(schedule._recovered) <= 5 * 100
+            assert sum(schedule.may_know([one], ["t"]) for one in came) <= 5 * 100
 
 
 def test_a_piece_that_grew_large_and_was_put_last_hides_no_newer_one(opened: Opened) -> None:
@@ -97,12 +94,13 @@ def test_a_piece_that_grew_large_and_was_put_last_hides_no_newer_one(opened: Ope
     put_flush(schedule, 0, count=100)
     for number in (1, 2):
         put_flush(schedule, number)
-    schedule._state.index.append(schedule._state.index.pop(0))  # as the version before did
-    flush(schedule, NOW_MS)
+    state = recorded(opened)
+    state.index.append(state.index.pop(0))  # as the version before did
+    rewrite(opened, state)
 
     schedule = opened.open()
 
-    assert counts(schedule) == [10, 10, 100]
+    assert counts(opened) == [10, 10, 100]
     assert resend(schedule, ids_of(1) + ids_of(2)) == {"duplicate"}
 
 

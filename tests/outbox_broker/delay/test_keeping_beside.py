@@ -10,10 +10,19 @@ from threading import Thread
 import pytest
 
 from outbox_broker.log.storage import DiskStorage
-from outbox_broker.schedule import id_index
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.levels import BucketId
-from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, Opened, drain, flush, put, settle, timed
+from tests.outbox_broker.delay.conftest import (
+    DAY_MS,
+    NOW_MS,
+    Opened,
+    drain,
+    flush,
+    put,
+    recorded,
+    settle,
+    timed,
+)
 
 WAIT_SECONDS = 120
 
@@ -43,7 +52,7 @@ def with_a_bucket_to_refile(opened: Opened) -> tuple[BucketId, list[str]]:
         put(schedule, NOW_MS, *(timed(one, NOW_MS + 30 * DAY_MS + int(one[1:])) for one in some))
         flush(schedule, NOW_MS)
     settle(schedule, NOW_MS)
-    [bucket_id] = schedule._state.buckets
+    [bucket_id] = recorded(opened).buckets
     return bucket_id, ids
 
 
@@ -72,7 +81,7 @@ def test_what_is_canceled_while_it_is_refiled_is_never_delivered_and_all_else_is
         schedule = opened.open()
 
     assert said == ["canceled", "canceled", "unknown"]
-    assert bucket_id not in schedule._state.buckets
+    assert bucket_id not in recorded(opened).buckets
     assert schedule.count() == 39
     left = [one for one in ids if one not in {"m03", "m10"}]
     assert drain(schedule, NOW_MS + 40 * DAY_MS) == [*left, "late"]
@@ -127,15 +136,11 @@ def test_a_run_that_is_found_damaged_while_its_bucket_is_refiled_loses_one_messa
     assert schedule.figures()["quarantined_messages"] == 1
 
 
-def test_while_the_id_index_is_merged_messages_are_taken_canceled_and_delivered(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_while_the_id_index_is_merged_messages_are_taken_canceled_and_delivered(opened: Opened) -> None:
     schedule = opened.open()
     for number in range(5):
         put(schedule, NOW_MS, timed(f"m{number}", NOW_MS + DAY_MS + number))
         flush(schedule, NOW_MS)
-    monkeypatch.setattr(id_index, "MERGED_PIECES", 4)
-    monkeypatch.setattr(id_index, "PIECES_MAX", 4)
     said: list[str] = []
 
     def use() -> None:
@@ -144,7 +149,7 @@ def test_while_the_id_index_is_merged_messages_are_taken_canceled_and_delivered(
         assert drain(existing(opened), NOW_MS + 1) == ["soon"]
 
     storage = Beside("ids-", use)
-    schedule = opened.open(storage=storage)
+    schedule = opened.open(storage=storage, index_merged_pieces_max=4, index_pieces_max=4)
     settle(schedule, NOW_MS)
 
     assert storage.done == 1

@@ -7,10 +7,20 @@ from collections.abc import Callable
 
 import pytest
 
-from outbox_broker.schedule import id_index
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.recent_cancels import Cancel, RememberedCancels
-from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, NOW_MS, SECOND_MS, Opened, flush, put, settle, timed
+from tests.outbox_broker.delay.conftest import (
+    DAY_MS,
+    HOUR_MS,
+    NOW_MS,
+    SECOND_MS,
+    Opened,
+    flush,
+    ids_of_one_hash,
+    put,
+    settle,
+    timed,
+)
 
 LIM, VIC = ("lim.*",), ("vic.*",)
 NUMBERS = itertools.count()
@@ -61,10 +71,9 @@ STEPS = [stay, flushed, killed, killed_unflushed, merged, mended]
 
 
 @pytest.fixture(autouse=True)
-def few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_pieces(opened: Opened) -> None:
     """Merges come early."""
-    monkeypatch.setattr(id_index, "PIECES_MAX", 3)
-    monkeypatch.setattr(id_index, "MERGED_PIECES", 2)
+    opened.defaults = {"index_pieces_max": 3, "index_merged_pieces_max": 2}
 
 
 @pytest.fixture
@@ -175,19 +184,18 @@ def test_what_fired_long_ago_is_too_late_although_anothers_of_its_id_has_just_fi
 
 
 def test_an_id_with_the_hash_of_another_topics_is_no_repeat_of_it_after_a_restart(
-    opened: Opened, schedule: DelayStore, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, schedule: DelayStore
 ) -> None:
-    for module in ("schedule_context", "bucket_keeper", "schedule_search"):
-        monkeypatch.setattr(f"outbox_broker.schedule.{module}.id_hashes", lambda ids: [7 for _ in ids])
-    assert said(schedule, "lim.a", message_id="made") == "stored"
+    same, made, other = ids_of_one_hash(3)
+    assert said(schedule, "lim.a", message_id=made) == "stored"
     flush(schedule, NOW_MS)
 
     schedule = opened.open()
 
-    assert said(schedule, "vic.a") == "stored"
-    assert said(schedule, "lim.a", message_id="any") == "duplicate", "of its own topic nothing else can be told"
-    assert schedule.cancel(["same"], now_ms=NOW_MS, scope=VIC) == ["canceled"]
-    assert fired(schedule, NOW_MS + HOUR_MS) == [("lim.a", "made")]
+    assert said(schedule, "vic.a", message_id=same) == "stored"
+    assert said(schedule, "lim.a", message_id=other) == "duplicate", "of its own topic nothing else can be told"
+    assert schedule.cancel([same], now_ms=NOW_MS, scope=VIC) == ["canceled"]
+    assert fired(schedule, NOW_MS + HOUR_MS) == [("lim.a", made)]
 
 
 def test_a_message_of_one_topic_that_waits_is_canceled_although_that_of_another_has_fired(schedule: DelayStore) -> None:

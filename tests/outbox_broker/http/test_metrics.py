@@ -117,7 +117,7 @@ def test_damage_in_the_schedule_is_shown_once_it_is_met(
     engine.publish(
         [Message(id=f"m{at}", topic=TOPIC, body=b"body of m%d" % at, deliver_at_ms=later_ms) for at in range(3)]
     )
-    engine.context.schedule._flush(clock.now_ms())
+    engine.context.schedule.make_room(clock.now_ms(), fill=0)
     engine.close()
     [bucket] = (folder / "schedule").glob("l[01]*.delay")
     data = bytearray(bucket.read_bytes())
