@@ -2,7 +2,7 @@
 
 Everything durable is in a segment store, of whatever kind. A message is written to the log, which is synced before the
 answer; from memory it is flushed to a bucket with many others, re-filed into finer buckets as its time comes nearer
-(levels), and handed out when it is due (wheel). It knows nothing of topics' consumers, of HTTP or of the clock.
+(levels), and handed out when it is due (due_horizon). It knows nothing of topics' consumers, of HTTP or of the clock.
 
 Guarantees, each kept across a kill or a power cut at any point:
 - scheduled() as stored: delivered, unless canceled; handed out at its due time or later.
@@ -12,52 +12,71 @@ Guarantees, each kept across a kill or a power cut at any point:
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Self
 
 from outbox_broker.common.cancel_scope import Scope
 from outbox_broker.log.disk_reserve import Reserve
-from outbox_broker.schedule.bucket_keeper import Keeping
+from outbox_broker.schedule.bucket_expansion import BucketExpansion
+from outbox_broker.schedule.bucket_filing import BucketFiling
+from outbox_broker.schedule.cancellation import Cancellation, Stopped
 from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.due_batch import DueBatch
-from outbox_broker.schedule.due_queue import TakenMessages
-from outbox_broker.schedule.run_merge import Piece
-from outbox_broker.schedule.schedule_log import Place
-from outbox_broker.schedule.schedule_records import (
-    FROM_MEMORY,
-    BatchFired,
-    BatchHanded,
-    Part,
-    ScheduleCanceled,
-    Scheduled,
-)
-from outbox_broker.schedule.schedule_search import Covered, Searching
+from outbox_broker.schedule.due_dispatch import DueDispatch
+from outbox_broker.schedule.due_horizon import DueHorizon
+from outbox_broker.schedule.housekeeping import Housekeeping
+from outbox_broker.schedule.id_index import IndexMerge
+from outbox_broker.schedule.index_housekeeping import IndexHousekeeping
+from outbox_broker.schedule.memory_flush import MemoryFlush
+from outbox_broker.schedule.message_intake import MessageIntake
+from outbox_broker.schedule.recent_ids import Identified, RecentIds
+from outbox_broker.schedule.run_quarantine import RunQuarantine
+from outbox_broker.schedule.schedule_context import ScheduleContext
+from outbox_broker.schedule.schedule_log import PREFIX, Place
+from outbox_broker.schedule.schedule_search import Listed, ScheduleSearch
+from outbox_broker.schedule.schedule_statistics import ScheduleStatistics
+from outbox_broker.schedule.segment_garbage import SegmentGarbage
 from outbox_broker.schedule.segment_store import SegmentStore
-from outbox_broker.schedule.sorted_run import DUE, ID, TOPIC, UNKNOWN_TOPIC, Entry, Timed, topic_hash
-from outbox_broker.schedule.sorted_run_reader import RunDamaged
-from outbox_core.common.errors import StorageFailed
-from outbox_core.messages.limits import DELAY_MAX_MS
+from outbox_broker.schedule.sorted_run import Timed
 from outbox_core.messages.message import CancelStatus, PublishStatus
 
-__all__ = ["DelayOptions", "DelayStore", "DueBatch", "Timed"]
+__all__ = ["DelayOptions", "DelayStore", "DueBatch", "Stopped", "Timed"]
 
 
-@dataclass(slots=True)
-class Stopped:
-    """What became of cancels: the status of each, the topics on which each id is canceled, and the log's place."""
-
-    statuses: list[CancelStatus]
-    topics: dict[str, set[str]]
-    place: Place
-
-
-class DelayStore(Keeping, Searching):
+class DelayStore:
     """One schedule on one segment store. All methods may be called from any thread; times are UTC milliseconds.
 
     Its owner calls due() and fired() as time passes, and maintain() whenever there is nothing due.
     """
+
+    def __init__(self, context: ScheduleContext) -> None:
+        """Recover the schedule that is in the context's store, which nobody else uses. Raises as open() does."""
+        self._context = context
+        self._horizon = DueHorizon(context, RunQuarantine(context))
+        self._recent = RecentIds(context)
+        merge = IndexMerge()
+        garbage = SegmentGarbage(context, self._horizon, merge)
+        index = IndexHousekeeping(
+            context, horizon=self._horizon, recent=self._recent, garbage=garbage, merge=merge
+        )  # fmt: skip
+        filing = BucketFiling(context.store, context.state)
+        self._flush = MemoryFlush(
+            context=context, horizon=self._horizon, recent=self._recent, filing=filing, garbage=garbage, index=index
+        )
+        expansion = BucketExpansion(context=context, horizon=self._horizon, filing=filing, garbage=garbage)
+        self._housekeeping = Housekeeping(
+            context=context, garbage=garbage, flush=self._flush, expansion=expansion, index=index
+        )
+        self._search = ScheduleSearch(context, self._horizon)
+        self._statistics = ScheduleStatistics(context, self._horizon)
+        self._intake = MessageIntake(context, horizon=self._horizon, recent=self._recent)
+        self._cancellation = Cancellation(context, self._search)
+        self._dispatch = DueDispatch(context, self._horizon)
+        segments = _recover_state(context)
+        self._dispatch.recover()
+        self._horizon.rebuild()
+        garbage.finish_empty()
+        index.open(segments)
 
     @classmethod
     def open(
@@ -68,10 +87,7 @@ class DelayStore(Keeping, Searching):
         `reserve`: room that is kept, where the store is on a disk, for all but new messages. Raises StorageFailed, or
         SegmentDamaged where the log itself is.
         """
-        schedule = cls(store, options or DelayOptions(), reserve)
-        schedule._recover()
-        schedule._open_index()
-        return schedule
+        return cls(ScheduleContext(store, options=options, reserve=reserve))
 
     def schedule(self, batch: Sequence[Timed], *, now_ms: int) -> list[PublishStatus]:
         """Take messages in; one status each, in order, once they are durable. Rejected: more than 731 days ahead.
@@ -97,14 +113,7 @@ class DelayStore(Keeping, Searching):
 
         For callers that hold a lock of their own; they call make_room() before they take it.
         """
-        with self._lock:
-            self._refuse_if_closed()
-            statuses, record = self._decide(batch, now_ms=now_ms)
-            place = self._log.place
-            if record.entries or record.dead:
-                place = self._act(record)
-                self._remember(record.entries)
-            return statuses, place
+        return self._intake.put(batch, now_ms=now_ms)
 
     def stop(
         self, ids: Sequence[str], *, now_ms: int, scope: Scope = None, late: Container[str] = ()
@@ -112,224 +121,145 @@ class DelayStore(Keeping, Searching):
         """cancel() without waiting for the disk, as put() is to schedule(). Of those that are `late`, the caller knows
         a message within the scope that was delivered.
         """
-        with self._lock:
-            self._refuse_if_closed()
-            record, covered = ScheduleCanceled(now_ms, [], [], [], {}, [], scope), Covered(scope, self._state.topics)
-            stopped = Stopped([], {}, self._log.place)
-            decided: dict[str, CancelStatus] = {}
-            for one in dict.fromkeys(ids):
-                decided[one], stopped.topics[one] = self._decide_cancel(
-                    one, record, covered=covered, is_late=one in late
-                )
-            stopped.statuses.extend(decided[one] for one in ids)
-            if record.stopped or record.early:
-                stopped.place = self._act(record)
-            return stopped
+        return self._cancellation.stop(ids, now_ms=now_ms, scope=scope, late=late)
 
     def commit(self, place: Place | None = None) -> None:
         """Return once everything up to a place (all, by default) is durable."""
-        self._log.commit(place)
+        self._context.log.commit(place)
 
     def due(self, now_ms: int) -> DueBatch | None:
         """What is due now and was not handed out yet, a batch of it; None where nothing is, or too much is out.
 
         That it is handed out is durable before it is: no cancel wins after that.
         """
-        with self._lock:
-            self._refuse_if_closed()
-            if self._again:
-                return self._hand_again()
-            if len(self._state.hand_outs) >= self._options.hand_outs_max:
-                return None
-            self._advance(now_ms)
-            batch = self._take(now_ms)
-            self._look_ahead()
-            place = self._log.place
-        if batch is not None:
-            self._log.commit(place)
-        return batch
+        return self._dispatch.due(now_ms)
 
     def unsettled(self) -> list[DueBatch]:
         """The batches that were out when the schedule was last closed, or killed. due() then hands them out no more."""
-        with self._lock:
-            self._refuse_if_closed()
-            return [self._hand_again() for _ in range(len(self._again))]
+        return self._dispatch.unsettled()
 
     def is_due(self, now_ms: int) -> bool:
         """Whether due() may have something. Waits for nobody."""
-        return bool(self._again) or self._soonest_ms <= now_ms
+        return self._dispatch.is_due(now_ms)
 
     def soonest_ms(self) -> int:
         """A time before which nothing is due, as far as is known without waiting for anybody."""
-        return self._soonest_ms
+        return self._horizon.soonest_ms
 
     def fired(self, number: int, *, again: Sequence[Timed] = ()) -> None:
         """A batch was delivered, but for those that are to be tried `again`, at the due times given with them.
 
         Durable with the next thing that is. A batch that is not out is passed over.
         """
-        with self._lock:
-            self._refuse_if_closed()
-            if number in self._state.hand_outs:
-                seq = self._state.next_seq
-                entries = _entries(again, first_seq=seq)
-                self._act(BatchFired(number, entries))
-                self._remember(entries)
+        self._dispatch.fired(number, again=again)
+
+    def maintain(self, now_ms: int) -> bool:
+        """Do one step of what is to be done; True where more waits. Safe to be ended anywhere.
+
+        Raises StorageFailed with nothing lost; the step is then done again.
+        """
+        return self._housekeeping.step(now_ms)
+
+    def is_full(self) -> bool:
+        """Whether memory is to be flushed. Waits for nobody."""
+        return self._flush.is_full()
+
+    def make_room(self, now_ms: int, *, fill: int = 1) -> None:
+        """Flush memory where it is `fill` times as full as it may be, before more is taken in. Raises StorageFailed.
+
+        To be called without the lock, or one's own, since it may take long.
+        """
+        self._flush.make_room(now_ms, fill=fill)
+
+    def may_know(self, ids: Sequence[str], topics: Iterable[str]) -> bool:
+        """Whether anything may be known of messages of these ids on these topics. Waits for nobody.
+
+        Every id is looked for in the places that it passes, in the order in which it passes them.
+        """
+        return self._recent.may_know(ids, topics)
+
+    def knows(self, topic: str, message_id: str) -> bool:
+        """Whether this message waits, fired lately, or was canceled, before or after it came. Waits for nobody."""
+        return self._recent.knows(topic, message_id)
+
+    def canceled_among(self, messages: Sequence[Identified]) -> list[int]:
+        """Which of these messages were canceled, before or after they came, as far as remembered. Waits for nobody."""
+        return self._recent.canceled_among(messages)
+
+    def find(self, message_id: str, scope: Scope = None) -> Listed | None:
+        """The scheduled message of this id on the topics of a scope, the first to be due where there are several; None
+        where there is none, or it has fired or was canceled.
+        """
+        return self._search.find(message_id, scope)
+
+    def ids_of(self, topic: str, *, before_seq: int) -> Iterator[list[str]]:
+        """The ids of a topic's scheduled messages whose numbers are lower, some at a time.
+
+        Whoever takes some may cancel them before asking for more. What moves to another bucket meanwhile may be passed
+        over.
+        """
+        return self._search.ids_of(topic, before_seq=before_seq)
+
+    def count(self, topic: str | None = None) -> int:
+        """How many are scheduled, of a topic or in all."""
+        return self._statistics.count(topic)
+
+    def topics(self) -> dict[str, int]:
+        """How many are scheduled, by topic."""
+        return self._statistics.topics()
+
+    def next_seq(self) -> int:
+        """The number that the next message gets which comes."""
+        with self._context.lock:
+            return self._context.state.next_seq
+
+    def histogram(self, *, topic: str | None, from_ms: int, to_ms: int, bucket_ms: int) -> list[tuple[int, int]]:
+        """(start, how many are due in it) for each `bucket_ms` of [from_ms, to_ms) in which any are.
+
+        Reads columns, no messages, and holds up nothing meanwhile: what fires while it reads may be counted or not.
+        """
+        return self._statistics.histogram(topic=topic, from_ms=from_ms, to_ms=to_ms, bucket_ms=bucket_ms)
+
+    def due_within(self, spans_ms: Sequence[int], *, now_ms: int) -> list[int]:
+        """How many are due within each span from now, which ascend; and last, how many there are.
+
+        Of the runs only those are read that go across the end of a span.
+        """
+        return self._statistics.due_within(spans_ms, now_ms=now_ms)
+
+    def next_due_ms(self) -> int | None:
+        """A time before which nothing is due; None where nothing is scheduled."""
+        return self._statistics.next_due_ms()
+
+    def figures(self) -> dict[str, int]:
+        """Sizes, for operators."""
+        return self._statistics.figures()
 
     def check_ready(self) -> None:
         """Raise StorageFailed where nothing can be made durable."""
-        with self._lock:
-            self._refuse_if_closed()
-        self._log.check_ready()
+        with self._context.lock:
+            self._context.refuse_if_closed()
+        self._context.log.check_ready()
 
     def close(self) -> None:
         """Take nothing any more; idempotent. What is in memory is in the log too."""
-        with self._lock:
-            if self._closed:
+        with self._context.lock:
+            if self._context.is_closed:
                 return
-            self._closed = True
-        self._log.commit()
-        self._log.seal()
-
-    # -- taking in ---------------------------------------------------------------------------------------------------
-
-    def _decide(self, batch: Sequence[Timed], *, now_ms: int) -> tuple[list[PublishStatus], Scheduled]:
-        state = self._state
-        entries: list[Entry] = []
-        dead: list[Timed] = []
-        statuses: list[PublishStatus] = []
-        canceled, seq = state.canceled, state.next_seq
-        seen: set[tuple[str, str]] = set()
-        latest_ms = now_ms + DELAY_MAX_MS
-        ids = [one.id for one in batch]
-        is_plain = batch and max(map(DUE, batch)) <= latest_ms and len(set(ids)) == len(ids)
-        if is_plain and not self.may_know(ids, map(TOPIC, batch)):
-            return [PublishStatus.STORED] * len(batch), Scheduled(_entries(batch, first_seq=seq), [], [])
-        for one in batch:
-            topic, message_id = place = one.topic, one.id
-            is_repeat = place in seen or canceled.has_stopped(topic, message_id)
-            if one.due_ms > latest_ms:
-                statuses.append(PublishStatus.REJECTED)
-            elif not is_repeat and canceled.will_stop(topic, message_id):
-                statuses.append(PublishStatus.STORED)
-                seen.add(place)
-                dead.append(one)
-            elif is_repeat or state.known.get(topic, message_id) is not None or self._is_recent(topic, message_id):
-                statuses.append(PublishStatus.DUPLICATE)
-            else:
-                seen.add(place)
-                entries += _entries([one], first_seq=seq)
-                seq += 1
-                statuses.append(PublishStatus.STORED)
-        return statuses, Scheduled(entries, list(map(ID, dead)), list(map(TOPIC, dead)))
-
-    def _decide_cancel(
-        self, message_id: str, record: ScheduleCanceled, *, covered: Covered, is_late: bool
-    ) -> tuple[CancelStatus, set[str]]:
-        """What becomes of a cancel: of what waits under this id, was canceled, was delivered, or never came. And the
-        topics on which it is canceled.
-        """
-        remembered = self._state.canceled
-        canceled = remembered.topics(message_id, covered.scope)
-        places, fired = self._places(message_id, covered, canceled=canceled)
-        for topic, some in places.items():
-            alive = [one for one in some if one is None or not one.run.is_gone(one.index)]
-            # Gone and not fired: canceled so long ago that it is forgotten. What the clock says proves nothing.
-            if not alive and (fired & {topic_hash(topic), UNKNOWN_TOPIC} or any(one and one.has_fired for one in some)):
-                is_late = True
-                continue
-            record.marks.extend((one.run.id, one.index) for one in alive if one is not None)
-            if alive:
-                record.topics[topic] = record.topics.get(topic, 0) + len(alive)
-            if topic not in canceled:
-                canceled.add(topic)
-                record.stopped.append(message_id)
-                record.stopped_topics.append(topic)
-        if canceled:
-            return CancelStatus.CANCELED, canceled
-        if is_late or covered.has_any(fired):
-            return CancelStatus.TOO_LATE, canceled
-        if not remembered.awaits(message_id, covered.scope):
-            record.early.append(message_id)
-        return CancelStatus.UNKNOWN, canceled
-
-    # -- handing out -------------------------------------------------------------------------------------------------
-
-    def _take(self, now_ms: int) -> DueBatch | None:
-        """Take a batch out of the wheel, and write down that it is handed out."""
-        while True:
-            try:
-                taken = self._wheel.take(
-                    now_ms,
-                    count_max=self._options.batch_messages_max,
-                    bytes_max=self._options.batch_bytes_max,
-                    is_alive=self._state.is_alive,
-                )
-                batch = self._batch(taken, number=self._state.next_batch)
-            except RunDamaged as damage:
-                self._quarantine(damage)
-                self._advance(now_ms)
-                continue
-            except StorageFailed:
-                self._rebuild_wheel()  # what was taken already is not handed out
-                raise
-            if not taken.parts:
-                return None
-            self._hand_out(taken, batch)
-            if len(batch):
-                return batch
-            self._act(BatchFired(batch.number))  # all of them were canceled
-
-    def _hand_out(self, taken: TakenMessages, batch: DueBatch) -> None:
-        try:
-            self._act(BatchHanded(batch.number, [_part(part) for part in taken.parts], [], Counter(batch.topics)))
-        except StorageFailed:
-            self._rebuild_wheel()  # nothing was handed out
-            raise
-
-    def _batch(self, taken: TakenMessages, *, number: int) -> DueBatch:
-        """All that was taken and not canceled, in order: its parts come lane by lane."""
-        batch = DueBatch(number)
-        for part in taken.parts:
-            if isinstance(part, Entry):
-                batch.add_entry(part)
-            else:
-                run = part.run
-                columns, stored = self._reader.columns(run), self._reader.messages(run)
-                batch.add_piece(columns, stored, gone=run.gone, start=part.start, stop=part.stop)
-        if taken.is_mixed:
-            batch.sort()
-        return batch
-
-    def _hand_again(self) -> DueBatch:
-        """A batch that was out when the schedule was last closed, or killed: the same once more."""
-        out = self._state.hand_outs[self._again[0]]
-        taken = TakenMessages()
-        for run_id, start, stop in out.parts:
-            if run_id == FROM_MEMORY:
-                taken.add(out.entries[start])
-            else:
-                run = self._state.run(run_id)[1]
-                if not run.is_unreadable:
-                    taken.add(Piece(run, start, stop))
-        try:
-            batch = self._batch(taken, number=out.batch)
-        except RunDamaged as damage:
-            self._quarantine(damage)
-            return self._hand_again()
-        self._again.popleft()
-        return batch
+            self._context.is_closed = True
+        self._context.log.commit()
+        self._context.log.seal()
 
 
-def _entries(batch: Sequence[Timed], *, first_seq: int) -> list[Entry]:
-    """Messages that come, in order of arrival. One that was due before 1970 is due in 1970."""
-    return [
-        Entry(max(0, one.due_ms), seq, one.id, one.topic, one.payload)
-        for seq, one in enumerate(batch, first_seq)
-    ]  # fmt: skip
-
-
-def _part(part: Piece | Entry) -> Part:
-    if isinstance(part, Entry):
-        return (FROM_MEMORY, part.seq, 0)
-    return (part.run.id, part.start, part.stop)
+def _recover_state(context: ScheduleContext) -> set[str]:
+    """Rebuild the state from the log, and remove segments that it does not name; returns all there were."""
+    for record in context.log.recover():
+        context.state.apply(record)
+    context.log.begin_anew(context.state.checkpoint())
+    used = {context.log.name, *context.state.segments()}
+    names = set(context.store.list())
+    context.store.delete(sorted(names - used))
+    for name in used:
+        if not name.startswith(PREFIX):
+            context.store.seal(name)  # opened again when it is written to
+    return names

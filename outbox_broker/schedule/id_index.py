@@ -232,6 +232,31 @@ class IdIndex:
             self._damaged.add(segment)
 
 
+class IndexMerge:
+    """The merge that is under way, if any. Used under the owner's `keeping` lock."""
+
+    def __init__(self) -> None:
+        self.merged: list[StoredIndex] = []
+        self._steps: Iterator[StoredIndex | None] | None = None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there are steps to do."""
+        return self._steps is not None
+
+    def begin(self, merged: list[StoredIndex], steps: Iterator[StoredIndex | None]) -> None:
+        """Merge these pieces in the steps of IdIndex.merge()."""
+        self.merged, self._steps = merged, steps
+
+    def step(self) -> StoredIndex | None:
+        """Do a step; the new piece with the last one. Raises as IdIndex.merge() does."""
+        return None if self._steps is None else next(self._steps)
+
+    def abandon(self) -> None:
+        """Do no more of it: what it has written is the caller's to delete, or to add."""
+        self.merged, self._steps = [], None
+
+
 class _Writer:
     """Writes a piece block by block, in appends of bounded size."""
 

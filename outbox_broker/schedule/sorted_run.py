@@ -175,6 +175,11 @@ class Columns(NamedTuple):
         return bisect_left(self.seq, seq, low, high)
 
 
+def topic_number(columns: Columns, topic: str) -> int | None:
+    """The number of a topic's name in a run; None where the run has none of its messages."""
+    return columns.topics.index(topic) if topic in columns.topics else None
+
+
 class StoredColumns(msgspec.Struct, array_like=True, frozen=True):
     """Columns as bytes, little-endian."""
 
@@ -230,3 +235,11 @@ def decode_columns(data: bytes) -> Columns:
     return Columns(
         from_bytes("Q", stored.due), from_bytes("Q", stored.seq), from_bytes("I", stored.topic), stored.topics
     )
+
+
+def new_entries(batch: Sequence[Timed], *, first_seq: int) -> list[Entry]:
+    """Messages that come, in order of arrival. One that was due before 1970 is due in 1970."""
+    return [
+        Entry(max(0, one.due_ms), seq, one.id, one.topic, one.payload)
+        for seq, one in enumerate(batch, first_seq)
+    ]  # fmt: skip

@@ -1,0 +1,127 @@
+"""Re-files buckets into finer ones as their time comes nearer, some runs at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from outbox_broker.schedule.bucket_filing import BucketFiling, FiledRuns
+from outbox_broker.schedule.due_batch import DueBatch
+from outbox_broker.schedule.due_horizon import DueHorizon
+from outbox_broker.schedule.levels import BucketState, is_to_expand
+from outbox_broker.schedule.schedule_context import ScheduleContext
+from outbox_broker.schedule.schedule_records import BucketChanged, Moved
+from outbox_broker.schedule.schedule_state import Bucket
+from outbox_broker.schedule.segment_garbage import SegmentGarbage
+from outbox_broker.schedule.sorted_run import SEQ, Entry, SortedRun, is_marked
+from outbox_broker.schedule.sorted_run_reader import RunDamaged
+
+_STEP_BYTES_MAX: Final = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketExpansion:
+    """Moves messages from the earliest bucket whose turn it is."""
+
+    context: ScheduleContext
+    horizon: DueHorizon
+    filing: BucketFiling
+    garbage: SegmentGarbage
+
+    def step(self, now_ms: int) -> bool:
+        """Re-file some runs of the earliest bucket whose turn it is; True where there may be more. Under `keeping`.
+        Raises StorageFailed with nothing moved.
+
+        They are read, written to their new buckets and synced while everything goes on: only that it counts needs the
+        lock. Where the bucket's time began meanwhile, it fires from where it is, and nothing has moved.
+        """
+        context = self.context
+        with context.lock:
+            context.refuse_if_closed()
+            bucket = self._to_expand(now_ms)
+        if bucket is None:
+            return False
+        leaving = self._next_to_leave(bucket)
+        try:
+            entries = sorted(self._left_in(bucket, leaving), key=SEQ)
+        except RunDamaged as damage:
+            self.horizon.set_aside(damage)
+            return True
+        with self.garbage.deleted_if_refused():
+            filed = self.filing.file(entries, now_ms=now_ms, below=bucket.id.level)
+        with context.lock:
+            context.refuse_if_closed()
+            if not self.horizon.has_opened(bucket.id) and all(one.run.taken == one.start for one in leaving):
+                self._move(bucket, leaving, filed)
+        return True
+
+    def _to_expand(self, now_ms: int) -> Bucket | None:
+        """The bucket that is to be re-filed first, sealed now where it is not yet."""
+        waiting = [
+            bucket
+            for bucket in self.context.state.buckets.values()
+            if is_to_expand(bucket.id, now_ms=now_ms) and not self.horizon.has_opened(bucket.id) and _has_more(bucket)
+        ]
+        if not waiting:
+            return None
+        bucket = min(waiting, key=lambda one: one.id.start_ms)
+        if bucket.state is BucketState.OPEN:
+            self.context.act(BucketChanged(bucket.id.level, bucket.id.slot, BucketState.SEALED))
+        return bucket
+
+    def _next_to_leave(self, bucket: Bucket) -> list[_Leaving]:
+        """As many runs of a bucket as a step moves; one at least."""
+        messages_max = self.context.options.expand_messages_max
+        leaving: list[_Leaving] = []
+        count = size = 0
+        for run in bucket.runs.values():
+            if run.taken < run.count and count < messages_max and size < _STEP_BYTES_MAX:
+                leaving.append(_Leaving(run, run.taken, None if run.gone is None else bytes(run.gone)))
+                count, size = count + run.count - run.taken, size + run.messages_bytes
+        return leaving
+
+    def _left_in(self, bucket: Bucket, leaving: Sequence[_Leaving]) -> Iterator[Entry]:
+        """What runs hold still, read past the caches, which are for who holds the lock."""
+        reader = self.context.reader
+        for one in leaving:
+            columns = reader.read_columns(bucket.segment, one.run)
+            stored = reader.read_messages(bucket.segment, one.run)
+            left = DueBatch()
+            left.add_piece(columns, stored, gone=one.gone, start=one.start, stop=one.run.count)
+            yield from left.entries()
+
+    def _move(self, bucket: Bucket, leaving: Sequence[_Leaving], filed: FiledRuns) -> None:
+        """What was re-filed counts from now on. What was canceled meanwhile is marked where it is now."""
+        gone = {seq for one in leaving for seq in self._gone_since(bucket, one)}
+        marks = filed.marks(gone) if gone else []
+        taken = [(one.run.id, one.run.count) for one in leaving]
+        self.context.act(Moved(bucket.id.level, bucket.id.slot, taken, filed.added, marks))
+        self.horizon.add_runs(filed.added)
+        if bucket.is_empty():
+            self.garbage.finish(bucket)
+
+    def _gone_since(self, bucket: Bucket, leaving: _Leaving) -> list[int]:
+        """The arrivals of those that were canceled since a run was read."""
+        run = leaving.run
+        if run.gone is None or bytes(run.gone) == leaving.gone:
+            return []
+        seqs = self.context.reader.read_columns(bucket.segment, run).seq
+        return [
+            seqs[index]
+            for index in range(leaving.start, run.count)
+            if run.is_gone(index) and not is_marked(leaving.gone, index)
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A run whose messages are re-filed, from which on, and which of them were canceled when it was read."""
+
+    run: SortedRun
+    start: int
+    gone: bytes | None
+
+
+def _has_more(bucket: Bucket) -> bool:
+    return bucket.state is not BucketState.DONE and any(run.taken < run.count for run in bucket.runs.values())

@@ -1,0 +1,138 @@
+"""Hands out what is due in batches, and settles them."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from outbox_broker.schedule.due_batch import DueBatch
+from outbox_broker.schedule.due_horizon import DueHorizon
+from outbox_broker.schedule.due_queue import TakenMessages
+from outbox_broker.schedule.run_merge import Piece
+from outbox_broker.schedule.schedule_context import ScheduleContext
+from outbox_broker.schedule.schedule_records import FROM_MEMORY, BatchFired, BatchHanded, Part
+from outbox_broker.schedule.sorted_run import Entry, Timed, new_entries
+from outbox_broker.schedule.sorted_run_reader import RunDamaged
+from outbox_core.common.errors import StorageFailed
+
+
+class DueDispatch:
+    """The batches that are out, and those that were when the schedule was last closed."""
+
+    def __init__(self, context: ScheduleContext, horizon: DueHorizon) -> None:
+        self._context = context
+        self._horizon = horizon
+        self._again: deque[int] = deque()
+
+    def recover(self) -> None:
+        """Hand out again, first of all, what was out and not settled when the schedule was last closed, or killed."""
+        self._again.extend(sorted(self._context.state.hand_outs))
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether due() may have something. Waits for nobody."""
+        return bool(self._again) or self._horizon.soonest_ms <= now_ms
+
+    def due(self, now_ms: int) -> DueBatch | None:
+        """What is due now and was not handed out yet, a batch of it; None where nothing is, or too much is out.
+
+        That it is handed out is durable before it is: no cancel wins after that.
+        """
+        with self._context.lock:
+            self._context.refuse_if_closed()
+            if self._again:
+                return self._hand_again()
+            if len(self._context.state.hand_outs) >= self._context.options.hand_outs_max:
+                return None
+            self._horizon.advance(now_ms)
+            batch = self._take(now_ms)
+            self._horizon.update_soonest()
+            place = self._context.log.place
+        if batch is not None:
+            self._context.log.commit(place)
+        return batch
+
+    def unsettled(self) -> list[DueBatch]:
+        """The batches that were out when the schedule was last closed, or killed. due() then hands them out no more."""
+        with self._context.lock:
+            self._context.refuse_if_closed()
+            return [self._hand_again() for _ in range(len(self._again))]
+
+    def fired(self, number: int, *, again: Sequence[Timed] = ()) -> None:
+        """A batch was delivered, but for those that are to be tried `again`, at the due times given with them.
+
+        Durable with the next thing that is. A batch that is not out is passed over.
+        """
+        with self._context.lock:
+            self._context.refuse_if_closed()
+            if number in self._context.state.hand_outs:
+                seq = self._context.state.next_seq
+                entries = new_entries(again, first_seq=seq)
+                self._context.act(BatchFired(number, entries))
+                self._horizon.add(entries)
+
+    def _take(self, now_ms: int) -> DueBatch | None:
+        """Take a batch out of the wheel, and write down that it is handed out."""
+        while True:
+            try:
+                taken = self._horizon.take(now_ms)
+                batch = self._batch(taken, number=self._context.state.next_batch)
+            except RunDamaged as damage:
+                self._horizon.quarantine(damage)
+                self._horizon.advance(now_ms)
+                continue
+            except StorageFailed:
+                self._horizon.rebuild()  # what was taken already is not handed out
+                raise
+            if not taken.parts:
+                return None
+            self._hand_out(taken, batch)
+            if len(batch):
+                return batch
+            self._context.act(BatchFired(batch.number))  # all of them were canceled
+
+    def _hand_out(self, taken: TakenMessages, batch: DueBatch) -> None:
+        try:
+            parts = [_part(part) for part in taken.parts]
+            self._context.act(BatchHanded(batch.number, parts, [], Counter(batch.topics)))
+        except StorageFailed:
+            self._horizon.rebuild()  # nothing was handed out
+            raise
+
+    def _batch(self, taken: TakenMessages, *, number: int) -> DueBatch:
+        """All that was taken and not canceled, in order: its parts come lane by lane."""
+        batch = DueBatch(number)
+        for part in taken.parts:
+            if isinstance(part, Entry):
+                batch.add_entry(part)
+            else:
+                run = part.run
+                columns, stored = self._context.reader.columns(run), self._context.reader.messages(run)
+                batch.add_piece(columns, stored, gone=run.gone, start=part.start, stop=part.stop)
+        if taken.is_mixed:
+            batch.sort()
+        return batch
+
+    def _hand_again(self) -> DueBatch:
+        """A batch that was out when the schedule was last closed, or killed: the same once more."""
+        out = self._context.state.hand_outs[self._again[0]]
+        taken = TakenMessages()
+        for run_id, start, stop in out.parts:
+            if run_id == FROM_MEMORY:
+                taken.add(out.entries[start])
+            else:
+                run = self._context.state.run(run_id)[1]
+                if not run.is_unreadable:
+                    taken.add(Piece(run, start, stop))
+        try:
+            batch = self._batch(taken, number=out.batch)
+        except RunDamaged as damage:
+            self._horizon.quarantine(damage)
+            return self._hand_again()
+        self._again.popleft()
+        return batch
+
+
+def _part(part: Piece | Entry) -> Part:
+    if isinstance(part, Entry):
+        return (FROM_MEMORY, part.seq, 0)
+    return (part.run.id, part.start, part.stop)

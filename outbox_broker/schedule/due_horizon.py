@@ -1,0 +1,154 @@
+"""What may fall due soon: messages in memory, and the runs of the buckets whose time has begun, in the wheel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from outbox_broker.schedule.due_queue import TakenMessages, Wheel
+from outbox_broker.schedule.levels import BucketId, is_to_fire
+from outbox_broker.schedule.run_quarantine import RunQuarantine
+from outbox_broker.schedule.schedule_context import ScheduleContext
+from outbox_broker.schedule.schedule_records import RunsAdded
+from outbox_broker.schedule.sorted_run import DUE, Entry
+from outbox_broker.schedule.sorted_run_reader import RunDamaged
+
+NEAR_MS: Final = 120_000
+"""Messages in memory that are due later wait in a plain list, and are not in the wheel's heap yet."""
+
+
+class DueHorizon:
+    """The wheel and what is before it. All but `soonest_ms` and set_aside() is used under `lock`."""
+
+    def __init__(self, context: ScheduleContext, quarantine: RunQuarantine) -> None:
+        self._context = context
+        self._quarantine = quarantine
+        self.soonest_ms = 0
+        """A time before which nothing is due, for who asks without the lock."""
+        self._reset()
+
+    def rebuild(self) -> None:
+        """From the state: on opening, and where what was taken out of the wheel could not be written down."""
+        self._reset()
+        self.add(self._context.state.pending.values())
+
+    def _reset(self) -> None:
+        self._wheel = Wheel(self._context.reader.columns)
+        self._opened: set[BucketId] = set()
+        self._far: list[Entry] = []
+        self._far_first_ms: int | None = None
+        self._horizon_ms = 0
+        self._next_begin_ms = 0
+        self.soonest_ms = 0
+
+    # -- what comes and goes -----------------------------------------------------------------------------------------
+
+    def add(self, entries: Collection[Entry]) -> None:
+        """Put messages in memory where they will be found in time."""
+        if not entries:
+            return
+        first_ms = min(map(DUE, entries))
+        self.soonest_ms = min(self.soonest_ms, first_ms)
+        if first_ms < self._horizon_ms:
+            for entry in entries:
+                if entry.due_ms < self._horizon_ms:
+                    self._wheel.push(entry)
+            entries = [entry for entry in entries if entry.due_ms >= self._horizon_ms]
+            if not entries:
+                return
+            first_ms = min(map(DUE, entries))
+        self._far += entries
+        self._far_first_ms = first_ms if self._far_first_ms is None else min(first_ms, self._far_first_ms)
+
+    def add_runs(self, added: Iterable[RunsAdded]) -> None:
+        """Buckets got runs: those of one that fires already go to the wheel."""
+        for one in added:
+            bucket_id = BucketId(one.level, one.slot)
+            if bucket_id in self._opened:
+                self._wheel.add(one.runs)
+            self._next_begin_ms = min(self._next_begin_ms, bucket_id.start_ms)
+        self.update_soonest()
+
+    def replace_memory(self) -> None:
+        """Have those messages in memory that are there now, behind a flush, and no others."""
+        self._wheel.clear_near()
+        self._far, self._far_first_ms = [], None
+        self.add(self._context.state.pending.values())
+
+    def take(self, now_ms: int) -> TakenMessages:
+        """Take what is due out of the wheel, up to the bounds of a batch. Raises RunDamaged and StorageFailed."""
+        options = self._context.options
+        return self._wheel.take(
+            now_ms,
+            count_max=options.batch_messages_max,
+            bytes_max=options.batch_bytes_max,
+            is_alive=self._context.state.is_alive,
+        )
+
+    # -- as time passes ----------------------------------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> None:
+        """Let the wheel have whatever may be due: messages in memory, and buckets whose time has begun."""
+        while True:
+            try:
+                self._add_near(now_ms)
+                if now_ms >= self._next_begin_ms:
+                    self._open_buckets(now_ms)
+            except RunDamaged as damage:  # one that had fired by half: each is set aside once
+                self.quarantine(damage)
+            else:
+                return
+
+    def update_soonest(self) -> None:
+        """Note when something may be due next, for who asks without the lock."""
+        times = (self._wheel.next_due_ms(), self._far_first_ms, self._next_begin_ms)
+        self.soonest_ms = min(time_ms for time_ms in times if time_ms is not None)
+
+    def next_due_ms(self) -> int | None:
+        """A time before which nothing is due; None where nothing is scheduled."""
+        times = [self._wheel.next_due_ms(), self._far_first_ms]
+        buckets = self._context.state.buckets.values()
+        times += [one.first_due_ms() for one in buckets if one.id not in self._opened]
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
+    def _add_near(self, now_ms: int) -> None:
+        if self._far_first_ms is not None and self._far_first_ms <= now_ms + NEAR_MS // 2:
+            self._horizon_ms = now_ms + NEAR_MS
+            waiting, self._far, self._far_first_ms = self._far, [], None
+            self.add([entry for entry in waiting if self._context.state.is_alive(entry)])
+
+    def _open_buckets(self, now_ms: int) -> None:
+        waiting = [bucket for bucket in self._context.state.buckets.values() if bucket.id not in self._opened]
+        for bucket in waiting:
+            if is_to_fire(bucket.id, now_ms=now_ms):
+                self._opened.add(bucket.id)
+                self._wheel.add(bucket.runs.values())
+        later = (bucket.id.start_ms for bucket in waiting if bucket.id not in self._opened)
+        self._next_begin_ms = min(later, default=now_ms + NEAR_MS)
+
+    # -- buckets whose time has begun --------------------------------------------------------------------------------
+
+    def has_opened(self, bucket_id: BucketId) -> bool:
+        """Whether a bucket's time has begun: it fires from where it is, and is not re-filed any more."""
+        return bucket_id in self._opened
+
+    def opened(self) -> list[BucketId]:
+        """All buckets whose time has begun."""
+        return list(self._opened)
+
+    def forget(self, bucket_id: BucketId) -> None:
+        """A bucket is done."""
+        self._opened.discard(bucket_id)
+
+    # -- damage ------------------------------------------------------------------------------------------------------
+
+    def quarantine(self, damage: RunDamaged) -> None:
+        """What cannot be read of a run is never served; all else goes on."""
+        self._quarantine.add(damage)
+        self.rebuild()
+
+    def set_aside(self, damage: RunDamaged) -> None:
+        """quarantine() for who reads without the lock, where the run is in a bucket still."""
+        with self._context.lock:
+            if damage.run.id in self._context.state.bucket_of:
+                self.quarantine(damage)

@@ -1,0 +1,181 @@
+"""Housekeeping of the id index: a piece for each flush, merges of many pieces, new pieces for damaged ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
+from typing import Final
+
+from outbox_broker.schedule.due_horizon import DueHorizon
+from outbox_broker.schedule.id_index import IndexMerge, IndexPiece, index_entries, unpacked
+from outbox_broker.schedule.recent_ids import RecentIds
+from outbox_broker.schedule.schedule_context import ScheduleContext
+from outbox_broker.schedule.schedule_records import Passed, StoredIndex
+from outbox_broker.schedule.segment_garbage import SegmentGarbage
+from outbox_broker.schedule.sorted_run import DUE, ID, SEQ, TOPIC, Entry, SortedRun, id_hashes
+from outbox_broker.schedule.sorted_run_reader import RunDamaged
+from outbox_core.journal.journal import SegmentDamaged
+
+logger = logging.getLogger(__name__)
+
+IDS_PREFIX: Final = "ids-"
+_RECOVERED_FACTOR: Final = 4
+"""A piece of the id index that has so many times the ids that are to be remembered is not read for them."""
+
+
+class IndexHousekeeping:
+    """Writes the segments of the id index. Used under `keeping`."""
+
+    def __init__(
+        self,
+        context: ScheduleContext,
+        *,
+        horizon: DueHorizon,
+        recent: RecentIds,
+        garbage: SegmentGarbage,
+        merge: IndexMerge,
+    ) -> None:
+        self._context = context
+        self._horizon = horizon
+        self._recent = recent
+        self._garbage = garbage
+        self._merge = merge
+        self._segments_made = 0
+
+    def open(self, segments: Iterable[str]) -> None:
+        """Read what is to be in memory of the id index; what of it is damaged is made anew. `segments`: all that the
+        store had as it was opened, so that none of their names is used again.
+        """
+        numbers = (int(one.removeprefix(IDS_PREFIX)) for one in segments if one.startswith(IDS_PREFIX))
+        self._segments_made = max(numbers, default=0)
+        index, stored = self._context.index, self._context.state.index
+        for one in stored:
+            index.add(index.load(one))
+        count = self._context.options.dedup_messages
+        for _ in range(len(stored) + 1):
+            if index.damaged():
+                self._mend()
+            try:
+                self._recent.add_recovered(list(index.newest_hashes(count, count_max=_RECOVERED_FACTOR * count)))
+            except SegmentDamaged:
+                continue
+            return
+
+    def write_piece(self, came: Sequence[Entry | Passed]) -> IndexPiece | None:
+        """A piece of the id index for all that came since the last flush, fired or not; durable, and to be added.
+
+        None where nothing came. Raises StorageFailed.
+        """
+        if not came:
+            return None
+        store, index = self._context.store, self._context.index
+        segment = self._next_segment()
+        entries = index_entries(id_hashes(map(ID, came)), map(DUE, came), map(SEQ, came), map(TOPIC, came))
+        stored = index.write(segment, entries)
+        store.sync([segment])
+        store.seal(segment)
+        return index.load(stored)
+
+    def mend(self) -> bool:
+        """Make the pieces that are damaged anew; False where none is. Raises StorageFailed."""
+        if not self._context.index.damaged():
+            return False
+        with self._garbage.deleted_if_refused():
+            self._mend()
+        return True
+
+    def merge_step(self, now_ms: int) -> bool:
+        """Merge a little of the id index; False where nothing is to be merged. Raises StorageFailed.
+
+        What was merged counts from the next checkpoint on.
+        """
+        if not self._merge.is_begun and not self._begin_merge(now_ms):
+            return False
+        try:
+            with self._garbage.deleted_if_refused():
+                stored = self._merge.step()
+                if stored is not None:
+                    merged = self._merge.merged
+                    self._merge.abandon()  # done: what fails from here on is begun anew
+                    self._replace(merged, [stored])
+        except SegmentDamaged:  # that piece is made anew before the next merge
+            self._merge.abandon()
+        return True
+
+    def _begin_merge(self, now_ms: int) -> bool:
+        context = self._context
+        merged = context.index.to_merge(newest=context.options.dedup_messages)
+        if not merged:
+            return False
+        with context.lock:
+            firsts = [one.first_due_ms() for one in context.state.buckets.values()]
+        oldest_ms = min((one for one in firsts if one is not None), default=now_ms)
+        due_min_ms = max(0, min(oldest_ms, now_ms - context.options.fired_memory_ms))
+        self._merge.begin(merged, context.index.merge(merged, self._next_segment(), due_min_ms=due_min_ms))
+        return True
+
+    def _next_segment(self) -> str:
+        """A name that no piece has or had, so that a piece that is to be deleted still is another's."""
+        self._segments_made += 1
+        return f"{IDS_PREFIX}{self._segments_made:012d}"
+
+    def _replace(self, old: list[StoredIndex], new: Sequence[StoredIndex]) -> None:
+        context = self._context
+        context.store.sync([one.segment for one in new])
+        for one in new:
+            context.store.seal(one.segment)
+        pieces = [context.index.load(one) for one in new]
+        with context.lock:
+            context.refuse_if_closed()
+            context.state.index = context.index.replace(old, pieces)
+            self._garbage.add_at_checkpoint(sorted(one.segment for one in old))
+
+    def _mend(self) -> None:
+        """Make the pieces that are damaged anew, of all that stands in buckets: more than was in them.
+
+        What had fired of it is not known any more: that it is too late to cancel, and that its id came before.
+        """
+        context = self._context
+        damaged = context.index.damaged()
+        newest_seq = context.state.next_seq - context.options.dedup_messages
+        written: list[StoredIndex] = []
+        recent: list[tuple[int, int]] = []
+        for some in self._standing_entries():
+            written.append(context.index.write(self._next_segment(), sorted(some)))
+            recent += ((one.topic, hash_) for hash_, one in map(unpacked, some) if one.seq >= newest_seq)
+        self._merge.abandon()  # of what was there before
+        self._recent.add_recovered(recent)
+        self._replace(damaged, written)
+        logger.warning(
+            "id_index_made_anew",
+            extra={"segments": [one.segment for one in damaged], "ids": sum(one.count for one in written)},
+        )
+
+    def _standing_entries(self) -> Iterator[list[bytes]]:
+        """Entries of the id index for all that stands in buckets, so many at a time as are in memory anyway."""
+        context = self._context
+        with context.lock:
+            places = [(one.segment, run) for one in context.state.buckets.values() for run in one.runs.values()]
+        entries: list[bytes] = []
+        for segment, run in places:
+            entries += self._entries_of(segment, run)
+            if len(entries) >= context.options.memory_messages_max:
+                yield entries
+                entries = []
+        if entries:
+            yield entries
+
+    def _entries_of(self, segment: str, run: SortedRun) -> list[bytes]:
+        """Entries of the id index for a run, but for those that are lost."""
+        reader = self._context.reader
+        for _ in range(2):
+            try:
+                columns, stored = reader.read_columns(segment, run), reader.read_messages(segment, run)
+            except RunDamaged as damage:
+                self._horizon.set_aside(damage)
+            else:
+                left = [not run.is_lost(at) for at in range(run.count)]
+                hashes, dues, seqs = (compress(one, left) for one in (id_hashes(stored.ids), columns.due, columns.seq))
+                return index_entries(hashes, dues, seqs, compress(map(columns.topics.__getitem__, columns.topic), left))
+        return []

@@ -1,0 +1,44 @@
+"""Sets damaged runs aside: what cannot be read of them is never served, and all else goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from outbox_broker.schedule.schedule_context import ScheduleContext
+from outbox_broker.schedule.schedule_records import Quarantined
+from outbox_broker.schedule.schedule_state import Bucket
+from outbox_broker.schedule.sorted_run import SortedRun
+from outbox_broker.schedule.sorted_run_reader import RunDamaged
+
+logger = logging.getLogger(__name__)
+
+
+class RunQuarantine:
+    """Writes down what of a run is lost. Used under `lock`."""
+
+    def __init__(self, context: ScheduleContext) -> None:
+        self._context = context
+
+    def add(self, damage: RunDamaged) -> None:
+        """Write down what is lost of a run which is in a bucket. Raises StorageFailed with nothing changed."""
+        run = damage.run
+        bucket = self._context.state.bucket_of[run.id]
+        lost = damage.lost
+        waiting = [one for one in (range(run.count) if lost is None else lost) if one >= run.taken]
+        waiting = [one for one in waiting if not run.is_gone(one)]
+        logger.critical(
+            "run_quarantined",
+            extra={"segment": bucket.segment, "run": run.id, "messages": len(waiting), "error": str(damage)},
+        )
+        self._context.act(Quarantined(run.id, lost, self._topics_of(bucket, run, waiting)))
+        self._context.reader.forget(run)
+
+    def _topics_of(self, bucket: Bucket, run: SortedRun, indexes: Sequence[int]) -> dict[str, int]:
+        """How many of each topic are among these; none where that cannot be read either."""
+        try:
+            columns = self._context.reader.read_columns(bucket.segment, run)
+        except RunDamaged:
+            return {} if run.topic is None else {run.topic: len(indexes)}
+        return dict(Counter(columns.topics[columns.topic[index]] for index in indexes))
