@@ -31,6 +31,7 @@ class ScheduleLog:
         self._number = 0
         self._end = 0
         self._begun = 0
+        self._grown_bytes = 0
         self._old: list[str] = []
         self._durable: dict[str, int] = {}
         self._guard = threading.Lock()
@@ -47,8 +48,10 @@ class ScheduleLog:
 
     @property
     def grown_bytes(self) -> int:
-        """Bytes behind the checkpoint."""
-        return self._end - self._begun
+        """Bytes of the records behind the checkpoint, without what a store adds to each: positions are the store's, and
+        need not be bytes.
+        """
+        return self._grown_bytes
 
     @property
     def is_dirty(self) -> bool:
@@ -80,8 +83,10 @@ class ScheduleLog:
 
     def append(self, record: schedule_records.LogRecord) -> Place:
         """Write a record down; not durable before commit(). Raises StorageFailed with nothing appended."""
-        *_, end = self._store.append(self.name, [schedule_records.encode(record)], position=self._end)
+        payload = schedule_records.encode(record)
+        *_, end = self._store.append(self.name, [payload], position=self._end)
         self._end = end
+        self._grown_bytes += len(payload)
         return self.place
 
     def commit(self, place: Place | None = None) -> None:
@@ -122,6 +127,7 @@ class ScheduleLog:
                 self._old.append(self.name)
             self._number += 1
             self._end = self._begun = end
+            self._grown_bytes = 0
             self._durable = {}
 
     def begin_anew(self, checkpoint: schedule_records.ScheduleCheckpoint) -> None:
@@ -145,6 +151,8 @@ class ScheduleLog:
 
     def _follow(self, first: Record, found: Iterator[Record]) -> Iterator[schedule_records.LogRecord]:
         self._end = self._begun = first.end
+        self._grown_bytes = 0
         for one in found:
             self._end = one.end
+            self._grown_bytes += len(one.payload)
             yield schedule_records.decode(one.payload)
