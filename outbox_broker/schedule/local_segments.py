@@ -68,13 +68,14 @@ class _File:
 class LocalSegmentStore:
     """A SegmentStore in a folder. close() gives the folder to the next writer."""
 
-    def __init__(self, folder: Path, *, storage: Storage, epoch: int, lock: FolderLock) -> None:
+    def __init__(self, folder: Path, *, storage: Storage, epoch: int, lock: FolderLock, open_files_max: int) -> None:
         """For open()."""
         self.epoch = epoch
         self._folder = folder
         self._seen_epoch: tuple[int, int] | None = None  # the file that was read last, and is ours
         self._storage = storage
         self._folder_lock = lock
+        self._open_files_max = open_files_max
         self._files: OrderedDict[str, _File] = OrderedDict()
         self._guard = threading.RLock()
         self._folder_changed = False
@@ -85,11 +86,17 @@ class LocalSegmentStore:
 
     @classmethod
     def open(
-        cls, folder: Path, *, storage: Storage | None = None, reserve: Reserve | None = None
-    ) -> LocalSegmentStore:  # fmt: skip
+        cls,
+        folder: Path,
+        *,
+        storage: Storage | None = None,
+        reserve: Reserve | None = None,
+        open_files_max: int = OPEN_FILES_MAX,
+    ) -> LocalSegmentStore:
         """Become the folder's writer; it is made where it is missing. Raises ConfigurationError naming the holder.
 
-        What an earlier writer held in reserve is let go of: so a full disk takes what opening writes.
+        What an earlier writer held in reserve is let go of: so a full disk takes what opening writes. More than
+        `open_files_max` segments are open only while so many are in use.
         """
         storage = storage or DiskStorage()
         lock = FolderLock(folder)
@@ -105,7 +112,7 @@ class LocalSegmentStore:
             if isinstance(error, OSError):
                 raise StorageFailed(f"cannot open the data folder {folder}: {error.strerror}") from error
             raise
-        return cls(folder, storage=storage, epoch=epoch, lock=lock)
+        return cls(folder, storage=storage, epoch=epoch, lock=lock, open_files_max=open_files_max)
 
     def append(self, name: str, records: Sequence[bytes], *, position: int) -> list[int]:
         """Write records at a position; see the port."""
@@ -243,7 +250,7 @@ class LocalSegmentStore:
 
     def _close_idle(self) -> None:
         """Keep few files open. Unsynced writes are synced first: the loss of one is told to its descriptor only."""
-        for name in list(self._files)[: max(0, len(self._files) - OPEN_FILES_MAX)]:
+        for name in list(self._files)[: max(0, len(self._files) - self._open_files_max)]:
             file = self._files[name]
             if not file.users:
                 if file.synced < file.written:

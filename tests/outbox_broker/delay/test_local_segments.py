@@ -187,21 +187,21 @@ def test_a_second_process_is_told_who_holds_the_folder(store: LocalSegmentStore,
 
 
 def test_few_files_are_open_and_one_with_unsynced_writes_is_synced_before_it_is_closed(
-    store: LocalSegmentStore, disk: FailingStorage, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk: FailingStorage
 ) -> None:
-    monkeypatch.setattr(local_segments, "OPEN_FILES_MAX", 3)
+    store = LocalSegmentStore.open(tmp_path, storage=disk, open_files_max=3)
     for number in range(10):
         store.append(f"s-{number}", RECORDS, position=0)
 
     assert disk.calls.count("sync") == 1 + 7  # the epoch's, and one for each that was closed
-    assert len(store._files) == 3
+    assert len(open_segments(tmp_path)) == 3
     assert [one.payload for one in store.scan("s-0")] == RECORDS
+    store.close()
+    assert not open_segments(tmp_path)
 
 
-def test_a_file_that_fails_to_sync_when_it_is_closed_fails_the_store(
-    store: LocalSegmentStore, disk: FailingStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_segments, "OPEN_FILES_MAX", 1)
+def test_a_file_that_fails_to_sync_when_it_is_closed_fails_the_store(tmp_path: Path, disk: FailingStorage) -> None:
+    store = LocalSegmentStore.open(tmp_path, storage=disk, open_files_max=1)
     store.append("a", RECORDS, position=0)
     disk.fail("sync", errno.EIO)
 
@@ -210,9 +210,17 @@ def test_a_file_that_fails_to_sync_when_it_is_closed_fails_the_store(
     disk.mend()
     with pytest.raises(StorageFailed, match="restarted"):
         store.append("a", RECORDS, position=0)
+    store.close()
 
 
 @pytest.mark.parametrize("name", ["", "../a", "A", "a.b", "x" * 65])
 def test_a_name_that_could_leave_the_folder_is_refused(store: LocalSegmentStore, name: str) -> None:
     with pytest.raises(ValueError, match="segment's name"):
         store.append(name, RECORDS, position=0)
+
+
+def open_segments(folder: Path) -> list[str]:
+    """The segments of a folder whose files this process has open."""
+    links = [one for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    targets = [one.readlink() for one in links if one.exists()]
+    return [one.name for one in targets if one.parent == folder and one.suffix == ".delay"]
