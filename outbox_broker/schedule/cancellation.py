@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from outbox_broker.common.cancel_scope import Scope
+from outbox_broker.schedule.recent_cancels import CANCEL_RENEWED_MS
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.schedule.schedule_records import ScheduleCanceled
@@ -77,6 +78,6 @@ class Cancellation:
             return CancelStatus.CANCELED, canceled
         if is_late or covered.has_any(fired):
             return CancelStatus.TOO_LATE, canceled
-        if not remembered.awaits(message_id, covered.scope):
+        if not remembered.awaits(message_id, covered.scope, since_ms=record.at_ms - CANCEL_RENEWED_MS):
             record.early.append(message_id)
         return CancelStatus.UNKNOWN, canceled

@@ -16,6 +16,8 @@ from outbox_broker.common.cancel_scope import ANY_TOPIC, Scope, covers
 
 CANCEL_MEMORY_MS: Final = 7 * 24 * 3_600_000
 """How long a cancel waits for its publish; the compensator resends within minutes of an outage's end."""
+CANCEL_RENEWED_MS: Final = 3_600_000
+"""A repeated cancel whose forerunner is older is remembered anew, so that it waits as long as a first one."""
 
 
 class Cancel(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -65,21 +67,22 @@ class RememberedCancels:
             return set()
         return {one.topic for one in cancels if one.topic is not None and covers(scope, one.topic)}
 
-    def awaits(self, message_id: str, scope: Scope) -> bool:
-        """Whether a cancel of this scope, or of all topics, waits for messages of this id."""
+    def awaits(self, message_id: str, scope: Scope, *, since_ms: int = 0) -> bool:
+        """Whether a cancel of this scope, or of all topics, waits for messages of this id: one that is no older."""
         cancels = self._by_id.get(message_id)
-        return cancels is not None and any(one.topic is None and one.scope in {scope, None} for one in cancels)
+        return cancels is not None and any(
+            one.topic is None and one.scope in {scope, None} and one.at_ms >= since_ms for one in cancels
+        )
 
     def add(self, cancels: Sequence[Cancel], *, at_ms: int) -> None:
         """Remember cancels; the oldest are forgotten where there are too many, and those of more than a week ago."""
         for one in cancels:
-            known = self._by_id.get(one.id)
-            if known is None:
-                self._by_id[one.id] = (one,)
-            elif any(other.topic == one.topic and other.scope == one.scope for other in known):
+            known = self._by_id.get(one.id, ())
+            same = next((other for other in known if other.topic == one.topic and other.scope == one.scope), None)
+            if same is not None and one.at_ms - same.at_ms < CANCEL_RENEWED_MS:
                 continue
-            else:
-                self._by_id[one.id] = (*known, one)
+            # What it takes the place of stays in its scope's line, and is forgotten there in its turn.
+            self._by_id[one.id] = (*(other for other in known if other is not same), one)
             self._by_scope.setdefault(one.scope, deque()).append(one)
             self._count += 1
         self._forget_excess()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from outbox_broker.schedule.delay_store import DelayStore
-from outbox_broker.schedule.recent_cancels import Cancel, RememberedCancels
+from outbox_broker.schedule.recent_cancels import CANCEL_MEMORY_MS, CANCEL_RENEWED_MS, Cancel, RememberedCancels
 from tests.outbox_broker.delay.conftest import (
     DAY_MS,
     HOUR_MS,
@@ -266,6 +266,33 @@ def test_the_message_that_is_found_is_the_first_to_be_due_of_those_in_the_scope(
     found = [schedule.find("same", scope) for scope in (None, LIM, ("lim.c",), ("none",))]
 
     assert [one and one.topic for one in found] == ["vic.z", "lim.b", "lim.c", None]
+
+
+def test_a_cancel_that_is_repeated_after_a_week_waits_for_its_message_for_another_week(opened: Opened) -> None:
+    later_ms = NOW_MS + CANCEL_MEMORY_MS + HOUR_MS
+    schedule = opened.open()
+    schedule.cancel(["same"], now_ms=NOW_MS)
+
+    assert schedule.cancel(["same", "other"], now_ms=later_ms) == ["unknown", "unknown"]
+    schedule.commit()
+    schedule = opened.open()
+
+    sent_ms = later_ms + CANCEL_MEMORY_MS - HOUR_MS
+    message = timed("same", sent_ms + HOUR_MS, topic="vic.a")
+    schedule.schedule([message], now_ms=sent_ms)
+    assert fired(schedule, sent_ms + DAY_MS) == []
+
+
+def test_a_cancel_that_is_repeated_soon_is_written_down_once(opened: Opened) -> None:
+    schedule = opened.open()
+    schedule.cancel(["same"], now_ms=NOW_MS)
+    before = schedule.figures()["log_bytes"]
+
+    schedule.cancel(["same"], now_ms=NOW_MS + CANCEL_RENEWED_MS)
+    assert schedule.figures()["log_bytes"] == before
+
+    schedule.cancel(["same"], now_ms=NOW_MS + CANCEL_RENEWED_MS + 1)
+    assert schedule.figures()["log_bytes"] > before
 
 
 def test_a_flood_of_cancels_of_one_scope_pushes_out_its_own_and_nobody_elses() -> None:
