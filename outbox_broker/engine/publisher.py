@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import chain, repeat
-from operator import attrgetter
 from typing import Final, Protocol
 
 from outbox_broker.common.cancel_scope import ANY_TOPIC, Scope, covers, scope_of
@@ -16,11 +14,12 @@ from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.engine.published_batch import SortedBatch, arranged, dead_on_arrival, record_of, timed_of
 from outbox_broker.engine.timer import Timer
 from outbox_broker.engine.wakeups import Wakeups
-from outbox_broker.schedule.delay_store import Stopped, Timed
+from outbox_broker.schedule.delay_store import Stopped
 from outbox_broker.schedule.schedule_log import Place
-from outbox_broker.state.scheduled_copy import note_of, to_be_fired
+from outbox_broker.state.scheduled_copy import note_of
 from outbox_broker.state.topic_quota import TopicQuota
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
@@ -192,7 +191,7 @@ class Publisher:
         """Store a batch; returns the results, the topics that have new messages, and the schedule's place, if any."""
         now_ms = self._clock.now_ms()
         if batch and all(one.deliver_at_ms is None for one in batch):
-            plain, counts = _arranged(batch)
+            plain, counts = arranged(batch)
             ids = [one.id for one in plain]
             if self._are_new(ids, counts) and self._has_room_for(counts, quota):
                 self._append_plain(counts, plain, ids, now_ms=now_ms)
@@ -201,7 +200,7 @@ class Publisher:
             results, scheduled_to = self._append_later(batch, now_ms=now_ms)
             self._count_published(results, batch)
             return results, set(), scheduled_to
-        sorting = _Sorting(now_ms=now_ms, is_known=self._context.schedule.knows, is_recent=self._state.recent.has)
+        sorting = SortedBatch(now_ms=now_ms, is_known=self._context.schedule.knows, is_recent=self._state.recent.has)
         for message in batch:
             problem = self._problem(message, now_ms=now_ms, topics_new=sorting.topics_new, quota=quota)
             sorting.sort(message, problem=problem)
@@ -212,10 +211,12 @@ class Publisher:
             later, place = self._append_later([one for _, one in sorting.later], now_ms=now_ms)
             for (number, _), result in zip(sorting.later, later, strict=True):
                 sorting.results[number] = result
-        plain, counts = _arranged(sorting.plain)
+        plain, counts = arranged(sorting.plain)
         if plain:
             sequences = self._sequences(counts)
-            records = [_record(one, now_ms=now_ms, sequence=place) for one, place in zip(plain, sequences, strict=True)]
+            records = [
+                record_of(one, now_ms=now_ms, sequence=place) for one, place in zip(plain, sequences, strict=True)
+            ]
             self._writer.write_messages(counts, records, ready_at_ms=now_ms)
             self._state.recent.add_all([one.topic for one in plain], [one.id for one in plain])
         self._count_published(sorting.results, batch)
@@ -226,7 +227,7 @@ class Publisher:
 
         Of each that it takes, a note goes to the message log, for whoever reads that.
         """
-        statuses, place = self._context.schedule.put([_timed(one, now_ms=now_ms) for one in batch], now_ms=now_ms)
+        statuses, place = self._context.schedule.put([timed_of(one, now_ms=now_ms) for one in batch], now_ms=now_ms)
         stored: Sequence[Message] = batch
         if set(statuses) != {PublishStatus.STORED}:
             stored = [one for one, status in zip(batch, statuses, strict=True) if status is PublishStatus.STORED]
@@ -236,7 +237,7 @@ class Publisher:
         if stored:
             told = [note_of(one, now_ms=now_ms) for one in stored]
             for at in dead:
-                told[at] = _dead_on_arrival(stored[at], now_ms=now_ms)
+                told[at] = dead_on_arrival(stored[at], now_ms=now_ms)
             self._writer.append_messages([journal.frames(told)])
             for at in dead:
                 self._state.recent.add(stored[at].topic, stored[at].id)
@@ -336,37 +337,6 @@ class Publisher:
         self._actions.commit(end)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Sorting:
-    """The messages of a batch by where they go: `plain` into the message log, `later` (with their places in the batch)
-    into the schedule.
-    """
-
-    now_ms: int
-    is_known: Callable[[str, str], bool]  # to the schedule
-    is_recent: Callable[[str, str], bool]
-    results: list[PublishResult] = field(default_factory=list)
-    plain: list[Message] = field(default_factory=list)
-    later: list[tuple[int, Message]] = field(default_factory=list)
-    topics_new: set[str] = field(default_factory=set)
-    seen: set[tuple[str, str]] = field(default_factory=set)
-
-    def sort(self, message: Message, *, problem: str | None) -> None:
-        """The next message; of what goes into the schedule, that will say what becomes of it."""
-        status, place = PublishStatus.STORED, (message.topic, message.id)
-        if problem is not None:
-            status = PublishStatus.REJECTED
-        elif place in self.seen or self.is_recent(*place):
-            status = PublishStatus.DUPLICATE
-        elif (message.deliver_at_ms or 0) > self.now_ms or self.is_known(*place):
-            self.later.append((len(self.results), message))
-        else:
-            self.plain.append(message)
-        if problem is None:
-            self.seen.add(place)
-        self.results.append(PublishResult(message.id, status, problem))
-
-
 def _gone(message_ids: Sequence[str], stopped: Stopped) -> list[tuple[str, str]]:
     """(id, topic) of all that a cancel stops: any topic where no message of the id has come yet."""
     return [
@@ -375,32 +345,3 @@ def _gone(message_ids: Sequence[str], stopped: Stopped) -> list[tuple[str, str]]
         if status is not CancelStatus.TOO_LATE
         for topic in sorted(stopped.topics[one]) or (ANY_TOPIC,)
     ]
-
-
-def _arranged(batch: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:
-    """A batch with each topic's messages together, in their order; and its topics in order, with how many of each."""
-    counts: dict[str, int] = {}
-    for one in batch:
-        counts[one.topic] = counts.get(one.topic, 0) + 1
-    if 1 < len(counts) < len(batch):
-        return sorted(batch, key=attrgetter("topic")), dict(sorted(counts.items()))
-    return batch, counts
-
-
-def _record(
-    message: Message, *, now_ms: int, sequence: int | None, copy: journal.Copy = journal.PUBLISHED
-) -> journal.MessageRecord:
-    return journal.MessageRecord(
-        sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=dict(message.headers),
-        body=message.body, created_at_ms=message.created_at_ms or now_ms,
-        stored_at_ms=now_ms, deliver_at_ms=message.deliver_at_ms, copy=copy,
-    )  # fmt: skip
-
-
-def _dead_on_arrival(message: Message, *, now_ms: int) -> bytes:
-    return journal.encode_record(_record(message, now_ms=now_ms, sequence=None, copy=journal.DEAD_ON_ARRIVAL))
-
-
-def _timed(message: Message, *, now_ms: int) -> Timed:
-    due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
-    return Timed(due_ms, message.id, message.topic, to_be_fired(message, now_ms=now_ms))
