@@ -30,7 +30,7 @@ from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.publisher import BUCKETS_MS, Publisher
 from outbox_broker.engine.puller import Puller
-from outbox_broker.engine.retention import Retention
+from outbox_broker.engine.retention import LogRetention
 from outbox_broker.engine.settler import Settler
 from outbox_broker.engine.timer import Timer
 from outbox_broker.engine.topic_reader import TopicReader
@@ -70,7 +70,7 @@ class Engine:
         self._deleted = deleted = DeletionHistory()
         self._index_repair = index_repair = IndexRepair(context)
         self.dispatcher = dispatcher = Dispatcher(context, writer, wakeups)
-        retention = Retention(context, writer, wakeups, groups, dispatcher)
+        retention = LogRetention(context, writer, wakeups, groups, dispatcher)
         self.timer = Timer(context, wakeups, dispatcher, keep_house=retention.check)
         self._publisher = publisher = Publisher(context, writer, wakeups, groups, dispatcher, self.timer)
         puller = Puller(context, writer, wakeups, groups, dead_letters, deleted, index_repair, dispatcher)

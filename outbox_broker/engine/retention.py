@@ -61,7 +61,7 @@ def _is_needed(topic: Topic, segment: Segment) -> bool:
     return end is not None and any(group.oldest() < end for group in topic.groups.values())
 
 
-class Retention:
+class LogRetention:
     """What is dropped of the two logs, and when."""
 
     def __init__(

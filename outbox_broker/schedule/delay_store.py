@@ -24,12 +24,12 @@ from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_dispatch import DueDispatch
 from outbox_broker.schedule.due_horizon import DueHorizon
+from outbox_broker.schedule.flushed_ids import FlushedIds, Identified
 from outbox_broker.schedule.housekeeping import Housekeeping
 from outbox_broker.schedule.id_index import IndexMerge
 from outbox_broker.schedule.index_housekeeping import IndexHousekeeping
 from outbox_broker.schedule.memory_flush import MemoryFlush
 from outbox_broker.schedule.message_intake import MessageIntake
-from outbox_broker.schedule.recent_ids import Identified, RecentIds
 from outbox_broker.schedule.run_quarantine import RunQuarantine
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_log import PREFIX, Place
@@ -53,7 +53,7 @@ class DelayStore:
         """Recover the schedule that is in the context's store, which nobody else uses. Raises as open() does."""
         self._context = context
         self._horizon = DueHorizon(context, RunQuarantine(context))
-        self._recent = RecentIds(context)
+        self._recent = FlushedIds(context)
         merge = IndexMerge()
         garbage = SegmentGarbage(context, self._horizon, merge)
         index = IndexHousekeeping(

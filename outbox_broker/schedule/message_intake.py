@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outbox_broker.schedule.due_horizon import DueHorizon
-from outbox_broker.schedule.recent_ids import RecentIds
+from outbox_broker.schedule.flushed_ids import FlushedIds
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.schedule.schedule_records import Scheduled
@@ -17,7 +17,7 @@ from outbox_core.messages.message import PublishStatus
 class MessageIntake:
     """Decides on messages that come, and writes them to the log."""
 
-    def __init__(self, context: ScheduleContext, *, horizon: DueHorizon, recent: RecentIds) -> None:
+    def __init__(self, context: ScheduleContext, *, horizon: DueHorizon, recent: FlushedIds) -> None:
         self._context = context
         self._horizon = horizon
         self._recent = recent

@@ -22,7 +22,7 @@ class Identified(Protocol):
         """The message id."""
 
 
-class RecentIds:
+class FlushedIds:
     """The ids of the last flushes, beside those that the state knows. Questions wait for nobody.
 
     What they read is replaced and never changed in place, since others look meanwhile.
