@@ -99,6 +99,10 @@ class Engine:
         self.place_to_read = reader.place_to_read
         self.read_on = reader.read_on
 
+        self.drop_outdated = retention.drop_outdated
+        self._offer_administration(admin, deletion)
+
+    def _offer_administration(self, admin: GroupAdmin, deletion: Deletion) -> None:
         self.topics = admin.topics
         self.groups = admin.groups
         self.topic_figures = admin.topic_figures
@@ -111,7 +115,6 @@ class Engine:
         self.pause = admin.pause
         self.dead = admin.dead
         self.redrive = admin.redrive
-        self.drop_outdated = retention.drop_outdated
 
     @classmethod
     def open(
