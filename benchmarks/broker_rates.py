@@ -1,4 +1,4 @@
-"""How fast the broker is, in this process and over HTTP: publish and consume in batches and one by one, and recovery.
+"""Measures the broker, embedded and over HTTP: publish and consume in batches and one by one, and recovery.
 
     python benchmarks/broker_rates.py [--messages 50000] [--rounds 5]
 

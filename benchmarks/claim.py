@@ -1,4 +1,4 @@
-"""What one claim costs at backlogs from a thousand rows to a million, beside a million parked rows; and an idle source.
+"""Measures a claim at backlogs of a thousand to a million rows, next to a million parked rows; and an idle source.
 
     python -m benchmarks.claim [--sizes 1000,10000,100000,1000000] [--parked 1000000] [--rounds 15] [--idle-seconds 60]
 
@@ -40,7 +40,7 @@ _LOCKS: Final = text("SELECT trx_rows_locked FROM information_schema.innodb_trx 
 _CACHE_SECONDS: Final = 0.2
 """innodb_trx is refreshed every 0.1 s at most."""
 _OF_ASKING: Final = 2
-"""The question itself, and the end of its transaction."""
+"""Statements of the measurement itself: the query, and the end of its transaction."""
 _IDLE_WARM_UP_SECONDS: Final = 5.0
 
 
@@ -124,14 +124,14 @@ def claims(engine: Engine, store: MessageStore, *, count: int) -> dict[str, Any]
 
 
 def _first_due_us(connection: Connection, store: MessageStore) -> int:
-    """What the compensator's look tells the turn: there its batches begin."""
+    """Returns the due time that the compensator's poll returns: a turn's batches begin there."""
     table = f"{store.table.schema}.{store.table.name}"
     with connection.begin():
         return int(connection.execute(text(f"SELECT MIN(due_at_us) FROM {table} WHERE state = 'pending'")).scalar_one())
 
 
 def _claim(connection: Connection, store: MessageStore, *, from_us: int) -> tuple[list[str], dict[str, float]]:
-    """As the compensator does it, and the milliseconds of its parts."""
+    """Claim like the compensator; returns the ids, and the milliseconds of the parts."""
     token, clock = new_token(), [time.perf_counter()]
     with connection.begin():
         ids = [row.id for row in store.due_rows(connection, limit=BATCH, from_us=from_us).rows]
@@ -148,7 +148,7 @@ def _claim(connection: Connection, store: MessageStore, *, from_us: int) -> tupl
 
 
 def _locked(connection: Connection, watcher: Connection, store: MessageStore, ids: Sequence[str]) -> int:
-    """The row locks of a claim of these rows, that is rolled back: they are due again for it."""
+    """Returns the row locks of a claim of these rows, which is rolled back; they are made due for it."""
     _give_back(connection, store, ids)
     with connection.begin() as transaction:
         me = connection.execute(text("SELECT CONNECTION_ID()")).scalar_one()
@@ -162,7 +162,7 @@ def _locked(connection: Connection, watcher: Connection, store: MessageStore, id
 
 
 def _give_back(connection: Connection, store: MessageStore, ids: Sequence[str]) -> None:
-    """Due an hour ago, as before."""
+    """Make rows due an hour ago, as before."""
     table = f"{store.table.schema}.{store.table.name}"
     given_back = text(
         f"UPDATE {table} SET token = NULL, due_at_us = created_at_us, attempts = 1 WHERE id IN "

@@ -1,4 +1,4 @@
-"""From the commit to the first line of a consumer's handler, ours; and from publish() on without any outbox: the floor.
+"""Measures the latency from commit to the first line of a consumer's handler, with the outbox and without (floor).
 
     python -m benchmarks.commit_to_handler [--messages 300] [--rounds 5] [--every-ms 20]
 

@@ -1,4 +1,4 @@
-"""How fast a backlog goes: the compensator to a real broker, and the floor that claims and deletes and sends nothing.
+"""Measures the drain of a backlog: by the compensator to a real broker, and by a floor that only claims and deletes.
 
     python -m benchmarks.drain [--sizes 10000,200000,1000000] [--rounds 5] [--batch 200] [--no-peers]
 
@@ -28,7 +28,7 @@ from sqlalchemy import Engine
 from benchmarks.contestants.ours import AcceptingBroker
 from benchmarks.harness import backlog, report, rounds, servers
 from benchmarks.peers import peers_python
-from compensator.work.claim_and_relay import ScanOptions
+from compensator.work.claim_and_relay import ClaimOptions
 from outbox.delivery.relay import RelayPolicy
 from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.database import background_engine, open_engine
@@ -43,21 +43,21 @@ _NOW_US: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Where a drain takes place."""
+    """The environment of a drain."""
 
     engine: Engine
     schema: str
     broker: Broker
     batch: int
     firsts: Iterator[int]
-    """Where each drain's ids begin: the broker would drop ids that it has seen, and that is less work."""
+    """The first id of each drain: the broker would drop ids that it knows, which is less work."""
     cpu_seconds: Callable[[], Mapping[str, float]] = dict
-    """Processor time used so far, by whom."""
+    """Processor time used so far, by process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """One drain: rows a second, and the processor time of each row, by whom."""
+    """One drain: rows a second, and the processor time of each row, by process."""
 
     per_second: float
     cpu_us: Mapping[str, float]
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def measure(database: servers.Database, process: servers.BrokerProcess, chosen: argparse.Namespace) -> dict[str, Any]:
-    """The drains of all sizes, and how they compare."""
+    """Measure the drains of all sizes, and their ratios."""
     engine = background_engine(open_engine(database.url))
     broker = connect(process.url)
     bench = Bench(
@@ -113,14 +113,14 @@ def measure(database: servers.Database, process: servers.BrokerProcess, chosen: 
 
 
 def _cpu_seconds(database: servers.Database, process: servers.BrokerProcess) -> dict[str, float]:
-    """Processor time used so far, by whom, where it can be told."""
+    """Returns the processor time used so far, by process, if it is known."""
     broker, server = servers.cpu_seconds_of(process.pid), database.cpu_seconds()
     used = {"compensator": time.process_time(), "database": server, "broker": broker}
     return {name: seconds for name, seconds in used.items() if seconds is not None}
 
 
 def drain_cases(bench: Bench) -> dict[str, Callable[[], int]]:
-    """What drains the backlog, each returning how many rows went."""
+    """Returns functions that drain the backlog; each returns the number of rows."""
     return {
         "floor": partial(drain_floor, bench),
         "ours": partial(drain_ours, bench, bench.broker, RelayPolicy()),
@@ -150,7 +150,7 @@ def _rounds(bench: Bench, cases: Mapping[str, Callable[[], int]], *, size: int, 
 
 
 def rate(drain: Callable[[], int], rows: int) -> float:
-    """Rows a second; all of them must go."""
+    """Returns rows a second; all rows must be drained."""
     started = time.perf_counter()
     done = drain()
     seconds = time.perf_counter() - started
@@ -162,12 +162,12 @@ def rate(drain: Callable[[], int], rows: int) -> float:
 def drain_ours(bench: Bench, broker: Broker, policy: RelayPolicy) -> int:
     """One compensator's pass."""
     store = MessageStore(dialect=bench.engine.dialect, schema=bench.schema)
-    options = ScanOptions(batch_rows=bench.batch)
+    options = ClaimOptions(batch_rows=bench.batch)
     return Scan(engine=bench.engine, store=store, broker=broker, policy=policy, options=options).run().accepted
 
 
 def drain_floor(bench: Bench) -> int:
-    """The statements that it cannot be done without, straight through the driver."""
+    """Drain by the necessary statements only, directly through the driver."""
     table, done = f"{bench.schema}.message", 0
     due = f"state = 'pending' AND due_at_us <= {_NOW_US}"
     connection = bench.engine.raw_connection()

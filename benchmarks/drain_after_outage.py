@@ -1,4 +1,4 @@
-"""How fast a backlog of ordered keys goes once a broker that was out is back, beside the same rows unordered.
+"""Measures the drain of a backlog of ordered keys after a broker's outage, compared with the same rows unordered.
 
     python -m benchmarks.drain_after_outage [--keys 1,2,1000] [--rows 2000] [--outage-seconds 6] [--rounds 5]
 
@@ -20,8 +20,8 @@ from sqlalchemy import Engine
 
 from benchmarks.contestants.ours import AcceptingBroker
 from benchmarks.harness import backlog, report, rounds, servers
-from compensator.core.batch_totals import PassReport, add
-from compensator.work.claim_and_relay import ScanOptions
+from compensator.core.batch_totals import BatchTotals, add
+from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, SenderLimits
 from outbox.delivery.relay import RelayPolicy
 from outbox.migrate.schema_upgrade import upgrade
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def measure(database: servers.Database, chosen: argparse.Namespace) -> dict[str, Any]:
-    """Each number of keys in rotated rounds."""
+    """Measure each number of keys in rotated rounds."""
     engine = background_engine(open_engine(database.url))
     cases = [UNORDERED, *chosen.keys.split(",")]
     found: dict[str, list[Drained]] = {name: [] for name in cases}
@@ -101,20 +101,20 @@ def measure(database: servers.Database, chosen: argparse.Namespace) -> dict[str,
 
 
 def drained(engine: Engine, schema: str, case: str, *, rows: int, outage_seconds: float) -> Drained:
-    """Publish, be out, come back, drain. Raises RuntimeError where rows are left."""
+    """Publish during an outage, end it, drain. Raises RuntimeError if rows are left."""
     broker = Outage()
     _publish(engine, schema, broker, case, rows=rows)
     store = MessageStore(dialect=engine.dialect, schema=schema)
     scan = Scan(
         engine=engine, store=store, broker=broker, policy=RelayPolicy(),  # type: ignore[arg-type]
-        options=ScanOptions(batch_rows=BATCH_ROWS),
+        options=ClaimOptions(batch_rows=BATCH_ROWS),
     )  # fmt: skip
     ends = time.monotonic() + outage_seconds
     while time.monotonic() < ends:
         scan.run()
         time.sleep(PAUSE_SECONDS)
     broker.is_out = False
-    total, started = PassReport(), time.perf_counter()
+    total, started = BatchTotals(), time.perf_counter()
     while total.accepted < rows and time.perf_counter() - started < DRAIN_SECONDS_MAX:
         done = scan.run()
         total = add(total, done)
@@ -128,7 +128,7 @@ def drained(engine: Engine, schema: str, case: str, *, rows: int, outage_seconds
 
 
 def _publish(engine: Engine, schema: str, broker: Outage, case: str, *, rows: int) -> None:
-    """Rows as a producer leaves them whose messages were not sent: leased for LEASE_MS."""
+    """Insert rows like a producer whose messages were not sent: leased for LEASE_MS."""
     keys = KEYS_UNORDERED if case == UNORDERED else int(case)
     ordered = set() if case == UNORDERED else {TOPIC}
     box = Outbox(

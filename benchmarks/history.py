@@ -1,4 +1,4 @@
-"""Whether a long history costs anything: an archive of ten million rows, then a transaction left open for minutes.
+"""Measures the cost of a long history: an archive of ten million rows, then a transaction left open for minutes.
 
     python -m benchmarks.history [--archive-rows 10000000] [--open-seconds 600] [--drain-rows 20000] [--rounds 5]
 
@@ -31,7 +31,7 @@ from outbox_core import connect
 WORKERS: Final = (1, 8)
 CHURN_TRANSACTIONS: Final = 500
 DUE_FOR_US: Final = 1_000_000
-"""So that most of what producers have deleted before lies in front of it in the index that a claim walks."""
+"""Rows are due so recently that most index entries of deleted rows precede them in a claim's index scan."""
 _HISTORY: Final = text("SELECT count FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'")
 
 
@@ -132,8 +132,8 @@ def _churn(producer: publish_cost.Process, *, seconds: float) -> None:
 
 @contextlib.contextmanager
 def _open_transaction(engine: Engine, schema: str) -> Iterator[None]:
-    """A business transaction that somebody left open: it has read, our table as well, and it has written. One that has
-    only read, as a backup, costs the others far less.
+    """Keep a business transaction open that has read, including our table, and has written. One that has only read,
+    like a backup, costs others far less.
     """
     connection = engine.raw_connection()
     cursor = connection.cursor()

@@ -1,4 +1,4 @@
-"""The Python peers, in a virtual environment of their own. They are nothing that the project depends on.
+"""Installs the Python peers in a virtual environment of their own. The project does not depend on them.
 
     python -m benchmarks.peers
 

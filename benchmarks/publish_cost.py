@@ -1,4 +1,4 @@
-"""What publishing costs a business transaction: bare, with a message written by hand, with ours, with the peers.
+"""Measures the cost of publishing in a business transaction: none, a hand-written INSERT, this SDK, the peers.
 
     python -m benchmarks.publish_cost [--server mysql] [--rounds 15] [--transactions 300] [--no-peers]
 
@@ -31,7 +31,7 @@ OURS = ("floors", "ours")
 PEER_MODULES = ("outbox_sqs_peer", "pactix_peer", "modupy_peer")
 WORKERS = (1, 8)
 FLOOR_OF = {"ours_async": "hand_written_async", "pactix": "hand_written_async", "modupy": "hand_written_async"}
-"""Whose floor is the asyncio one."""
+"""The contestants whose floor is the asyncio one."""
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ class Round:
 
 
 class Process:
-    """A contestant's process: told which case to run, it says how long that took."""
+    """A contestant's process: runs a case by command, and returns its duration."""
 
     def __init__(self, python: str, module: str, database: servers.Database) -> None:
         command = [python, "-m", "benchmarks.contestants.process", module, "--url", database.url]
@@ -116,7 +116,7 @@ def _measure(
 def _start(
     stack: contextlib.ExitStack, database: servers.Database, *, peers: bool
 ) -> tuple[dict[str, Process], dict[str, str]]:
-    """Each case's process, and who could not be had and why."""
+    """Returns each case's process, and the contestants that are not available, with the reason."""
     processes: dict[str, Process] = {}
     missing: dict[str, str] = {}
     for python, module in _modules(missing, peers=peers):
@@ -146,7 +146,7 @@ def _modules(missing: dict[str, str], *, peers: bool) -> Iterator[tuple[str, str
 def _rounds(
     processes: Mapping[str, Process], database: servers.Database, chosen: argparse.Namespace, *, workers: int
 ) -> dict[str, list[Round]]:
-    """The rounds of each case; a short one beforehand warms everybody up."""
+    """Run the rounds of each case, after a short warm-up round."""
     cases = list(processes)
     found: dict[str, list[Round]] = {case: [] for case in cases}
     with report.progress() as bar:

@@ -1,4 +1,4 @@
-"""How soon the rows of a producer that was killed are sent, by a compensator process that runs beside it.
+"""Measures how soon a compensator sends the rows of a killed producer.
 
     python -m benchmarks.recovery [--rounds 5] [--lease-ms 3000,20000] [--rows 50]
 

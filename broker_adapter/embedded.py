@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
+from outbox_broker.log.storage import Storage
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerRefused, ConfigurationError
 from outbox_core.messages.broadcast_port import Start, TopicRead
@@ -37,8 +38,17 @@ class EmbeddedBroker:
     ConfigurationError. Where several processes publish, run `outbox broker serve` instead.
     """
 
-    def __init__(self, url: str, *, clock: Clock | None = None, options: EngineOptions | None = None) -> None:
-        """`url` is `embedded:FOLDER`; the folder is made where it is missing. Does no I/O."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock | None = None,
+        options: EngineOptions | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        """`url` is `embedded:FOLDER`; the folder is made where it is missing. `clock`, `options` and `storage` are
+        those of the first that opens the folder. Does no I/O.
+        """
         path = unquote(url.removeprefix(SCHEME).removeprefix("//"))
         if not url.startswith(SCHEME) or not path:
             raise ConfigurationError(
@@ -47,6 +57,7 @@ class EmbeddedBroker:
         self._folder = Path(path)
         self._clock = clock
         self._options = options
+        self._storage = storage
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._closed = False
@@ -110,7 +121,9 @@ class EmbeddedBroker:
             if self._closed:
                 raise ConfigurationError("this broker was closed; connect again")
             if self._engine is None:
-                self._engine = _shared.acquire(self._folder, clock=self._clock, options=self._options)
+                self._engine = _shared.acquire(
+                    self._folder, clock=self._clock, options=self._options, storage=self._storage
+                )
             return self._engine
 
 
@@ -188,11 +201,13 @@ class _SharedEngines:
         self._lock = threading.Lock()
         self._engines: dict[Path, tuple[Engine, int]] = {}
 
-    def acquire(self, folder: Path, *, clock: Clock | None, options: EngineOptions | None) -> Engine:
+    def acquire(
+        self, folder: Path, *, clock: Clock | None, options: EngineOptions | None, storage: Storage | None
+    ) -> Engine:
         place = folder.resolve()
         with self._lock:
             found = self._engines.get(place)
-            engine = found[0] if found else Engine.open(place, clock=clock, options=options)
+            engine = found[0] if found else Engine.open(place, clock=clock, options=options, storage=storage)
             self._engines[place] = (engine, found[1] + 1 if found else 1)
             return engine
 

@@ -1,4 +1,4 @@
-"""The compensation service: finds what was committed and not sent, and sends it.
+"""The compensation service: finds committed messages that were not sent, and sends them.
 
 The delivery itself is outbox.delivery.relay.
 """

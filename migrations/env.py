@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the revisions beside it on the connection that outbox.migrate hands over. It opens none."""
+"""Alembic's entry point: runs the revisions in this folder on the connection of outbox.migrate. Opens none itself."""
 
 from __future__ import annotations
 

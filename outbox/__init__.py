@@ -1,7 +1,9 @@
-"""Outbox MQ, the producer's and consumer's SDK: publish in the business transaction, handle each message once."""
+"""Outbox MQ, the SDK of producers and consumers: publish in the business transaction, handle each message once."""
 
 from outbox.cloudevents import CloudEvents
 from outbox.consumers.consumer_decorator import Consumer, NotTried, RetryLater, consumer, run_consumers, still_held
+from outbox.consumers.handler import Outcome
+from outbox.consumers.standalone_inbox import Inbox
 from outbox.delivery.relay import RelayPolicy
 from outbox.producer.outbox import Outbox
 from outbox.producer.sender import SenderLimits
@@ -34,6 +36,7 @@ __all__ = [
     "DatabaseUnavailable",
     "Delivery",
     "DuplicateMessageId",
+    "Inbox",
     "InvalidMessage",
     "Message",
     "NoTransaction",
@@ -41,6 +44,7 @@ __all__ = [
     "NotTried",
     "Outbox",
     "OutboxError",
+    "Outcome",
     "Propagation",
     "RelayPolicy",
     "RetryLater",

@@ -1,4 +1,4 @@
-"""`python -m outbox` is the command `outbox`."""
+"""`python -m outbox` runs the command `outbox`."""
 
 from outbox.cli.command import main
 

@@ -1,8 +1,8 @@
-"""Keeps the outbox tables out of `alembic revision --autogenerate` in a project's own alembic tree.
+"""Excludes the outbox tables from `alembic revision --autogenerate` in a project's own alembic tree.
 
-Autogenerate compares the database with the project's metadata, and drops what is only in the database: our tables, and
-every unsent message with them. From alembic 1.18 on this module is a plugin of alembic's, which works by being
-installed. With an older alembic, or where `autogenerate_plugins` names plugins one by one, it takes one line in env.py:
+Autogenerate compares the database with the project's metadata, and drops tables that exist only in the database: ours,
+and every unsent message with them. With alembic 1.18 or later this module is a plugin, which is active once installed.
+With an older alembic, or if `autogenerate_plugins` lists plugins explicitly, env.py needs one line:
 
     context.configure(..., include_object=outbox.alembic.include_object)
 """
@@ -33,11 +33,11 @@ _COLUMNS: Final = {
     "compensator_instance": {"id", "zone", "alive_until_us"},
     "compensator_lease": {"source", "instance", "until_us", "epoch"},
 }
-"""Columns that tell each of our tables, of any revision, from a project's own of the same name."""
+"""Columns that distinguish our tables, of any revision, from a project's tables of the same names."""
 
 
 def is_outbox_table(table: Table) -> bool:
-    """Whether a reflected table is one of the outbox's, in whatever schema."""
+    """Returns whether a reflected table is one of the outbox's, in any schema."""
     name = str(table.name)
     if name == VERSION_TABLE:
         return True
@@ -47,19 +47,19 @@ def is_outbox_table(table: Table) -> bool:
 
 
 def include_object(item: Any, _name: str | None, type_: str, reflected: bool, compare_to: object) -> bool:  # noqa: FBT001
-    """For `include_object` of alembic's context.configure(): False for an outbox table that the project's metadata does
-    not have.
+    """The `include_object` of alembic's context.configure(): returns False for outbox tables that the project's
+    metadata lacks.
     """
     return not (type_ == "table" and reflected and compare_to is None and is_outbox_table(item))
 
 
 def protects_tables() -> bool:
-    """Whether the alembic that is installed keeps out our tables by itself: whether it has plugins."""
+    """Returns whether the installed alembic has plugins, and so excludes our tables without a setting."""
     return find_spec("alembic.runtime.plugins") is not None
 
 
 def setup(plugin: Plugin) -> None:
-    """Called by alembic, which finds this module by the entry point `alembic.plugins`."""
+    """Set up the plugin; alembic calls this by the entry point `alembic.plugins`."""
     from alembic.util import DispatchPriority
 
     plugin.add_autogenerate_comparator(_keep_outbox_tables, "schema", priority=DispatchPriority.LAST)
@@ -68,7 +68,7 @@ def setup(plugin: Plugin) -> None:
 def _keep_outbox_tables(
     _context: AutogenContext, upgrade_ops: UpgradeOps, _schemas: set[str | None]
 ) -> PriorityDispatchResult:
-    """Take back what the comparators before have found about tables that are only in the database and ours."""
+    """Remove what earlier comparators have found about our tables that exist only in the database."""
     from alembic.operations.ops import DropTableOp, ModifyTableOps
     from alembic.util import PriorityDispatchResult
 

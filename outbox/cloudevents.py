@@ -1,7 +1,7 @@
-"""CloudEvents 1.0, binary mode: a message's headers name its event, its body is the event's data. No structured mode.
+"""CloudEvents 1.0, binary mode: a message's headers have the event's attributes, its body is the data. No other mode.
 
-The rules are those of the CloudEvents HTTP protocol binding, 1.0.2: an attribute `x` is the header `ce-x`, its value
-percent-encoded; `datacontenttype` is the header `content-type`, as it is.
+The rules are those of the CloudEvents HTTP protocol binding, 1.0.2: an attribute `x` is the header `ce-x`, with a
+percent-encoded value; `datacontenttype` is the header `content-type`, unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PREFIX: Final = "ce-"
 REQUIRED: Final = ("id", "source", "specversion", "type")
 TRACE: Final = ("traceparent", "tracestate")
 
-# Outside the printable ASCII range, and the three characters that a header's quoting would touch.
+# Outside the printable ASCII range, and the three characters that the quoting of headers affects.
 _TO_ENCODE = re.compile(r'[^\x21-\x7e]|["%]')
 _NONCHARACTERS: Final = "".join(chr(plane * 0x10000 + last) for plane in range(17) for last in (0xFFFE, 0xFFFF))
 _FORBIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NONCHARACTERS}]")
@@ -33,10 +33,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudEvents:
-    """How an Outbox makes events of its messages: Outbox(..., cloudevents=CloudEvents(source="/shop")).
+    """Makes a CloudEvent of each message of an Outbox: Outbox(..., cloudevents=CloudEvents(source="/shop")).
 
-    `source` names the producer, a URI-reference; with the message's id it makes the event unique. The type is
-    `type_prefix` and the topic, like `com.example.payment.completed`. A `ce-` header of the user's own wins.
+    `source` names the producer, a URI-reference; with the message's id it identifies the event. The type is
+    `type_prefix` and the topic, like `com.example.payment.completed`. A user's own `ce-` header takes precedence.
     """
 
     source: str
@@ -60,7 +60,7 @@ class CloudEvents:
         deliver_at_ms: int | None = None,
         headers: Mapping[str, str],
     ) -> dict[str, str]:
-        """The message's headers with the event's attributes among them. `headers` are the user's, the content type and
+        """Returns the message's headers with the event's attributes added. `headers`: the user's, the content type and
         the trace's context. Raises InvalidMessage for a key that cannot be an event's subject.
         """
         attributes = {
@@ -83,9 +83,9 @@ class CloudEvents:
 
 
 def read(delivery: Delivery) -> dict[str, Any]:
-    """The event that a delivery carries: its attributes by name, and `data`, decoded where it is JSON, else bytes.
+    """Returns the event of a delivery: its attributes by name, and `data`, decoded if it is JSON, else bytes.
 
-    Raises InvalidMessage where this is no CloudEvent of version 1.0 in binary mode.
+    Raises InvalidMessage if it is not a CloudEvent of version 1.0 in binary mode.
     """
     event: dict[str, Any] = {}
     for header, value in delivery.headers.items():
@@ -104,14 +104,14 @@ def read(delivery: Delivery) -> dict[str, Any]:
 
 
 def encode(value: str) -> str:
-    """An attribute's value as a header's: percent-encoded UTF-8, upper-case, and no more than must be."""
+    """Encodes an attribute's value for a header: percent-encoded UTF-8, upper-case, only where required."""
     return _TO_ENCODE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), value)
 
 
 def decode(value: str) -> str:
-    """A header's value as an attribute's. Raises ValueError for what is no percent-encoded UTF-8.
+    """Decodes an attribute's value from a header. Raises ValueError if it is not percent-encoded UTF-8.
 
-    Values in double quotes are of older versions of the protocol, and are unquoted first.
+    Values in double quotes, of older versions of the protocol, are unquoted first.
     """
     if len(value) >= 2 and value[0] == value[-1] == '"':
         value = re.sub(r"\\(.)", r"\1", value[1:-1])
@@ -121,12 +121,12 @@ def decode(value: str) -> str:
 
 
 def is_string(value: str) -> bool:
-    """Whether CloudEvents takes this for a String: no control character, no lone surrogate, no noncharacter."""
+    """Returns whether this is a String of CloudEvents: no control character, lone surrogate or noncharacter."""
     return _FORBIDDEN.search(value) is None
 
 
 def rfc3339(at_ms: int) -> str:
-    """A moment, milliseconds since the Unix epoch, as an event's Timestamp."""
+    """Formats a time, milliseconds since the Unix epoch, as a Timestamp of CloudEvents."""
     seconds, ms = divmod(at_ms, 1000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
 

@@ -1,4 +1,4 @@
-"""The words that all rooms share: messages, the Broker port, errors, time. No I/O, and no room above is known here."""
+"""Types that all packages share: messages, the Broker port, errors, clocks. No I/O; imports no package above it."""
 
 from outbox_core.common.clock import Clock, ManualClock, SystemClock
 from outbox_core.messages.broker_port import Broker, BrokerAdmin

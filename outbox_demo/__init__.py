@@ -1,1 +1,1 @@
-"""The main job, end to end, on real input: booked trips, killed processes, and the proof that nothing was lost."""
+"""A demo from end to end on real data: booked trips, killed processes, and the proof that nothing was lost."""

@@ -1,4 +1,4 @@
-"""The booking worker, a process: books open trips by transactional business functions until none is left.
+"""The process of the booking worker: books open trips by transactional business functions until none is left.
 
 python -m outbox_demo.booking_worker PLAN.json [--pause-before-send-after N]
 """
@@ -23,11 +23,11 @@ TRIPS_AT_ONCE = 500
 
 
 class DoubtfulCard(Exception):
-    """The business's own reason to fail, after it has published: everything must roll back."""
+    """An error of the business after it has published: the transaction must roll back."""
 
 
 class BookingWorker:
-    """Books trips; every `fails_every`-th call of its business function fails at its very end."""
+    """Books trips; every `fails_every`-th call of its business function fails at its end."""
 
     def __init__(self, plan: DemoPlan, *, broker: Broker) -> None:
         self._plan = plan
@@ -41,7 +41,7 @@ class BookingWorker:
         self.pay = self.box.transactional(self._pay)
 
     def run(self) -> None:
-        """Book until no trip of the plan is open; what the business rolled back is tried again."""
+        """Book until no trip of the plan is open; retries trips that were rolled back."""
         while trips := self._open_trips():
             for trip_id in trips:
                 try:
@@ -86,8 +86,8 @@ class BookingWorker:
 
 
 class PausesBeforeSending:
-    """A Broker that, from its N-th message on, says so and sends nothing: the moment between commit and send,
-    held still.
+    """A Broker that from its N-th message on prints a line and sends nothing: it stops the worker between commit and
+    send.
     """
 
     def __init__(self, broker: Broker, *, after: int) -> None:
@@ -95,15 +95,15 @@ class PausesBeforeSending:
         self._left = after
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
-        """Send, or stop for ever."""
+        """Publish, or wait forever."""
         self._left -= len(batch)
         if self._left < 0:
-            print(PAUSED_LINE, flush=True)  # noqa: T201 - whoever kills us waits for this line
+            print(PAUSED_LINE, flush=True)  # noqa: T201 - the process that kills us waits for this line
             threading.Event().wait()
         return self._broker.publish(batch)
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
-        """As the broker does."""
+        """Cancel by the wrapped broker."""
         return self._broker.cancel(message_ids)
 
     def __getattr__(self, name: str) -> object:

@@ -1,4 +1,4 @@
-"""`outbox demo`: runs the scenario, then the reconciliation, and prints what the databases and logs say."""
+"""The command `outbox demo`: runs the scenario, then the proof, and prints its figures."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from outbox.store.database import open_engine
 from outbox_core.common.errors import OutboxError
+from outbox_demo.flights import FLIGHTS
+from outbox_demo.foreign_broker import ForeignBroker
+from outbox_demo.own_broker import OwnBroker
 from outbox_demo.plan import PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER, DemoPlan
-from outbox_demo.scenario import Scenario
+from outbox_demo.processes import ProcessGroup
+from outbox_demo.proof import FATAL, compare, read_records
+from outbox_demo.scenario import Scenario, fresh_folder
 from outbox_demo.tables import PAID
 
 app = typer.Typer()
@@ -22,7 +31,7 @@ talk = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 class ReconciliationFailed(OutboxError):
-    """The reconciliation could not be run to its end."""
+    """The reconciliation ended with an error."""
 
 
 @app.callback(invoke_without_command=True)
@@ -31,32 +40,79 @@ def demo(
         str | None, typer.Option("--url", help="Business database; an SQLite file in the folder by default.")
     ] = None,
     folder: Annotated[Path, typer.Option("--folder", help="Where data, logs and the report go.")] = Path("demo-run"),
-    bookings: Annotated[int, typer.Option("--bookings", help="How many of the 336,776 trips are booked.")] = 6_000,
+    bookings: Annotated[
+        int, typer.Option("--bookings", min=100, max=FLIGHTS, help="How many of the 336,776 trips are booked.")
+    ] = 6_000,
     seed: Annotated[int, typer.Option("--seed", help="Chooses the trips, and the message that is always refused.")] = 7,
+    broker_url: Annotated[
+        str | None, typer.Option("--broker", help="A broker that you have, redis:// or nats://, in place of our own.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Book trips while the worker and the broker are killed; then prove that nothing was lost, invented or early.
 
     Prints the figures, leaves an HTML report, and exits with status 1 when anything was lost, invented or early.
+
+    With --broker the messages go to topics of the run's own on that broker, through a delay service that is killed in
+    its place, and so is a consumer, which reads by the broker's own client. The proof compares the payments with the
+    archive, the consumers' inboxes and their effects, without Spark. The topics are removed at the end.
 
     Examples:
 
       outbox demo
 
       outbox demo --url mysql+pymysql://root@127.0.0.1/shop --bookings 20000
+
+      outbox demo --broker redis://127.0.0.1:6379 --json
     """
     started = time.monotonic()
 
     def say(step: str) -> None:
         talk.print(f"[{time.monotonic() - started:6.1f} s] {step}", markup=False)
 
-    scenario = Scenario(url=url, folder=folder, bookings=bookings, seed=seed, say=say)
-    plan = scenario.run()
-    say("all is settled; reconciling on Spark")
-    summary = _reconcile(plan, broker_data=scenario.broker_data)
+    folder = fresh_folder(folder)
+    run = _Run(
+        scenario=partial(Scenario, url=url, folder=folder, bookings=bookings, seed=seed, say=say),
+        folder=folder, say=say,
+    )  # fmt: skip
+    outcome = run.on_own_broker() if broker_url is None else run.on_foreign_broker(broker_url)
     say("done")
-    _print(summary, plan)
-    fatal = summary["lost"] + summary["phantom"] + summary["early"] + summary["unexplained"]
-    raise typer.Exit(1 if fatal else 0)
+    _print(outcome, as_json=as_json)
+    raise typer.Exit(1 if outcome.is_fatal else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The figures of a run, lines of prose that go with them, and whether something is wrong."""
+
+    figures: Mapping[str, int]
+    prose: Sequence[str]
+    is_fatal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One run in a fresh folder; `scenario` takes the broker and the processes."""
+
+    scenario: Callable[..., Scenario]
+    folder: Path
+    say: Callable[[str], None]
+
+    def on_own_broker(self) -> _Outcome:
+        """Run on a broker of this project, and reconcile on Spark."""
+        processes = ProcessGroup(self.folder)
+        broker = OwnBroker(self.folder, processes=processes, say=self.say)
+        plan = self.scenario(broker=broker, processes=processes).run()
+        self.say("all is settled; reconciling on Spark")
+        return _reconciled(plan, _reconcile(plan, broker_data=broker.data))
+
+    def on_foreign_broker(self, url: str) -> _Outcome:
+        """Run on a broker that is there already, and compare the records."""
+        processes = ProcessGroup(self.folder)
+        broker = ForeignBroker(url, folder=self.folder, processes=processes, say=self.say)
+        plan = self.scenario(broker=broker, processes=processes).run()
+        self.say("all is settled; comparing the records")
+        return _compared(plan)
 
 
 def reconcile_toml(plan: DemoPlan, *, broker_data: Path) -> str:
@@ -110,22 +166,44 @@ def _reconcile(plan: DemoPlan, *, broker_data: Path) -> dict[str, Any]:
     return summary
 
 
-def _print(summary: dict[str, Any], plan: DemoPlan) -> None:
-    rolled_back = len(plan.rolled_back_path.read_text().splitlines()) if plan.rolled_back_path.exists() else 0
-    payments = sum(summary["business_verdicts"].values()) // 2  # each paid order stands under two rules
+def _reconciled(plan: DemoPlan, summary: Mapping[str, Any]) -> _Outcome:
     figures = {
-        "payments": payments,
-        "rolled back": rolled_back,
-        "messages": summary["messages"],
-        "delivered": summary["delivered"],
-        "redelivered": summary["redelivered"],
-        "deduplicated": summary["deduplicated"],
-        "dead": summary["dead"],
-        "lost": summary["lost"],
-        "phantom": summary["phantom"],
-        "early": summary["early"],
+        "payments": sum(summary["business_verdicts"].values()) // 2,  # each paid order is counted under two rules
+        "rolled back": _lines(plan.rolled_back_path),
     }
-    for name, value in figures.items():
+    names = ("messages", "delivered", "redelivered", "deduplicated", "dead", "lost", "phantom", "early")
+    return _Outcome(
+        figures={**figures, **{name: summary[name] for name in names}},
+        prose=[summary["sentence"], f"report: {Path(summary['folder']) / 'report.html'}"],
+        is_fatal=any(summary[name] for name in ("lost", "phantom", "early", "unexplained")),
+    )
+
+
+def _compared(plan: DemoPlan) -> _Outcome:
+    engine = open_engine(plan.url)
+    try:
+        figures = compare(read_records(engine, plan.schema))
+    finally:
+        engine.dispose()
+    noted = {
+        "payments": figures["payments"],
+        "rolled back": _lines(plan.rolled_back_path),
+        "deduplicated": _lines(plan.deduplicated_path),
+    }
+    wrong = [f"{name}: {figures[name]:,}" for name in FATAL if figures[name]]
+    sentence = "Nothing was lost, invented, doubled or early." if not wrong else f"NOT proven: {', '.join(wrong)}."
+    return _Outcome(figures={**noted, **figures}, prose=[sentence], is_fatal=bool(wrong))
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def _print(outcome: _Outcome, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({name.replace(" ", "_"): value for name, value in outcome.figures.items()}))
+        return
+    for name, value in outcome.figures.items():
         typer.echo(f"{name:>13} {value:>9,}")
-    typer.echo(summary["sentence"])
-    typer.echo(f"report: {Path(summary['folder']) / 'report.html'}")
+    for line in outcome.prose:
+        typer.echo(line)

@@ -1,4 +1,4 @@
-"""The demo's clock: it runs faster than the world's, so that a week of departures fits into a minute.
+"""The demo's clock: it runs faster than real time, so that a week of departures fits into a minute.
 
 Pure arithmetic.
 """
@@ -13,7 +13,7 @@ REMINDER_BEFORE_DEPARTURE = timedelta(hours=2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoClock:
-    """A straight line from the trips' time to ours: `trips_start_us` falls on `starts_at_us`, `speed` times as fast."""
+    """A linear map from the trips' time to ours: `trips_start_us` maps to `starts_at_us`, `speed` times as fast."""
 
     trips_start_us: int
     starts_at_us: int
@@ -21,15 +21,15 @@ class DemoClock:
 
     @staticmethod
     def fit(*, first_us: int, last_us: int, starts_at_us: int, seconds: float) -> DemoClock:
-        """The clock on which trips that depart from `first_us` to `last_us` do so within `seconds` from the start."""
+        """Returns a clock by which departures from `first_us` to `last_us` are within `seconds` from the start."""
         speed = max(1.0, (last_us - first_us) / 1_000_000 / seconds)
         return DemoClock(trips_start_us=first_us, starts_at_us=starts_at_us, speed=speed)
 
     def ours(self, trips_us: int) -> datetime:
-        """When, by our clocks, something of the trips' time happens."""
+        """Converts a time of the trips to our clock."""
         us = self.starts_at_us + int((trips_us - self.trips_start_us) / self.speed)
         return datetime.fromtimestamp(us / 1_000_000, UTC)
 
     def reminder_at(self, departs_at_us: int) -> datetime:
-        """When, by our clocks, the reminder of a departure is due: two hours before it, by the trips' time."""
+        """Returns when, by our clock, the reminder of a departure is due: two hours before it, by the trips' time."""
         return self.ours(departs_at_us - int(REMINDER_BEFORE_DEPARTURE.total_seconds() * 1_000_000))

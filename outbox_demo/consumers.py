@@ -1,4 +1,4 @@
-"""The consumer groups, a process each: ticketing (with the inbox) and notification (without).
+"""The processes of the consumer groups: ticketing (with the inbox) and notification (without).
 
 python -m outbox_demo.consumers PLAN.json ticketing|notification
 """
@@ -22,15 +22,15 @@ from outbox_demo.tables import Notification, Ticket
 
 
 class PrinterJam(Exception):
-    """The ticket printer fails now and then, at the first try."""
+    """An error of the ticket printer, sometimes, at the first try."""
 
 
 class UnknownAddress(Exception):
-    """One customer can never be notified."""
+    """A customer who can never be notified."""
 
 
 def ticketing(plan: DemoPlan, engine: Engine) -> list[Consumer]:
-    """Issues one ticket a payment: the ticket and the inbox's mark commit together."""
+    """Issues one ticket for each payment: the ticket and the inbox row commit together."""
 
     @consumer(PAYMENT_COMPLETED, group=TICKETING, inbox=engine, schema=plan.schema, invisible_ms=plan.invisible_ms)
     def issue_ticket(session: Session, delivery: Delivery) -> None:
@@ -43,7 +43,7 @@ def ticketing(plan: DemoPlan, engine: Engine) -> list[Consumer]:
 
 
 def notification(plan: DemoPlan, engine: Engine) -> list[Consumer]:
-    """Tells the customer of the payment, and of the trip two hours before it departs."""
+    """Notifies the customer of the payment, and of the trip two hours before its departure."""
 
     def notify(delivery: Delivery) -> None:
         order_id = _order_id(delivery)

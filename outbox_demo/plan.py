@@ -1,4 +1,4 @@
-"""What the processes of one demo run agree on, written to a file that each of them reads."""
+"""The plan of a demo run: a file that all its processes read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ NOTIFICATION: Final = "notification"
 DEMO_SCHEMA: Final = "outbox_demo"
 PAUSED_LINE: Final = "committed, and not sent yet"
 
+TOPICS: Final = (PAYMENT_COMPLETED, TRIP_REMINDER)
 GROUPS: Final = ((PAYMENT_COMPLETED, TICKETING), (PAYMENT_COMPLETED, NOTIFICATION), (TRIP_REMINDER, NOTIFICATION))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """One run: where things are, which trips are booked, and what goes wrong when."""
+    """One run: addresses and folders, the trips to book, and the planned failures."""
 
     url: str
     schema: str | None
@@ -41,12 +42,17 @@ class DemoPlan:
 
     @property
     def rolled_back_path(self) -> Path:
-        """Where the worker notes each business function that failed, a line each."""
+        """The file to which the worker writes a line for each business function that failed."""
         return self.folder / "rolled-back.txt"
 
     @property
+    def deduplicated_path(self) -> Path:
+        """Where consumers of another broker note each message that the inbox has dropped, a line each."""
+        return self.folder / "deduplicated.txt"
+
+    @property
     def path(self) -> Path:
-        """Where the plan itself is written."""
+        """The file of the plan."""
         return self.folder / "plan.json"
 
     def write(self) -> None:
@@ -55,5 +61,5 @@ class DemoPlan:
 
     @staticmethod
     def read(path: Path) -> DemoPlan:
-        """The plan of the run that this process belongs to."""
+        """Read the plan of this process's run."""
         return msgspec.json.decode(path.read_bytes(), type=DemoPlan, dec_hook=lambda kind, value: kind(value))

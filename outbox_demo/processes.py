@@ -1,4 +1,4 @@
-"""The demo's processes: started, watched, killed. What each of them does is its own module's."""
+"""Starts, checks, awaits and kills the demo's processes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Final
 
 from outbox_core.common.errors import OutboxError
 
 STOP_SECONDS: Final = 30
+WAIT_SECONDS_MAX: Final = 600.0
+_TICK_SECONDS: Final = 0.2
 _LAST_LINES: Final = 15
 
 
 class ProcessFailed(OutboxError):
-    """A process of the demo ended by itself, and should not have."""
+    """A process of the demo ended unexpectedly."""
+
+
+class Timeout(OutboxError):
+    """An awaited event did not happen in time; see the logs in the demo's folder."""
 
 
 class Process:
@@ -25,6 +33,7 @@ class Process:
 
     def __init__(self, name: str, arguments: Sequence[str], *, folder: Path) -> None:
         self.name = name
+        self._is_killed = False
         self._log = folder / f"{name}.log"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
@@ -49,13 +58,14 @@ class Process:
         return self._process.stdout
 
     def kill(self) -> None:
-        """SIGKILL: no farewell, no flush."""
+        """Send SIGKILL: the process cannot flush or clean up."""
+        self._is_killed = True
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(STOP_SECONDS)
         self._close()
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL for what does not listen; idempotent."""
+        """Send SIGTERM, then SIGKILL if the process does not end; idempotent."""
         if self.running:
             self._process.terminate()
             try:
@@ -66,12 +76,41 @@ class Process:
         self._close()
 
     def check(self) -> None:
-        """Raise ProcessFailed, with the end of its log, where it has ended with an error."""
+        """Raise ProcessFailed, with the end of its log, if it ended with an error and was not killed."""
         status = self._process.poll()
-        if status not in {None, 0}:
+        if status not in {None, 0} and not self._is_killed:
             tail = "\n  ".join(self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
             raise ProcessFailed(f"{self.name} ended with status {status}; its last words:\n  {tail}")
 
     def _close(self) -> None:
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+class ProcessGroup:
+    """The processes of one run in one folder, and the wait for what they bring about."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[Process] = []
+
+    def start(self, name: str, arguments: Sequence[str]) -> Process:
+        """Run a module with arguments, as `python -m` does."""
+        process = Process(name, arguments, folder=self._folder)
+        self._processes.append(process)
+        return process
+
+    def wait_for(self, what: str, done: Callable[[], bool]) -> None:
+        """Wait for what a process does. Raises Timeout, and ProcessFailed where one ended with an error."""
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while not done():
+            if time.monotonic() > deadline:
+                raise Timeout(f"waited {WAIT_SECONDS_MAX:.0f} s for {what}; see the logs in {self._folder}")
+            for process in self._processes:
+                process.check()
+            threading.Event().wait(_TICK_SECONDS)
+
+    def stop(self) -> None:
+        """Stop all, the newest first; idempotent."""
+        for process in reversed(self._processes):
+            process.stop()

@@ -1,4 +1,4 @@
-"""The business's tables in the demo: trips, payments, tickets, notifications. Not the outbox's."""
+"""The business tables of the demo: trips, payments, tickets, notifications."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAID = "PAID"
 
 
 class Base(DeclarativeBase):
-    """The demo's tables begin with `demo_`, so that none of a real business is meant by accident."""
+    """The base of the demo's tables; their names begin with `demo_`, so that they match no real table by accident."""
 
 
 class Trip(Base):
@@ -42,7 +42,7 @@ class Payment(Base):
 
 
 class Ticket(Base):
-    """What the ticketing group makes of a payment, once each."""
+    """The ticket that the ticketing group issues for a payment, exactly one each."""
 
     __tablename__ = "demo_ticket"
 
@@ -51,7 +51,7 @@ class Ticket(Base):
 
 
 class Notification(Base):
-    """What the notification group sent; it has no inbox, so that one more may happen after a failure."""
+    """A notification that was sent; without an inbox, one may be sent twice after a failure."""
 
     __tablename__ = "demo_notification"
 
@@ -62,6 +62,6 @@ class Notification(Base):
 
 
 def make_tables(engine: Engine) -> None:
-    """Make the tables anew; what an earlier demo left in them is dropped."""
+    """Create the tables; drops those of an earlier demo."""
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)

@@ -1,4 +1,4 @@
-"""Reconciliation: proves from the records that nothing was lost, invented, doubled or early.
+"""Reconciliation: proves from stored records that no message was lost, invented, duplicated or early.
 
 PySpark is imported only when run() is called.
 """

@@ -1,1 +1,1 @@
-"""The broker measured beside Redis Streams, NATS JetStream and RabbitMQ, and by itself. Not part of the product."""
+"""Benchmarks of the broker, alone and compared with Redis Streams, NATS JetStream and RabbitMQ. Not shipped."""

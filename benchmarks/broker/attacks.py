@@ -1,11 +1,11 @@
-"""What attacks on the broker's bytes come to: its memory, and how long everybody else waits meanwhile.
+"""Measures attacks on the broker by large requests: its memory, and the latency of other clients meanwhile.
 
     python -m benchmarks.broker.attacks
     python -m benchmarks.broker.attacks --only batch_packed,unread_pulls --rounds 3
     python -m benchmarks.broker.attacks --json > attacks.json
 
-Each attack meets a server process of its own, `outbox broker serve` with its defaults, on a new folder. Beside it a
-process asks GET /livez, 20 times a second, and notes the longest answer; RSS is the server's peak above what it had
+Each attack has a server process of its own, `outbox broker serve` with its defaults, on a new folder. A probe process
+requests GET /livez 20 times a second, and records the longest response time; RSS is the server's peak above its memory
 before the attack. A batch of 63 MiB and the like is sent as fast as the loopback takes it, so on a machine with few
 processors a part of the longest answer is the attackers' own work: `idle` has what the probe sees beside a client that
 keeps two processors busy, and sends nothing.
@@ -31,7 +31,7 @@ from tests.outbox_broker.http.attacks import ATTACKS, MIB, Attack
 IDLE: Final = "idle"
 IDLE_SECONDS: Final = 3.0
 HELD_SECONDS: Final = 1.0
-"""So long what an attack sent stays in work, while the probe goes on."""
+"""Time for which the data of an attack is held, while the probe goes on."""
 _PEAK_RESET: Final = "5"
 
 
@@ -107,7 +107,7 @@ def _idle(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def _begin(pid: int, probe: Probe) -> int:
-    """What the server's memory is, from which its peak counts from now on."""
+    """Reset the server's peak memory; returns its present memory."""
     Path(f"/proc/{pid}/clear_refs").write_text(_PEAK_RESET)
     probe.times_ms()
     return memory(pid, "VmRSS")
@@ -119,7 +119,7 @@ def _end(pid: int, probe: Probe, before: int) -> dict[str, Any]:
 
 
 def memory(pid: int, name: str) -> int:
-    """A figure of a process's memory, in bytes."""
+    """Returns a memory figure of a process, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024

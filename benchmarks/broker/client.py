@@ -1,4 +1,4 @@
-"""A contestant's client as a process: it works when told to by lines of JSON on stdin, and says how long it took.
+"""The client process of a contestant: executes commands, lines of JSON on stdin, and reports their durations.
 
     python -m benchmarks.broker.client MODULE ADDRESS
 

@@ -1,10 +1,10 @@
-"""What finding the subscriptions of a message costs: by the filter index, by asking every filter, and by rule engines.
+"""Measures the match of a message with subscriptions: by the filter index, by every filter, and by rule engines.
 
     python -m benchmarks.broker.filter [--rounds 5] [--messages 20000] [--no-peers] [--quick]
 
 10 to 10,000 subscriptions are spread evenly over 1,000 types, as in the article that the index follows ("How does
 Alibaba RocketMQ endure zero failures in Double 11 for 7 years"): up to 1,000 each has a type of its own, at 10,000 ten
-share one. What they ask besides is the shape:
+share one. The other conditions depend on the shape:
 
     type      type = 'T'
     region    type = 'T' AND region = 'R', of 20 regions
@@ -44,7 +44,7 @@ SHAPES = ("type", "region", "amount", "mixed", "loose")
 TRAFFICS = ("all", "wanted")
 PEERS = {"rule_engine": ("rule-engine", "5.1.0"), "cel": ("common-expression-language", "0.10.0")}
 EVALUATIONS = 200_000
-"""Of one filter, a round: bounds how many messages those get who ask every filter."""
+"""Evaluations of one filter in a round: limits the messages of contestants that evaluate every filter."""
 MEMORY_SIZE = 10_000
 
 Headers = Mapping[str, Any]
@@ -52,7 +52,7 @@ Headers = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A subscription's filter, in nobody's language."""
+    """A subscription's filter, independent of any filter language."""
 
     type: str | None = None
     regions: tuple[str, ...] = ()

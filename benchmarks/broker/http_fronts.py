@@ -1,4 +1,4 @@
-"""What stands between a socket and the broker's routes, side by side: our connection, plain ASGI, Starlette, Granian.
+"""Compares HTTP servers in front of the broker's routes: our connection, plain ASGI, Starlette, Granian.
 
     python -m benchmarks.broker.http_fronts [--rounds 5] [--seconds 2] [--before TREE] [--json]
 
@@ -52,8 +52,8 @@ def serve(front: str, folder: Path, port: int) -> None:
 
     engine = Engine.open(folder)
     if front == "connection":
-        from outbox_broker.http.served_ports import Served
         from outbox_broker.http.server import HttpServer, bind
+        from outbox_broker.http.service_ports import Served
 
         server = HttpServer(Served.of(engine), bind("127.0.0.1", port), settings=HttpSettings())
         server.run(on_ready=lambda _url: _ready())

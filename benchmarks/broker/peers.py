@@ -1,4 +1,4 @@
-"""The peers' Python clients and servers: found, or fetched and installed. They are nothing that the project depends on.
+"""Finds or installs the peers' Python clients and servers. The project does not depend on them.
 
     python -m benchmarks.broker.peers
 

@@ -1,4 +1,4 @@
-"""A process that asks a broker for GET /livez at a steady pace, and tells how long the answers took, until stdin ends.
+"""A probe process: requests GET /livez of a broker at a constant rate, and reports response times until stdin ends.
 
     python -m benchmarks.broker.probe http://127.0.0.1:7788 20
 
@@ -22,7 +22,7 @@ _TIMEOUT_S: Final = 120.0
 
 
 class Probe:
-    """The process, beside what is measured."""
+    """Controls the probe process."""
 
     def __init__(self, url: str, *, per_second: int) -> None:
         self._process = subprocess.Popen(
@@ -32,7 +32,7 @@ class Probe:
         self.times_ms()
 
     def times_ms(self) -> list[float]:
-        """How long each answer took since this was asked before; the one that is under way is waited for."""
+        """Returns the response times since the last call; waits for the request in flight."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("\n")

@@ -1,4 +1,4 @@
-"""How fast the broker is from Python, beside Redis Streams, NATS JetStream and RabbitMQ's quorum queues.
+"""Measures throughput and latency from Python: this broker, Redis Streams, NATS JetStream, RabbitMQ's quorum queues.
 
     python -m benchmarks.broker.rates [--rounds 5] [--messages 50000] [--quick] [--only outbox_http,redis_streams]
 

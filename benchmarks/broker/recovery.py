@@ -1,4 +1,4 @@
-"""How long a broker takes to open after kill -9, and what memory it needs, with a backlog of many messages.
+"""Measures the broker's start-up time after kill -9, and its memory, with a backlog of many messages.
 
     python benchmarks/broker/recovery.py [--messages 10000000] [--body-bytes 512] [--folder FOLDER] [--keep]
 

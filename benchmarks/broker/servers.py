@@ -1,4 +1,4 @@
-"""The contestants' servers: durable before each answer, on free ports, on folders that are removed. No measuring."""
+"""Starts the contestants' servers: durable before each answer, on free ports and temporary folders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ jetstream {{ store_dir: "{folder}/jetstream", sync_interval: always }}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A server that runs."""
+    """A running server."""
 
     address: str
     pid: int

@@ -1,4 +1,4 @@
-"""What many topics, many groups and many consumers cost: each beside the same work on one topic. No peers.
+"""Measures the cost of many topics, groups and consumers, compared with the same work on one topic. No peers.
 
     python -m benchmarks.broker.topics [--topics 40000] [--rounds 5] [--quick] [--only topics,groups,fan_in,checkpoint]
 

@@ -1,1 +1,1 @@
-"""Who is measured by publish_cost and claim: each module one library, or a floor, in a process of its own."""
+"""The contestants of publish_cost and claim: each module is one library, or a floor, in a process of its own."""

@@ -1,4 +1,4 @@
-"""The business transaction that everybody adds a message to: one SELECT, one UPDATE, one INSERT. No message."""
+"""The business transaction to which each contestant adds a message: one SELECT, one UPDATE, one INSERT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ACCOUNTS = 10_000
 TOPIC = "bench"
 KEY = "k"
 BODY = {"text": "x" * 480}
-"""Somebody's event, half a kilobyte as JSON."""
+"""An event of half a kilobyte as JSON."""
 POOL_SIZE = 10
 
 _SELECT = text("SELECT balance FROM bench_account WHERE id = :id")

@@ -1,4 +1,4 @@
-"""pactix's relay on a backlog: how fast it drains to a publisher that accepts at once, or what one claim costs.
+"""Measures pactix's relay on a backlog: the drain to a publisher that accepts at once, or the cost of one claim.
 
     python -m benchmarks.contestants.pactix_relay drain|claim --rows N --url URL --async-url URL
 

@@ -1,9 +1,9 @@
-"""A contestant as a process: it does rounds when told to by lines of JSON on stdin, and says how long they took.
+"""The process of a contestant: executes rounds by commands, lines of JSON on stdin, and reports their durations.
 
     python -m benchmarks.contestants.process MODULE --url URL --async-url URL --schema SCHEMA
 
-Everybody gets a process, so that nobody's hooks and threads slow the others down. Runs in the peers' Python as well, so
-it imports the standard library only.
+Each contestant has its own process, so that no hooks and threads slow the others down. Runs in the peers' Python as
+well, so it imports the standard library only.
 """
 
 from __future__ import annotations

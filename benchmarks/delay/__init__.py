@@ -1,1 +1,1 @@
-"""What the schedule costs, and how late it is."""
+"""Benchmarks of scheduled messages: cost and lateness."""

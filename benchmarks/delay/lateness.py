@@ -1,4 +1,4 @@
-"""How late scheduled messages reach a consumer that waits for them, at a steady rate, beside what others do for it.
+"""Measures how late scheduled messages reach a waiting consumer, at a constant rate, compared with other brokers.
 
     python -m benchmarks.delay.lateness [--per-second 1000] [--seconds 30] [--only embedded,http,redis,rabbitmq]
 

@@ -1,4 +1,4 @@
-"""A steady rate, and what came of it. Standard library only: the peers' interpreter imports it too."""
+"""Publishes at a constant rate, and summarizes results. Standard library only: the peers' interpreter imports it."""
 
 from __future__ import annotations
 

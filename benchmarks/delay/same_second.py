@@ -1,4 +1,4 @@
-"""Very many messages due in the same second: the rate at which they are consumed, and what that does to another topic.
+"""Measures very many messages due in the same second: their consumption rate, and the effect on another topic.
 
     python -m benchmarks.delay.same_second [--messages 200000] [--only embedded,http]
 

@@ -1,4 +1,4 @@
-"""Many messages scheduled over two years: write rate beside a plain publish, memory, restart, segments, disk bytes.
+"""Measures messages scheduled over two years: write rate vs. a plain publish, memory, restart, segments, disk bytes.
 
     python -m benchmarks.delay.two_years [--messages 1000000] [--batch 500] [--body-bytes 512]
 

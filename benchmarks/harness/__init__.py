@@ -1,1 +1,1 @@
-"""What the benchmark programs share: servers, rounds, figures, what they print. Not what is measured."""
+"""Common parts of the benchmark programs: servers, rounds, statistics, reports."""

@@ -1,4 +1,4 @@
-"""What a benchmark program prints: JSON on stdout, a table and progress on stderr. Not what it measures."""
+"""The output of a benchmark program: JSON on stdout, a table and progress on stderr."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIBRARIES = ("SQLAlchemy", "PyMySQL", "asyncmy", "requests", "msgspec", "outbox
 
 
 def arguments(description: str | None, *, rounds: int = 5) -> argparse.ArgumentParser:
-    """The options that every program has."""
+    """Returns a parser with the options that every program has."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -35,7 +35,7 @@ def arguments(description: str | None, *, rounds: int = 5) -> argparse.ArgumentP
 
 
 def progress() -> Progress:
-    """A bar on stderr, gone at the end."""
+    """Returns a progress bar on stderr, removed at the end."""
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         console=talk, transient=True,
@@ -43,14 +43,14 @@ def progress() -> Progress:
 
 
 def emit(name: str, *, chosen: argparse.Namespace, server: Mapping[str, Any], results: Mapping[str, Any]) -> None:
-    """The whole result as JSON."""
+    """Print the result as JSON."""
     options = {key: value for key, value in vars(chosen).items() if key != "url"}
     whole = {"benchmark": name, "options": options, "server": dict(server), "machine": machine(), **results}
     print(json.dumps(whole, indent=2, default=str))
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """The same for people."""
+    """Print a table on stderr."""
     shown = Table(title=title)
     for number, column in enumerate(columns):
         shown.add_column(column, justify="left" if number == 0 else "right")

@@ -1,4 +1,4 @@
-"""The servers of a benchmark: a database as durable as production's, and the broker as a process. Nothing is measured.
+"""Starts the servers of a benchmark: a database as durable as in production, and the broker as a process.
 
 Every commit is fsynced and the binary log is on and fsynced, as in production. The buffer pool and the redo log, which
 tests keep as small as can be, get the size of a small production server's.
@@ -54,7 +54,7 @@ class Database:
 
 @dataclass(frozen=True, slots=True)
 class BrokerProcess:
-    """A broker that runs beside us."""
+    """A broker in a process of its own."""
 
     url: str
     pid: int

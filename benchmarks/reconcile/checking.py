@@ -1,4 +1,4 @@
-"""Holds a run's verdicts against what was planted: each at its id or key, by its rule, and none beside. No Spark."""
+"""Compares a run's verdicts with the planted ones: each at its id or key, by its rule, and no others. No Spark."""
 
 from __future__ import annotations
 

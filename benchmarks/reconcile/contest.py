@@ -1,4 +1,4 @@
-"""One contestant on the records of benchmarks.reconcile.records, in a process of its own; prints JSON.
+"""Runs one contestant on the records of benchmarks.reconcile.records, in a process of its own; prints JSON.
 
     python -m benchmarks.reconcile.contest digests --folder data
 
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.reconcile.checking import also_changed, check, found_in_run, found_in_windows, planted_in
 from benchmarks.reconcile.planting import NEWS, TRIPS
 from benchmarks.reconcile.records import START_MS
-from spark_reconcile.compare.digest_cache import KeptDigests
+from spark_reconcile.compare.digest_cache import DigestCache
 from spark_reconcile.compare.key_digests import MESSAGES
 from spark_reconcile.core.counts import LegCount
 from spark_reconcile.core.dataframes import listed
@@ -42,7 +42,7 @@ from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.source_check import SourcePlan
-from spark_reconcile.recheck.run_context import LookAgain, RunContext
+from spark_reconcile.recheck.run_context import RereadSuspects, RunContext
 from spark_reconcile.recheck.suspect_records import Suspects, ids_frame, keys_frame
 from spark_reconcile.results.window_store import WindowStore
 from spark_reconcile.runs.window_run import compare, judge_windows
@@ -135,7 +135,7 @@ def plain(found: DataFrame) -> DataFrame:
 
 
 def job_of(spark: SparkSession, folder: Path, output: Path, *, full: bool) -> tuple[RunContext, list[int]]:
-    """What is judged, and the hours."""
+    """Returns the run context, and the hours to evaluate."""
     hours = sorted(int(path.name.partition("=")[2]) for path in (folder / "business").iterdir())
     windows = [hour * HOUR_MS for hour in hours]
     settings = plain_settings(output)
@@ -148,7 +148,7 @@ def job_of(spark: SparkSession, folder: Path, output: Path, *, full: bool) -> tu
     return job, windows
 
 
-def read_again_from(files: DataFrame) -> LookAgain:
+def read_again_from(files: DataFrame) -> RereadSuspects:
     """Reads suspects again out of rows that are at rest in files: these have no index to ask by."""
 
     def read_again(
@@ -165,21 +165,21 @@ def read_again_from(files: DataFrame) -> LookAgain:
 
 
 def ours(spark: SparkSession, folder: Path, output: Path, *, full: bool = False) -> list[int]:
-    """Judge all hours that need it; which they were."""
+    """Evaluate all hours that need it; returns these hours."""
     job, windows = job_of(spark, folder, output, full=full)
     output.mkdir(parents=True, exist_ok=True)
-    return judge_windows(job, windows, compare(job, KeptDigests(output)), store=WindowStore(output))
+    return judge_windows(job, windows, compare(job, DigestCache(output)), store=WindowStore(output))
 
 
 def plain_join(spark: SparkSession, folder: Path) -> list[Any]:
-    """The three tables joined whole."""
+    """Join the three tables completely."""
     for name in ("business", "archive", "messages"):
         spark.read.parquet(str(folder / name)).createOrReplaceTempView(name)
     return [tuple(row) for row in spark.sql(JOIN).collect()]
 
 
 def as_a_user(spark: SparkSession, folder: Path, output: Path, *, hourly: bool) -> int:
-    """The job itself, on the sources of a settings file, and every verdict of it checked; returns how many."""
+    """Run the job itself on the sources of a settings file, and check every verdict; returns their number."""
     from spark_reconcile import run, run_windows
 
     settings = replace(settings_of(read_config(folder / "reconcile.toml"), folder=folder), output=output)
@@ -192,7 +192,7 @@ def as_a_user(spark: SparkSession, folder: Path, output: Path, *, hourly: bool) 
 
 
 def check_join(planted: dict[str, Any], found: Sequence[tuple[str, int]]) -> None:
-    """A join must count what was planted, too, as far as it is asked. Exits where it does not."""
+    """Check that a join counts the planted rows, for its columns. Exits if it does not."""
     wanted: Counter[str] = Counter()
     for kind, count in planted["kinds"].items():
         for name, rows in JOINED.get(kind, {"settled": 1}).items():
@@ -214,7 +214,7 @@ def duck_join(folder: Path) -> list[Any]:
 
 
 def touch_one_hour(folder: Path, number: int) -> None:
-    """One message of an hour, another one each time, was stored with another body; it is noted as planted."""
+    """Change the stored body of one message of an hour, another one each time; it is recorded as planted."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -236,21 +236,21 @@ def touch_one_hour(folder: Path, number: int) -> None:
 
 
 def first_run(folder: Path, output: Path) -> float:
-    """Seconds of a whole run by digests, in a process of its own, that leaves its results."""
+    """Returns the seconds of a complete run by digests, in a process of its own, whose results stay."""
     whole = [sys.executable, "-m", "benchmarks.reconcile.contest", "digests", "--rounds", "1", "--folder", str(folder)]
     done = subprocess.run([*whole, "--output", str(output)], check=True, stdout=subprocess.PIPE)
     return float(json.loads(done.stdout)["seconds"][0])
 
 
 def timed(work: Callable[..., Any], *given: Any, **named: Any) -> tuple[float, Any]:
-    """Seconds, and what came of it."""
+    """Returns the seconds, and the result."""
     started = time.monotonic()
     found = work(*given, **named)
     return round(time.monotonic() - started, 2), found
 
 
 def shuffled_bytes(log: Path) -> int:
-    """What all tasks wrote for shuffles."""
+    """Returns the bytes that all tasks wrote for shuffles."""
     total = 0
     for path in (one for one in log.rglob("*") if one.is_file()):
         for line in path.open(encoding="utf-8"):
@@ -261,7 +261,7 @@ def shuffled_bytes(log: Path) -> int:
 
 
 def java_peak_bytes() -> int:
-    """The highest resident size of the Java process below this one."""
+    """Returns the peak resident size of this process's Java child."""
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     peaks = [0]
     for child in children:
@@ -271,7 +271,7 @@ def java_peak_bytes() -> int:
 
 
 def java_processor_seconds() -> float:
-    """What the Java process below this one has used of all processors."""
+    """Returns the processor seconds of this process's Java child."""
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     used = [0]
     for child in children:

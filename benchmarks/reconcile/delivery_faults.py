@@ -1,4 +1,4 @@
-"""Kinds of faults on a message's way from the broker to its consumer groups, for one booking each, as in faults.
+"""Kinds of faults between the broker and consumer groups, for one booking each, as in faults.
 
 They need the broker's actions and an inbox. Nothing is written to a disk here.
 """

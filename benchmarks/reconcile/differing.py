@@ -1,4 +1,4 @@
-"""The records of benchmarks.reconcile.records with one message changed in every part that is compared. Parquet files.
+"""Generates the records of benchmarks.reconcile.records with one changed message in every part. Parquet files.
 
     python -m benchmarks.reconcile.differing --folder data --into data-all
 

@@ -1,4 +1,4 @@
-"""Kinds of faults, for one booking each: the records that show them, and the verdicts that must come of them.
+"""Kinds of faults, for one booking each: their records, and the expected verdicts.
 
 A kind is a function of a booking that nothing else is written for. KINDS need no more than the three tables of
 benchmarks.reconcile.records; MORE_KINDS need the outbox and the broker's actions as well, a few a moment that is

@@ -1,4 +1,4 @@
-"""Kinds of bookings for which all is well though the records look unusual, as in faults: a group that seeks, say.
+"""Kinds of bookings with unusual records but no fault, for instance a group that seeks.
 
 Together with the kinds of faults and delivery_faults that end well, they are the variety of a random world. Nothing is
 written to a disk here.

@@ -1,4 +1,4 @@
-"""How fast Spark reads the broker's message log, in place and kept, beside the same records in Parquet. Prints JSON.
+"""Measures Spark's reads of the broker's message log, in place and cached, and of the same records in Parquet.
 
     python -m benchmarks.reconcile.log_source --messages 1000000 --folder scratch
 

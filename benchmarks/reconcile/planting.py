@@ -1,4 +1,4 @@
-"""The records of flawed bookings, as rows of each source, and the verdicts that must come of them. Plants nothing.
+"""The records of flawed bookings, as rows of each source, and the expected verdicts.
 
 Which records show which fault is said in benchmarks.reconcile.faults.
 """

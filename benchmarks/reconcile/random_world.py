@@ -1,4 +1,4 @@
-"""A world of records that a seed chooses: thousands of messages, healthy in many ways, and faults of many kinds.
+"""Generates sources from a random seed: thousands of messages, healthy in many ways, and faults of many kinds.
 
     python -m benchmarks.reconcile.random_world --seed 7 --messages 20000 --faults 500
     python -m benchmarks.reconcile.random_world --seed 1 --worlds 50

@@ -1,4 +1,4 @@
-"""N million messages with three records each, from the real flights, and faults planted at known ids. Parquet files.
+"""Generates Parquet files of N million messages, three records each, from real flights, with faults at known ids.
 
     python -m benchmarks.reconcile.records --messages 10000000 --folder data [--faults 1900]
 

@@ -1,4 +1,4 @@
-"""The same bookings as a user has them: a database, a broker's folder, an archive of files, and a settings file.
+"""Generates the same bookings as a user's sources: a database, a broker's folder, archive files, a settings file.
 
     python -m benchmarks.reconcile.sources --messages 1000000 --folder data
     python -m benchmarks.reconcile.contest whole --folder data

@@ -1,1 +1,1 @@
-"""Whether rows may be claimed now: circuit breakers and rate limits."""
+"""Admission control before a claim: circuit breakers and rate limits."""

@@ -1,12 +1,12 @@
-"""The circuit breaker of one broker: may rows be claimed for it now, and how many. It decides only: no I/O, no threads.
+"""The circuit breaker of one broker: limits how many rows may be claimed for it. Decides only: no I/O, no threads.
 
-    closed ──outage──> open ──its wait is over──> half open ──the probe was taken──> closing ──ramp over──> closed
+    closed ──outage──> open ──wait has expired──> half open ──probe succeeded───> closing ──ramp over──> closed
                         ^                             │                                 │
                         └──────────outage─────────────┴─────────────outage──────────────┘
 
-While it is open nothing is claimed for this broker, so that an outage costs no row an attempt. Half open, one small
-batch of one source is let through. Closing lets a stated number of rows a second through, doubled step by step, so that
-a broker that has just come back isn't struck down by the backlog.
+While it is open, nothing is claimed for this broker, so an outage uses up no attempts. While it is half open, one small
+batch of one source is permitted. While it is closing, a configured number of rows a second is permitted, doubled at
+each step, so that the backlog does not overload a broker that has just recovered.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
 
-from compensator.admission.rate_limiter import RateLimit, RateOptions
+from compensator.admission.rate_limiter import RateLimiter, RateOptions
 from outbox_core.common.backoff import Backoff
 
 
 class BreakerState(StrEnum):
-    """How a broker is thought of."""
+    """States of a breaker, see the diagram above."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -29,7 +29,7 @@ class BreakerState(StrEnum):
 
 
 class BatchOutcome(StrEnum):
-    """What a permitted batch came to: taken (rows were answered), outage, or nothing learnt (no row was claimed)."""
+    """Result of a permitted batch: taken (the broker answered for rows), outage, or nothing learnt (no row claimed)."""
 
     TAKEN = "taken"
     OUTAGE = "outage"
@@ -38,7 +38,7 @@ class BatchOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerOptions:
-    """How long it stays open, how small the probe is, and at what rate the backlog is drained after an outage."""
+    """How long a breaker stays open, the size of the probe, and the rate that drains the backlog after an outage."""
 
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_ms=1_000, max_ms=30_000, jitter=0.25))
     probe_rows: int = 10
@@ -50,14 +50,14 @@ class BreakerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permit:
-    """Leave to claim up to `rows` rows, to be answered by settle(). `epoch` tells late answers from fresh ones."""
+    """Permission to claim up to `rows` rows; settle() must follow. `epoch` tells late results from current ones."""
 
     rows: int
     epoch: int
 
 
 class Breaker:
-    """One broker's breaker, shared by all its sources. Its owner keeps it to one thread at a time."""
+    """One broker's breaker, shared by all its sources. Not thread-safe: its owner serializes the calls."""
 
     def __init__(self, options: BreakerOptions, *, random: Random) -> None:
         self._options = options
@@ -67,16 +67,16 @@ class Breaker:
         self._outages = 0
         self._until_ms = 0
         self._closing_since_ms = 0
-        self._ramp: RateLimit | None = None
+        self._ramp: RateLimiter | None = None
         self._ramp_step = -1
 
     @property
     def state(self) -> BreakerState:
-        """What it is now."""
+        """The current state."""
         return self._state
 
     def wait_ms(self, rows_max: int, *, now_ms: int) -> int:
-        """For how long there is no point in asking; 0 where permit() may say yes. Changes no state."""
+        """Time in which permit() would return None; 0 if it may return a permit. Changes no state."""
         match self._state:
             case BreakerState.OPEN | BreakerState.HALF_OPEN:
                 return max(0, self._until_ms - now_ms)
@@ -86,7 +86,7 @@ class Breaker:
                 return 0
 
     def permit(self, rows_max: int, *, now_ms: int) -> Permit | None:
-        """Leave to claim, or None: come again after wait_ms()."""
+        """Permission to claim, or None: try again after wait_ms()."""
         match self._state:
             case BreakerState.CLOSED:
                 rows = rows_max
@@ -99,7 +99,7 @@ class Breaker:
     def settle(
         self, permit: Permit, answer: BatchOutcome, *, now_ms: int, claimed: int, retry_after_ms: int = 0
     ) -> None:
-        """What the batch of this permit came to. Answers to permits of an earlier epoch say nothing about now."""
+        """Record the result of this permit's batch. Results for permits of an earlier epoch are ignored."""
         if permit.epoch != self._epoch:
             return
         if self._ramp is not None:
@@ -110,7 +110,7 @@ class Breaker:
             case BatchOutcome.TAKEN if self._state is BreakerState.HALF_OPEN:
                 self._close_slowly(now_ms=now_ms)
             case BatchOutcome.UNKNOWN if self._state is BreakerState.HALF_OPEN:
-                self._become(BreakerState.OPEN)  # nothing was learnt: another source may probe at once
+                self._become(BreakerState.OPEN)  # the probe had no result: another source may probe at once
                 self._until_ms = now_ms
             case _:
                 pass
@@ -126,7 +126,7 @@ class Breaker:
         self._until_ms = now_ms + max(self._options.backoff.delay_ms(self._outages, self._random), retry_after_ms)
 
     def _probe(self, rows_max: int, *, now_ms: int) -> int:
-        """The one small batch that finds out. Were its owner to vanish, another one may go after `probe_ms_max`."""
+        """Permit the probe, one small batch. If its owner vanishes, another is permitted after `probe_ms_max`."""
         if now_ms < self._until_ms:
             return 0
         self._become(BreakerState.HALF_OPEN)
@@ -141,14 +141,14 @@ class Breaker:
     def _drain(self, rows_max: int, *, now_ms: int) -> int:
         step = self._step(now_ms)
         if step >= self._options.drain_steps:
-            self._state = BreakerState.CLOSED  # the same epoch: answers to batches of the ramp still count
+            self._state = BreakerState.CLOSED  # the same epoch: results of the ramp's batches still count
             self._outages = 0
             self._ramp = None
             return rows_max
         if step != self._ramp_step or self._ramp is None:
-            # A burst of a tenth of a second: the rate is meant within each second, not on average.
+            # A burst of a tenth of a second: the rate holds within each second, not only on average.
             rate = RateOptions(rows_per_second=self._options.drain_rows_per_second * 2.0**step, burst_ms=100)
-            self._ramp = RateLimit(rate, now_ms=now_ms)
+            self._ramp = RateLimiter(rate, now_ms=now_ms)
             self._ramp_step = step
         return self._ramp.take(rows_max, now_ms=now_ms)
 

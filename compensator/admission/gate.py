@@ -1,6 +1,6 @@
-"""The gate before a claim: a broker's breaker and the rate limits that apply to a source, as one question. Thread-safe.
+"""The gate before a claim: combines a broker's breaker with the rate limits of a source. Thread-safe.
 
-What the breaker and the limits decide is theirs; here is who asks them, under which lock, and who is told of a change.
+The breaker and the limits decide. This module calls them under a lock, and notifies listeners of changes of state.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from compensator.admission.circuit_breaker import BatchOutcome, Breaker, BreakerOptions, BreakerState, Permit
-from compensator.admission.rate_limiter import RateLimit, RateOptions, take_of_all, wait_for_all
-from compensator.core.batch_totals import PassReport
+from compensator.admission.rate_limiter import RateLimiter, RateOptions, take_of_all, wait_for_all
+from compensator.core.batch_totals import BatchTotals
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerThrottled
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class AdmissionGate:
-    """One source's way to its broker."""
+    """Admission of one source's rows to its broker."""
 
     def __init__(
         self,
@@ -28,25 +28,25 @@ class AdmissionGate:
         clock: Clock,
         lock: threading.Lock,
         breaker: Breaker,
-        limits: Sequence[RateLimit],
-        told: Callable[[BreakerState], None],
+        limits: Sequence[RateLimiter],
+        on_change: Callable[[BreakerState], None],
     ) -> None:
-        """`lock` is shared by all who share the breaker or a limit; `told` hears each new state of the breaker."""
+        """`lock` is shared by all gates that share the breaker or a limit; `on_change` gets each new state."""
         self._clock = clock
         self._lock = lock
         self._breaker = breaker
         self._limits = limits
-        self._told = told
+        self._on_change = on_change
 
     def wait_ms(self, rows_max: int) -> int:
-        """For how long nothing will be let through; 0 where it is worth looking for rows."""
+        """Time in which permit() would return None; 0 if it is worth polling for rows."""
         with self._lock:
             now_ms = self._clock.monotonic_ms()
             limits_ms = wait_for_all(self._limits, rows_max, now_ms=now_ms)
             return max(self._breaker.wait_ms(rows_max, now_ms=now_ms), limits_ms)
 
     def permit(self, rows_max: int) -> Permit | None:
-        """Leave to claim up to so many rows, to be answered by settle(); None: not now."""
+        """Permission to claim up to `rows_max` rows; settle() must follow. None: not now."""
         with self._lock:
             now_ms = self._clock.monotonic_ms()
             rows = take_of_all(self._limits, rows_max, now_ms=now_ms)
@@ -55,8 +55,8 @@ class AdmissionGate:
                 limit.give_back(rows - (permit.rows if permit else 0))
             return permit
 
-    def settle(self, permit: Permit, report: PassReport | None) -> None:
-        """What the permitted batch came to; None where it failed before the broker was asked."""
+    def settle(self, permit: Permit, report: BatchTotals | None) -> None:
+        """Record the result of the permitted batch; None if it failed before anything was sent."""
         claimed = report.claimed if report else 0
         with self._lock:
             before = self._breaker.state
@@ -71,11 +71,11 @@ class AdmissionGate:
             )
             after = self._breaker.state
         if after is not before:
-            self._told(after)
+            self._on_change(after)
 
 
 class Gates:
-    """The gates of one compensator: a breaker for each broker, a limit for all sources together, and each one's own."""
+    """The gates of one compensator: a breaker for each broker, a rate limit common to all sources, and one for each."""
 
     def __init__(
         self, *, clock: Clock, random: Random, breaker: BreakerOptions, limit: RateOptions | None = None
@@ -84,29 +84,29 @@ class Gates:
         self._random = random
         self._options = breaker
         self._lock = threading.Lock()
-        self._total = [RateLimit(limit, now_ms=clock.monotonic_ms())] if limit else []
+        self._total = [RateLimiter(limit, now_ms=clock.monotonic_ms())] if limit else []
         self._breakers: dict[str, Breaker] = {}
         self._listeners: list[Callable[[str, BreakerState], None]] = []
 
     def gate(self, broker: str, *, limit: RateOptions | None = None) -> AdmissionGate:
-        """A source's gate to the broker of this name."""
+        """Create a source's gate to the broker of this name."""
         breaker = self._breakers.setdefault(broker, Breaker(self._options, random=self._random))
-        own = [RateLimit(limit, now_ms=self._clock.monotonic_ms())] if limit else []
+        own = [RateLimiter(limit, now_ms=self._clock.monotonic_ms())] if limit else []
         return AdmissionGate(
             clock=self._clock,
             lock=self._lock,
             breaker=breaker,
             limits=[*self._total, *own],
-            told=lambda state: self._tell(broker, state),
+            on_change=lambda state: self._tell(broker, state),
         )
 
     def listen(self, listener: Callable[[str, BreakerState], None]) -> None:
-        """Tell the listener each breaker's new states, from whichever thread brought them about."""
+        """Call the listener at each change of a breaker's state, from the thread that caused it."""
         self._listeners.append(listener)
 
     @property
     def states(self) -> Mapping[str, BreakerState]:
-        """What each broker's breaker is now."""
+        """The state of each broker's breaker."""
         with self._lock:
             return {broker: breaker.state for broker, breaker in self._breakers.items()}
 
@@ -116,16 +116,16 @@ class Gates:
             listener(broker, state)
 
 
-def _answer(report: PassReport | None) -> BatchOutcome:
+def _answer(report: BatchTotals | None) -> BatchOutcome:
     if report is None or not report.claimed:
         return BatchOutcome.UNKNOWN
     if report.outage is not None:
         return BatchOutcome.OUTAGE
-    # Rows that are held, or were put off for a defect, may never have been shown to the broker.
+    # Rows that are held, or were postponed for a defect, may never have been sent to the broker.
     answered = report.accepted + report.parked + report.stale + (0 if report.defects else report.retried)
     return BatchOutcome.TAKEN if answered else BatchOutcome.UNKNOWN
 
 
-def _retry_after_ms(report: PassReport | None) -> int:
+def _retry_after_ms(report: BatchTotals | None) -> int:
     outage = report.outage if report else None
     return outage.retry_after_ms if isinstance(outage, BrokerThrottled) else 0

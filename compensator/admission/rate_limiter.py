@@ -1,4 +1,4 @@
-"""A token bucket of rows: how many may be claimed now. It decides only: it neither waits nor reads a clock."""
+"""A token bucket that limits how many rows may be claimed. Decides only: neither waits nor reads a clock."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 
 BURST_MS: Final = 1_000
 _SHARE: Final = 4
-"""Tokens are handed out by at least a quarter of the burst, so that a low rate doesn't end in claims of single rows."""
+"""At least a quarter of the burst is taken at a time, so that a low rate does not lead to claims of single rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateOptions:
-    """How many rows a second, and for how long unused room is saved up."""
+    """Rows a second, and the time for which unused tokens accumulate."""
 
     rows_per_second: float
     burst_ms: int = BURST_MS
@@ -24,12 +24,12 @@ class RateOptions:
 
     @property
     def burst_rows(self) -> float:
-        """The most that may be claimed at one moment; at least one row, however low the rate."""
+        """The capacity of the bucket, in rows; at least one row, however low the rate."""
         return max(1.0, self.rows_per_second * self.burst_ms / 1_000)
 
 
-class RateLimit:
-    """At most `burst_rows + rate * t` rows in any span of t. Its owner keeps it to one thread at a time."""
+class RateLimiter:
+    """Permits at most `burst_rows + rate * t` rows in any time t. Not thread-safe: its owner serializes the calls."""
 
     def __init__(self, options: RateOptions, *, now_ms: int) -> None:
         self._options = options
@@ -37,7 +37,7 @@ class RateLimit:
         self._at_ms = now_ms
 
     def take(self, rows_max: int, *, now_ms: int) -> int:
-        """Take up to `rows_max` rows; 0 says: come again after wait_ms()."""
+        """Take up to `rows_max` tokens, one a row; 0: try again after wait_ms()."""
         self._fill(now_ms)
         if self._rows < self._enough(rows_max):
             return 0
@@ -46,11 +46,11 @@ class RateLimit:
         return taken
 
     def give_back(self, rows: int) -> None:
-        """Rows that were taken and not claimed after all."""
+        """Return the tokens of rows that were not claimed."""
         self._rows = min(self._options.burst_rows, self._rows + rows)
 
     def wait_ms(self, rows_max: int, *, now_ms: int) -> int:
-        """After how long take() gives something; 0 is now."""
+        """Time until take() returns more than 0; 0 is now."""
         self._fill(now_ms)
         missing = self._enough(rows_max) - self._rows
         return 0 if missing <= 0 else max(1, int(missing * 1_000 / self._options.rows_per_second) + 1)
@@ -64,10 +64,10 @@ class RateLimit:
         self._at_ms = max(self._at_ms, now_ms)
 
 
-def take_of_all(limits: Sequence[RateLimit], rows_max: int, *, now_ms: int) -> int:
-    """Take from all of these limits what each of them allows, and leave in each what another one refused."""
+def take_of_all(limits: Sequence[RateLimiter], rows_max: int, *, now_ms: int) -> int:
+    """Take from all of these limits as many tokens as each of them allows; no limit is charged for more."""
     granted = rows_max
-    taken: list[tuple[RateLimit, int]] = []
+    taken: list[tuple[RateLimiter, int]] = []
     for limit in limits:
         granted = limit.take(granted, now_ms=now_ms)
         taken.append((limit, granted))
@@ -76,6 +76,6 @@ def take_of_all(limits: Sequence[RateLimit], rows_max: int, *, now_ms: int) -> i
     return granted
 
 
-def wait_for_all(limits: Sequence[RateLimit], rows_max: int, *, now_ms: int) -> int:
-    """After how long every one of these limits has something to give; 0 is now."""
+def wait_for_all(limits: Sequence[RateLimiter], rows_max: int, *, now_ms: int) -> int:
+    """Time until take() returns more than 0 for each of these limits; 0 is now."""
     return max((limit.wait_ms(rows_max, now_ms=now_ms) for limit in limits), default=0)

@@ -1,7 +1,7 @@
-"""Which sources a compensator serves: all of them, or those that it holds by leases in a database. It sends nothing."""
+"""Assigns sources to compensators: all of them, or those whose leases in a database it holds. Sends nothing."""
 
+from compensator.assignment.assignment_factory import open_assignment
 from compensator.assignment.leased_assignment import LeasedAssignment, LeaseOptions
-from compensator.assignment.opening import open_assignment
-from compensator.assignment.port import AlwaysMine, Assignment, SourceName
+from compensator.assignment.port import Assignment, SourceName, UnleasedAssignment
 
-__all__ = ["AlwaysMine", "Assignment", "LeaseOptions", "LeasedAssignment", "SourceName", "open_assignment"]
+__all__ = ["Assignment", "LeaseOptions", "LeasedAssignment", "SourceName", "UnleasedAssignment", "open_assignment"]

@@ -1,6 +1,6 @@
-"""How sources are shared out among live instances: a pure function, so that all who see the same decide the same.
+"""Assigns sources evenly to live instances. Pure: instances that read the same rows compute the same assignment.
 
-No leases, no time, no database.
+Leases, time and the database are elsewhere.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from compensator.assignment.port import SourceName
 def share_out(
     sources: Sequence[SourceName], *, instances: Mapping[str, str | None], holders: Mapping[str, str]
 ) -> dict[str, str]:
-    """Source -> instance, for every source, unless there is no instance.
+    """Returns the instance of each source; empty if there is no instance.
 
-    `instances` are the live ones with their zones, `holders` who holds a source now. Sources of a zone go to its
-    instances where it has any, else, like those without a zone, to any. Loads differ by at most one among those who may
-    take a source. As few sources as possible change hands: whoever holds one keeps it, up to a fair share.
+    `instances` are the live ones with their zones; `holders`: source -> its present holder. Sources of a zone go to its
+    instances if it has any, else, like those without a zone, to any. Loads differ by at most one among the instances
+    that may serve a source. As few sources as possible move: a holder keeps its sources, up to a fair share.
     """
     if not instances:
         return {}
@@ -33,7 +33,7 @@ def share_out(
 
 
 def _by_zone(sources: Sequence[SourceName], instances: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:
-    """Names by the zone that binds them, zones first: what may go anywhere then levels the loads."""
+    """Group names by the zone that binds them, zones first: sources that may go anywhere then level the loads."""
     populated = set(instances.values()) - {None}
     bound: dict[str, list[str]] = {}
     free: list[str] = []
@@ -46,7 +46,7 @@ def _by_zone(sources: Sequence[SourceName], instances: Mapping[str, str | None])
 
 
 def _balance(names: Sequence[str], *, loads: Mapping[str, int], holders: Mapping[str, str]) -> dict[str, str]:
-    """Share out one group; `loads` are those who may take of it, with what they have been given already."""
+    """Assign one group; `loads`: the instances that may serve it -> how many sources each already has."""
     held: dict[str, list[str]] = {one: [] for one in loads}
     loose: list[str] = []
     for name in names:
@@ -61,7 +61,7 @@ def _balance(names: Sequence[str], *, loads: Mapping[str, int], holders: Mapping
 
 
 def _quotas(count: int, *, loads: Mapping[str, int], held: Mapping[str, int]) -> dict[str, int]:
-    """How many each gets, so that loads become level; who holds most already gets what cannot be divided."""
+    """How many each instance gets, so that loads become level; the remainder goes to those that hold most."""
     level = _level(count, loads=loads)
     quotas = {one: max(0, level - load) for one, load in loads.items()}
     rest = count - sum(quotas.values())
@@ -72,7 +72,7 @@ def _quotas(count: int, *, loads: Mapping[str, int], held: Mapping[str, int]) ->
 
 
 def _level(count: int, *, loads: Mapping[str, int]) -> int:
-    """The highest level that `count` more can fill all loads up to."""
+    """The highest level to which `count` more sources can raise all loads."""
     low, high = min(loads.values()), min(loads.values()) + count
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,8 +1,8 @@
-"""What one instance does with the leases at one beat, decided from what it saw. Pure; the acts are leased's.
+"""Decides which leases one instance takes, keeps and offers at one beat. Pure; leased_assignment executes it.
 
-A lease ends when its holder dies, or at its own end: a holder that should not have a source any more ends the lease and
-goes on serving until another has taken it, so that a change of hands leaves no gap, and a source that nobody else knows
-is never dropped.
+A lease ends when its holder dies, or at its own end: a holder that should no longer have a source ends the lease and
+continues to serve until another instance has taken it. So a handover leaves no gap, and a source that no other instance
+knows is never dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compensator.assignment.port import SourceName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """One row of the lease table; `ended` by the database's clock. Whether the holder lives is the instance table's."""
+    """One row of the lease table; `ended` by the database's clock. The instance table says if the holder is alive."""
 
     holder: str | None
     ended: bool
@@ -25,7 +25,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What one instance saw: the live instances with their zones, itself among them, and all leases by source."""
+    """What one instance read: the live instances with their zones, itself among them, and all leases by source."""
 
     me: str
     instances: Mapping[str, str | None]
@@ -34,7 +34,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do, each a sorted list of sources; `waiting` are free sources that another live instance should take."""
+    """The steps to execute, each a sorted list of sources; `waiting`: free sources for another live instance."""
 
     add: tuple[str, ...]
     take: tuple[str, ...]
@@ -45,10 +45,10 @@ class Decision:
 
 
 def decide(view: View, sources: Sequence[SourceName], *, overdue: AbstractSet[str]) -> Decision:
-    """What this instance does now.
+    """Decide the steps of this instance.
 
-    `overdue` are sources that another should have taken for some beats and did not, because it does not know them, say:
-    whoever notices takes them.
+    `overdue` are sources that another instance should have taken some beats ago and did not, for instance because it
+    does not know them: the instance that notices takes them.
     """
     known = {source.name for source in sources}
     held = {name for name, lease in view.leases.items() if lease.holder == view.me}
@@ -72,7 +72,7 @@ def _wanted(view: View, sources: Sequence[SourceName]) -> set[str]:
 
 
 def _is_free(name: str, view: View) -> bool:
-    """Whether this instance may take a source: it is another's no more, or nobody's yet."""
+    """Whether this instance may take a source: its lease has ended, or it never had a holder."""
     lease = view.leases.get(name)
     if lease is None or lease.holder is None:
         return True
@@ -80,10 +80,10 @@ def _is_free(name: str, view: View) -> bool:
 
 
 def _unserved(names: AbstractSet[str], view: View) -> set[str]:
-    """Those that no live instance serves meanwhile; who offers a source goes on serving it."""
+    """Those that no live instance serves; an instance that offers a source continues to serve it."""
     return {name for name in names if name not in view.leases or view.leases[name].holder not in view.instances}
 
 
 def _sorted(names: AbstractSet[str]) -> tuple[str, ...]:
-    # Sorted, so that statements of many instances lock rows in one order.
+    # Sorted: statements of all instances must lock rows in one order.
     return tuple(sorted(names))

@@ -1,11 +1,11 @@
-"""The SQL of the instance and lease tables, all of it. It opens no connection, commits nothing and decides nothing.
+"""All SQL of the instance and lease tables. Opens no connection, commits nothing and decides nothing.
 
 Every write names rows by primary key, in sorted order, and compares before it sets. At READ COMMITTED it locks exactly
 the rows that it names, no gap. All times are the database's own.
 
 A lease that is held has no end of its own (`until_us` is END_NEVER): it lasts as long as its holder's row in the
 instance table is renewed, so that holding a thousand sources costs one row a beat, not a thousand. Its holder ends it
-to offer the source to others.
+to offer the source to other instances.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_ZONE: Final = ""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceRow:
-    """One row of the instance table; the age is how long ago its time ran out, negative while it lives."""
+    """One row of the instance table; `dead_for_us` is how long ago it expired, negative while the instance is alive."""
 
     id: str
     zone: str | None
@@ -59,13 +59,13 @@ class LeaseStore:
     # -- instances ---------------------------------------------------------------------------------------------------
 
     def renew(self, connection: Connection, instance: str, *, lease_us: int) -> bool:
-        """Let an instance live on from now; False where it has no row."""
+        """Extend an instance's lease from now; False if it has no row."""
         own = self._instance.c.id == instance
         statement = update(self._instance).where(own).values(alive_until_us=self._now_us + lease_us)
         return self._write(connection, statement) == 1
 
     def join(self, connection: Connection, instance: str, *, zone: str | None, lease_us: int) -> None:
-        """Write a new instance's row."""
+        """Insert a new instance's row."""
         values = {"id": instance, "zone": zone or _NO_ZONE}
         times = {"started_at_us": self._now_us, "alive_until_us": self._now_us + lease_us}
         connection.execute(insert(self._instance).values(**values, **times))
@@ -75,7 +75,7 @@ class LeaseStore:
         self._write(connection, delete(self._instance).where(self._instance.c.id == instance))
 
     def instances(self, connection: Connection) -> list[InstanceRow]:
-        """All instances, dead ones too. A plain read."""
+        """All instances, including dead ones. A plain read."""
         table = self._instance
         statement = select(table.c.id, table.c.zone, (self._now_us - table.c.alive_until_us).label("dead_for_us"))
         return [
@@ -99,13 +99,13 @@ class LeaseStore:
         return {row.source: Lease(holder=row.instance, ended=bool(row.ended)) for row in connection.execute(statement)}
 
     def add(self, connection: Connection, sources: Sequence[str]) -> None:
-        """Write rows for new sources, nobody's yet; those that another has just written stay as they are."""
+        """Insert rows for new sources, without holders; rows that another instance has inserted stay as they are."""
         statement = insert(self._lease).prefix_with(self._or_ignore)
         rows = [{"source": name, "instance": None, "until_us": 0, "epoch": 0} for name in sources]
         connection.execute(statement, rows)
 
     def take(self, connection: Connection, sources: Sequence[str], *, instance: str) -> int:
-        """Become the holder of those that are free at this moment; returns how many."""
+        """Become the holder of those that are free now; returns how many."""
         free = (self._lease.c.until_us <= self._now_us) | ~self._holder_lives()
         values = {"instance": instance, "until_us": END_NEVER, "epoch": self._lease.c.epoch + 1}
         return self._change(connection, sources, free, values)
@@ -117,15 +117,15 @@ class LeaseStore:
         return set(connection.scalars(statement))
 
     def keep(self, connection: Connection, sources: Sequence[str], *, instance: str) -> int:
-        """Take back an offer that nobody took; returns how many are the holder's still."""
+        """Withdraw offers that no instance took; returns how many sources the holder still has."""
         return self._change(connection, sources, self._lease.c.instance == instance, {"until_us": END_NEVER})
 
     def offer(self, connection: Connection, sources: Sequence[str], *, instance: str) -> int:
-        """End leases now, so that others may take them; their holder stays it until then."""
+        """End leases now, so that other instances may take them; the holder continues until then."""
         return self._change(connection, sources, self._lease.c.instance == instance, {"until_us": self._now_us})
 
     def release(self, connection: Connection, sources: Sequence[str], *, instance: str) -> int:
-        """Give leases up: they are nobody's from now on."""
+        """Release leases: they have no holder from now on."""
         values = {"instance": null(), "until_us": self._now_us}
         return self._change(connection, sources, self._lease.c.instance == instance, values)
 
@@ -137,10 +137,10 @@ class LeaseStore:
         )
 
     def _write(self, connection: Connection, statement: Write) -> int:
-        # By the primary key even in a table of a few rows: read as a whole, it makes this beat wait for others'.
+        # By the primary key even in a table of a few rows: a full scan would wait for the rows that other beats lock.
         return connection.execute(by_primary_key(statement, self._dialect)).rowcount
 
     def _holder_lives(self) -> ColumnElement[bool]:
-        # At READ COMMITTED this looks at the instance table without a lock.
+        # At READ COMMITTED this reads the instance table without a lock.
         instance = self._instance
         return exists().where(instance.c.id == self._lease.c.instance, instance.c.alive_until_us > self._now_us)

@@ -1,4 +1,4 @@
-"""Sources by leases in a database: one instance's part in it, beat by beat. No thread and no schedule of its own."""
+"""Assignment by leases in a database: what one instance does at each beat. No thread and no schedule of its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMES_LOGGED_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOptions:
-    """How often beat() is meant to be called, and how long after the last one an instance counts as dead."""
+    """The interval of beat(), and how long after its last beat an instance counts as dead."""
 
     beat_ms: int = 2_000
     lease_ms: int = 6_000
@@ -43,10 +43,10 @@ class LeaseOptions:
 
 
 class LeasedAssignment:
-    """One instance among many. Every process, a forked one too, is an instance of its own, under a fresh id.
+    """One instance among many. Every process, including a forked one, is an instance of its own, under a new id.
 
-    When the database is out, what it holds stays its own (overlap is harmless, a source without anybody is not), and
-    the next beat tries again.
+    While the database is unavailable, the instance keeps its sources (overlap is harmless, a source that no instance
+    serves is not), and the next beat tries again.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LeasedAssignment:
         options: LeaseOptions | None = None,
         new_id: Callable[[], str] = new_token,
     ) -> None:
-        """`engine` comes from compensator.assignment.opening: READ COMMITTED, a pool of its own, short time-outs."""
+        """`engine`: READ COMMITTED, a pool of its own, short time-outs; see assignment_factory.lease_engine()."""
         check_zone(zone)
         self._engine = engine
         self._store = store
@@ -81,7 +81,7 @@ class LeasedAssignment:
 
     @property
     def options(self) -> LeaseOptions:
-        """How often beat() is meant to be called, and what follows from that."""
+        """The interval of beat(), and the limits that follow from it."""
         return self._options
 
     @property
@@ -90,7 +90,7 @@ class LeasedAssignment:
         return self._failed_beats
 
     def beat(self, sources: Sequence[SourceName]) -> frozenset[str]:
-        """See Assignment.beat. Three statements where nothing changes, whatever the number of sources."""
+        """See Assignment.beat. Three statements if nothing changes, whatever the number of sources."""
         if len(sources) > SOURCES_MAX:
             raise ConfigurationError(f"{len(sources):,} sources are more than {SOURCES_MAX:,}: use more lease schemas")
         with self._lock:
@@ -105,7 +105,7 @@ class LeasedAssignment:
             return self._held & {source.name for source in sources}
 
     def leave(self) -> None:
-        """See Assignment.leave. Where the database is out, the leases end by themselves."""
+        """See Assignment.leave. If the database is unavailable, the leases expire."""
         with self._lock:
             if self._left:
                 return
@@ -116,7 +116,7 @@ class LeasedAssignment:
             self._engine.dispose()
 
     def reset_after_fork(self) -> None:
-        """Become a new instance in a forked child; connections, leases and lock stay the parent's."""
+        """Become a new instance in a forked child; connections, leases and lock remain the parent's."""
         self._engine.dispose(close=False)
         self._lock = threading.Lock()
         self._instance = self._new_id()
@@ -151,14 +151,14 @@ class LeasedAssignment:
         logger.info("assignment_joined", extra={"instance": self._instance, "zone": self._zone})
 
     def _alive(self, rows: Sequence[InstanceRow]) -> dict[str, str | None]:
-        # Oneself lives, even where the database's clock was stepped since the row was written.
+        # This instance is alive, even if the database's clock was stepped since its row was written.
         return {row.id: row.zone for row in rows if row.dead_for_us < 0} | {self._instance: self._zone}
 
     def _overdue(self) -> set[str]:
         return {name for name, beats in self._waited.items() if beats >= OVERDUE_BEATS}
 
     def _act(self, connection: Connection, decision: Decision) -> set[str]:
-        """Carry the decision out; returns what was taken. A transaction each: no locks are held from one to another."""
+        """Execute the decision; returns the sources taken. One transaction a step: no step holds locks of another."""
         me = self._instance
         for change, names in (
             (self._store.release, decision.release),
@@ -180,7 +180,7 @@ class LeasedAssignment:
             taken = self._store.take(connection, names, instance=self._instance)
         if taken == len(names):
             return set(names)
-        with connection.begin():  # others were quicker with some
+        with connection.begin():  # other instances may have taken some first
             return self._store.held(connection, names, instance=self._instance)
 
     def _purge(self, connection: Connection, rows: Sequence[InstanceRow]) -> None:
@@ -203,10 +203,10 @@ class LeasedAssignment:
         else:
             logger.info("assignment_left", extra={"instance": self._instance, "sources": len(held)})
 
-    # -- what became of it -------------------------------------------------------------------------------------------
+    # -- result of a beat --------------------------------------------------------------------------------------------
 
     def _fail(self, error: OutboxError) -> None:
-        """Fail static: keep what is held. At the first beat nothing is, and a wrong set-up must be heard of."""
+        """Keep the sources that are held. At the first beat none is, and a wrong configuration must be reported."""
         if not self._joined and not isinstance(error, DatabaseUnavailable):
             raise error
         self._failed_beats += 1
@@ -236,7 +236,7 @@ _fork_hook_is_set = threading.Event()
 
 
 def _watch_forks(assignment: LeasedAssignment) -> None:
-    """Have it reset in forked children; the process's one hook is set by the first."""
+    """Reset this assignment in forked children; the first one registers the process's only hook."""
     if not _fork_hook_is_set.is_set():
         _fork_hook_is_set.set()
         os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,4 +1,4 @@
-"""The port: of these sources, which are this instance's now. And its plain form, for a compensator without others."""
+"""The port that assigns sources to this instance, and its implementation for a compensator that runs alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ZONE_CHARS_MAX: Final = 64
 class SourceName:
     """One source: a name that is the same in every instance, and the zone whose instances should serve it, if any.
 
-    Raises ConfigurationError for a name or zone that the lease table could not hold.
+    Raises ConfigurationError for a name or zone that the lease table cannot hold.
     """
 
     name: str
@@ -28,51 +28,51 @@ class SourceName:
 
 
 class Assignment(Protocol):
-    """Says which sources this instance serves. Called from one thread, again and again, a beat apart.
+    """Decides which sources this instance serves. Called periodically from one thread.
 
-    Two instances may be told the same source for a few beats: rows are claimed by compare-and-set, so overlap costs a
-    statement, not a duplicate. Each source is told to at least one live instance that knows it, but for the time that a
-    death takes to be noticed.
+    Two instances may be assigned the same source for a few beats: rows are claimed by compare-and-set, so overlap costs
+    a statement, not a duplicate. Each source is assigned to at least one live instance that knows it, except for the
+    time until the death of an instance is noticed.
     """
 
     def beat(self, sources: Sequence[SourceName]) -> frozenset[str]:
-        """Say that this instance lives and knows these sources; returns the names of those that are its own now.
+        """Record that this instance is alive and knows these sources; returns the names of those assigned to it.
 
-        Idempotent. Does not raise for a database that is out: what was this instance's stays so. Raises UsageError
+        Idempotent. Does not raise if the database is unavailable: the assignment stays as it was. Raises UsageError
         (missing tables, a refused user) when the first beat cannot work.
         """
 
     def leave(self) -> None:
-        """Give up everything, at stop: the others take over at their next beat. Idempotent, final, never raises."""
+        """Release all sources, at stop: others take them at their next beat. Idempotent, final, never raises."""
 
     @property
     def failed_beats(self) -> int:
-        """How many of the latest beats found no answer, one after the other; 0 while all is well."""
+        """How many of the latest beats failed in a row; 0 if the last one succeeded."""
 
 
-class AlwaysMine:
-    """One compensator without leases: every source is its own. Many of these side by side do each other's work."""
+class UnleasedAssignment:
+    """Assigns every source to this instance, without leases. Several such compensators poll the same sources."""
 
     def beat(self, sources: Sequence[SourceName]) -> frozenset[str]:
-        """All of them."""
+        """All of `sources`."""
         return frozenset(source.name for source in sources)
 
     def leave(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no leases are held."""
 
     @property
     def failed_beats(self) -> int:
-        """None: nothing is asked."""
+        """Always 0: no database is used."""
         return 0
 
 
 def check_zone(zone: str | None) -> None:
-    """Raise ConfigurationError for a zone that the instance table could not hold."""
+    """Raise ConfigurationError for a zone that the instance table cannot hold."""
     if zone is not None:
         check_word(zone, "a zone", chars_max=ZONE_CHARS_MAX)
 
 
 def check_word(word: str, what: str, *, chars_max: int) -> None:
-    """Raise ConfigurationError where a word is empty, too long or not printable ASCII."""
+    """Raise ConfigurationError if a word is empty, too long or not printable ASCII."""
     if not 0 < len(word) <= chars_max or not word.isascii() or not word.isprintable():
         raise ConfigurationError(f"{what} is 1 to {chars_max} printable ASCII characters, not {word[:80]!r}")

@@ -1,4 +1,4 @@
-"""What batches came to, in figures that add up. Values only."""
+"""Totals of batches: rows by outcome, and their sums. Values only."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ OUTCOMES: Final = ("accepted", "retried", "held", "parked", "stale")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassReport:
-    """What batches came to; `outage` carries the broker's error that ended them early.
+class BatchTotals:
+    """Rows of batches by outcome; `outage` is the broker's error that ended them early.
 
-    `retried` rows were put off, `held` ones wait behind an older message of their key, `stale` ones had got another
-    owner meanwhile; `defects` counts calls that failed in a way that nobody foresaw.
+    `retried` rows were postponed, `held` ones wait behind an older message of their key, `stale` ones had another
+    owner by then; `defects` counts calls that failed with an unforeseen error.
     """
 
     batches: int = 0
@@ -29,8 +29,8 @@ class PassReport:
     outage: BrokerError | None = None
 
 
-def add(one: PassReport, other: PassReport) -> PassReport:
-    """Two reports as one; the outage of the later one, if it has one."""
+def add(one: BatchTotals, other: BatchTotals) -> BatchTotals:
+    """Returns the sum of two reports; the outage of the later one, if it has one."""
     counts = ("batches", "claimed", *OUTCOMES, "defects")
     sums = {name: getattr(one, name) + getattr(other, name) for name in counts}
-    return PassReport(**sums, outage=other.outage or one.outage)
+    return BatchTotals(**sums, outage=other.outage or one.outage)

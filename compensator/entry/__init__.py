@@ -1,1 +1,1 @@
-"""The command `outbox compensator`, its process, and the wiring of its parts."""
+"""The command `outbox compensator`, its process, and the construction of its parts."""

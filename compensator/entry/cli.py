@@ -1,4 +1,4 @@
-"""`outbox compensator run|once`: options in, a wired-up compensator out. No logic of its own."""
+"""The commands `outbox compensator run` and `once`: turn options into a configured compensator. No logic."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from compensator.core.batch_totals import PassReport
+from compensator.core.batch_totals import BatchTotals
 from compensator.core.config import CompensatorConfig, load
 from compensator.entry.process import serve
-from compensator.entry.progress_line import watched
-from compensator.entry.single_pass import pass_over
+from compensator.entry.progress_line import progress_line
+from compensator.entry.single_pass import run_single_pass
 from compensator.entry.wiring import Parts, wire
 from outbox.telemetry import trace_context
 from outbox_core.common.clock import SystemClock
@@ -35,7 +35,7 @@ Batch = Annotated[int | None, typer.Option("--batch", min=1, max=1000, help="Row
 LeaseMs = Annotated[
     int | None, typer.Option("--lease-ms", min=1000, help="How long a claim holds before others take over (60000).")
 ]
-RateLimit = Annotated[float | None, typer.Option("--rate-limit", help="Rows a second, of all sources together.")]
+RateLimiter = Annotated[float | None, typer.Option("--rate-limit", help="Rows a second, of all sources together.")]
 Archive = Annotated[
     bool | None, typer.Option("--archive/--no-archive", help="Keep sent rows as evidence for reconciliation.")
 ]
@@ -61,7 +61,7 @@ JudgedFile = Annotated[
 ]
 Port = Annotated[int | None, typer.Option("--port", help="Port of /metrics and /readyz; none by default.")]
 StopTimeout = Annotated[
-    str | None, typer.Option("--stop-timeout", help="How long what is in hand may take to end (25s).")
+    str | None, typer.Option("--stop-timeout", help="How long work in progress may take to end (25s).")
 ]
 LogFormat = Annotated[str | None, typer.Option("--log-format", help="text or json (json, on a terminal text).")]
 LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error (info).")]
@@ -77,7 +77,7 @@ def once(
     config: Config = None,
     batch: Batch = None,
     lease_ms: LeaseMs = None,
-    rate_limit: RateLimit = None,
+    rate_limit: RateLimiter = None,
     archive: Archive = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -96,8 +96,10 @@ def once(
     parts = wire(chosen, clock=clock)
     try:
         _check(parts)
-        with watched(parts.sources, talk) as told:
-            report, errors = pass_over(parts.sources, options=parts.options.turn, clock=clock, told=told)
+        with progress_line(parts.sources, talk) as on_progress:
+            report, errors = run_single_pass(
+                parts.sources, options=parts.options.turn, clock=clock, on_progress=on_progress
+            )
     finally:
         parts.close()
     for error in errors:
@@ -116,7 +118,7 @@ def run(
     config: Config = None,
     batch: Batch = None,
     lease_ms: LeaseMs = None,
-    rate_limit: RateLimit = None,
+    rate_limit: RateLimiter = None,
     archive: Archive = None,
     interval_ms: IntervalMs = None,
     workers: Workers = None,
@@ -131,7 +133,7 @@ def run(
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; what is in hand is finished first. A second signal ends it at once.
+    """Serve until SIGTERM or SIGINT; work in progress is finished first. A second signal ends it at once.
 
     Each option is also OUTBOX_COMPENSATOR__NAME in the environment and a key of [compensator] in the file; flags win.
 
@@ -162,7 +164,7 @@ def _flags(
     broker: str | None,
     token_file: Path | None,
 ) -> dict[str, Any]:
-    """What is common to both commands, nested as the file is. Databases that flags name stand for those of the file."""
+    """The flags common to both commands, nested like the file. Databases named by flags replace those of the file."""
     one = {"schemas": schemas, "password_file": password_file}
     sources = [{"url": url, **{name: value for name, value in one.items() if value}} for url in urls or []]
     return {
@@ -177,9 +179,9 @@ def _ms(value: int | None) -> str | None:
 
 
 def _check(parts: Parts) -> None:
-    """Where there is one source, a wrong URL or missing tables are said now, and not in a log."""
+    """If there is one source, report a wrong URL or missing tables at once, instead of in a log."""
     if len(parts.sources) == 1:
-        parts.sources[0].look()
+        parts.sources[0].poll()
 
 
 def _configure_logs(config: CompensatorConfig, *, level: str) -> None:
@@ -187,7 +189,7 @@ def _configure_logs(config: CompensatorConfig, *, level: str) -> None:
     logs.configure(format=chosen, level=level, context=trace_context, quiet={"apscheduler": "error"})
 
 
-def _print(report: PassReport, *, as_json: bool) -> None:
+def _print(report: BatchTotals, *, as_json: bool) -> None:
     names = ("batches", "claimed", "accepted", "retried", "held", "parked", "stale")
     figures = {name: getattr(report, name) for name in names}
     if as_json:
@@ -200,6 +202,6 @@ def _print(report: PassReport, *, as_json: bool) -> None:
         talk.print("why some were not taken: outbox messages list --url URL", markup=False, highlight=False)
 
 
-def _nothing_went(report: PassReport) -> bool:
-    """Whether the broker took none of what it was offered: a wrong token, for instance."""
+def _nothing_went(report: BatchTotals) -> bool:
+    """Whether the broker accepted none of the rows sent: because of a wrong token, for instance."""
     return bool(report.retried or report.parked) and not report.accepted

@@ -1,4 +1,4 @@
-"""The compensator as a process: a service, its status page, systemd and the signals, from start to exit."""
+"""Runs the compensator as a process: the service, its status page, systemd notifications, signals."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ EXIT_BY_SIGNAL = 128
 
 
 def serve(parts: Parts, config: CompensatorConfig, *, clock: Clock, say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then end what is in hand; a second signal ends the process at once.
+    """Serve until SIGTERM or SIGINT, then finish the batches in progress; a second signal ends the process at once.
 
-    Raises StorageFailed where what was in hand did not end in time, ConfigurationError for a port that is taken.
+    Raises StorageFailed if they did not finish in time, ConfigurationError for a port that is in use.
     """
-    told = _signals()
+    stopping = _signals()
     metrics, notifier = parts.metrics, Notifier(os.environ)
     service = CompensatorService(
         parts.sources,
@@ -48,7 +48,7 @@ def serve(parts: Parts, config: CompensatorConfig, *, clock: Clock, say: Callabl
         page = f", status on port {status.port}" if status else ""
         say(f"compensator runs, {serving}, a look every {parts.options.pacing.interval_ms} ms{page}")
         notifier.ready(serving)
-        told.wait()
+        stopping.wait()
         notifier.stopping()
         logger.info("stopping", extra={"timeout_ms": parts.options.stop_timeout_ms})
         stopped = service.stop()
@@ -57,7 +57,7 @@ def serve(parts: Parts, config: CompensatorConfig, *, clock: Clock, say: Callabl
         if status is not None:
             status.stop()
     if not stopped:
-        raise StorageFailed("the turn in hand did not end in time; its rows are sent again when their lease ends")
+        raise StorageFailed("the current pass did not end in time; its rows are sent again when their lease ends")
 
 
 def _status(service: CompensatorService, metrics: CompensatorMetrics, config: CompensatorConfig) -> StatusServer | None:
@@ -73,14 +73,14 @@ def _watch(service: CompensatorService, notifier: Notifier) -> None:
 
 
 def _signals() -> threading.Event:
-    """Set by the first SIGTERM or SIGINT; the second one ends the process. Unsent rows are safe in their tables."""
-    told = threading.Event()
+    """Returns an event that the first SIGTERM or SIGINT sets; the second ends the process. Unsent rows stay stored."""
+    stopping = threading.Event()
 
     def tell(number: int, _frame: object) -> None:
-        if told.is_set():
+        if stopping.is_set():
             os._exit(EXIT_BY_SIGNAL + number)
-        told.set()
+        stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, tell)
-    return told
+    return stopping

@@ -1,4 +1,4 @@
-"""A progress line on a terminal while a large backlog is sent. Nothing where nobody watches, or little is to do."""
+"""Shows a progress line on a terminal while a large backlog is sent; nothing without a terminal, or for few rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from compensator.core.batch_totals import PassReport
+from compensator.core.batch_totals import BatchTotals
 from compensator.work.source import Source
 from outbox_core.common.errors import OutboxError
 
@@ -17,8 +17,8 @@ WORTH_ROWS: Final = 1_000
 
 
 @contextmanager
-def watched(sources: Sequence[Source], console: Console) -> Iterator[Callable[[PassReport], None]]:
-    """Yields what is to be told each report; the whole is what is pending, counted up to a bound."""
+def progress_line(sources: Sequence[Source], console: Console) -> Iterator[Callable[[BatchTotals], None]]:
+    """Yields a function to call with each report; the total is the number of pending rows, counted up to a bound."""
     whole = _pending(sources) if console.is_terminal else 0
     if whole < WORTH_ROWS:
         yield lambda _report: None
@@ -35,5 +35,5 @@ def _pending(sources: Sequence[Source]) -> int:
         try:
             total += source.counts().pending
         except OutboxError:
-            continue  # the pass says what is wrong with it
+            continue  # the pass reports the error
     return total

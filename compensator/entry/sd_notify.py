@@ -1,4 +1,4 @@
-"""Telling systemd how the service is (Type=notify): READY=1, STOPPING=1, WATCHDOG=1. Says nothing where nobody asked.
+"""Notifies systemd of the service's state (Type=notify): READY=1, STOPPING=1, WATCHDOG=1; nothing without systemd.
 
 The protocol is sd_notify(3): a datagram of lines to the socket that NOTIFY_SOCKET names, `@` for an abstract one.
 """
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Notifier:
-    """What systemd asked to be told, read once from the environment. Never raises: a service runs without it too."""
+    """Sends notifications, configured by the environment, read once. Never raises: the service runs without them."""
 
     def __init__(self, environment: Mapping[str, str], *, pid: int | None = None) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
@@ -22,19 +22,19 @@ class Notifier:
 
     @property
     def watchdog_every_ms(self) -> int | None:
-        """How often watchdog() is due: at half of the time after which systemd ends us. None: nobody waits for it."""
+        """Interval of watchdog(): half of the time after which systemd kills the process. None: without a watchdog."""
         return max(1, self._watchdog_us // 2_000) if self._watchdog_us and self._address else None
 
     def ready(self, status: str) -> None:
-        """The service serves."""
+        """Notify that the service is ready."""
         self._send(f"READY=1\nSTATUS={status}")
 
     def stopping(self) -> None:
-        """The service ends what it has in hand."""
-        self._send("STOPPING=1\nSTATUS=ending what is in hand")
+        """Notify that the service is stopping."""
+        self._send("STOPPING=1\nSTATUS=finishing work in progress")
 
     def watchdog(self) -> None:
-        """The service is alive."""
+        """Notify that the service is alive."""
         self._send("WATCHDOG=1")
 
     def _send(self, text: str) -> None:
@@ -49,7 +49,7 @@ class Notifier:
 
 
 def _watchdog_us(environment: Mapping[str, str], pid: int) -> int:
-    """WATCHDOG_USEC, where it is meant for this process."""
+    """WATCHDOG_USEC if it is meant for this process, else 0."""
     meant_for = environment.get("WATCHDOG_PID", "")
     text = environment.get("WATCHDOG_USEC", "")
     return int(text) if text.isdecimal() and meant_for in {"", str(pid)} else 0

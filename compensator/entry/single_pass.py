@@ -1,4 +1,4 @@
-"""One pass over all sources, for people and for cron: every row that is due now, each source once. No service."""
+"""Makes one pass over all sources, for users and cron: sends every row that is due now. No service."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from compensator.core.batch_totals import PassReport, add
+from compensator.core.batch_totals import BatchTotals, add
 from compensator.work.source import Source
 from compensator.work.source_schedule import HeldBack, More
 from compensator.work.work_slice import TurnOptions, Turns
@@ -18,25 +18,25 @@ logger = logging.getLogger(__name__)
 TURNS_MAX = 100_000
 
 
-def pass_over(
+def run_single_pass(
     sources: Sequence[Source],
     *,
     options: TurnOptions,
     clock: Clock,
-    told: Callable[[PassReport], None] = lambda _: None,
-) -> tuple[PassReport, list[OutboxError]]:
-    """What the pass came to, and the errors of sources that could not be served: they hold up no other.
+    on_progress: Callable[[BatchTotals], None] = lambda _: None,
+) -> tuple[BatchTotals, list[OutboxError]]:
+    """Returns the totals of the pass, and the errors of sources that failed: they do not block other sources.
 
-    `told` hears what has come of it so far. An outage ends the sources of that broker.
+    `on_progress` is called with the totals so far. After an outage the pass skips the other sources of that broker.
     """
-    total, errors, out = PassReport(), list[OutboxError](), set[str]()
+    total, errors, out = BatchTotals(), list[OutboxError](), set[str]()
     for source in sources:
         if source.broker in out:
             continue
         try:
             for report in _turns(Turns(source, options=options, clock=clock)):
                 total = add(total, report)
-                told(total)
+                on_progress(total)
                 if report.outage is not None:
                     out.add(source.broker)
         except OutboxError as error:
@@ -45,8 +45,8 @@ def pass_over(
     return total, errors
 
 
-def _turns(turns: Turns) -> Iterator[PassReport]:
-    """Turn after turn while there is more; a rate limit is waited for, an outage is not."""
+def _turns(turns: Turns) -> Iterator[BatchTotals]:
+    """Yields the report of each turn while there are more rows; waits for a rate limit, but not for an outage."""
     never = threading.Event()
     for _ in range(TURNS_MAX):
         turn = turns.take(going_on=lambda: True)

@@ -1,4 +1,4 @@
-"""/livez, /readyz, /healthz and /metrics of a compensator, on a port of its own. Not an API."""
+"""Serves /livez, /readyz, /healthz and /metrics of a compensator, on a port of its own. Not an API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StatusServer:
     """Serves from a thread; start() and stop() are idempotent."""
 
     def __init__(self, service: CompensatorService, *, registry: CollectorRegistry, host: str, port: int) -> None:
-        """Raises ConfigurationError where the port cannot be had."""
+        """Raises ConfigurationError if it cannot listen on the port."""
 
         class Handler(BaseHTTPRequestHandler):
             timeout = _REQUEST_TIMEOUT_SECONDS
@@ -33,7 +33,7 @@ class StatusServer:
                         self._say({"status": "ok"}) if service.alive() else self._say({"status": "fail"}, 503)
                     case "/readyz" | "/healthz":
                         health = service.health()
-                        self._say(health.as_json(), 200 if health.well else 503)
+                        self._say(health.as_json(), 200 if health.is_healthy else 503)
                     case _:
                         self._say({"status": "no such page"}, 404)
 
@@ -49,7 +49,7 @@ class StatusServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-                """Probes are not news."""
+                """Does nothing: probes are not logged."""
 
         try:
             self._server = ThreadingHTTPServer((host, port), Handler)
@@ -62,16 +62,16 @@ class StatusServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port it listens on."""
         return int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start serving."""
         if not self._thread.is_alive():
             self._thread.start()
 
     def stop(self) -> None:
-        """End serving and let go of the port."""
+        """Stop serving and close the port."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join(_REQUEST_TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""From a configuration to a compensator's parts, put together. No logic of its own, and no I/O but for secret files."""
+"""Builds a compensator's parts from its configuration. No logic, and no I/O except for secret files."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from urllib.parse import urlsplit
 
 from sqlalchemy.engine import URL
 
 from compensator.admission.circuit_breaker import BreakerOptions
 from compensator.admission.gate import Gates
 from compensator.admission.rate_limiter import RateOptions
-from compensator.assignment import AlwaysMine, Assignment, open_assignment
+from compensator.assignment import Assignment, UnleasedAssignment, open_assignment
 from compensator.core.config import CompensatorConfig, SourceTable
 from compensator.retention.retention import Retention, RetentionOptions
 from compensator.service.metrics import CompensatorMetrics
 from compensator.service.service import ServiceOptions
-from compensator.work.claim_and_relay import Batches, ScanOptions
+from compensator.work.claim_and_relay import Batches, ClaimOptions
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source, source_name
 from compensator.work.source_schedule import PacingOptions
 from compensator.work.work_slice import TurnOptions
-from outbox.consumers.inbox import InboxStore
+from outbox.consumers.inbox_table import InboxStore
 from outbox.delivery.relay import RelayPolicy
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database_url import database_url
 from outbox.store.message_table import MessageStore
-from outbox.store.ordering import OrderStore
+from outbox.store.order_table import OrderStore
 from outbox.store.schema import schema_for
 from outbox.telemetry import Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox_core import Broker, connect
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.url_parts import shown_url
 from outbox_core.runtime.secret_files import read_secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """A compensator's sources, what they share, where they count, and what is to be let go of at the end."""
+    """A compensator's sources, their shared objects and metrics, and what must be closed at the end."""
 
     sources: Sequence[Source]
     gates: Gates
@@ -56,7 +56,7 @@ class Parts:
 
 
 def wire(config: CompensatorConfig, *, clock: Clock) -> Parts:
-    """Put a compensator together. Raises ConfigurationError for what cannot work."""
+    """Build a compensator's parts. Raises ConfigurationError for settings that cannot work."""
     with ExitStack() as closing:
         builder = _Builder(config, clock=clock, closing=closing)
         sources = [source for table in config.source_tables() for source in builder.sources(table)]
@@ -72,7 +72,7 @@ def wire(config: CompensatorConfig, *, clock: Clock) -> Parts:
 
 
 def service_options(config: CompensatorConfig) -> ServiceOptions:
-    """The service's part of the configuration."""
+    """The options of the service."""
     chosen = config.compensator
     return ServiceOptions(
         workers=chosen.workers,
@@ -83,7 +83,7 @@ def service_options(config: CompensatorConfig) -> ServiceOptions:
 
 
 class _Builder:
-    """Makes sources; instances and brokers that several of them name are made once."""
+    """Builds sources; database instances and brokers that several sources name are built once."""
 
     def __init__(self, config: CompensatorConfig, *, clock: Clock, closing: ExitStack) -> None:
         self._config = config
@@ -98,7 +98,7 @@ class _Builder:
         self.gates = Gates(clock=clock, random=Random(), breaker=breaker, limit=_limit(chosen.rate_limit))
 
     def sources(self, table: SourceTable) -> list[Source]:
-        """A source for each schema of an instance."""
+        """A source for each schema of a database instance."""
         url = database_url(table.url, password_file=table.password_file)
         if url not in self._engines:
             self._engines[url] = InstanceEngines(url)
@@ -110,13 +110,13 @@ class _Builder:
         engines = self._engines[url]
         actual = schema_for(engines.work.dialect, schema)
         broker_url, broker = self._broker(table)
-        shown = _shown(broker_url)
+        shown = shown_url(broker_url)
         return Source(
             source_name(url, actual, zone=table.zone),
             schema=actual,
             broker=shown,
             work=engines.work,
-            looks=engines.looks,
+            reads=engines.reads,
             batches=self._batches(engines, schema, broker),
             gate=self.gates.gate(shown, limit=_limit(table.rate_limit)),
             clock=self._clock,
@@ -131,7 +131,7 @@ class _Builder:
             store=MessageStore(dialect=engines.work.dialect, schema=schema),
             broker=broker,
             policy=RelayPolicy(keep_archive=chosen.archive),
-            options=ScanOptions(batch_rows=chosen.batch_rows, lease_ms=chosen.lease),
+            options=ClaimOptions(batch_rows=chosen.batch_rows, lease_ms=chosen.lease),
             telemetry=self._telemetry,
         )
 
@@ -166,10 +166,10 @@ class _Builder:
 
 
 def _assignment(config: CompensatorConfig, *, several: bool) -> Assignment:
-    """Leases where they are asked for, and where there are several sources to share out."""
+    """Leases if configured, and by default if there are several sources."""
     chosen = config.compensator
     if not (several if chosen.leases is None else chosen.leases):
-        return AlwaysMine()
+        return UnleasedAssignment()
     first = config.source_tables()[0]
     url = database_url(chosen.lease_url or first.url, password_file=None if chosen.lease_url else first.password_file)
     schema = chosen.lease_schema or (first.schemas[0] if first.schemas and not chosen.lease_url else None)
@@ -186,10 +186,3 @@ def _refuse_twins(sources: Sequence[Source]) -> None:
 
 def _limit(rows_per_second: float | None) -> RateOptions | None:
     return None if rows_per_second is None else RateOptions(rows_per_second=rows_per_second)
-
-
-def _shown(broker_url: str) -> str:
-    """A broker's name for people: its URL without user, password and query, which may hold secrets."""
-    parts = urlsplit(broker_url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}" if host else f"{parts.scheme}:{parts.path}"

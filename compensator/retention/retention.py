@@ -1,6 +1,6 @@
-"""Retention: deletes old archive and inbox rows, and order heads of idle keys, a small batch at a time.
+"""Retention: deletes old archive and inbox rows, and order heads of idle keys, in small batches.
 
-Nothing unsent is ever deleted by age. Every delete names rows by primary key, found by a plain read before.
+Unsent rows are never deleted by age. Every delete names rows by primary key, found by a plain read before.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection, Engine
 
-from outbox.consumers.inbox import InboxStore
+from outbox.consumers.inbox_table import InboxStore
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import database_errors, retry_conflicts
-from outbox.store.ordering import OrderStore
+from outbox.store.order_table import OrderStore
 from outbox_core.common.clock import Clock, SystemClock
-from outbox_core.runtime.evidence_watermark import JudgedGuard, Purgeable
+from outbox_core.runtime.evidence_watermark import EvidenceRetention, Purgeable
 
 T = TypeVar("T")
 
@@ -30,11 +30,11 @@ HEAD_SWEEP_EVERY_MS: Final = 60 * 60 * 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionOptions:
-    """How long evidence is kept; None is for ever. An inbox must outlive any redelivery of its messages.
+    """How long evidence is kept; None: forever. Inbox rows must be kept longer than their messages may be redelivered.
 
-    A key of an ordered topic that nothing was published for in `order_head_days` loses its head; its numbers go on from
-    above when it comes back. What `judged_file`, which reconciliation writes, says that it has not judged yet is kept
-    for up to twice as long.
+    If nothing was published for a key of an ordered topic in `order_head_days`, its head is deleted; the key's next
+    messages get higher numbers. Evidence that reconciliation has not evaluated yet, by its `judged_file`, is kept for
+    up to twice as long.
     """
 
     archive_days: float | None = None
@@ -45,7 +45,7 @@ class RetentionOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purged:
-    """How many rows a round deleted; `more`: it ended at its bound, and there is more to delete."""
+    """How many rows a round deleted; `more`: it ended at its limit, and there is more to delete."""
 
     archive_rows: int = 0
     inbox_rows: int = 0
@@ -57,7 +57,7 @@ class Purged:
 
 
 class Retention:
-    """Purges one schema. Many may run beside each other: what one has deleted, another does not find."""
+    """Purges one schema. Several may run concurrently: a row that one has deleted is not found by another."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class Retention:
         self._options = options
         self._clock = clock or SystemClock()
         judged_file = options.judged_file
-        self._judged = None if judged_file is None else JudgedGuard(judged_file, clock=self._clock)
+        self._judged = None if judged_file is None else EvidenceRetention(judged_file, clock=self._clock)
         self._heads_after: str | None = ""
         self._swept_at_ms = self._clock.monotonic_ms()
 
     def run(self, *, stopping: threading.Event | None = None) -> Purged:
-        """One round. `stopping` ends it after the batch in hand. Raises DatabaseUnavailable, SchemaMissing."""
+        """Run one round. `stopping` ends it after the current batch. Raises DatabaseUnavailable, SchemaMissing."""
         archive_us = self._age_us(self._options.archive_days, Purgeable.ARCHIVE)
         inbox_us = self._age_us(self._options.inbox_days, Purgeable.INBOX)
         archive_rows, archive_more = self._purge(self._archive.purge, archive_us, stopping)
@@ -92,7 +92,7 @@ class Retention:
         return Purged(archive_rows=archive_rows, inbox_rows=inbox_rows, order_heads=heads, more=more)
 
     def _age_us(self, days: float | None, evidence: Purgeable) -> int | None:
-        """From which age on evidence goes; None: never."""
+        """The age from which evidence is deleted; None: never."""
         if days is None or self._judged is None:
             return None if days is None else int(days * DAY_US)
         return self._judged.age_ms(evidence, keep_ms=int(days * DAY_US) // 1000) * 1000
@@ -100,7 +100,7 @@ class Retention:
     def _purge(
         self, purge: Callable[..., int], older_than_us: int | None, stopping: threading.Event | None
     ) -> tuple[int, bool]:
-        """How many rows went, and whether there are more."""
+        """Returns how many rows were deleted, and whether there are more."""
         if older_than_us is None:
             return 0, False
         total = 0
@@ -114,7 +114,7 @@ class Retention:
         return total, True
 
     def _sweep_heads(self, stopping: threading.Event | None) -> tuple[int, bool]:
-        """All heads are looked at once an hour, key by key; a sweep goes on where the last round left it."""
+        """Scans all heads once an hour, in key order; a round continues where the last one ended."""
         days, total = self._options.order_head_days, 0
         if days is None or not self._sweep_is_due():
             return 0, False
@@ -139,7 +139,7 @@ class Retention:
         return True
 
     def _batch(self, purge: Callable[..., T], **arguments: object) -> T:
-        """One short transaction; again where another one was in its way."""
+        """Run one short transaction, and retry it after a conflict with another one."""
 
         def transaction() -> T:
             connection: Connection

@@ -1,1 +1,1 @@
-"""Workers that take turns of sources, periodic work beside them, health and metrics."""
+"""The service: workers that run turns of sources, periodic work, health and metrics."""

@@ -1,7 +1,7 @@
-"""What the compensator tells Prometheus. Names by convention; it counts what it is told, and asks nobody.
+"""Prometheus metrics of the compensator. It counts what its callers report, and queries nothing itself.
 
-Labels are bounded: sources and brokers by the configuration, topics by TOPICS_MAX. Series of a source that is another's
-now go away, so that a stale figure raises no alarm.
+Labels are bounded: sources and brokers by the configuration, topics by TOPICS_MAX. Series of a source that another
+instance serves now are removed, so that a stale figure raises no alarm.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class CompensatorMetrics:
         )  # fmt: skip
         self._begin_at_zero()
 
-    def passed(self, source: str, turn: TurnReport, *, seconds: float, now_seconds: float) -> None:
-        """A turn ended, well or by the broker's outage."""
+    def record_turn(self, source: str, turn: TurnReport, *, seconds: float, now_seconds: float) -> None:
+        """Record a turn that ended without an error, or by the broker's outage."""
         report = turn.report
         held = isinstance(turn.outcome, HeldBack) and not report.batches
         self._scans.labels("outage" if report.outage else "held" if held else "ok").inc()
@@ -80,43 +80,43 @@ class CompensatorMetrics:
             if not turn.pending:
                 self._pending.labels(source).set(0)
 
-    def failed(self, source: str) -> None:
-        """A turn ended by an error."""
+    def record_failed_turn(self, source: str) -> None:
+        """Record a turn that ended by an error."""
         del source
         self._scans.labels("error").inc()
 
-    def stands(self, source: str, counts: SourceCounts) -> None:
-        """How a source's tables stand."""
+    def set_counts(self, source: str, counts: SourceCounts) -> None:
+        """Set the gauges of a source's tables."""
         self._pending.labels(source).set(counts.pending)
         self._parked.labels(source).set(counts.parked)
 
-    def purged(self, purged: Purged) -> None:
-        """A round of retention ended."""
+    def record_purge(self, purged: Purged) -> None:
+        """Record a round of retention."""
         self._purged.labels("archive").inc(purged.archive_rows)
         self._purged.labels("inbox").inc(purged.inbox_rows)
         self._purged.labels("order_head").inc(purged.order_heads)
 
-    def chore_failed(self, chore: str) -> None:
-        """A beat, a gauge or a round of retention ended by an error."""
+    def record_chore_failure(self, chore: str) -> None:
+        """Record a beat, a count or a round of retention that ended by an error."""
         self._chores.labels(chore).inc()
 
-    def beat(self, *, failed: int, sources: int) -> None:
-        """A beat ended; `failed`: how many in a row found no answer. What was ours stays ours then."""
+    def record_beat(self, *, failed: int, sources: int) -> None:
+        """Record a beat; `failed`: how many in a row failed. The assignment does not change then."""
         self._sources.set(sources)
         self._failed_beats.set(failed)
         if failed:
-            self.chore_failed("beat")
+            self.record_chore_failure("beat")
 
-    def serves(self, sources: Mapping[str, bool]) -> None:
-        """Which sources are this instance's now; the others' series go away, but for their 0 of leadership."""
+    def set_served(self, sources: Mapping[str, bool]) -> None:
+        """Set which sources this instance serves; series of others are removed; their compensator_leader is 0."""
         for source, ours in sources.items():
             if not ours:
                 for gauge in self._by_source:
                     gauge.remove_by_labels({"source": source})
             self._leader.labels(source).set(1 if ours else 0)
 
-    def breaker(self, broker: str, state: BreakerState) -> None:
-        """A broker's breaker has changed."""
+    def set_breaker(self, broker: str, state: BreakerState) -> None:
+        """Record a change of a broker's breaker."""
         self._breaker.labels(broker).set(1 if state in {BreakerState.OPEN, BreakerState.HALF_OPEN} else 0)
 
     def _begin_at_zero(self) -> None:

@@ -1,7 +1,7 @@
-"""Work that is done again and again beside the turns: beats, gauges, retention. When, and in which thread; not what.
+"""Runs periodic work: beats, gauges, retention. Decides when and in which thread; the work itself is elsewhere.
 
-A chore runs at its interval, one at a time for each chore, and never ends for an error. A clock that is stepped back
-would leave the scheduler waiting for a time that was: mind_clock() notices, and lets every chore run at once.
+A chore runs at its interval, never twice at the same time, and goes on after an error. After the clock was stepped back
+the scheduler would wait for a time that has already passed: mind_clock() detects this, and runs every chore at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _JITTER: Final = 0.1
 
 
 class Chores:
-    """A scheduler and what it is to do. start() and stop() are idempotent."""
+    """A scheduler and its jobs. start() and stop() are idempotent."""
 
     def __init__(
         self, *, clock: Clock, failed: Callable[[str], None], scheduler: BackgroundScheduler | None = None
     ) -> None:
-        """`failed` is told the name of a chore that ended by an error. `scheduler`: one that has not begun and that
-        nobody else gives work, started and shut down with the chores; by default one in UTC.
+        """`failed` is called with the name of a chore that ended by an error. `scheduler`: one that is not started and
+        has no other jobs, started and shut down with the chores; by default one in UTC.
         """
         self._clock = clock
         self._failed = failed
@@ -42,7 +42,7 @@ class Chores:
         self._offset_ms = self._offset()
 
     def add(self, name: str, work: Callable[[], None], *, every_ms: int) -> None:
-        """Do this every so often, with some jitter, the first time at once."""
+        """Run `work` every `every_ms`, with some jitter, the first time at once."""
         seconds = every_ms / 1_000
         self._scheduler.add_job(
             lambda: self._do(name, work),
@@ -55,12 +55,12 @@ class Chores:
         )
 
     def start(self) -> None:
-        """Begin."""
+        """Start the scheduler."""
         if not self._scheduler.running:
             self._scheduler.start()
 
     def stop(self, *, timeout_ms: int) -> bool:
-        """Begin nothing more; True when what ran has ended in time."""
+        """Start no more work; True if running work has ended in time."""
         with self._changed:
             self._stopping = True
             ended = self._changed.wait_for(lambda: not self._running, timeout_ms / 1_000)
@@ -69,7 +69,7 @@ class Chores:
         return ended
 
     def mind_clock(self) -> None:
-        """Where the wall clock was stepped, let every chore run now and count its interval from there."""
+        """If the wall clock was stepped, run every chore now and count its interval from there."""
         offset_ms = self._offset()
         if abs(offset_ms - self._offset_ms) < STEP_MS:
             return
@@ -91,7 +91,7 @@ class Chores:
         except OutboxError as error:
             logger.warning("chore_failed", extra={"chore": name, "error": str(error)})
             self._failed(name)
-        except Exception:  # the thread boundary: the next one must come, whatever this one met
+        except Exception:  # the thread boundary: the next run must come, whatever this one raised
             logger.exception("chore_failed", extra={"chore": name})
             self._failed(name)
         finally:

@@ -1,7 +1,6 @@
-"""The compensator as a service: workers that take turns of sources, periodic work beside them, an orderly stop.
+"""The compensator as a service: workers that run turns of sources, periodic work, an orderly stop.
 
-When a source has its turn is decided by work.source_schedule and admission.circuit_breaker; what a turn does is
-work.work_slice.
+work.source_schedule and admission.circuit_breaker decide when a source has its turn; work.work_slice executes it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Final
 
 from compensator.admission.circuit_breaker import BreakerState
 from compensator.admission.gate import Gates
-from compensator.assignment import AlwaysMine, Assignment
-from compensator.service.health import Health, Seen, judge
+from compensator.assignment import Assignment, UnleasedAssignment
+from compensator.service.health import Health, HealthSnapshot, health_of
 from compensator.service.metrics import CompensatorMetrics
 from compensator.service.periodic_work import Chores
 from compensator.service.source_upkeep import Upkeep, UpkeepOptions
@@ -33,14 +32,14 @@ STALE_AFTER_IDLES: Final = 3
 STALE_AFTER_MS_MIN: Final = 10_000
 STALE_AFTER_BEATS: Final = 15
 STUCK_AFTER_MS: Final = 15 * 60 * 1_000
-"""A turn is bounded by time-outs far below this; a process whose every worker is past it will not recover by itself."""
+"""Time-outs bound a turn far below this; a process all of whose workers exceed it will not recover by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """How many sources are served at once, how each is paced, and how long a stop may take.
+    """How many sources are served concurrently, how each is paced, and how long a stop may take.
 
-    `suspects_max`: how many workers may be with sources that failed last time; by default a quarter of them.
+    `suspects_max`: how many workers may serve sources whose last turn failed; by default a quarter of them.
     """
 
     workers: int = 4
@@ -69,7 +68,7 @@ class CompensatorService:
         self._options = options
         self._metrics = metrics
         self._gates = gates
-        self._assignment = assignment or AlwaysMine()
+        self._assignment = assignment or UnleasedAssignment()
         self._clock = clock or SystemClock()
         self._sources = {source.name: source for source in sources}
         self._turns = {source.name: Turns(source, options=options.turn, clock=self._clock) for source in sources}
@@ -86,19 +85,19 @@ class CompensatorService:
         ]
         self._started = False
         self._stopped: bool | None = None
-        self._chores = Chores(clock=self._clock, failed=metrics.chore_failed)
+        self._chores = Chores(clock=self._clock, failed=metrics.record_chore_failure)
         self._upkeep = Upkeep(metrics, options=options.upkeep, clock=self._clock, stopping=self._stopping)
         gates.listen(self._breaker_changed)
 
-    # -- the outside -------------------------------------------------------------------------------------------------
+    # -- public methods ----------------------------------------------------------------------------------------------
 
     @property
     def chores(self) -> Chores:
-        """Where an entry point may add what is to be done beside the turns. Before start()."""
+        """The periodic work, to which an entry point may add more. Before start()."""
         return self._chores
 
     def start(self) -> None:
-        """Begin: every source that is ours has its first turn at once. Raises UsageError where leases cannot work."""
+        """Start: every source of this instance has its first turn at once. Raises UsageError if leases cannot work."""
         if self._started:
             return
         self._beat()
@@ -115,19 +114,19 @@ class CompensatorService:
             worker.start()
 
     def stop(self) -> bool:
-        """Let the batches in hand end, claim nothing more, give leases up; True when that was done in time."""
+        """Finish the batches in progress, claim no more, release the leases; True if that was done in time."""
         if self._stopped is None:
             self._stopped = self._stop()
         return self._stopped
 
     def health(self) -> Health:
-        """How it is: see compensator.service.health."""
+        """The health checks and their results, see compensator.service.health."""
         now_ms = self._clock.monotonic_ms()
         with self._changed:
             failing = sorted(name for name in self._mine if self._queue.failures(name))
         idle_ms = max(self._options.pacing.idle_ms, self._options.pacing.interval_ms)
-        return judge(
-            Seen(
+        return health_of(
+            HealthSnapshot(
                 stopping=self._stopping.is_set(),
                 sources=len(self._sources),
                 ours=len(self._mine),
@@ -143,7 +142,7 @@ class CompensatorService:
         )
 
     def alive(self) -> bool:
-        """Whether the process is worth keeping: not all workers are dead or stuck. Asks no database."""
+        """Whether any worker is neither dead nor stuck, for liveness probes. Reads no database."""
         now_ms = self._clock.monotonic_ms()
         with self._changed:
             stuck = sum(now_ms - began_ms > STUCK_AFTER_MS for began_ms in self._began_ms.values())
@@ -161,7 +160,7 @@ class CompensatorService:
             self._chores.mind_clock()
 
     def _next(self) -> str | None:
-        """The source whose turn it is; waits for one. None: the service stops."""
+        """Wait for the next source whose turn it is. None: the service stops."""
         with self._changed:
             while not self._stopping.is_set():
                 now_ms = self._clock.monotonic_ms()
@@ -179,24 +178,24 @@ class CompensatorService:
         try:
             turn = self._turns[name].take(going_on=lambda: name in self._mine and not self._stopping.is_set())
         except OutboxError as error:
-            self._metrics.failed(name)
+            self._metrics.record_failed_turn(name)
             logger.warning("turn_failed", extra={"source": name, "error": str(error)})
             return Failed()
-        except Exception:  # the thread boundary: the next turn must come, whatever this one met
-            self._metrics.failed(name)
+        except Exception:  # the thread boundary: the next turn must come, whatever this one raised
+            self._metrics.record_failed_turn(name)
             logger.exception("turn_failed", extra={"source": name})
             return Failed()
         self._last_success_ms = self._clock.monotonic_ms()
         seconds = (self._last_success_ms - began_ms) / 1_000
-        self._metrics.passed(name, turn, seconds=seconds, now_seconds=self._clock.now_ms() / 1_000)
+        self._metrics.record_turn(name, turn, seconds=seconds, now_seconds=self._clock.now_ms() / 1_000)
         if turn.report.claimed:
             self._upkeep.busy(name)
             _log_turn(name, turn)
         return turn.outcome
 
     def _breaker_changed(self, broker: str, state: BreakerState) -> None:
-        """All sources of the broker ask again at once, instead of when they were told to: that costs no query."""
-        self._metrics.breaker(broker, state)
+        """Give all sources of the broker a turn at once, ahead of schedule: that costs no query."""
+        self._metrics.set_breaker(broker, state)
         with self._changed:
             concerned = [name for name, source in self._sources.items() if source.broker == broker]
             self._queue.hasten(concerned, now_ms=self._clock.monotonic_ms())
@@ -212,22 +211,22 @@ class CompensatorService:
                 return
             changed = mine != self._mine or not self._started
             self._mine = mine
-            if not failed:  # else it keeps what it has, but it has not been heard
+            if not failed:  # else the instance keeps its sources, but the beat did not succeed
                 self._last_beat_ms = now_ms
             if not failed and not mine:
-                self._last_success_ms = now_ms  # a stand-by is well as long as it beats
+                self._last_success_ms = now_ms  # a stand-by is healthy as long as its beats succeed
             self._queue.keep(sorted(mine), now_ms=now_ms)
             self._changed.notify_all()
-        self._metrics.beat(failed=failed, sources=len(mine))
+        self._metrics.record_beat(failed=failed, sources=len(mine))
         if changed:
-            self._metrics.serves({name: name in mine for name in self._sources})
+            self._metrics.set_served({name: name in mine for name in self._sources})
 
     def _well(self) -> list[Source]:
-        """Our sources whose database answers."""
+        """Sources of this instance whose last turn did not fail."""
         with self._changed:
             return [self._sources[name] for name in sorted(self._mine) if not self._queue.failures(name)]
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- stopping --------------------------------------------------------------------------------------------------
 
     def _stop(self) -> bool:
         ends_ms = SystemClock().monotonic_ms() + self._options.stop_timeout_ms
@@ -247,7 +246,7 @@ class CompensatorService:
 
 
 def _left_ms(ends_ms: int) -> int:
-    """Stopping goes by the machine's clock, whatever clock the turns go by."""
+    """Returns the time left, by the machine's clock, whatever clock the turns use."""
     return max(0, ends_ms - SystemClock().monotonic_ms())
 
 

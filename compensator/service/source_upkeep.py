@@ -1,4 +1,4 @@
-"""What is done for sources beside their turns: counting for the gauges, and retention. Not the schedule."""
+"""Periodic work on sources: counts for the gauges, and retention. The schedule is elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepOptions:
-    """How often rows are counted - seldom where nothing was found since - and how often old evidence is deleted."""
+    """Intervals of counting rows (a longer one if no rows were found since) and of deleting old evidence."""
 
     gauges_ms: int = 60_000
     gauges_idle_ms: int = 300_000
@@ -26,7 +26,7 @@ class UpkeepOptions:
 
 
 class Upkeep:
-    """The chores of many sources, one source after the other: one that is out must not keep the others from it."""
+    """Upkeep of many sources, one after the other: one whose database is unavailable must not block the others."""
 
     def __init__(
         self, metrics: CompensatorMetrics, *, options: UpkeepOptions, clock: Clock, stopping: threading.Event
@@ -39,11 +39,11 @@ class Upkeep:
         self._busy: set[str] = set()
 
     def busy(self, source: str) -> None:
-        """Rows were found there: it is worth counting sooner."""
+        """Record that rows were found in a source: it is counted sooner."""
         self._busy.add(source)
 
     def count(self, sources: Iterable[Source]) -> None:
-        """Count the rows of those whose time it is."""
+        """Count the rows of those sources whose count is due."""
         for source in sources:
             if self._stopping.is_set():
                 return
@@ -51,7 +51,7 @@ class Upkeep:
                 self._count(source)
 
     def retain(self, sources: Iterable[Source]) -> None:
-        """Delete old evidence, a round of each in turn, until none has more to delete."""
+        """Delete old evidence, one round of each source in turn, until none has more to delete."""
         left = [source for source in sources if source.retention is not None]
         while left and not self._stopping.is_set():
             left = [source for source in left if self._retain(source)]
@@ -65,12 +65,12 @@ class Upkeep:
         self._counted_at_ms[source.name] = self._clock.monotonic_ms()
         self._busy.discard(source.name)
         try:
-            self._metrics.stands(source.name, source.counts())
+            self._metrics.set_counts(source.name, source.counts())
         except OutboxError as error:
             logger.warning("count_failed", extra={"source": source.name, "error": str(error)})
 
     def _retain(self, source: Source) -> bool:
-        """One round; whether there is more to delete."""
+        """Run one round; returns whether there is more to delete."""
         if source.retention is None or self._stopping.is_set():
             return False
         try:
@@ -78,7 +78,7 @@ class Upkeep:
         except OutboxError as error:
             logger.warning("retention_failed", extra={"source": source.name, "error": str(error)})
             return False
-        self._metrics.purged(purged)
+        self._metrics.record_purge(purged)
         if purged:
             logger.info(
                 "retention_done",

@@ -1,1 +1,1 @@
-"""The work on one source: which tables have due rows, claim, send, settle, batch after batch."""
+"""The work on one source: find tables with due rows; claim, send and settle batches."""

@@ -1,4 +1,4 @@
-"""How many rows of unknown size to read at once, so that their bodies stay within a bound. It decides only."""
+"""Decides how many rows of unknown size to read at once, so that their bodies stay within a limit. No I/O."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Final
 from outbox.store.row import OutboxRow
 
 BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Bodies of one batch; a single row may have half of that."""
+"""Limit of the bodies of one batch; a single row's body may have half of that."""
 FIRST_ROWS: Final = 32
-"""Rows that are read before anything is known of their size."""
+"""Rows that are read first, before their size is known."""
 
 
 class BatchBytes:
-    """Learns how large a source's bodies are. One that guesses wrong once guesses right from then on."""
+    """Estimates the size of a source's bodies from the rows that were read."""
 
     def __init__(self, *, bytes_max: int = BATCH_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._row_bytes: float | None = None
 
     def rows(self, so_far: Sequence[OutboxRow], *, rows_max: int) -> int:
-        """How many more rows to read into a batch that has these; 0: it is full."""
+        """How many more rows to read into a batch that has `so_far`; 0: it is full."""
         room = rows_max - len(so_far)
         if not so_far:
             known = self._row_bytes
@@ -31,7 +31,7 @@ class BatchBytes:
         return self._fitting(room, mean, self._bytes_max - taken, least=0)
 
     def learn(self, rows: Sequence[OutboxRow]) -> None:
-        """These were read: what is large is believed at once, what is small by and by."""
+        """Update the estimate from rows that were read: at once if they are larger, gradually if they are smaller."""
         if rows:
             mean = sum(len(row.body) for row in rows) / len(rows)
             self._row_bytes = max(mean, 0.75 * (self._row_bytes or 0))

@@ -1,6 +1,6 @@
-"""Batches over one schema's message tables: claim what is due, send it, settle it. No schedule, no loop, no threads.
+"""Claims batches of due rows of one schema's message tables, sends and settles them. No schedule, loop or threads.
 
-A batch is filled from as many tables as it takes, so that a thousand tables with a row each are not a thousand batches.
+A batch is filled from as many tables as needed, so that a thousand tables with a row each do not make as many batches.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine
 
-from compensator.core.batch_totals import PassReport
+from compensator.core.batch_totals import BatchTotals
 from compensator.work.batch_size import BatchBytes
-from compensator.work.poison_rows import CarefulRelay, Sent
+from compensator.work.poison_rows import IsolatingRelay, Sent
 from outbox.delivery.key_waves import PARKED_DELAY_MS, runs
 from outbox.delivery.relay import Relay, RelayPolicy
 from outbox.store.database import database_errors, retry_conflicts
 from outbox.store.message_table import DueRows, MessageStore
-from outbox.store.ordering import Barrier
+from outbox.store.order_table import Barrier
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowState
 from outbox.store.table_placement import MessageTable
@@ -32,22 +32,22 @@ from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.ids import new_token
 
 HELD_ROWS_MAX: Final = 1_000
-"""A claim ends once it has put so many rows behind others, though it may have found none to send."""
+"""A claim ends once it has postponed so many rows behind older ones, even if it has found none to send."""
 BEHIND_STEP_US: Final = 100_000
-"""What waits for an older message that is put off comes so much later than that at most."""
+"""A row that waits for a postponed older message becomes due at most so much later than that message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanOptions:
-    """How much is claimed at once, and for how long a claim holds."""
+class ClaimOptions:
+    """How many rows are claimed at once, and how long their lease is."""
 
     batch_rows: int = 200
     lease_ms: int = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """A message table, and the due time from which on there may be rows to claim: nothing is left before it."""
+class TableScan:
+    """A message table, and the due time from which it is scanned: no rows remain to be claimed before it."""
 
     table: str
     from_us: int = 0
@@ -55,26 +55,26 @@ class Walk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """Rows that are ours by this token; the table that was claimed from last, and where there may be more. `held` rows
-    were due and not claimed: they wait for an older message of their key.
+    """Rows leased by this token; the table that was claimed from last, and where there may be more. `held` rows were
+    due and not claimed: they wait for an older message of their key.
     """
 
     rows: Sequence[OutboxRow]
     token: str
     last_table: str
-    walks_left: Sequence[Walk]
+    scans_left: Sequence[TableScan]
     held: int = 0
 
     @property
     def topics(self) -> Counter[str]:
-        """How many rows there are of each topic."""
+        """The number of rows of each topic."""
         return Counter(row.topic for row in self.rows)
 
 
 class Batches:
     """The steps of one source's batches. Safe in any thread.
 
-    Any number of these may run beside each other: a row belongs to whose claim came first.
+    Any number of these may run concurrently: a row belongs to the first claim.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Batches:
         store: MessageStore,
         broker: Broker,
         policy: RelayPolicy,
-        options: ScanOptions,
+        options: ClaimOptions,
         telemetry: Telemetry = NO_TELEMETRY,
     ) -> None:
         """`engine` should come from outbox.store.database.background_engine: READ COMMITTED, a pool of its own.
@@ -96,7 +96,7 @@ class Batches:
         self._lease_us = options.lease_ms * 1_000
         self._bytes = BatchBytes()
         self._in_hand: dict[str, Mapping[str, Collection[str]]] = {}
-        """By token and order key, what is claimed and not settled: what is claimed after it is sent after it, too."""
+        """By token and order key, rows claimed and not settled. Batches are sent in the order of their claims."""
         random = Random()
         relay = Relay(
             engine=engine,
@@ -107,36 +107,36 @@ class Batches:
             telemetry=telemetry,
             path=SendPath.COMPENSATOR,
         )
-        self._relay = CarefulRelay(relay, engine=engine, store=store, policy=policy, random=random)
+        self._relay = IsolatingRelay(relay, engine=engine, store=store, policy=policy, random=random)
 
-    def claim(self, walks: Sequence[Walk], *, rows_max: int) -> Claimed:
-        """Claim up to `rows_max` due rows along these walks, the first table's first; fewer where bodies are large.
+    def claim(self, scans: Sequence[TableScan], *, rows_max: int) -> Claimed:
+        """Claim up to `rows_max` due rows of these tables, the first table's first; fewer if bodies are large.
 
-        Raises DatabaseUnavailable, SchemaMissing. What was claimed by then comes back when its lease ends.
+        Raises DatabaseUnavailable, SchemaMissing. Rows claimed by then become due again when their lease ends.
         """
         token = new_token()
-        left, table, held = deque(walks), "", 0
+        left, table, held = deque(scans), "", 0
         rows: list[OutboxRow] = []
-        # One connection, back in its pool before anything is sent: none is held across the network.
+        # One connection, returned to its pool before anything is sent: none is held during network I/O.
         with database_errors(self._engine.url), self._engine.connect() as connection:
             while left and held < HELD_ROWS_MAX and (asked := self._bytes.rows(rows, rows_max=rows_max)):
-                walk = left.popleft()
-                table = walk.table
-                found, free = self._free(connection, walk, limit=asked, claimed=rows)
-                rows += self._claim(connection, walk, free, token=token)
+                scan = left.popleft()
+                table = scan.table
+                found, free = self._free(connection, scan, limit=asked, claimed=rows)
+                rows += self._claim(connection, scan, free, token=token)
                 held += len(found.rows) - len(free)
                 if len(found.rows) == asked:  # else it has no more
-                    left.appendleft(replace(walk, from_us=found.last_due_us))
+                    left.appendleft(replace(scan, from_us=found.last_due_us))
         if left and left[0].table == table:
-            left.rotate(-1)  # it may have more; the other tables come first
+            left.rotate(-1)  # the table may have more; the other tables come first
         self._bytes.learn(rows)
         if ids := _ids_by_key(rows):
             self._in_hand[token] = ids
-        return Claimed(rows=rows, token=token, last_table=table, walks_left=tuple(left), held=held)
+        return Claimed(rows=rows, token=token, last_table=table, scans_left=tuple(left), held=held)
 
     def send(self, claimed: Claimed, *, accepted: Mapping[str, Collection[str]]) -> Sent:
-        """Send claimed rows; `accepted` as in Relay.send. Nothing is written down yet but for rows that failed in an
-        unforeseen way. Raises DatabaseUnavailable.
+        """Send claimed rows; `accepted` as in Relay.send. Writes no results yet, except for rows that failed with an
+        unforeseen error. Raises DatabaseUnavailable.
         """
         try:
             return self._relay.send(claimed.rows, token=claimed.token, accepted=accepted)
@@ -144,41 +144,41 @@ class Batches:
             self._in_hand.pop(claimed.token, None)
             raise
 
-    def settle(self, sent: Sent) -> PassReport:
-        """Write down what became of rows. Raises DatabaseUnavailable: then they are sent again when the lease ends."""
+    def settle(self, sent: Sent) -> BatchTotals:
+        """Write the results of rows. Raises DatabaseUnavailable: then they are sent again when the lease ends."""
         try:
             return self._relay.settle(sent)
         finally:
             self._in_hand.pop(sent.token, None)
 
     def release(self, claimed: Claimed, *, error: BrokerError | None) -> None:
-        """Give rows back that are not going to be sent now; no attempt of theirs. Raises DatabaseUnavailable."""
+        """Release rows that will not be sent now, without using up an attempt. Raises DatabaseUnavailable."""
         self._in_hand.pop(claimed.token, None)
         if claimed.rows:
             self._relay.release(claimed.rows, error, token=claimed.token)
 
     def _free(
-        self, connection: Connection, walk: Walk, *, limit: int, claimed: Sequence[OutboxRow]
+        self, connection: Connection, scan: TableScan, *, limit: int, claimed: Sequence[OutboxRow]
     ) -> tuple[DueRows, Sequence[OutboxRow]]:
-        """The rows that are due on a walk, and those of them that may be claimed."""
-        store = self._store_of(walk)
+        """Returns the due rows of a table, and those of them that may be claimed."""
+        store = self._store_of(scan)
         with connection.begin():
-            due = store.due_rows(connection, limit=limit, from_us=walk.from_us)
+            due = store.due_rows(connection, limit=limit, from_us=scan.from_us)
         return due, self._without_held(connection, store, due.rows, claimed=claimed)
 
     def _claim(
-        self, connection: Connection, walk: Walk, free: Sequence[OutboxRow], *, token: str
+        self, connection: Connection, scan: TableScan, free: Sequence[OutboxRow], *, token: str
     ) -> Sequence[OutboxRow]:
-        """Those of the rows that are ours now.
+        """Claim rows; returns those that were claimed.
 
-        They were read whole before they are ours: where all could be claimed, as mostly, that saves reading them again.
+        They were read with their bodies before the claim: if all were claimed, as is usual, they are not read again.
         """
         if not free:
             return []
-        return retry_conflicts(partial(self._take, connection, self._store_of(walk), free, token=token))
+        return retry_conflicts(partial(self._take, connection, self._store_of(scan), free, token=token))
 
-    def _store_of(self, walk: Walk) -> MessageStore:
-        return self._store.at(MessageTable(self._store.table.schema, walk.table))
+    def _store_of(self, scan: TableScan) -> MessageStore:
+        return self._store.at(MessageTable(self._store.table.schema, scan.table))
 
     def _without_held(
         self,
@@ -188,10 +188,10 @@ class Batches:
         *,
         claimed: Sequence[OutboxRow],
     ) -> Sequence[OutboxRow]:
-        """The due rows without those of ordered keys that an older message holds up for certain. They go behind it, by
-        one statement for many, and are not claimed: after an outage due times say little of a key's order.
+        """Returns the due rows without those of ordered keys that must wait for an older message. Those are postponed
+        behind it, many by one statement, and not claimed: after an outage, due times do not follow a key's order.
 
-        An older one that somebody has leased may be sent by the time that ours are: those are claimed.
+        An older message that is leased may have been sent by the time these are: rows behind it are claimed.
         """
         ordered = runs((row for row in (*claimed, *due) if row.order_key is not None), accepted=self._claimed_before())
         if not ordered:
@@ -220,7 +220,7 @@ class Batches:
     ) -> int:
         first_seq = min(row.order_seq or 0 for row in rows)
         with connection.begin():
-            return store.put_behind(connection, [row.id for row in rows], due_at_us=due_at_us, first_seq=first_seq)
+            return store.postpone(connection, [row.id for row in rows], due_at_us=due_at_us, first_seq=first_seq)
 
     def _take(
         self, connection: Connection, store: MessageStore, due: Sequence[OutboxRow], *, token: str
@@ -239,8 +239,8 @@ def _holds(barrier: Barrier, row: OutboxRow) -> bool:
 
 
 def _behind_us(barriers: Mapping[str, Barrier]) -> dict[str, int]:
-    """By key, the due time that what waits for its older message gets: right behind that. Few different ones, so that
-    few statements say them.
+    """By key, the new due time of rows that wait for an older message: right behind it. Few distinct times, so that few
+    statements are needed.
     """
     last_due_us = max((one.due_at_us for one in barriers.values() if one.due_in_us <= 0), default=0)
     return {key: _one_behind_us(one, last_due_us=last_due_us) for key, one in barriers.items()}

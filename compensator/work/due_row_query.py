@@ -1,9 +1,8 @@
-"""Which of a schema's message tables have due rows, asked by one statement for all of them. It claims nothing.
+"""Queries which of a schema's message tables have due rows, by one statement for all of them. Claims nothing.
 
-It reads one row a table: the pending one that falls due first, from a given due time on (low_water_mark.py says which)
-and up to some time ahead. So it costs the same however long the backlog is, it says which table waits longest, and
-until when there is nothing to do: a row's due time is written when the row is, one lease or one backoff ahead, long
-before it comes.
+It reads one row a table: the pending one that falls due first, from a given due time on (see low_water_mark.py) and up
+to some time ahead. So its cost does not depend on the backlog, it returns which table waits longest, and until when
+there is nothing to do: a row's due time is written with the row, one lease or one backoff ahead, long before it comes.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from outbox.store.schema import RowState, along_due_index
 
 MYSQL_TABLES_A_STATEMENT: Final = 2_048
 SQLITE_TABLES_A_STATEMENT: Final = 400
-"""SQLite takes 500 SELECTs in a compound at most."""
+"""SQLite permits at most 500 SELECTs in a compound."""
 COUNTED_TABLES_A_STATEMENT: Final = 256
 _PENDING: Final = literal_column(f"'{RowState.PENDING.value}'", String())
 _NO_TABLE: Final = -1
@@ -49,8 +48,8 @@ _EVER_US: Final = 10**17
 
 @dataclass(frozen=True, slots=True)
 class TableDue:
-    """A message table with pending rows: when the first of them falls due, and in how long (negative: since when it
-    is).
+    """A message table with pending rows: when the first of them falls due, and in how long (negative: how long it has
+    been due).
     """
 
     table: str
@@ -59,10 +58,10 @@ class TableDue:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a look saw: the database's clock, and the tables that have pending rows, the longest due first.
+class DuePoll:
+    """Result of a poll: the database's clock, and the tables that have pending rows, the longest due first.
 
-    `whole`: it looked at all rows, whenever they fall due.
+    `whole`: the poll covered all rows, whatever their due time.
     """
 
     now_us: int
@@ -72,7 +71,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class TableCounts:
-    """How many rows of a message table are pending and parked, each counted up to a bound."""
+    """How many rows of a message table are pending and parked, each counted up to a limit."""
 
     table: str
     pending: int
@@ -80,39 +79,39 @@ class TableCounts:
 
 
 class DueTables:
-    """The statements for one set of message tables, compiled once: SQLAlchemy would walk a thousand SELECTs each time.
+    """The statements for one set of message tables, compiled once: SQLAlchemy would visit a thousand SELECTs each time.
 
-    Stateless after that, so safe in any thread. It opens no connection and commits nothing.
+    Stateless after that, so safe in any thread. Opens no connection and commits nothing.
     """
 
     def __init__(self, *, dialect: Dialect, schema: str | None, tables: Sequence[str]) -> None:
-        """`schema`: as it applies on the dialect, None on SQLite."""
+        """`schema`: in the form of the dialect, None on SQLite."""
         self.tables = tuple(tables)
         self._dialect = dialect
         self._schema = schema
         self._tables_max = SQLITE_TABLES_A_STATEMENT if dialect.name == "sqlite" else MYSQL_TABLES_A_STATEMENT
-        self._looks = self._look_statements()
+        self._polls = self._poll_statements()
         self._counts: list[str] = []
         self._counted_up_to = 0
 
-    def look(self, connection: Connection, *, from_us: Mapping[str, int] = _EVERYWHERE, ahead_us: int = 0) -> Look:
-        """The tables that have pending rows that fall due at `from_us` or later, where that is given for a table, and
-        so long from now at the latest; without `from_us`, all rows are looked at. One statement, no lock.
+    def poll(self, connection: Connection, *, from_us: Mapping[str, int] = _EVERYWHERE, ahead_us: int = 0) -> DuePoll:
+        """Returns the tables with pending rows that fall due at `from_us` or later, if given for a table, and at the
+        latest `ahead_us` from now; without `from_us`, all rows are covered. One statement, no lock.
         """
         values: dict[str, object] = {
             _parameter(number): from_us.get(name, 0) for number, name in enumerate(self.tables)
         }
         values["ahead_us"] = ahead_us if from_us else _EVER_US
         clocks, due = list[int](), list[TableDue]()
-        for statement in self._looks:
+        for statement in self._polls:
             found = {int(number): int(us) for number, us, _ in map(tuple[Any, ...], statement.run(connection, values))}
             clocks.append(clock := found.pop(_NO_TABLE))
             due += [TableDue(self.tables[number], us, us - clock) for number, us in found.items()]
         due.sort(key=lambda one: (one.due_in_us, one.table))
-        return Look(min(clocks, default=0), due, whole=not from_us)
+        return DuePoll(min(clocks, default=0), due, whole=not from_us)
 
     def count(self, connection: Connection, *, rows_max: int) -> list[TableCounts]:
-        """The tables' rows by state, each counted up to `rows_max`: never a walk over millions."""
+        """Count the tables' rows by state, each up to `rows_max`: never a scan of millions."""
         if self._counted_up_to != rows_max:
             tables_max = min(COUNTED_TABLES_A_STATEMENT, self._tables_max)
             self._counts = self._statements(partial(_count, rows_max=rows_max), tables_max)
@@ -124,14 +123,14 @@ class DueTables:
         ]
 
     def _statements(self, build: Callable[[int, FromClause], Select[Any]], tables_max: int) -> list[str]:
-        """One SELECT a table, so many of them in a statement, as text without parameters."""
+        """One SELECT a table, at most `tables_max` in a statement, as text without parameters."""
         return [
             str(union_all(*parts).compile(dialect=self._dialect, compile_kwargs={"literal_binds": True}))
             for parts in self._parts(build, tables_max)
         ]
 
-    def _look_statements(self) -> list[Hinted]:
-        """As above, with a parameter for each table; one more SELECT says what time it is."""
+    def _poll_statements(self) -> list[Hinted]:
+        """Like _statements(), with a parameter for each table; one more SELECT returns the database's time."""
         now = now_us(self._dialect)
         clock: Any = select(literal_column(str(_NO_TABLE)).label("n"), now.label("due"), literal_column("0").label("t"))
         hinted, plain = (
@@ -153,12 +152,12 @@ class DueTables:
         return [parts[first : first + tables_max] for first in range(0, len(parts), tables_max)]
 
     def _part(self, number: int, one: Select[Any]) -> Any:
-        # MySQL would write each sub-query of FROM into a table of its own; SQLite takes no brackets with a LIMIT.
+        # MySQL would materialize each sub-query of FROM; SQLite does not accept parentheses with a LIMIT.
         return select(one.subquery(f"t{number + 1}")) if self._dialect.name == "sqlite" else one.self_group()
 
 
 def _message(schema: str | None, name: str) -> FromClause:
-    """A message table with no more columns than are asked for here: to define all of them a thousand times is slow."""
+    """A message table with only the columns used here: defining all of them a thousand times is slow."""
     columns: tuple[ColumnClause[Any], ...] = (
         column("state", String()),
         column("due_at_us", BigInteger()),
@@ -175,8 +174,8 @@ def _parameter(number: int) -> str:
 def _first_due(number: int, message: FromClause, *, now: Any) -> Select[Any]:
     """One row at most: the table's number, and when its first pending row falls due.
 
-    The attempts are nobody's business. But the index does not have them, and only for a statement that it cannot answer
-    alone do the servers check the range's upper end at entries of deleted rows too, by the pushed index condition.
+    No caller reads the attempts. But the index does not contain them, and only for a statement that it does not cover
+    do the servers check the range's upper end on entries of deleted rows too, by index condition pushdown.
     """
     from_us, ahead_us = bindparam(_parameter(number), type_=BigInteger()), bindparam("ahead_us", type_=BigInteger())
     return (

@@ -1,4 +1,4 @@
-"""The database engines of one instance, shared by all sources on it. Not what is asked of them."""
+"""The database engines of one database instance, shared by all its sources. The statements are elsewhere."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from outbox.store.database import MYSQL_DIALECTS, background_engine, open_engine
 from outbox.store.database_url import sync_url
 
 STATEMENT_SECONDS_MAX: Final = 60
-"""No answer for so long is a dead server; the longest statement of ours reads and deletes 200 rows by primary key."""
+"""A server that does not answer for so long is dead; our longest statement deletes 200 rows by primary key."""
 CONNECT_SECONDS_MAX: Final = 5
 
 
 class InstanceEngines:
-    """Two engines on one instance: `work`, READ COMMITTED; and `looks`, which asks without opening a transaction.
+    """Two engines on one database instance: `work`, READ COMMITTED; and `reads`, which reads outside transactions.
 
-    No I/O until they are used. A server that does not answer costs a bounded time.
+    No I/O until they are used. Time-outs bound the wait for a server that does not answer.
     """
 
     def __init__(self, database: URL | str) -> None:
-        """Raises ConfigurationError for a URL that cannot work."""
+        """Raises ConfigurationError for an invalid URL."""
         first = open_engine(_bounded(database))
         self.work = background_engine(first)
-        self.looks = looking_engine(self.work)
+        self.reads = autocommit_engine(self.work)
         first.dispose()
 
     def close(self) -> None:
-        """Close the connections that nobody has."""
-        self.looks.dispose()
+        """Close the connections that are not in use."""
+        self.reads.dispose()
         self.work.dispose()
 
 
-def looking_engine(engine: Engine) -> Engine:
-    """An engine for single plain reads, each in one round trip: no BEGIN, COMMIT or ROLLBACK around it.
+def autocommit_engine(engine: Engine) -> Engine:
+    """Returns an engine for single plain reads, each in one round trip: without BEGIN, COMMIT or ROLLBACK.
 
-    On SQLite such a read takes no lock that a producer waits for.
+    On SQLite such a read takes no lock for which a producer waits.
     """
     return create_engine(
         engine.url,

@@ -1,9 +1,8 @@
-"""Batch after batch, with the next one claimed and the last one settled while one is being sent.
+"""Processes batches in a pipeline: while one is sent, the next one is claimed and the one before is settled.
 
-The steps wait for different things - the database, the broker, the database again - so that side by side they take as
-long as the slowest of them, and not as all together. At most three batches are in hand. The first batch goes alone: a
-broker that is out is found with nothing else claimed, and a single batch, which is all that there mostly is, costs no
-thread.
+The steps wait for different things (the database, the broker, the database again), so concurrently they take as long
+as the slowest of them, not as long as their sum. At most three batches are in progress. The first batch is processed
+alone: if the broker is out, nothing else is claimed, and a single batch, the usual case, needs no thread.
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ _NONE: Mapping[str, Collection[str]] = {}
 
 
 class PipelineSteps(Protocol):
-    """Who claims, sends and settles. Each step is called by one thread at a time, different ones side by side."""
+    """Claims, sends and settles. Each step is called by one thread at a time, different steps concurrently."""
 
     def claim(self) -> Claimed | None:
-        """The next batch; None: there is none, or none may be claimed now."""
+        """Claim the next batch; None: there is none, or none may be claimed now."""
 
     def send(self, claimed: Claimed, *, accepted: Mapping[str, Collection[str]]) -> Sent:
-        """Send a batch; `accepted`: what the broker took of the batch before, whose rows may still stand."""
+        """Send a batch; `accepted`: what the broker accepted of the batch before, whose rows may not be settled yet."""
 
     def settle(self, sent: Sent) -> None:
-        """Write down what became of a batch."""
+        """Write the results of a batch."""
 
     def release(self, claimed: Claimed, *, error: BrokerError | None) -> None:
-        """Give a batch back unsent."""
+        """Release a batch unsent."""
 
     def more(self) -> bool:
-        """Whether another claim is likely to find something."""
+        """Whether another claim is likely to find rows."""
 
     def stopped(self) -> bool:
-        """Whether what is claimed is not to be sent any more."""
+        """Whether claimed batches must not be sent any more."""
 
 
-def work_off(work: PipelineSteps) -> None:
-    """Work until there is nothing more, the broker is out, or it is stopped. Raises what the steps raise, once
-    everything that was in hand is settled, released or - where that failed too - left to its lease.
+def run_pipeline(work: PipelineSteps) -> None:
+    """Process batches until there are none, the broker is out, or the work is stopped. Raises the errors of the steps,
+    after every batch in progress is settled, released or, if that failed too, left until its lease ends.
     """
     first = work.claim()
     if first is None:
@@ -61,7 +60,7 @@ def work_off(work: PipelineSteps) -> None:
 
 
 class _Stages:
-    """Three batches at most: one that is being claimed, one sent, one settled."""
+    """At most three batches: one is claimed, one is sent, one is settled."""
 
     def __init__(self, work: PipelineSteps, pool: ThreadPoolExecutor) -> None:
         self._work = work
@@ -82,13 +81,13 @@ class _Stages:
             self._accepted, self._outage = sent.accepted, sent.outage
 
     def end_settling(self) -> None:
-        """Wait for the batch before."""
+        """Wait until the batch before is settled."""
         settling, self._settling = self._settling, None
         if settling is not None:
             settling.result()
 
     def end_claiming(self) -> None:
-        """What was claimed ahead and is not going to be sent goes back, untried."""
+        """Release a batch that was claimed ahead and will not be sent."""
         claiming, self._claiming = self._claiming, None
         claimed = claiming.result() if claiming is not None else None
         if claimed is not None:

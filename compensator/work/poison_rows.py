@@ -1,7 +1,7 @@
-"""Delivery that outlives a defect of an adapter or of our own: one row at fault must not fail its batch for ever.
+"""Isolates rows on which an adapter or our own code fails: one poison row must not fail its batch forever.
 
-A batch that fails in a way that nobody foresaw is parted until what fails is alone; that is put off by its own
-backoff, and everything else is sent. Foreseen errors are the relay's, and pass through.
+A batch that fails with an unforeseen error is split until the failing rows are alone; they are postponed by their own
+backoff, and all others are sent. Errors that the relay documents pass through.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, TypeVar, assert_never
 
 from sqlalchemy import Engine
 
-from compensator.core.batch_totals import OUTCOMES, PassReport, add
+from compensator.core.batch_totals import OUTCOMES, BatchTotals, add
 from outbox.delivery.relay import ORDERED_OUTAGE_DELAY_MS, Relay, RelayPolicy
 from outbox.delivery.send_decision import Accepted, Decision, Hold, Park, Retry, RowSettlement
 from outbox.store.database import database_errors
@@ -29,25 +29,25 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DEFECTS_PER_BATCH_MAX: Final = 32
-"""Four rows at fault among 200 are found in fewer calls; where everything fails, parting any further finds nothing."""
+"""Four poison rows among 200 are found in fewer calls; if every call fails, splitting further is useless."""
 UNFORESEEN: Final = "an error that nobody foresaw; the compensator's log has it as delivery_defect"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A batch that the broker has answered. `settlements` are still to be written down; `settled` is what has been,
-    where the batch had to be parted.
+    """A batch that the broker has answered. `settlements` are not written yet; `settled` are those already written,
+    if the batch had to be split.
     """
 
     rows: Sequence[OutboxRow]
     token: str
     settlements: Sequence[RowSettlement] = ()
     outage: BrokerError | None = None
-    settled: PassReport | None = None
+    settled: BatchTotals | None = None
 
     @property
     def accepted(self) -> Mapping[str, Collection[str]]:
-        """By order key, the ids that the broker took."""
+        """By order key, the ids that the broker accepted."""
         found: defaultdict[str, set[str]] = defaultdict(set)
         for settlement in self.settlements:
             if settlement.number is not None and isinstance(settlement.decision, Accepted):
@@ -55,16 +55,16 @@ class Sent:
         return found
 
     @property
-    def answer(self) -> PassReport:
-        """What the broker's answer comes to; whether the rows were still ours is not known yet."""
+    def answer(self) -> BatchTotals:
+        """The totals of the broker's answer; whether the leases were still valid is not known yet."""
         if self.settled is not None:
             return self.settled
         counted = Counter(_word(settlement.decision) for settlement in self.settlements)
-        return PassReport(batches=1, claimed=len(self.rows), outage=self.outage, **counted)
+        return BatchTotals(batches=1, claimed=len(self.rows), outage=self.outage, **counted)
 
 
-class CarefulRelay:
-    """The relay, and what is done with rows that it fails on. Safe in any thread."""
+class IsolatingRelay:
+    """The relay, with isolation of rows on which it fails. Safe in any thread."""
 
     def __init__(
         self, relay: Relay, *, engine: Engine, store: MessageStore, policy: RelayPolicy, random: Random
@@ -78,7 +78,7 @@ class CarefulRelay:
     def send(
         self, rows: Sequence[OutboxRow], *, token: str, accepted: Mapping[str, Collection[str]] | None = None
     ) -> Sent:
-        """Send rows that `token` owns. Raises what Relay.send is documented to raise, and nothing else."""
+        """Send rows that `token` owns. Raises only the documented errors of Relay.send."""
         answer = self._try(rows, partial(self._relay.send, rows, accepted=accepted), first=True)
         if answer is not None:
             settlements, outage = answer
@@ -86,8 +86,8 @@ class CarefulRelay:
         settled = self._apart(rows, token=token)
         return Sent(rows=rows, token=token, outage=settled.outage, settled=settled)
 
-    def settle(self, sent: Sent) -> PassReport:
-        """Write down what became of rows. Raises what Relay.settle is documented to raise, and nothing else."""
+    def settle(self, sent: Sent) -> BatchTotals:
+        """Write the results of rows. Raises only the documented errors of Relay.settle."""
         if sent.settled is not None:
             return sent.settled
         settle = partial(self._relay.settle, sent.settlements, token=sent.token)
@@ -97,7 +97,7 @@ class CarefulRelay:
         return replace(sent.answer, stale=len(sent.settlements) - changed)
 
     def release(self, rows: Sequence[OutboxRow], error: BrokerError | None, *, token: str) -> None:
-        """Give rows back that were not sent: after an outage for a while, else at once. No attempt of theirs."""
+        """Release rows that were not sent, due after a delay after an outage, else at once. Uses up no attempt."""
         tables: defaultdict[tuple[MessageTable | None, bool], list[str]] = defaultdict(list)
         for row in rows:
             tables[(row.table, row.order_key is not None)].append(row.id)
@@ -109,17 +109,17 @@ class CarefulRelay:
             with database_errors(self._engine.url), self._engine.begin() as connection:
                 self._store.at(table).release(connection, ids, token=token, delay_us=delay_us, error=said)
 
-    # -- parting what failed -----------------------------------------------------------------------------------------
+    # -- splitting what failed ---------------------------------------------------------------------------------------
 
-    def _apart(self, rows: Sequence[OutboxRow], *, token: str) -> PassReport:
-        """What becomes of a batch that has failed as a whole."""
-        total = PassReport(batches=1, claimed=len(rows), defects=1)
+    def _apart(self, rows: Sequence[OutboxRow], *, token: str) -> BatchTotals:
+        """Send a batch that has failed as a whole, split into parts."""
+        total = BatchTotals(batches=1, claimed=len(rows), defects=1)
         parts = _parted(rows)
         while parts:
             part = parts.pop()
             if total.outage is not None:
                 self.release(part, total.outage, token=token)
-                total = add(total, PassReport(retried=len(part)))
+                total = add(total, BatchTotals(retried=len(part)))
                 continue
             hopeless = len(rows) == 1 or total.defects >= DEFECTS_PER_BATCH_MAX
             report = None if hopeless else self._deliver(part, token=token)
@@ -129,29 +129,29 @@ class CarefulRelay:
                 total = add(total, self._put_off(part, token=token, defects=0 if hopeless else 1))
             else:
                 parts += _parted(part)
-                total = add(total, PassReport(defects=1))
+                total = add(total, BatchTotals(defects=1))
         return total
 
-    def _deliver(self, rows: Sequence[OutboxRow], *, token: str) -> PassReport | None:
-        """None where the call failed in an unforeseen way again."""
+    def _deliver(self, rows: Sequence[OutboxRow], *, token: str) -> BatchTotals | None:
+        """Returns None if the call failed with an unforeseen error again."""
         report = self._try(rows, partial(self._relay.deliver, rows, token=token), first=False)
         if report is None:
             return None
-        return PassReport(outage=report.outage, **{name: getattr(report, name) for name in OUTCOMES})
+        return BatchTotals(outage=report.outage, **{name: getattr(report, name) for name in OUTCOMES})
 
     def _try(self, rows: Sequence[OutboxRow], call: Callable[[], T], *, first: bool) -> T | None:
-        """None where the call failed in an unforeseen way."""
+        """Returns None if the call failed with an unforeseen error."""
         try:
             return call()
         except OutboxError:
             raise
-        except Exception:  # the boundary to adapters, which are anybody's code: see the module's first lines
-            # One stack trace a batch: where everything fails, a log must not be filled by it.
+        except Exception:  # the boundary to adapters, which are foreign code: see the module's first lines
+            # One stack trace a batch: if every call fails, stack traces must not fill the log.
             logger.exception("delivery_defect", exc_info=first, extra={"message_ids": [row.id for row in rows]})
             return None
 
-    def _put_off(self, rows: Sequence[OutboxRow], *, token: str, defects: int) -> PassReport:
-        """Each by its own backoff; by few statements, since few counts of attempts differ."""
+    def _put_off(self, rows: Sequence[OutboxRow], *, token: str, defects: int) -> BatchTotals:
+        """Postpone each row by its own backoff; few statements, since few numbers of attempts differ."""
         alike: defaultdict[tuple[MessageTable | None, int], list[str]] = defaultdict(list)
         for row in rows:
             alike[(row.table, self._policy.backoff.delay_ms(row.attempts))].append(row.id)
@@ -159,7 +159,7 @@ class CarefulRelay:
             store, delay_us = self._store.at(table), self._spread_us(delay_ms)
             with database_errors(self._engine.url), self._engine.begin() as connection:
                 store.reschedule(connection, ids, token=token, delay_us=delay_us, error=UNFORESEEN)
-        return PassReport(retried=len(rows), defects=defects)
+        return BatchTotals(retried=len(rows), defects=defects)
 
     def _spread_us(self, delay_ms: int) -> int:
         return int(delay_ms * 1_000 * (1 + self._random.random() / 4))

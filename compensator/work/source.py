@@ -1,4 +1,4 @@
-"""A source: one message schema on one instance, and everything that is asked of its tables. It has no schedule."""
+"""A source: one message schema on one database instance, and the queries on its tables. It has no schedule."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from compensator.admission.gate import AdmissionGate
 from compensator.assignment import SourceName
 from compensator.retention.retention import Retention
 from compensator.work.claim_and_relay import Batches
-from compensator.work.due_row_query import DueTables, Look
-from compensator.work.low_water_mark import LowWater, Walked
+from compensator.work.due_row_query import DuePoll, DueTables
+from compensator.work.low_water_mark import LowWaterMarks, PollResult
 from compensator.work.source_schedule import PacingOptions
 from outbox.store.database import MYSQL_DIALECTS, database_errors
 from outbox.store.schema import message_table_names
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 TABLES_ASKED_EVERY_MS: Final = 60_000
 COUNTED_ROWS_MAX: Final = 10_000
-"""Rows of one table that a gauge counts up to."""
+"""A gauge counts at most so many rows of one table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class SourceCounts:
 
 
 class Source:
-    """One source's parts. Safe in any thread, though a service gives it one worker at a time."""
+    """The parts of one source. Safe in any thread, though a service assigns it to one worker at a time."""
 
     def __init__(
         self,
@@ -46,15 +46,15 @@ class Source:
         schema: str | None,
         broker: str,
         work: Engine,
-        looks: Engine,
+        reads: Engine,
         batches: Batches,
         gate: AdmissionGate,
         clock: Clock,
         retention: Retention | None = None,
         look_ahead_ms: int = PacingOptions().look_ahead_ms,
     ) -> None:
-        """`schema`: as it applies on the dialect. `broker`: its name, for people. `looks` is made by looking_engine.
-        `look_ahead_ms`: the next look is no later than that.
+        """`schema`: in the form of the dialect. `broker`: its displayed name. `reads` is made by autocommit_engine.
+        `look_ahead_ms`: the next poll is no later than that.
         """
         self.name = name.name
         self.source_name = name
@@ -64,69 +64,71 @@ class Source:
         self.retention = retention
         self._schema = schema
         self._work = work
-        self._looks = looks
+        self._reads = reads
         self._clock = clock
         self._look_ahead_ms = look_ahead_ms
         self._tables: DueTables | None = None
         self._asked_at_ms = 0
-        self._low_water = LowWater()
+        self._low_water = LowWaterMarks()
 
-    def look(self) -> Look:
-        """Its tables that have pending rows which fall due before the next look, the longest due first; of a whole walk
-        all that have pending rows. Raises DatabaseUnavailable, SchemaMissing.
+    def poll(self) -> DuePoll:
+        """Poll the tables; returns those with pending rows that fall due before the next poll, the longest due first; a
+        full scan returns all that have pending rows. Raises DatabaseUnavailable, SchemaMissing.
         """
         tables = self._known_tables()
         try:
-            with database_errors(self._looks.url), self._looks.connect() as connection:
-                return self._look(connection, tables)
+            with database_errors(self._reads.url), self._reads.connect() as connection:
+                return self._poll(connection, tables)
         except OutboxError as error:
-            self._low_water = LowWater()  # after a fail-over the rows may be others
+            self._low_water = LowWaterMarks()  # after a fail-over the rows may differ
             if isinstance(error, SchemaMissing):
-                self._tables = None  # a table went away: ask again at the next look
+                self._tables = None  # a table was dropped: list the tables again at the next poll
             raise
 
     def counts(self) -> SourceCounts:
-        """How it stands, by bounded counts; a few statements. Raises DatabaseUnavailable, SchemaMissing."""
+        """Count pending and parked rows, up to a limit; a few statements. Raises DatabaseUnavailable, SchemaMissing."""
         tables = self._known_tables()
-        with database_errors(self._looks.url), self._looks.connect() as connection:
+        with database_errors(self._reads.url), self._reads.connect() as connection:
             found = tables.count(connection, rows_max=COUNTED_ROWS_MAX)
         return SourceCounts(pending=sum(one.pending for one in found), parked=sum(one.parked for one in found))
 
-    def _look(self, connection: Connection, tables: DueTables) -> Look:
-        """From the marks on, or a whole walk; that at once where the database's clock has stepped back below a mark."""
+    def _poll(self, connection: Connection, tables: DueTables) -> DuePoll:
+        """Poll from the marks on, or by a full scan: at once if the database's clock was stepped back below a mark."""
         began_ms = self._clock.monotonic_ms()
         from_us = self._low_water.begin(now_ms=began_ms)
-        look = tables.look(connection, from_us=from_us, ahead_us=self._look_ahead_ms * 1_000)
-        if from_us and self._low_water.hides(look.now_us):
+        poll = tables.poll(connection, from_us=from_us, ahead_us=self._look_ahead_ms * 1_000)
+        if from_us and self._low_water.hides(poll.now_us):
             logger.warning("database_clock_stepped_back", extra={"source": self.name})
-            self._low_water = LowWater()
-            look = tables.look(connection)
+            self._low_water = LowWaterMarks()
+            poll = tables.poll(connection)
         ended_ms = self._clock.monotonic_ms()
-        first_due_us = {one.table: one.due_at_us for one in look.due}
-        walked = Walked(now_us=look.now_us, first_due_us=first_due_us, took_ms=ended_ms - began_ms, ended_ms=ended_ms)
-        self._low_water = self._low_water.after(walked, tables=tables.tables, whole=look.whole)
-        return look
+        first_due_us = {one.table: one.due_at_us for one in poll.due}
+        result = PollResult(
+            now_us=poll.now_us, first_due_us=first_due_us, took_ms=ended_ms - began_ms, ended_ms=ended_ms
+        )
+        self._low_water = self._low_water.after(result, tables=tables.tables, whole=poll.whole)
+        return poll
 
     def _known_tables(self) -> DueTables:
-        """Its message tables, asked again every minute: splits that are made meanwhile are found."""
+        """The message tables, listed again every minute, so that new splits are found."""
         now_ms = self._clock.monotonic_ms()
         known = self._tables
         if known is not None and now_ms - self._asked_at_ms < TABLES_ASKED_EVERY_MS:
             return known
-        with database_errors(self._looks.url), self._looks.connect() as connection:
+        with database_errors(self._reads.url), self._reads.connect() as connection:
             names = message_table_names(connection, self._schema)
         if not names:
-            shown = self._looks.url.render_as_string(hide_password=True)
+            shown = self._reads.url.render_as_string(hide_password=True)
             raise SchemaMissing(f"there is no message table in {shown} ({self.name}); run: outbox db upgrade --url URL")
         if known is None or known.tables != tuple(names):
             logger.info("message_tables_found", extra={"source": self.name, "tables": len(names)})
-            known = DueTables(dialect=self._looks.dialect, schema=self._schema, tables=names)
+            known = DueTables(dialect=self._reads.dialect, schema=self._schema, tables=names)
         self._tables, self._asked_at_ms = known, now_ms
         return known
 
 
 def source_name(url: URL, schema: str | None, *, zone: str | None = None) -> SourceName:
-    """`host:port/schema`, the same in every instance that names the database so; for SQLite the file."""
+    """Returns `host:port/schema`, the same in every instance that names the database so; for SQLite, the file."""
     if url.get_backend_name() not in MYSQL_DIALECTS:
         return SourceName(f"{url.get_backend_name()}:{url.database or ''}", zone)
     return SourceName(f"{url.host or 'localhost'}:{url.port or 3306}/{schema or ''}", zone)

@@ -1,9 +1,9 @@
-"""When each source has its next turn. It decides only: no I/O, no threads, no clock of its own.
+"""Decides when each source has its next turn. No I/O, no threads, no clock of its own.
 
-A source that had more than a turn could take goes on at once, behind those that wait already. One that has nothing is
-looked at ever more seldom, up to a bound; one that fails is tried ever more seldom, up to another. Nobody is late for
-that: every row is written with a due time in the future (its sender's lease, its backoff), a look sees the next due
-time of all pending rows, and the next turn is no later than that.
+A source that had more rows than one turn takes continues at once, behind those that already wait. A source without due
+rows is polled at growing intervals, up to a limit; one that fails is tried at growing intervals, up to another limit.
+No row is late because of that: every row is written with a due time in the future (its sender's lease, its backoff), a
+poll returns the next due time of all pending rows, and the next turn is no later than that.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from outbox_core.common.backoff import Backoff
 SOON_JITTER_MS: Final = 50
 LOOK_LATE_MS: Final = 2_000
 _STALE_FACTOR: Final = 8
-"""How many items the heap may hold for each source before those that are stale are cleared away."""
+"""How many items the heap may hold for each source before stale ones are removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class More:
-    """The turn ended before the work did."""
+    """The turn ended, and more rows are due."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """Nothing more is due. `found`: rows were claimed; `next_due_ms`: until the next pending row falls due, if any."""
+    """No more rows are due. `found`: rows were claimed; `next_due_ms`: until the next pending row falls due, if any."""
 
     found: bool
     next_due_ms: int | None = None
@@ -38,14 +38,14 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """Something else than this source says when: a breaker, a rate limit, a table that is set back."""
+    """The turn had to end for a reason outside the source: a breaker, a rate limit, a postponed table."""
 
     wait_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The source's database did not answer as it should."""
+    """The source's database failed."""
 
 
 Outcome = More | Quiet | HeldBack | Failed
@@ -53,7 +53,7 @@ Outcome = More | Quiet | HeldBack | Failed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacingOptions:
-    """`interval_ms` after something was found; grown by `growth` up to `idle_ms` while nothing is; `jitter` on top."""
+    """`interval_ms` after rows were found; multiplied by `growth` up to `idle_ms` without any; plus `jitter`."""
 
     interval_ms: int = 1_000
     idle_ms: int = 5_000
@@ -63,20 +63,20 @@ class PacingOptions:
 
     @property
     def look_ahead_ms(self) -> int:
-        """How far ahead a look must see the next due time: to the next look, and what a turn and its queue take."""
+        """How far ahead a poll must see due times: the interval of polls, plus the time of a turn and its queue."""
         return int(max(self.interval_ms, self.idle_ms) * (1 + self.jitter)) + LOOK_LATE_MS
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePace:
-    """How a source has been doing: turns in a row that found nothing, and that failed."""
+    """Turns of a source in a row that found no rows, and that failed."""
 
     idle_turns: int = 0
     failures: int = 0
 
 
 def decide(pace: SourcePace, outcome: Outcome, *, options: PacingOptions, random: Random) -> tuple[SourcePace, int]:
-    """The source's new pace, and in how many milliseconds it has its next turn."""
+    """Returns the source's new pace, and the time to its next turn in milliseconds."""
     match outcome:
         case More():
             return SourcePace(), 0
@@ -96,7 +96,7 @@ def decide(pace: SourcePace, outcome: Outcome, *, options: PacingOptions, random
 
 
 def _idle_ms(idle_turns: int, options: PacingOptions, random: Random) -> int:
-    """The jitter is added, never taken off: the bound on idle queries holds on average too."""
+    """The jitter is added, never subtracted: the limit of idle queries holds on average too."""
     idle_ms = max(options.interval_ms, options.idle_ms)
     delay = float(options.interval_ms)
     for _ in range(idle_turns):
@@ -110,7 +110,7 @@ def _idle_ms(idle_turns: int, options: PacingOptions, random: Random) -> int:
 class _Place:
     """A source in the queue; `entry` is its newest entry in the heap, None while a worker has it.
 
-    `hastened`: what its turn in hand says of when to come again is out of date.
+    `hastened`: the delay that its running turn will return is out of date.
     """
 
     pace: SourcePace
@@ -119,10 +119,10 @@ class _Place:
 
 
 class TurnQueue:
-    """Whose turn is next: the longest due first, each source with one worker at a time.
+    """The queue of sources that wait for a turn: the longest due first, each source with one worker at a time.
 
-    Sources that failed last time may hold no more than `suspects_max` workers: a dead instance costs its connect
-    time-out at every try, and must not cost it to the others. Its owner keeps it to one thread at a time.
+    Sources whose last turn failed may use at most `suspects_max` workers: every try on a dead instance takes a connect
+    time-out, for which other sources must not wait. Not thread-safe: its owner serializes the calls.
     """
 
     def __init__(self, options: PacingOptions, *, suspects_max: int, random: Random) -> None:
@@ -145,7 +145,7 @@ class TurnQueue:
         return place.pace.failures if place else 0
 
     def keep(self, sources: Iterable[str], *, now_ms: int) -> None:
-        """Exactly these have turns from now on; those that are new, at once."""
+        """Replace the set of sources; new ones have a turn at once."""
         wanted = dict.fromkeys(sources)
         for gone in [source for source in self._places if source not in wanted]:
             del self._places[gone]
@@ -156,7 +156,7 @@ class TurnQueue:
                     self._enter(source, now_ms)
 
     def take(self, *, now_ms: int) -> str | None:
-        """The source whose turn it is, now the caller's until done(); None where nobody's is."""
+        """Returns the source whose turn it is, the caller's until done(); None if no source is due."""
         passed_over: list[tuple[int, int, str]] = []
         taken: str | None = None
         while self._due and self._due[0][0] <= now_ms and taken is None:
@@ -175,7 +175,7 @@ class TurnQueue:
         return taken
 
     def done(self, source: str, outcome: Outcome, *, now_ms: int) -> None:
-        """The turn has ended; the source has its next one when its pace says so, unless it left meanwhile."""
+        """Record the end of a turn, and schedule the next one by the source's pace, unless the source was removed."""
         self._busy.pop(source, None)
         place = self._places.get(source)
         if place is None:
@@ -185,7 +185,7 @@ class TurnQueue:
         self._enter(source, now_ms if hastened else now_ms + delay_ms)
 
     def hasten(self, sources: Iterable[str], *, now_ms: int) -> None:
-        """Let these have their turn now, whatever they wait for; those that have one, another one right behind it."""
+        """Schedule these sources now, whatever they wait for; those that have a turn get another one right after it."""
         for source in sources:
             place = self._places.get(source)
             if place is None:
@@ -196,17 +196,17 @@ class TurnQueue:
                 self._enter(source, now_ms)
 
     def wait_ms(self, *, now_ms: int) -> int | None:
-        """Until the next turn that somebody may take; None where only done() or keep() can bring one."""
+        """Time until the next turn that a worker may take; None if only done() or keep() can make one due."""
         while self._due and not self._stands(self._due[0]):
             heapq.heappop(self._due)
         full = sum(self._busy.values()) >= self._suspects_max
-        if not full:  # mostly: the first one is the one
+        if not full:  # the usual case: the first item is due
             return max(0, self._due[0][0] - now_ms) if self._due else None
         dues = [item[0] for item in self._due if self._stands(item) and not self._places[item[2]].pace.failures]
         return max(0, min(dues) - now_ms) if dues else None
 
     def _stands(self, item: tuple[int, int, str]) -> bool:
-        """Whether a heap's item is its source's newest; others are left where they are until their time comes."""
+        """Whether a heap's item is its source's newest; stale ones stay in the heap until they come first."""
         place = self._places.get(item[2])
         return place is not None and place.entry == item[1]
 

@@ -1,4 +1,4 @@
-"""The message table, the archive and the inbox.
+"""Creates the message table, the archive and the inbox.
 
 Revision: 0001
 Follows: nothing
@@ -19,7 +19,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-# A revision is history: it spells its tables out and never imports the definitions of today.
+# A revision must not change: it defines its tables itself and never imports the current definitions.
 _MYSQL: dict[str, Any] = {
     f"{name}_{option}": value
     for name in ("mysql", "mariadb")
@@ -41,7 +41,7 @@ _BODY = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 
 def upgrade() -> None:
-    """Make the three tables and their indexes."""
+    """Create the three tables and their indexes."""
     schema: str | None = context.config.attributes["schema"]
     prefix = "" if schema else "outbox_"
     steps.create_table(

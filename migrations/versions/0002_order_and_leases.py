@@ -1,8 +1,8 @@
-"""Order per key: two columns and two tables; compensators that share sources: two tables.
+"""Adds two columns and two tables for order per key, and two tables for compensators that share sources.
 
 Revision: 0002
 Follows: 0001
-Code of revision 0001 runs on it: the columns may be null, the tables are new.
+Code of revision 0001 works with it: the columns are nullable, the tables are new.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WORD = _ascii(32)
 
 
 def upgrade() -> None:
-    """Add the columns to the message table, make the tables."""
+    """Add the columns to the message table, create the tables."""
     schema: str | None = context.config.attributes["schema"]
     prefix = "" if schema else "outbox_"
     steps.add_column(f"{prefix}message", sa.Column("order_key", _WORD, nullable=True), schema=schema)
@@ -79,7 +79,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop what upgrade() made; the order of messages that are not sent yet is lost with it."""
+    """Drop the columns and tables; the order of unsent messages is lost with them."""
     schema: str | None = context.config.attributes["schema"]
     prefix = "" if schema else "outbox_"
     for name in ("compensator_lease", "compensator_instance", "order_queue", "order_head"):

@@ -1,9 +1,9 @@
-"""The inbox's primary key: a message is known by its topic and id.
+"""Changes the inbox's primary key: a message is identified by its topic and id.
 
 Revision: 0003
 Follows: 0002
-Code of revision 0002 runs on it: it names the columns that it writes, and has always written the topic. So every row
-that is there keeps its meaning.
+Code of revision 0002 works with it: it names the columns that it writes, and has always written the topic. So every
+existing row keeps its meaning.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Put the topic into the key."""
+    """Add the topic to the key."""
     schema: str | None = context.config.attributes["schema"]
     prefix = "" if schema else "outbox_"
     steps.replace_primary_key(f"{prefix}inbox", ["consumer_group", "topic", "message_id"], schema=schema)
 
 
 def downgrade() -> None:
-    """Take the topic out of the key. Of marks of one id on several topics one stays: the others cannot be kept."""
+    """Remove the topic from the key. Of marks of one id on several topics only one can be kept."""
     schema: str | None = context.config.attributes["schema"]
     prefix = "" if schema else "outbox_"
     group, message, topic = (sa.column(name, sa.String) for name in ("consumer_group", "message_id", "topic"))

@@ -1,1 +1,1 @@
-"""What an operator may see of rows in the outbox tables, and do with them."""
+"""Operators' view of the outbox tables: inspection of rows, and changes to them."""

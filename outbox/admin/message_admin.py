@@ -1,6 +1,4 @@
-"""What an operator may do with rows of one message table: list, show, retry, park, discard. It opens and commits
-nothing.
-"""
+"""Operators' statements on one message table: list, show, retry, park, discard. Opens and commits nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +11,14 @@ from sqlalchemy import ColumnElement, Connection, delete, func, null, select, up
 from sqlalchemy.engine import Dialect
 
 from outbox.store.database import Write, by_primary_key, now_us
-from outbox.store.ordering import OrderStore
+from outbox.store.order_table import OrderStore
 from outbox.store.schema import RowState, message_table, plain_message_table_name, schema_for
 
 PARKED_BY_HAND: Final = "parked by an operator"
 
 
 class AdminAction(StrEnum):
-    """What may be done to rows."""
+    """A change to rows."""
 
     RETRY = "retry"
     PARK = "park"
@@ -29,7 +27,7 @@ class AdminAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSelection:
-    """Which rows are meant; None is any."""
+    """Conditions that select rows; None matches any."""
 
     state: RowState | None = None
     topic: str | None = None
@@ -37,11 +35,11 @@ class MessageSelection:
     older_than_us: int | None = None
 
 
-class MessageDesk:
-    """The operator's statements. A row that somebody is just sending is left alone: their settlement decides."""
+class MessageAdmin:
+    """The operators' statements. They skip rows whose lease has not ended: the lease's owner settles those."""
 
     def __init__(self, *, dialect: Dialect, schema: str | None = None, table: str | None = None) -> None:
-        """`table`: which of the schema's message tables; the plain one by default."""
+        """`table`: one of the schema's message tables; by default the one that is not split."""
         actual = schema_for(dialect, schema)
         self.table: str = table or plain_message_table_name(actual)
         self._message = message_table(actual, self.table)
@@ -52,10 +50,10 @@ class MessageDesk:
         self._free = (self._message.c.state == RowState.PENDING) & nobodys
         self._parked = self._message.c.state == RowState.PARKED
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------------------
 
     def rows(self, connection: Connection, wanted: MessageSelection, *, limit: int) -> list[dict[str, Any]]:
-        """Rows without bodies and headers, the longest due first."""
+        """Returns rows without bodies and headers, the longest due first."""
         message = self._message
         statement = (
             select(*self._plain_columns())
@@ -66,7 +64,7 @@ class MessageDesk:
         return [dict(row) for row in connection.execute(statement).mappings()]
 
     def show(self, connection: Connection, message_id: str, *, body_bytes_max: int) -> dict[str, Any] | None:
-        """One row with all that it holds, of its body so many bytes; None where it is not here."""
+        """Returns a complete row, with at most `body_bytes_max` of its body; None if it is not in this table."""
         message = self._message
         statement = select(
             *self._plain_columns(),
@@ -81,7 +79,7 @@ class MessageDesk:
         return None if row is None else {**row, "body": bytes(row["body"] or b"")}
 
     def ids(self, connection: Connection, wanted: MessageSelection, *, action: AdminAction, limit: int) -> list[str]:
-        """Ids of the rows that are meant and that the action may be done to now, the longest due first."""
+        """Returns ids of the selected rows to which the action can be applied now, the longest due first."""
         message = self._message
         statement = (
             select(message.c.id)
@@ -92,14 +90,14 @@ class MessageDesk:
         return list(connection.scalars(statement))
 
     def among(self, connection: Connection, ids: Sequence[str]) -> list[str]:
-        """Those of the ids that are rows of this table."""
+        """Returns the ids that are rows of this table."""
         message = self._message
         return list(connection.scalars(select(message.c.id).where(message.c.id.in_(sorted(ids)))))
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
     def change(self, connection: Connection, action: AdminAction, ids: Sequence[str]) -> int:
-        """Do an action to rows by id; returns to how many it could be done."""
+        """Apply an action to rows by id; returns how many rows were changed."""
         match action:
             case AdminAction.RETRY:
                 return self.retry(connection, ids)
@@ -111,7 +109,7 @@ class MessageDesk:
                 assert_never(action)
 
     def retry(self, connection: Connection, ids: Sequence[str]) -> int:
-        """Make rows due now, parked ones too; returns how many."""
+        """Make rows due now, also parked ones; returns how many."""
         message = self._message
         statement = (
             update(message)
@@ -121,7 +119,7 @@ class MessageDesk:
         return self._write(connection, statement)
 
     def park(self, connection: Connection, ids: Sequence[str]) -> int:
-        """Set pending rows aside; returns how many."""
+        """Park pending rows; returns how many."""
         message = self._message
         statement = (
             update(message)
@@ -131,9 +129,9 @@ class MessageDesk:
         return self._write(connection, statement)
 
     def discard(self, connection: Connection, ids: Sequence[str]) -> int:
-        """Delete parked rows; returns how many. Nothing that might still be sent is deleted.
+        """Delete parked rows; returns how many. Rows that may still be sent are not deleted.
 
-        What is younger under an ordered key need not wait for them any more.
+        Younger messages of an ordered key need not wait for them any more.
         """
         message = self._message
         mine = message.c.id.in_(sorted(ids))
@@ -164,7 +162,7 @@ class MessageDesk:
 
     def _conditions(self, wanted: MessageSelection) -> list[ColumnElement[bool]]:
         message = self._message
-        # Both states by name, where any will do: so the index on state and due time serves the order too.
+        # Without a selected state both are named, so that the index on state and due time also gives the order.
         conditions: list[ColumnElement[bool]] = [
             message.c.state.in_([wanted.state] if wanted.state else list(RowState)),
         ]

@@ -1,4 +1,4 @@
-"""How messages are shown to people, and as JSON to programs. Whatever a message holds, it cannot steer the terminal."""
+"""Prints messages as text for people or JSON for programs. No message can send control codes to the terminal."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outbox_core.runtime.terminal_text import moment, plain
+from outbox_core.runtime.terminal_text import escaped, utc_text
 
 _SECOND_US: Final = 1_000_000
 
 
 def print_list(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Rows, one a line, and the reason why it is not sent on a line below. Long lines are left to the terminal."""
+    """Print each row on a line, with the reason why it is not sent on a line below. The terminal wraps long lines."""
     if as_json:
         for row in rows:
             typer.echo(json.dumps(dict(row)))
@@ -27,16 +27,16 @@ def print_list(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     for row in rows:
         typer.echo("  ".join(_cells(row)))
         if row["last_error"]:
-            typer.echo(f"    {plain(row['last_error'])}")
+            typer.echo(f"    {escaped(row['last_error'])}")
     if not rows:
         typer.echo("no such messages")
 
 
 def _cells(row: Mapping[str, Any]) -> Iterator[str]:
     yield row["id"]
-    yield plain(row["topic"])
+    yield escaped(row["topic"])
     if row["key"]:
-        yield f"key={plain(row['key'])}"
+        yield f"key={escaped(row['key'])}"
     yield _state(row)
     yield f"attempts={row['attempts']}"
     seconds = row["due_in_us"] / _SECOND_US
@@ -44,7 +44,7 @@ def _cells(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def print_message(row: Mapping[str, Any], *, with_body: bool, as_json: bool) -> None:
-    """One message; its body and the values of its headers only where asked for."""
+    """Print one message; `with_body`: with its body and the values of its headers."""
     shown = {name: value for name, value in row.items() if name not in {"body", "headers"}}
     headers = _headers(row["headers"])
     shown["headers"] = headers if with_body else sorted(headers)
@@ -53,7 +53,7 @@ def print_message(row: Mapping[str, Any], *, with_body: bool, as_json: bool) -> 
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in _for_people({**shown, "state": _state(row)}).items():
-        table.add_row(name, Text(plain(value), overflow="fold"))
+        table.add_row(name, Text(escaped(value), overflow="fold"))
     Console().print(table)
     if with_body:
         typer.echo("")
@@ -61,13 +61,13 @@ def print_message(row: Mapping[str, Any], *, with_body: bool, as_json: bool) -> 
 
 
 def print_sent(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    """A message that is not waiting any more, as the archive has it."""
+    """Print the archive's rows of a message that is not pending any more."""
     for row in rows:
         if as_json:
             typer.echo(json.dumps({**row, "state": "sent"}))
         else:
-            sent = moment(row["sent_at_us"] // 1000)
-            typer.echo(f"{row['id']} was sent to {plain(row['topic'])} at {sent}: {row['outcome']}")
+            sent = utc_text(row["sent_at_us"] // 1000)
+            typer.echo(f"{row['id']} was sent to {escaped(row['topic'])} at {sent}: {row['outcome']}")
 
 
 def _state(row: Mapping[str, Any]) -> str:
@@ -75,7 +75,7 @@ def _state(row: Mapping[str, Any]) -> str:
 
 
 def _for_people(row: Mapping[str, Any]) -> dict[str, str]:
-    """The fields that say something, times as moments."""
+    """Returns the fields that are not empty, with formatted times."""
     headers = row["headers"]
     fields: dict[str, str | None] = {
         "id": row["id"],
@@ -85,9 +85,9 @@ def _for_people(row: Mapping[str, Any]) -> dict[str, str]:
         "topic": row["topic"],
         "key": row["key"],
         "attempts": str(row["attempts"]),
-        "created": moment(row["created_at_us"] // 1000),
+        "created": utc_text(row["created_at_us"] // 1000),
         "due in": f"{row['due_in_us'] / _SECOND_US:,.1f} s",
-        "deliver at": moment(row["deliver_at_ms"]) if row["deliver_at_ms"] is not None else None,
+        "deliver at": utc_text(row["deliver_at_ms"]) if row["deliver_at_ms"] is not None else None,
         "order": f"{row['order_key']} number {row['order_seq']}" if row["order_key"] else None,
         "headers": json.dumps(headers, ensure_ascii=False) if isinstance(headers, dict) else ", ".join(headers),
         "body": f"{row['body_bytes']:,} bytes, SHA-256 {row['body_sha256']}",
@@ -97,7 +97,7 @@ def _for_people(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _headers(text: str | None) -> dict[str, Any]:
-    """The headers, or what stands in their place where newer or other code wrote them."""
+    """Returns the headers, or a substitute for headers that newer or other code has written."""
     try:
         found = json.loads(text) if text else {}
     except ValueError:
@@ -113,13 +113,13 @@ def _json_body(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text_body(row: Mapping[str, Any]) -> str:
     text = _decoded(row)
-    shown = base64.b64encode(row["body"]).decode() if text is None else plain(text, but="\n\t")
+    shown = base64.b64encode(row["body"]).decode() if text is None else escaped(text, but="\n\t")
     cut = len(row["body"]) < row["body_bytes"]
     return f"{shown}\n[the first {len(row['body']):,} of {row['body_bytes']:,} bytes]" if cut else shown
 
 
 def _decoded(row: Mapping[str, Any]) -> str | None:
-    """The body as text, without the character that the cut went through; None where it is not UTF-8."""
+    """Returns the body as text, without a character that was cut in two; None if it is not UTF-8."""
     whole = len(row["body"]) == row["body_bytes"]
     try:
         return codecs.getincrementaldecoder("utf-8")().decode(row["body"], final=whole)

@@ -1,6 +1,4 @@
-"""How compensators share sources, as the instance and lease tables of one schema say. It only reads; who writes them is
-the compensator.
-"""
+"""Reads how compensators share sources, from the instance and lease tables of one schema. Writes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ SOURCES_MAX: Final = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceShare:
-    """A live compensator: its zone, for how long it has lived, and how many sources are its own."""
+    """A live compensator: its zone, its age, and the number of sources that it serves."""
 
     id: str
     zone: str | None
@@ -29,14 +27,14 @@ class InstanceShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """The live compensators, the most burdened first, and the sources that none of them serves."""
+    """The live compensators, those with the most sources first, and the sources that none of them serves."""
 
     instances: tuple[InstanceShare, ...]
     unserved: tuple[str, ...]
 
 
 def read_sharing(connection: Connection, *, dialect: Dialect, schema: str | None) -> Sharing | None:
-    """How it stands; None where no compensator has ever used leases here. Plain reads."""
+    """Returns the shares; None if no compensator has ever used leases here. Reads without locks."""
     actual = schema_for(dialect, schema)
     tables = outbox_tables(actual)
     if not inspect(connection).has_table(tables.lease.name, schema=actual):  # tables of revision 0001

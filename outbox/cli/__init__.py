@@ -1,1 +1,1 @@
-"""The command `outbox`, and its sub-commands on the tables of one outbox."""
+"""The command `outbox`, and its subcommands for the tables of one outbox."""

@@ -1,6 +1,4 @@
-"""The one command `outbox`: finds its sub-commands by entry point, turns our errors into one line and an exit
-status.
-"""
+"""The command `outbox`: finds its subcommands by entry point, and reports our errors by one line and an exit status."""
 
 from __future__ import annotations
 
@@ -28,19 +26,19 @@ _EXTRAS: Final = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit: 0 ok, 1 a failure, 2 a usage error, 130 an interrupt. No stack trace for what we
-    foresee.
+    """Run the command and exit: 0 ok, 1 a failure, 2 a usage error, 130 an interrupt. No stack trace for expected
+    errors.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         _application(arguments)(args=arguments, prog_name="outbox")
-    except ModuleNotFoundError as error:  # a room imports its heavy packages only when one of its commands runs
+    except ModuleNotFoundError as error:  # a package imports its heavy dependencies only when one of its commands runs
         if not arguments or arguments[0] not in _EXTRAS:
             raise
-        sys.exit(_complain(_missing(arguments[0], error)))
+        sys.exit(_print_error(_missing(arguments[0], error)))
     except OutboxError as error:
-        sys.exit(_complain(error))
-    except KeyboardInterrupt:  # while a room was imported: from a command on it is typer's to end with its status
+        sys.exit(_print_error(error))
+    except KeyboardInterrupt:  # during an import; once a command runs, typer handles it
         _say_interrupted()
         sys.exit(EXIT_INTERRUPTED)
     except SystemExit as ended:
@@ -49,8 +47,8 @@ def main(arguments: list[str] | None = None) -> None:
         raise
 
 
-def _complain(error: OutboxError) -> int:
-    """Say it in one line; returns the exit status."""
+def _print_error(error: OutboxError) -> int:
+    """Print the error on one line; returns the exit status."""
     Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
     return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR
 
@@ -68,7 +66,7 @@ def _missing(room: str, error: ModuleNotFoundError) -> UsageError:
 
 
 def _application(arguments: list[str]) -> typer.Typer:
-    """The command with its sub-commands. Only the one that is called is imported, all of them for the help page."""
+    """Returns the command with its subcommands. Only the called one is imported, or all for the help page."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.callback()(_outbox)
     entries = {entry.name: entry for entry in entry_points(group=COMMANDS_GROUP)}

@@ -1,4 +1,4 @@
-"""`outbox db upgrade|current`: the outbox tables from the command line."""
+"""Commands `outbox db upgrade | current`: create, upgrade and check the outbox tables."""
 
 from __future__ import annotations
 

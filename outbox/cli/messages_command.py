@@ -1,4 +1,4 @@
-"""`outbox messages list|show|retry|park|discard`: unsent messages, for people. What it prints is messages_view's."""
+"""Commands `outbox messages list | show | retry | park | discard`: unsent messages. message_view prints them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from outbox.admin.message_admin import AdminAction, MessageSelection
 from outbox.admin.message_view import print_list, print_message, print_sent
-from outbox.admin.schema_admin import Desks, open_desks
+from outbox.admin.schema_admin import SchemaAdmin, open_schema_admin
 from outbox.store.database_url import database_url
 from outbox.store.schema import RowState
 from outbox_core.common.errors import UsageError
@@ -68,8 +68,8 @@ def list_messages(
     Example: outbox messages list --url sqlite:///shop.db --state parked --older-than 15m
     """
     wanted = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
-    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
-        found = desks.rows(wanted, limit=limit)
+    with open_schema_admin(database_url(url, password_file=password_file), schema=schema) as admin:
+        found = admin.rows(wanted, limit=limit)
     print_list(found, as_json=as_json)
 
 
@@ -88,15 +88,15 @@ def show(
 
     Example: outbox messages show 019a0c5d7b7a7c1e9d0c3f5a6b7c8d9e --url sqlite:///shop.db
     """
-    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
-        row = desks.show(message_id, body_bytes_max=BODY_BYTES_MAX if body else 0)
-        sent = [] if row else desks.sent(message_id)
+    with open_schema_admin(database_url(url, password_file=password_file), schema=schema) as admin:
+        row = admin.show(message_id, body_bytes_max=BODY_BYTES_MAX if body else 0)
+        sent = [] if row else admin.sent(message_id)
     if row is not None:
         print_message(row, with_body=body, as_json=as_json)
         return
     print_sent(sent, as_json=as_json)
     if not sent:
-        _talk().print(f"no message {message_id} waits here, and the archive knows none", markup=False)
+        _stderr_console().print(f"no message {message_id} waits here, and the archive knows none", markup=False)
     raise typer.Exit(1)
 
 
@@ -111,9 +111,9 @@ def retry(
     Example: outbox messages retry --url sqlite:///shop.db --all --topic payments --dry-run
     """
     wanted = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
-    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
-        places = _places(desks, AdminAction.RETRY, wanted, ids=ids, all_=all_, limit=limit)
-        _change(desks, AdminAction.RETRY, places, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json)
+    with open_schema_admin(database_url(url, password_file=password_file), schema=schema) as admin:
+        places = _places(admin, AdminAction.RETRY, wanted, ids=ids, all_=all_, limit=limit)
+        _change(admin, AdminAction.RETRY, places, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -127,9 +127,9 @@ def park(
     Example: outbox messages park --url sqlite:///shop.db --all --topic payments
     """
     wanted = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
-    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
-        places = _places(desks, AdminAction.PARK, wanted, ids=ids, all_=all_, limit=limit)
-        _change(desks, AdminAction.PARK, places, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json)
+    with open_schema_admin(database_url(url, password_file=password_file), schema=schema) as admin:
+        places = _places(admin, AdminAction.PARK, wanted, ids=ids, all_=all_, limit=limit)
+        _change(admin, AdminAction.PARK, places, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -143,57 +143,63 @@ def discard(
     Example: outbox messages discard --url sqlite:///shop.db --all --topic payments --older-than 7d
     """
     wanted = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
-    with open_desks(database_url(url, password_file=password_file), schema=schema) as desks:
-        places = _places(desks, AdminAction.DISCARD, wanted, ids=ids, all_=all_, limit=limit)
-        _change(desks, AdminAction.DISCARD, places, ids=ids, yes=yes, dry_run=dry_run, as_json=as_json)
+    with open_schema_admin(database_url(url, password_file=password_file), schema=schema) as admin:
+        places = _places(admin, AdminAction.DISCARD, wanted, ids=ids, all_=all_, limit=limit)
+        _change(admin, AdminAction.DISCARD, places, ids=ids, yes=yes, dry_run=dry_run, as_json=as_json)
 
 
 def _places(
-    desks: Desks, action: AdminAction, wanted: MessageSelection, *, ids: Sequence[str] | None, all_: bool, limit: int
+    admin: SchemaAdmin,
+    action: AdminAction,
+    wanted: MessageSelection,
+    *,
+    ids: Sequence[str] | None,
+    all_: bool,
+    limit: int,
 ) -> dict[str, list[str]]:
-    """The rows that are meant, by table. Raises UsageError where that is not said clearly."""
+    """Returns the selected rows by table. Raises UsageError if the selection is ambiguous or missing."""
     filtered = wanted != MessageSelection()
     if bool(ids) == all_ or (ids and filtered):
         raise UsageError("name either ids, or --all and perhaps filters (--state, --topic, --key, --older-than)")
     if ids:
-        return desks.locate(ids)
+        return admin.locate(ids)
     ordinary = RowState.PENDING if action is AdminAction.PARK else RowState.PARKED
     state = wanted.state or ordinary
     if state is not ordinary and action is not AdminAction.RETRY:
         raise UsageError(f"`{action}` is for {ordinary} messages")
     chosen = MessageSelection(state=state, topic=wanted.topic, key=wanted.key, older_than_us=wanted.older_than_us)
-    places = desks.find(chosen, action=action, rows_max=limit)
+    places = admin.find(chosen, action=action, rows_max=limit)
     if _count(places) == limit:
-        _talk().print(f"there may be more than these {limit:,}; run it again for the rest", markup=False)
+        _stderr_console().print(f"there may be more than these {limit:,}; run it again for the rest", markup=False)
     return places
 
 
 def _change(
-    desks: Desks, action: AdminAction, places: Mapping[str, Sequence[str]], *, ids: Sequence[str] | None, yes: bool,
-    dry_run: bool, as_json: bool,
+    admin: SchemaAdmin, action: AdminAction, places: Mapping[str, Sequence[str]], *, ids: Sequence[str] | None,
+    yes: bool, dry_run: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Ask, do, say; exit status 1 where an id could not be changed."""
+    """Confirm, apply and report the change; exit status 1 if an id could not be changed."""
     asked = len(set(ids)) if ids else _count(places)
     if dry_run:
-        _say(action, asked=asked, changed=0, would=_count(places), as_json=as_json)
+        _report(action, asked=asked, changed=0, would=_count(places), as_json=as_json)
         raise typer.Exit(0 if _count(places) == asked else 1)
     if not yes and _count(places):
         _confirm(action, _count(places))
-    changed, whole = _do(desks, action, places)
-    _say(action, asked=asked, changed=changed, would=None, as_json=as_json)
+    changed, whole = _do(admin, action, places)
+    _report(action, asked=asked, changed=changed, would=None, as_json=as_json)
     if not whole:
         raise typer.Exit(EXIT_INTERRUPTED)
     raise typer.Exit(1 if ids and changed < asked else 0)
 
 
-def _do(desks: Desks, action: AdminAction, places: Mapping[str, Sequence[str]]) -> tuple[int, bool]:
-    """How many were changed, and whether nobody interrupted it. A batch is changed as a whole or not at all."""
+def _do(admin: SchemaAdmin, action: AdminAction, places: Mapping[str, Sequence[str]]) -> tuple[int, bool]:
+    """Applies the action; returns how many rows were changed, and whether all batches ran. Batches are atomic."""
     changed = 0
-    talk = _talk()
-    with Progress(console=talk, disable=not talk.is_terminal, transient=True) as progress:
+    console = _stderr_console()
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task(action.value, total=_count(places))
         try:
-            for more in desks.change(action, places, after_batch=lambda tried: progress.advance(task, tried)):
+            for more in admin.change(action, places, after_batch=lambda tried: progress.advance(task, tried)):
                 changed += more
         except KeyboardInterrupt:
             return changed, False
@@ -212,7 +218,7 @@ def _confirm(action: AdminAction, count: int) -> None:
         raise UsageError("nothing was changed")
 
 
-def _say(action: AdminAction, *, asked: int, changed: int, would: int | None, as_json: bool) -> None:
+def _report(action: AdminAction, *, asked: int, changed: int, would: int | None, as_json: bool) -> None:
     if as_json:
         figures = {"action": action.value, "asked": asked, "changed": changed}
         typer.echo(json.dumps(figures if would is None else {**figures, "would_change": would}))
@@ -235,5 +241,5 @@ def _count(places: Mapping[str, Sequence[str]]) -> int:
     return sum(len(ids) for ids in places.values())
 
 
-def _talk() -> Console:
+def _stderr_console() -> Console:
     return Console(stderr=True)

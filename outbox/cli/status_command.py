@@ -1,17 +1,18 @@
-"""`outbox status`: how one outbox stands, as a table for people or as JSON. It changes nothing."""
+"""Command `outbox status`: prints the state of an outbox, as a table or as JSON. Changes nothing."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Dialect
 
 from outbox.admin.source_shares import Sharing, read_sharing
@@ -20,7 +21,9 @@ from outbox.store.database import background_engine, database_errors, open_engin
 from outbox.store.database_url import database_url
 from outbox.store.message_table import Backlog, MessageStore
 from outbox.store.schema import message_table_names, schema_for
-from outbox_core.common.errors import SchemaMissing
+from outbox_core.common.errors import BrokerError, SchemaMissing
+from outbox_core.messages.connect import connect
+from outbox_core.messages.inspection import Inspectable, Inspection, Weakness
 
 app: typer.Typer = typer.Typer()
 
@@ -28,7 +31,7 @@ OVERDUE_SECONDS: Final = 60.0
 INSTANCES_SHOWN_MAX: Final = 50
 UNSERVED_SHOWN_MAX: Final = 10
 COUNTED_ROWS_MAX: Final = 100_000
-"""Rows of each kind counted in one table; more is shown as `100,000+`."""
+"""The limit of counted rows in one table; more are shown as `100,000+`."""
 
 
 @app.callback(invoke_without_command=True)
@@ -46,40 +49,114 @@ def status(
     overdue_seconds: Annotated[
         float, typer.Option("--overdue-seconds", help="Older than this is overdue: exit status 1.")
     ] = OVERDUE_SECONDS,
+    broker: Annotated[
+        str | None,
+        typer.Option("--broker", envvar="OUTBOX_BROKER__URL", help="Broker that the outbox publishes to: inspect it."),
+    ] = None,
+    topics: Annotated[list[str] | None, typer.Option("--topic", help="With --broker: inspect this topic.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say how an outbox stands. Exit status 1 when a message is overdue or parked, or the tables are not up to date.
+    """Show the state of an outbox.
+
+    Exit status 1 when a message is overdue or parked, the tables are not up to date, or the broker's server is set
+    weaker than its adapter promises.
 
     Example: outbox status --url mysql+pymysql://app@db/shop
+
+    Example: outbox status --url mysql+pymysql://app@db/shop --broker kafka://k1:9092,k2:9092 --topic paid
     """
     engine = open_engine(database_url(url, password_file=password_file))
-    background = background_engine(engine)
     try:
-        with database_errors(background.url), background.connect() as connection:
-            tables = _backlogs(connection, dialect=engine.dialect, schema=schema)
-            sharing = read_sharing(connection, dialect=engine.dialect, schema=schema)
-            revision = schema_upgrade.current(connection, schema=schema)
+        state = _state(engine, schema=schema, inspection=None if broker is None else _inspection(broker, topics or []))
     finally:
-        background.dispose()
         engine.dispose()
-    total = _total(tables)
-    newest = schema_upgrade.head()
-    well = total.oldest_due_age_us <= overdue_seconds * 1_000_000 and not total.parked and revision == newest
+    well = state.is_well(overdue_us=overdue_seconds * 1_000_000)
     if as_json:
-        figures: dict[str, Any] = {**asdict(total), "revision": revision, "newest_revision": newest, "ok": well}
-        figures["tables"] = {name: asdict(one) for name, one in tables.items()}
-        typer.echo(json.dumps({**figures, "compensators": asdict(sharing) if sharing else None}))
+        typer.echo(json.dumps({**state.figures(), "ok": well}))
     else:
-        _print(tables, total)
-        if sharing is not None:
-            _print_sharing(sharing)
-        hint = "" if revision == newest else "; run: outbox db upgrade"
-        typer.echo(f"tables: {len(tables):,} at revision {revision}{hint}")
+        _print(state)
     raise typer.Exit(0 if well else 1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """The state of an outbox: of each message table, of its compensators and its broker's server."""
+
+    tables: Mapping[str, Backlog]
+    sharing: Sharing | None
+    revision: str | None
+    newest_revision: str | None
+    inspection: Inspection | None
+
+    @property
+    def total(self) -> Backlog:
+        """Returns the sum over all tables."""
+        tables = self.tables.values()
+        return Backlog(
+            pending=sum(one.pending for one in tables),
+            due=sum(one.due for one in tables),
+            parked=sum(one.parked for one in tables),
+            oldest_due_age_us=max((one.oldest_due_age_us for one in tables), default=0),
+        )
+
+    def is_well(self, *, overdue_us: float) -> bool:
+        """Returns whether no operator needs to act."""
+        total = self.total
+        is_durable = self.inspection is None or not self.inspection.weaknesses
+        is_moving = total.oldest_due_age_us <= overdue_us and not total.parked
+        return is_moving and is_durable and self.revision == self.newest_revision
+
+    def figures(self) -> dict[str, Any]:
+        """Returns the state for JSON."""
+        figures: dict[str, Any] = {
+            **asdict(self.total),
+            "revision": self.revision,
+            "newest_revision": self.newest_revision,
+            "tables": {name: asdict(one) for name, one in self.tables.items()},
+            "compensators": asdict(self.sharing) if self.sharing else None,
+        }
+        if self.inspection is not None:
+            figures["broker"] = msgspec.to_builtins(self.inspection)
+        return figures
+
+
+def _state(engine: Engine, *, schema: str | None, inspection: Inspection | None) -> _State:
+    background = background_engine(engine)
+    try:
+        with database_errors(background.url), background.connect() as connection:
+            return _State(
+                tables=_backlogs(connection, dialect=engine.dialect, schema=schema),
+                sharing=read_sharing(connection, dialect=engine.dialect, schema=schema),
+                revision=schema_upgrade.current(connection, schema=schema),
+                newest_revision=schema_upgrade.head(),
+                inspection=inspection,
+            )
+    finally:
+        background.dispose()
+
+
+def _inspection(url: str, topics: Sequence[str]) -> Inspection | None:
+    """Inspects the broker's server; returns None if the adapter does not support it."""
+    broker = connect(url)
+    try:
+        return broker.inspect(topics) if isinstance(broker, Inspectable) else None
+    except BrokerError as error:
+        failed = Weakness(
+            subject="broker", problem=f"cannot be inspected: {error}", cure="check --broker and its server"
+        )
+        return Inspection(product="unknown", version="", weaknesses=(failed,))
+    finally:
+        broker.close()
+
+
+def _print_inspection(inspection: Inspection) -> None:
+    typer.echo(f"broker: {inspection.product} {inspection.version}".rstrip())
+    for weakness in inspection.weaknesses:
+        typer.echo(f"  weak: {weakness}")
+
+
 def _backlogs(connection: Connection, *, dialect: Dialect, schema: str | None) -> dict[str, Backlog]:
-    """How each message table of the schema stands. Raises SchemaMissing where there is none."""
+    """Returns the backlog of each message table of the schema. Raises SchemaMissing if there is none."""
     names = message_table_names(connection, schema_for(dialect, schema))
     if not names:
         raise SchemaMissing("there is no message table here; run: outbox db upgrade --url URL")
@@ -89,17 +166,18 @@ def _backlogs(connection: Connection, *, dialect: Dialect, schema: str | None) -
     }
 
 
-def _total(tables: Mapping[str, Backlog]) -> Backlog:
-    return Backlog(
-        pending=sum(one.pending for one in tables.values()),
-        due=sum(one.due for one in tables.values()),
-        parked=sum(one.parked for one in tables.values()),
-        oldest_due_age_us=max((one.oldest_due_age_us for one in tables.values()), default=0),
-    )
+def _print(state: _State) -> None:
+    _print_backlogs(state.tables, state.total)
+    if state.sharing is not None:
+        _print_sharing(state.sharing)
+    hint = "" if state.revision == state.newest_revision else "; run: outbox db upgrade"
+    typer.echo(f"tables: {len(state.tables):,} at revision {state.revision}{hint}")
+    if state.inspection is not None:
+        _print_inspection(state.inspection)
 
 
-def _print(tables: Mapping[str, Backlog], total: Backlog) -> None:
-    """The tables that have something in them, and the sum."""
+def _print_backlogs(tables: Mapping[str, Backlog], total: Backlog) -> None:
+    """Prints the tables that have rows, and the sum."""
     shown = Table("table", *("waiting", "due", "oldest due for", "parked"), show_footer=len(tables) > 1)
     for column in shown.columns[1:]:
         column.justify = "right"
@@ -113,7 +191,7 @@ def _print(tables: Mapping[str, Backlog], total: Backlog) -> None:
 
 
 def _print_sharing(sharing: Sharing) -> None:
-    """The compensators that share sources by leases here."""
+    """Prints the compensators that share sources by leases."""
     shown = Table("compensator", "zone", "lives for", "sources")
     for one in sharing.instances[:INSTANCES_SHOWN_MAX]:
         shown.add_row(one.id, one.zone or "", f"{one.age_us / 1_000_000:,.0f} s", f"{one.sources:,}")

@@ -1,1 +1,1 @@
-"""Consumers: pull, handle each message once, acknowledge."""
+"""Consumers: they pull messages, handle each once, and acknowledge it."""

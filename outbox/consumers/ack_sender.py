@@ -1,9 +1,9 @@
-"""The acks of one worker, sent beside its work: while one is on its way the next messages are pulled and handled.
+"""AckSender: sends the acks of one worker in a separate thread, while the worker pulls and handles the next messages.
 
-One is on its way at a time, and carries all that was handled until it went: acks reach the broker in the order in which
-the worker handled. Where messages come faster than acks are answered, an ack waits a moment for company: each costs a
-sync at the broker, which publishes wait for as well. A worker that is ahead of its acks by a batch waits for them; so
-it holds two batches at most. Not how an ack is sent, nor tried again.
+At most one ack request is in flight. It contains all that was handled before it was sent, so acks reach the broker in
+the order of handling. If messages come faster than the broker responds to acks, an ack lingers for a few milliseconds
+to include more of them: each request costs a sync at the broker, which delays publishes too. A worker that is a batch
+ahead of its acks waits for them, so it holds two batches at most. The caller sends and retries the requests.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Final
 
 from outbox.consumers.in_flight import InFlightDelivery
 
-COMPANY_MS: Final = 3
-"""An ack that waits for company goes once nothing has come for so long,"""
-COMPANY_LOOKS_MAX: Final = 4
-"""and after so many looks in any case."""
+ACK_LINGER_MS: Final = 3
+"""A lingering ack is sent once nothing was added for this time,"""
+ACK_LINGER_ROUNDS_MAX: Final = 4
+"""and after this multiple of that time in any case."""
 IDLE_S_MAX: Final = 60.0
 
 
-class AcksBeside:
-    """Used by one worker's thread alone. Its own starts with the first ack; no process that ends waits for it, as for a
-    pool's.
+class AckSender:
+    """For one worker's thread. Its own thread starts with the first ack; it is a daemon, so that the process does not
+    wait for it at exit, as it would for a thread pool's.
     """
 
     def __init__(
@@ -32,28 +32,27 @@ class AcksBeside:
         *,
         name: str,
         ahead_max: int,
-        company_ms: int = COMPANY_MS,
+        ack_linger_ms: int = ACK_LINGER_MS,
     ) -> None:
-        """`ack` acknowledges deliveries of one topic and group, and lets go of them; it is called in thread `name`.
+        """`ack` acknowledges and releases deliveries of one topic and group; it is called in a thread named `name`.
 
-        `ahead_max`: with more than so many unacknowledged put() waits. `company_ms`: an ack that waits for company goes
-        once nothing has come for so long.
+        put() waits while more than `ahead_max` deliveries are unacknowledged. `ack_linger_ms`: see ACK_LINGER_MS.
         """
         self._ack = ack
         self._name = name
         self._ahead_max = ahead_max
-        self._company_ms = company_ms
+        self._company_ms = ack_linger_ms
         self._lock = threading.Lock()
-        self._brought = threading.Condition(self._lock)
+        self._added = threading.Condition(self._lock)
         self._settled = threading.Condition(self._lock)
         self._waiting: list[InFlightDelivery] = []
-        self._on_their_way = 0
+        self._in_flight_count = 0
         self._ended = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def put(self, done: Sequence[InFlightDelivery]) -> None:
-        """Have these acknowledged. Raises what the acks before these raised, once these are on their way."""
+        """Acknowledge these deliveries soon. Raises the error of an earlier ack, after queueing these."""
         if not done:
             return
         self._start()
@@ -61,17 +60,17 @@ class AcksBeside:
             one.settling = one.acking = True
         with self._lock:
             if not self._waiting or len(self._waiting) + len(done) >= self._ahead_max:
-                self._brought.notify()
+                self._added.notify()
             self._waiting += done
-            while len(self._waiting) + self._on_their_way > self._ahead_max:
+            while len(self._waiting) + self._in_flight_count > self._ahead_max:
                 self._settled.wait(IDLE_S_MAX)
         self._raise()
 
     def end(self) -> None:
-        """Wait for what is on its way, end the thread, and raise what the ack raised. Idempotent."""
+        """Wait for the ack in flight, end the thread, and raise the ack's error, if any. Idempotent."""
         with self._lock:
             self._ended = True
-            self._brought.notify()
+            self._added.notify()
         if self._thread is not None:
             self._thread.join()
         self._raise()
@@ -88,34 +87,34 @@ class AcksBeside:
             self._thread = thread
 
     def _run(self) -> None:
-        in_company = False
-        while taken := self._next(in_company=in_company):
+        lingers = False
+        while taken := self._next(lingers=lingers):
             try:
                 self._ack(taken)
             except BaseException as error:  # noqa: BLE001  (the worker's thread raises it)
                 self._error = error
             with self._lock:
-                self._on_their_way = 0
+                self._in_flight_count = 0
                 self._settled.notify()
-                in_company = bool(self._waiting)  # they come faster than acks are answered
-            del taken  # what was acknowledged is not kept until the next ones come
+                lingers = bool(self._waiting)  # they come faster than the broker responds
+            del taken  # frees the acknowledged deliveries before the wait for the next ones
 
-    def _next(self, *, in_company: bool) -> list[InFlightDelivery]:
-        """What the next ack carries, once there is anything; nothing behind the end."""
+    def _next(self, *, lingers: bool) -> list[InFlightDelivery]:
+        """Waits for deliveries and returns those of the next ack; empty at the end."""
         with self._lock:
             while not self._waiting and not self._ended:
-                self._brought.wait(IDLE_S_MAX)
-            if in_company:
-                self._wait_for_company()
+                self._added.wait(IDLE_S_MAX)
+            if lingers:
+                self._linger()
             taken, self._waiting = self._waiting[: self._ahead_max], self._waiting[self._ahead_max :]
-            self._on_their_way = len(taken)
+            self._in_flight_count = len(taken)
             return taken
 
-    def _wait_for_company(self) -> None:
-        for _ in range(COMPANY_LOOKS_MAX):
+    def _linger(self) -> None:
+        for _ in range(ACK_LINGER_ROUNDS_MAX):
             before = len(self._waiting)
             if self._ended or before >= self._ahead_max:
                 return
-            self._brought.wait(self._company_ms / 1000)
+            self._added.wait(self._company_ms / 1000)
             if len(self._waiting) == before:
                 return

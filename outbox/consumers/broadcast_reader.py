@@ -1,7 +1,7 @@
-"""One topic read on by a broadcast consumer: its place, and what it does where a message fails. No threads.
+"""BroadcastReader: reads a topic for a broadcast consumer, tracks its offset, and retries failed messages. No threads.
 
-Nobody else gets what this process fails to handle, so a message is tried again where it stands, and holds up what comes
-behind it: no later message is handled before it is done, or given up.
+No other consumer gets a message that this process fails to handle, so it is retried in place and blocks later ones:
+none is handled before this one has been handled or given up.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from outbox_core.messages.message import Delivery
 logger: logging.Logger = logging.getLogger(__name__)
 
 RETRIES: Final = Backoff(initial_ms=200, multiplier=2, max_ms=30_000, jitter=0.5)
-"""Between the tries of one message."""
+"""The backoff between the attempts at one message."""
 
 
-class BroadcastReading:
-    """Where one consumer is in one topic. Used by one thread."""
+class BroadcastReader:
+    """The position of one consumer in one topic. For one thread."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class BroadcastReading:
         random: Random,
         retries: Backoff = RETRIES,
     ) -> None:
-        """`call` has a delivery handled, `failed` logs what it raised, `count` counts an outcome, `pause` waits
-        seconds: True, and it stops. `retries`: how long it waits between the tries of one message.
+        """`call` handles a delivery, `failed` logs its error, `count` counts an outcome, `pause` waits for seconds and
+        returns whether the consumer stops. `retries`: the backoff between the attempts at one message.
         """
         self._consumer, self._topic, self._start = consumer, topic, start
         self._broker, self._call, self._failed, self._count, self._pause = broker, call, failed, count, pause
@@ -54,18 +54,18 @@ class BroadcastReading:
         self._offset: int | None = None
 
     def round(self, *, wait_ms: int) -> None:
-        """Read once, and handle what came. The first read waits for nothing: it tells where this consumer begins.
+        """Read once, and handle the messages. The first read does not wait: it determines where this consumer begins.
 
-        Raises the broker's errors; what was read and not handled by then is read again.
+        Raises the broker's errors; messages that were read and not handled are read again.
         """
         started_at_ns = time.time_ns()
         found = self._broker.read(
             self._topic, offset=self._offset, start=self._start, max_messages=self._consumer.prefetch,
             wait_ms=0 if self._offset is None else wait_ms,
         )  # fmt: skip
-        self._tell_of_gaps(found)
+        self._log_gaps(found)
         if self._offset is not None and found.next_offset < self._offset:
-            self._offset = None  # to begin anew, as it began
+            self._offset = None  # start again, as at first
             return
         if found.deliveries:
             self._telemetry.received(
@@ -75,7 +75,7 @@ class BroadcastReading:
             self._offset = found.next_offset
 
     def _settled(self, delivery: Delivery) -> bool:
-        """Try until it is handled, or given up; False where the consumer stops before."""
+        """Retry until the message is handled or given up; returns False if the consumer stops before."""
         for attempt in range(1, ATTEMPTS_MAX_DEFAULT + 1):
             failure = self._try(msgspec.structs.replace(delivery, attempt=attempt))
             if failure is None:
@@ -96,7 +96,7 @@ class BroadcastReading:
         return True
 
     def _try(self, delivery: Delivery) -> BaseException | None:
-        """What the handler raised."""
+        """Returns the error that the handler raised."""
         group = self._consumer.group
         with self._telemetry.handling(delivery, group=group) as handling:
             try:
@@ -113,9 +113,9 @@ class BroadcastReading:
         self._failed(self._consumer, delivery, failure)
         return failure
 
-    def _tell_of_gaps(self, found: TopicRead) -> None:
-        """Retention may have dropped messages before this consumer came to them; a broker that lost its data begins
-        anew: neither may pass in silence.
+    def _log_gaps(self, found: TopicRead) -> None:
+        """Log gaps: retention may have dropped messages before this consumer read them, or the broker may have lost its
+        data and started again.
         """
         if self._offset is None:
             return

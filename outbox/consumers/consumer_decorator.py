@@ -1,4 +1,4 @@
-"""@consumer makes a handler of a function, run_consumers runs handlers on a broker. Neither handles nor delivers."""
+"""@consumer makes a Consumer of a function, run_consumers() runs Consumers on a broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outbox.consumers.handler import (
     is_async,
 )
 from outbox.consumers.in_flight import still_held
-from outbox.consumers.inbox import InboxStore
+from outbox.consumers.inbox_table import InboxStore
 from outbox.producer.engine_hooks import listen_to_engines
 from outbox.store.database import open_engine
 from outbox.telemetry import Telemetry
@@ -66,12 +66,13 @@ def consumer(
     """Make a consumer of a function, plain or `async def`, for one topic or several.
 
     `inbox`: the database (engine or URL) whose tables the handler changes; its effects then happen once. Without one
-    the handler gets a message at least once and should be idempotent. `workers` threads a topic pull up to `prefetch`
-    each. A handler that takes longer than `invisible_ms` keeps its message, for up to `handle_ms_max`.
+    the handler gets a message at least once and should be idempotent. `workers` threads for each topic pull up to
+    `prefetch` messages each. A handler that takes longer than `invisible_ms` keeps its message, for up to
+    `handle_ms_max`.
 
-    `broadcast`: every process that runs the consumer gets every message, in the topic's order, from its own start on
-    (True or "latest") or from the topic's ("earliest"); `group` is only its name in logs and metrics. What fails is
-    tried again in place, up to 16 times, and then passed over. It has no inbox: that is for one of many.
+    `broadcast`: every process that runs the consumer gets every message, in the topic's order, from the process's start
+    (True or "latest") or the topic's ("earliest"); `group` is only its name in logs and metrics. A failed message is
+    retried in place, up to 16 times, and then skipped. There is no inbox: its marks belong to a group.
     """
     topics = (topic,) if isinstance(topic, str) else tuple(topic)
     for one in topics:
@@ -107,7 +108,7 @@ def run_consumers(
 ) -> ConsumerRunner:
     """Start consumers on a broker (URL or object) and return their runner.
 
-    End it with stop(), or leave it to run_until_signal(). A broker that was given as a URL is closed with it.
+    End it with stop() or run_until_signal(). A broker that was given as a URL is closed with it.
     """
     opened = connect(broker) if isinstance(broker, str) else broker
     closes, url = (opened, broker) if isinstance(broker, str) else (None, None)

@@ -1,4 +1,4 @@
-"""Runs consumers: pulls, hands each delivery to its handler, settles it. Not how a handler is called, nor a broker."""
+"""ConsumerRunner: runs consumers in threads, which pull deliveries, pass them to handlers, and settle them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from random import Random
 from types import FrameType
 from typing import Final, Self
 
-from outbox.consumers.ack_sender import AcksBeside
-from outbox.consumers.acknowledgements import Settling
-from outbox.consumers.broadcast_reader import BroadcastReading
+from outbox.consumers.ack_sender import AckSender
+from outbox.consumers.broadcast_reader import BroadcastReader
+from outbox.consumers.delivery_settler import DeliverySettler
 from outbox.consumers.handler import Consumer, NotTried, Outcome, RetryLater, reason_for
-from outbox.consumers.in_flight import HeldDeliveries, InFlightDelivery
+from outbox.consumers.in_flight import InFlightDeliveries, InFlightDelivery
 from outbox.consumers.runner_times import PAUSES, RunnerTimes
-from outbox.store.event_loop import EventLoopThread
+from outbox.store.event_loop_thread import EventLoopThread
 from outbox.telemetry import Telemetry, default_telemetry
 from outbox.telemetry.failure_log import FailureLog, root_cause
 from outbox_core.common.backoff import Backoff
@@ -39,8 +39,8 @@ THREADS_MAX: Final = 256
 
 @dataclass(slots=True)
 class ConsumerFigures:
-    """What a runner has done so far, in deliveries. `lost` were not begun since their receipts were stale; `given_up`
-    were broadcast, and failed at every try.
+    """Counts of a runner's deliveries. `lost`: not begun, since their receipts were stale; `given_up`: broadcast
+    messages that failed at every attempt.
     """
 
     handled: int = 0
@@ -53,7 +53,7 @@ class ConsumerFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerHealth:
-    """How a runner is: `reasons` say what is wrong with it, and are empty where nothing is."""
+    """The health of a runner: `reasons` describe its problems, and are empty if it is healthy."""
 
     workers: int
     workers_alive: int
@@ -62,12 +62,12 @@ class ConsumerHealth:
 
     @property
     def healthy(self) -> bool:
-        """Whether all of its threads work, or it stops as it was told to."""
+        """Returns whether all its threads work, or it was stopped on request."""
         return not self.reasons
 
 
 class ConsumerRunner:
-    """Runs consumers in threads until told to stop. start() and stop() are idempotent; it starts once."""
+    """Runs consumers in threads until stop(). start() and stop() are idempotent; a runner starts only once."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class ConsumerRunner:
         closes_broker: Broker | None = None,
         broker_url: str | None = None,
     ) -> None:
-        """`closes_broker` is let go of at the end: the broker, where the runner is its only user. `broker_url` names
-        the broker in logs. `pauses` and `times`: see outbox.consumers.runner_times.
+        """`closes_broker` is closed at the end: the broker, if the runner is its only user. `broker_url` names the
+        broker in logs. `pauses` and `times`: see outbox.consumers.runner_times.
         """
         threads = sum(one.workers * len(one.topics) for one in consumers)
         if threads > THREADS_MAX:
@@ -98,22 +98,22 @@ class ConsumerRunner:
         self._random = random or Random()
         self._pauses = pauses
         self._times = times or RunnerTimes()
-        self._held = HeldDeliveries(broker=broker, clock=self._clock, telemetry=self._telemetry)
-        self._settling = Settling(broker=broker, telemetry=self._telemetry, random=self._random)
+        self._held = InFlightDeliveries(broker=broker, clock=self._clock, telemetry=self._telemetry)
+        self._settling = DeliverySettler(broker=broker, telemetry=self._telemetry, random=self._random)
         self._failures = FailureLog(logger, clock=self._clock)
         self._broker_name = mask_secrets(broker_url) if broker_url is not None else type(broker).__name__
         self._exit: BaseException | None = None
         self._loop: EventLoopThread | None = None
         self._stopping = threading.Event()
-        self._told: SimpleQueue[int] = SimpleQueue()
+        self._signals: SimpleQueue[int] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._ended = False
         self.figures: ConsumerFigures = ConsumerFigures()
 
     def start(self) -> None:
-        """Start `workers` threads a consumer and topic, and one that extends what is held."""
-        with self._lock:  # a first worker's handler may stop all of them before the last one is started
+        """Start `workers` threads for each consumer and topic, and one that extends deliveries in flight."""
+        with self._lock:  # a handler may stop all workers before the last one is started
             if self._threads:
                 return
             if any(one.is_async for one in self._consumers):
@@ -128,18 +128,18 @@ class ConsumerRunner:
                     self._threads.append(thread)
 
     def stop(self, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
-        """Finish the message in hand, give the others back untried, and stop; True when all did in time.
+        """Finish the current messages, nack the others untried, and stop; returns whether all threads ended in time.
 
-        A pull that waits for messages ends within its `pull_wait_ms`. What is not finished in time stays invisible to
-        others as long as this process lives, and comes back afterwards.
+        A pull that waits for messages ends within its `pull_wait_ms`. Unfinished messages stay invisible while this
+        process lives, and are redelivered afterwards.
         """
         self._stopping.set()
-        self._told.put(0)
+        self._signals.put(0)
         deadline = time.monotonic() + timeout_seconds
         with self._lock:
             threads = list(self._threads)
         for thread in threads:
-            if thread is not threading.current_thread():  # a handler may call it too; then it returns False
+            if thread is not threading.current_thread():  # a handler may call stop() too, which then returns False
                 thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in threads):
             logger.warning("consumers_still_at_work")
@@ -151,25 +151,25 @@ class ConsumerRunner:
         return True
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until somebody calls stop(); False when the time ran out."""
+        """Wait until stop() is called; returns False after a time-out."""
         return self._stopping.wait(timeout_seconds)
 
     def run_until_signal(self, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
-        """Work until SIGTERM or SIGINT, or until stop() is called, then stop(); what stop() returned. Main thread only.
+        """Run until SIGTERM, SIGINT or stop(), then stop(), whose result it returns. Main thread only.
 
-        A second signal does what it did before: it ends the process, and what is in hand comes back. Raises
-        SystemExit(1), once all is stopped, where a handler raised SystemExit or KeyboardInterrupt.
+        A second signal has its original effect: it ends the process, and messages in flight are redelivered. Raises
+        SystemExit(1), after all is stopped, if a handler raised SystemExit or KeyboardInterrupt.
         """
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError("signals reach the main thread alone: call run_until_signal() there")
 
-        def told(number: int, _frame: FrameType | None) -> None:
-            self._told.put(number)  # of all queues and events the one that a signal handler may use
+        def on_signal(number: int, _frame: FrameType | None) -> None:
+            self._signals.put(number)  # the only kind of queue or event that a signal handler may use
 
-        before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             self.start()
-            number = self._told.get()
+            number = self._signals.get()
         finally:
             for known, handler in before.items():
                 signal.signal(known, handler)
@@ -181,7 +181,7 @@ class ConsumerRunner:
         return stopped
 
     def health(self) -> ConsumerHealth:
-        """How it is; it asks neither the broker nor a database."""
+        """Returns the runner's health. Does no I/O."""
         alive = sum(thread.is_alive() for thread in self._threads)
         stopping = self._stopping.is_set()
         reasons = [f"a handler raised {type(self._exit).__name__}: all consumers stop"] if self._exit else []
@@ -208,13 +208,13 @@ class ConsumerRunner:
     def _work(self, consumer: Consumer, topic: str) -> None:
         try:
             self._work_until_stopped(consumer, topic)
-        except BaseException:  # the thread boundary: health() tells that the worker is gone
+        except BaseException:  # the thread boundary: health() reports that the worker has ended
             logger.critical("consumer_worker_gone", extra={"topic": topic, "group": consumer.group}, exc_info=True)
 
     def _work_until_stopped(self, consumer: Consumer, topic: str) -> None:
         failures = 0
         name = f"{threading.current_thread().name}-ack"
-        acks = AcksBeside(self._ack, name=name, ahead_max=consumer.prefetch, company_ms=self._times.company_ms)
+        acks = AckSender(self._ack, name=name, ahead_max=consumer.prefetch, ack_linger_ms=self._times.ack_linger_ms)
         reading = self._reading(consumer, topic)
 
         def act() -> BaseException | None:
@@ -230,18 +230,18 @@ class ConsumerRunner:
                 self._pause(failed, consumer, topic, failures=failures)
         self._tried(acks.end, consumer, topic)
 
-    def _reading(self, consumer: Consumer, topic: str) -> BroadcastReading | None:
-        """How a broadcast consumer reads; None for one that shares with its group."""
+    def _reading(self, consumer: Consumer, topic: str) -> BroadcastReader | None:
+        """Returns the reader of a broadcast consumer; None for a consumer of a group."""
         if consumer.broadcast is None or not isinstance(self._broker, Broadcaster):
             return None
-        return BroadcastReading(
+        return BroadcastReader(
             consumer, topic, start=consumer.broadcast, broker=self._broker, call=self._call, failed=self._log_failed,
             count=self._count, pause=self._stopping.wait, telemetry=self._telemetry, random=self._random,
             retries=self._times.broadcast_retries,
         )  # fmt: skip
 
     def _tried(self, act: Callable[[], BaseException | None], consumer: Consumer, topic: str) -> BaseException | None:
-        """What went wrong in a worker's round; whatever it is, the worker goes on, or stops in order."""
+        """Returns the error of a worker's round, if any: after it the worker continues, or stops in an orderly way."""
         try:
             return act()
         except OutboxError as error:
@@ -249,24 +249,24 @@ class ConsumerRunner:
         except (SystemExit, KeyboardInterrupt) as error:
             self._stop_after(error)
             return error
-        except BaseException as error:  # noqa: BLE001 - a worker that ended here would be missed by nobody
+        except BaseException as error:  # noqa: BLE001 - the worker must continue
             fields = {"topic": topic, "group": consumer.group, "error": reason_for(error)}
             self._failures.write("consumer_failed", error, fields=fields, kind=(topic, consumer.group))
             return error
 
     def _stop_after(self, error: BaseException) -> None:
-        """Stop all consumers in order: a handler asked for the end of the process. The first one is remembered."""
+        """Stop all consumers: a handler has requested the end of the process. The first error is kept."""
         with self._lock:
             if self._exit is not None:
                 return
             self._exit = error
         logger.critical("consumers_exit", extra={"error": reason_for(error)}, exc_info=error)
         self._stopping.set()
-        # Not by this thread, which is one of those that stop() waits for.
+        # In another thread, since stop() waits for this one.
         threading.Thread(target=self.stop, name="consumer-stop", daemon=True).start()
 
     def _pause(self, error: BaseException, consumer: Consumer, topic: str, *, failures: int) -> None:
-        """Wait, longer each time, so that consumers neither hammer what is out nor come back all at once."""
+        """Wait with backoff, so that consumers neither overload an unavailable server nor all return at once."""
         pause_ms = self._pauses.delay_ms(failures, self._random)
         if isinstance(error, BrokerThrottled):
             pause_ms = max(pause_ms, error.retry_after_ms)
@@ -279,8 +279,8 @@ class ConsumerRunner:
         self._failures.write_outage(event, error, fields=fields, kind=(topic, consumer.group))
         self._stopping.wait(pause_ms / 1000)
 
-    def _round(self, consumer: Consumer, topic: str, acks: AcksBeside) -> NotTried | None:
-        """Pull and handle once; what it returns says that the inbox's database is out. Raises the broker's errors."""
+    def _round(self, consumer: Consumer, topic: str, acks: AckSender) -> NotTried | None:
+        """Pull and handle once; returns an error if the inbox's database is unavailable. Raises the broker's errors."""
         started_at_ns = time.time_ns()
         deliveries = self._broker.pull(
             topic, consumer.group,
@@ -295,16 +295,16 @@ class ConsumerRunner:
         finally:
             self._held.release([one for one in held if not one.acking])
 
-    def _handle_all(self, held: Sequence[InFlightDelivery], acks: AcksBeside) -> NotTried | None:
-        """Handle one after the other, acknowledging as it goes, beside the handling and the next pull: a crash repeats
-        little, a batch costs few acks, and none of them holds up a message.
+    def _handle_all(self, held: Sequence[InFlightDelivery], acks: AckSender) -> NotTried | None:
+        """Handle deliveries one after the other, and acknowledge concurrently with handling and the next pull: after a
+        crash few are repeated, a batch needs few acks, and no message waits for an ack.
         """
         done: list[InFlightDelivery] = []
         acked_at_ms = self._clock.monotonic_ms()
         try:
             for position, one in enumerate(held):
                 if self._stopping.is_set():
-                    self._hand_back(held[position:], delay_ms=0, reason="consumer stops")
+                    self._nack_untried(held[position:], delay_ms=0, reason="consumer stops")
                     return None
                 if not self._held.may_begin(one):
                     self._count("lost")
@@ -314,7 +314,7 @@ class ConsumerRunner:
                         done.append(one)
                 except NotTried as error:
                     untried = [one] if error.conflict else held[position:]
-                    self._hand_back(untried, delay_ms=self._pauses.initial_ms, reason=reason_for(error))
+                    self._nack_untried(untried, delay_ms=self._pauses.initial_ms, reason=reason_for(error))
                     if not error.conflict:
                         return error
                 if done and self._clock.monotonic_ms() - acked_at_ms >= self._times.ack_delay_ms:
@@ -332,7 +332,7 @@ class ConsumerRunner:
             self._held.release(done)
 
     def _handle_one(self, held: InFlightDelivery) -> bool:
-        """True when the delivery is to be acknowledged; otherwise it has been given back. Raises NotTried."""
+        """Returns whether to acknowledge the delivery; otherwise it has been nacked. Raises NotTried."""
         consumer, delivery = held.consumer, held.delivery
         with self._telemetry.handling(delivery, group=consumer.group) as handling, self._held.handling(held):
             try:
@@ -367,29 +367,29 @@ class ConsumerRunner:
             raise
 
     def _log_failed(self, consumer: Consumer, delivery: Delivery, error: BaseException) -> None:
-        """Inside the span of the handling, so that a log of the user's has the trace's id beside it."""
+        """Called inside the handler's span, so that log records contain the trace's id."""
         fields = {
             "topic": delivery.topic, "group": consumer.group, "message_id": delivery.id, "attempt": delivery.attempt,
             "error": reason_for(error),
         }  # fmt: skip
-        if isinstance(error, RetryLater):  # as the handler asked: no failure to look into
+        if isinstance(error, RetryLater):  # as the handler requested: not a failure
             logger.info("handler_retries_later", extra=fields)
         else:
             self._failures.write("handler_failed", error, fields=fields, kind=(delivery.topic, consumer.group))
 
-    def _hand_back(self, held: Sequence[InFlightDelivery], *, delay_ms: int, reason: str) -> None:
-        """Give back untried, in one call, what is still ours."""
+    def _nack_untried(self, held: Sequence[InFlightDelivery], *, delay_ms: int, reason: str) -> None:
+        """Nack the deliveries that are still held, in one call and without using up an attempt."""
         ours = [one for one in held if not one.lost]
         for _ in ours:
             self._count("handed_back")
         self._settling.nack(ours, delay_ms=delay_ms, reason=reason, counts=False)
 
     def _count(self, name: str) -> None:
-        with self._lock:  # workers count side by side
+        with self._lock:  # workers count concurrently
             setattr(self.figures, name, getattr(self.figures, name) + 1)
 
     def _end(self) -> None:
-        """All workers are done: end what served them."""
+        """Called after all workers have ended: end the threads and connections that they used."""
         self._held.stop(timeout_seconds=STOP_TIMEOUT_SECONDS)
         if self._loop is not None:
             for engine in {one.async_engine for one in self._consumers if one.async_engine is not None}:

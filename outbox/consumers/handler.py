@@ -1,4 +1,4 @@
-"""Consumer: a handler, and how it handles one delivery: effect and inbox mark in one transaction. No threads."""
+"""Consumer: calls a handler for one delivery, with its effect and the inbox mark in one transaction. No threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from outbox.consumers.inbox import InboxStore
+from outbox.consumers.inbox_table import InboxStore
 from outbox.producer.engine_hooks import refuse_if_doomed
 from outbox.store.database import CONFLICTS, error_code, is_autocommit, translate
 from outbox_core.common.errors import ConfigurationError, OutboxError
@@ -25,7 +25,7 @@ from outbox_core.messages.message import Delivery
 
 
 class RetryLater(Exception):
-    """Raised by a handler: give this message back and deliver it again after `delay_ms` (it uses up an attempt)."""
+    """Raised by a handler: nack this message, and redeliver it after `delay_ms` (it uses up an attempt)."""
 
     def __init__(self, *, delay_ms: int, reason: str = "handler asked for a retry") -> None:
         if not 0 <= delay_ms <= DELAY_MAX_MS:
@@ -37,8 +37,8 @@ class RetryLater(Exception):
 class NotTried(OutboxError):
     """The inbox's database failed before the handler was called: the message keeps its attempts.
 
-    The cause says whether trying again can help. With `conflict` it lost against another transaction, most likely a
-    duplicate's, and the database is well.
+    The cause tells whether a retry can help. `conflict`: it lost against another transaction, most likely a
+    duplicate's, and the database is available.
     """
 
     retryable = True
@@ -49,15 +49,15 @@ class NotTried(OutboxError):
 
 
 class CommittedByHandler(OutboxError):
-    """The handler committed its session and then failed: its mark is committed too, so the message counts as handled
-    from now on, whatever the handler left undone. The cause is what it failed with.
+    """The handler committed its session and then failed: its mark is committed too, so the message counts as handled,
+    even if the handler's work is incomplete. The cause is the handler's error.
     """
 
     retryable = False
 
 
 class Outcome(StrEnum):
-    """What handling one delivery came to."""
+    """The outcome of handling one delivery."""
 
     HANDLED = "handled"
     DEDUPLICATED = "deduplicated"
@@ -65,10 +65,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumer:
-    """A handler and what it consumes.
+    """A handler and the topics that it consumes.
 
-    With an inbox it is called as handler(session, delivery), else as handler(delivery). An `async def` handler gets an
-    AsyncSession, and its inbox is on an AsyncEngine.
+    With an inbox the handler is called as handler(session, delivery), else as handler(delivery). An `async def` handler
+    gets an AsyncSession, and its inbox is on an AsyncEngine.
     """
 
     topics: tuple[str, ...]
@@ -83,19 +83,19 @@ class Consumer:
     handle_ms_max: int
     is_async: bool
     broadcast: Start | None = None
-    """Where it begins, if it gets every message of its topics; else it shares them with the others of its group."""
+    """Where a broadcast consumer begins, which gets every message of its topics; None: a consumer of its group."""
 
     @property
     def topic(self) -> str:
-        """The topic; the first of many."""
+        """Returns the topic; of several, the first."""
         return self.topics[0]
 
     def handle(self, delivery: Delivery) -> Outcome:
-        """Handle one delivery; what the handler raises is raised on.
+        """Handle one delivery; an error of the handler is re-raised.
 
-        With an inbox the handler's effect and the mark commit together: whatever was handled before is not handled
-        again, whoever delivers it how often. Raises NotTried where the inbox cannot be asked, CommittedByHandler where
-        the handler has committed its session, and the mark with it, before it failed.
+        With an inbox the handler's effect and the mark commit together: a handled message is not handled again, however
+        often it is delivered. Raises NotTried if the inbox's database fails before the handler is called,
+        CommittedByHandler if the handler has committed its session, and the mark with it, before it failed.
         """
         if self.is_async:
             raise ConfigurationError(f"{self.handler} is async: await handle_async(delivery)")
@@ -114,12 +114,12 @@ class Consumer:
                 if not transaction.is_active and self._is_marked(self.engine, delivery):
                     raise _committed_by_handler(error) from error
                 raise
-            # A deadlock that the handler swallowed has undone the mark and half of the effect: never acknowledge that.
+            # A deadlock that the handler swallowed has rolled back the mark and part of the effect: do not acknowledge.
             refuse_if_doomed(connection)
             return Outcome.HANDLED
 
     async def handle_async(self, delivery: Delivery) -> Outcome:
-        """What handle() is to a plain function, to an `async def` one."""
+        """The same as handle() for an `async def` handler."""
         if self.async_engine is None:
             await self._awaited(delivery)
             return Outcome.HANDLED
@@ -139,7 +139,7 @@ class Consumer:
             return Outcome.HANDLED
 
     def __call__(self, *args: Any, **kwargs: Any) -> object:
-        """The undecorated handler, as tests call it."""
+        """Calls the undecorated handler, for tests."""
         return self.handler(*args, **kwargs)
 
     def _mark(self, connection: Connection, delivery: Delivery) -> bool:
@@ -152,7 +152,7 @@ class Consumer:
         return self.store.mark(connection, group=self.group, message_id=delivery.id, topic=delivery.topic)
 
     def _is_marked(self, engine: Engine, delivery: Delivery) -> bool:
-        """Whether the mark is committed; False where the inbox cannot be asked."""
+        """Returns whether the mark is committed; False if the inbox cannot be read."""
         try:
             with engine.connect() as connection:
                 return self._has_mark(connection, delivery)
@@ -186,7 +186,7 @@ def _committed_by_handler(error: BaseException) -> CommittedByHandler:
 
 @contextmanager
 def not_tried(engine: Engine) -> Iterator[None]:
-    """Say of what fails here that the handler was not called."""
+    """Raise NotTried for database errors inside the block, where the handler has not been called."""
     try:
         yield
     except (DBAPIError, PoolTimeoutError) as error:
@@ -197,12 +197,12 @@ def not_tried(engine: Engine) -> Iterator[None]:
 
 
 def is_async(handler: Callable[..., object]) -> bool:
-    """Whether a handler is to be awaited: `async def`, also as an object's __call__."""
+    """Returns whether a handler must be awaited: `async def`, also as an object's __call__."""
     return iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
 def check_handler(handler: Callable[..., object], engine: Engine | None) -> None:
-    """Raise ConfigurationError for a handler that its inbox cannot serve, or whose body would never run."""
+    """Raise ConfigurationError for a handler that does not fit its inbox, or whose body would never run."""
     name = getattr(handler, "__qualname__", repr(handler))
     if isgeneratorfunction(handler) or isasyncgenfunction(handler):
         raise ConfigurationError(f"the handler {name} is a generator: calling it would run nothing of it")
@@ -218,7 +218,7 @@ def check_handler(handler: Callable[..., object], engine: Engine | None) -> None
 
 
 def _check_parameters(handler: Callable[..., object], name: str, *, with_session: bool) -> None:
-    """A handler that cannot be called would fail at every delivery, until all were dead letters."""
+    """Rejects a handler with wrong parameters, which would fail at every delivery until all were dead letters."""
     given = ("session", "delivery") if with_session else ("delivery",)
     try:
         signature(handler).bind(*given)
@@ -227,12 +227,12 @@ def _check_parameters(handler: Callable[..., object], name: str, *, with_session
         raise ConfigurationError(
             f"the handler {name} is called as {name}({', '.join(given)}) {because}: {error}"
         ) from error
-    except ValueError:  # something built in, which does not say what it takes
+    except ValueError:  # a built-in without a signature
         return
 
 
 def reason_for(error: BaseException) -> str:
-    """Why a delivery failed, for logs and the broker: short, and without the values that a statement had."""
+    """Returns the reason of a failure for logs and the broker: short, and without the parameters of statements."""
     text = str(error)
     if isinstance(error, RetryLater):
         return text[:REASON_CHARS_MAX]
@@ -242,7 +242,7 @@ def reason_for(error: BaseException) -> str:
 
 
 def _refuse_awaitable(result: object) -> None:
-    """A plain function that returns a coroutine has done nothing yet: acknowledging would lose the message."""
+    """Rejects a coroutine from a plain function: its body has not run, so acknowledging would lose the message."""
     if isawaitable(result):
         if iscoroutine(result):
             result.close()

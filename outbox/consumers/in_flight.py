@@ -1,9 +1,9 @@
-"""What consumers hold in their hands: kept invisible while it is handled, given back when it cannot be. No handling.
+"""Deliveries in flight: extends those that are being handled, and nacks those that wait too long. Handles none.
 
-A delivery is held from its pull to its settlement. When half of its invisible time is gone it is extended, if its
-handler has begun; one that waits behind a slow neighbour for longer than its invisible time is given back untried, so
-that a hung handler holds up nothing but its own message. Where the broker says that the receipt is stale, somebody
-else has the message or will have it: it is not begun any more, and a handler at work can ask still_held().
+A delivery is held from its pull to its settlement. After half of its invisible time it is extended if its handler has
+begun; one that waits behind a slow handler for longer than its invisible time is nacked untried, so that a hung handler
+blocks only its own message. If the broker reports a receipt as stale, another consumer has the message or will get it:
+its handling does not begin any more, and a running handler can check still_held().
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IDLE_WAIT_MS: Final = 60_000
 
 @dataclass(slots=True, eq=False)
 class InFlightDelivery:
-    """One delivery in hand, by the monotonic clock: invisible to others until `until_ms`, as far as we know."""
+    """One delivery in flight, invisible to others until `until_ms` (monotonic clock), as far as this process knows."""
 
     consumer: Consumer
     delivery: Delivery
@@ -43,24 +43,24 @@ class InFlightDelivery:
     begun: bool = False
     settling: bool = False
     acking: bool = False
-    """Its ack is on its way, or done, and lets go of it."""
+    """Its ack has been sent; the ack's end releases it."""
     lost: bool = False
 
 
 _current: ContextVar[tuple[InFlightDelivery, Clock] | None] = ContextVar("outbox_held", default=None)
 
 
-class _InHand:
-    """HeldDeliveries.handling; entered for every message."""
+class _HandlingScope:
+    """The context of InFlightDeliveries.handling(); entered for every message."""
 
-    __slots__ = ("_in_hand", "_token")
+    __slots__ = ("_current_delivery", "_token")
 
     def __init__(self, held: InFlightDelivery, clock: Clock) -> None:
-        self._in_hand = (held, clock)
+        self._current_delivery = (held, clock)
         self._token: Token[tuple[InFlightDelivery, Clock] | None] | None = None
 
     def __enter__(self) -> None:
-        self._token = _current.set(self._in_hand)
+        self._token = _current.set(self._current_delivery)
 
     def __exit__(self, *_: object) -> None:
         if self._token is not None:
@@ -68,10 +68,10 @@ class _InHand:
 
 
 def still_held() -> bool:
-    """Asked by a handler: whether the message it is working on is still its own.
+    """Returns whether the message that the calling handler works on is still held by it.
 
-    False means that the broker has handed it to somebody else, or may have: an inbox lets only one of them commit;
-    without one, stop before the next effect. True where no runner is involved, as in a test.
+    False means that the broker has delivered it to another consumer, or may have: an inbox lets only one commit;
+    without one, stop before the next effect. True without a runner, as in a test.
     """
     found = _current.get()
     if found is None:
@@ -80,8 +80,8 @@ def still_held() -> bool:
     return not held.lost and clock.monotonic_ms() < held.until_ms
 
 
-class HeldDeliveries:
-    """All that one runner holds, and the thread that keeps it invisible. Safe in any thread."""
+class InFlightDeliveries:
+    """All deliveries that one runner holds, and the thread that keeps them invisible. Thread-safe."""
 
     def __init__(self, *, broker: Broker, clock: Clock, telemetry: Telemetry) -> None:
         self._broker = broker
@@ -89,21 +89,21 @@ class HeldDeliveries:
         self._telemetry = telemetry
         self._held: dict[str, InFlightDelivery] = {}
         self._changed = threading.Condition()
-        self._looks_at_ms = 0
+        self._wakes_at_ms = 0
         self._ending = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread that extends."""
+        """Start the thread that extends deliveries."""
         self._thread = threading.Thread(target=self._run, name="consumer-extender", daemon=True)
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Whether the thread that extends runs."""
+        """Returns whether the thread that extends deliveries runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self, *, timeout_seconds: float) -> None:
-        """End it; what is still held comes back by itself."""
+        """End the thread; deliveries that are still held are redelivered when their invisible time ends."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
@@ -111,7 +111,7 @@ class HeldDeliveries:
             self._thread.join(timeout_seconds)
 
     def hold(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> list[InFlightDelivery]:
-        """Hold what has just been pulled."""
+        """Hold deliveries that have just been pulled."""
         now_ms = self._clock.monotonic_ms()
         found = [
             InFlightDelivery(
@@ -122,18 +122,18 @@ class HeldDeliveries:
         ]  # fmt: skip
         with self._changed:
             self._held.update({held.delivery.receipt: held for held in found})
-            if now_ms + consumer.invisible_ms // 2 < self._looks_at_ms:
+            if now_ms + consumer.invisible_ms // 2 < self._wakes_at_ms:
                 self._changed.notify_all()
         return found
 
     def release(self, held: Sequence[InFlightDelivery]) -> None:
-        """Let go of what is settled, or never will be."""
+        """Release deliveries that are settled, or never will be."""
         with self._changed:
             for one in held:
                 self._held.pop(one.delivery.receipt, None)
 
     def may_begin(self, held: InFlightDelivery) -> bool:
-        """Begin to handle it, if it is still ours; it is not given back from now on."""
+        """Begin to handle a delivery if it is still held; it is not nacked as untried any more."""
         with self._changed:
             now_ms = self._clock.monotonic_ms()
             if held.lost or now_ms >= held.until_ms:
@@ -143,43 +143,43 @@ class HeldDeliveries:
             return True
 
     def handling(self, held: InFlightDelivery) -> AbstractContextManager[None]:
-        """While a handler works on it: still_held() is about this one."""
-        return _InHand(held, self._clock)
+        """Returns a context for the handler's call, inside which still_held() refers to this delivery."""
+        return _HandlingScope(held, self._clock)
 
     def extend_due(self) -> None:
-        """Extend or give back what is due for it."""
+        """Extend or nack the deliveries that are due for it."""
         now_ms = self._clock.monotonic_ms()
         with self._changed:
             due = [held for held in self._held.values() if not held.lost and held.extend_at_ms <= now_ms]
             over = [held for held in due if _is_over(held, now_ms)]
             for held in over:
-                held.lost = True  # under the lock: nobody begins it any more
+                held.lost = True  # under the lock: its handling cannot begin any more
         extended = [held for held in due if not held.lost]
         for invisible_ms in sorted({held.consumer.invisible_ms for held in extended}):
             alike = [held for held in extended if held.consumer.invisible_ms == invisible_ms]
             for start in range(0, len(alike), PULL_MESSAGES_MAX):
                 self._extend(alike[start : start + PULL_MESSAGES_MAX], invisible_ms=invisible_ms)
-        self._let_go([held for held in over if held.begun])
-        self._give_back([held for held in over if not held.begun])
+        self._abandon([held for held in over if held.begun])
+        self._nack_waiting([held for held in over if not held.begun])
 
     def _run(self) -> None:
         while True:
             pause_ms = 0
             try:
                 self.extend_due()
-            except BaseException:  # the thread boundary: without this thread slow messages would be handed out twice
+            except BaseException:  # the thread boundary: without this thread slow messages would be delivered twice
                 logger.exception("extend_failed")
                 pause_ms = EXTEND_RETRY_MS
             with self._changed:
                 if not self._ending:
                     wait_ms = max(pause_ms, self._until_next_ms())
-                    self._looks_at_ms = self._clock.monotonic_ms() + wait_ms
+                    self._wakes_at_ms = self._clock.monotonic_ms() + wait_ms
                     self._clock.wait(self._changed, wait_ms)
                 if self._ending:
                     return
 
     def _until_next_ms(self) -> int:
-        """How long nothing is due. The caller has the lock."""
+        """Returns the time until a delivery is due. The caller holds the lock."""
         at_ms = min((held.extend_at_ms for held in self._held.values() if not held.lost), default=None)
         return IDLE_WAIT_MS if at_ms is None else max(EXTEND_PAUSE_MS_MIN, at_ms - self._clock.monotonic_ms())
 
@@ -197,7 +197,7 @@ class HeldDeliveries:
             if status is ExtendStatus.EXTENDED:
                 one.until_ms, one.extend_at_ms = now_ms + invisible_ms, now_ms + invisible_ms // 2
                 self._count("extended", one)
-            elif not one.settling:  # what is being acknowledged just now is stale for a good reason
+            elif not one.settling:  # a delivery that is being acknowledged is expected to be stale
                 self._lose(one)
 
     def _lose(self, held: InFlightDelivery) -> None:
@@ -207,14 +207,14 @@ class HeldDeliveries:
             "receipt_lost", extra={"message_id": held.delivery.id, "group": held.consumer.group, "begun": held.begun}
         )
 
-    def _let_go(self, held: Sequence[InFlightDelivery]) -> None:
-        """Handlers that overran their bound: their messages are left to come back by themselves."""
+    def _abandon(self, held: Sequence[InFlightDelivery]) -> None:
+        """Stop extending deliveries whose handlers exceeded their time: the broker will redeliver them."""
         for one in held:
             self._count("overdue", one)
             logger.error("handler_overdue", extra={"message_id": one.delivery.id, "group": one.consumer.group})
 
-    def _give_back(self, held: Sequence[InFlightDelivery]) -> None:
-        """What waited too long behind a slow handler goes to whoever is free."""
+    def _nack_waiting(self, held: Sequence[InFlightDelivery]) -> None:
+        """Nack deliveries that waited too long behind a slow handler, for other consumers."""
         if not held:
             return
         for one in held:
@@ -230,6 +230,6 @@ class HeldDeliveries:
 
 
 def _is_over(held: InFlightDelivery, now_ms: int) -> bool:
-    """Whether it is not to be held any longer. Pure."""
+    """Returns whether a delivery must not be held any longer. Pure."""
     bound_ms = held.consumer.handle_ms_max if held.begun else held.consumer.invisible_ms
     return now_ms - held.since_ms >= bound_ms

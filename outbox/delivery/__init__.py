@@ -1,1 +1,1 @@
-"""A batch of rows to the broker, and what the broker answered back into the table."""
+"""Delivery: sends a batch of rows to the broker, and writes the results to the table."""

@@ -1,8 +1,8 @@
-"""In which waves a batch goes to the broker, so that the messages of an ordered key arrive one after the other. Pure.
+"""Splits a batch into waves, so that the messages of an ordered key reach the broker one after the other. Pure.
 
-A key's message goes only after the broker has taken all older ones of the key. A broker answers for each message of a
-batch by itself, so two messages of one key never share a batch: the first wave has the first of each key and all that
-is not ordered, the second wave the second of each key, and so on.
+A message is sent only after the broker has accepted all older ones of its key. A broker may accept any part of a batch,
+so two messages of one key never share a batch: the first wave has the first message of each key and all unordered ones,
+the second wave the second message of each key, and so on.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from outbox.store.ordering import Barrier, KeyRun
+from outbox.store.order_table import Barrier, KeyRun
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowState
 
 HOLD_DELAY_MS_MIN: Final = 10
 PARKED_DELAY_MS: Final = 30_000
-"""For one that waits for a message that people must look at."""
+"""The delay of a message that waits for one that an operator must handle."""
 _HOLD_STEPS: Final = 8
-"""A delay is rounded up by an eighth at most: few different ones, so that many are put off by one statement."""
+"""Delays are rounded up, by an eighth at most, to few different ones, so that one statement postpones many rows."""
 IN_FLIGHT_DELAY_MS: Final = 500
-"""For one that waits for a message that another process is sending."""
+"""The delay of a message that waits for one that another process is sending."""
 
 
 def runs(rows: Iterable[OutboxRow], *, accepted: Mapping[str, Collection[str]]) -> dict[str, KeyRun]:
-    """What there is of each ordered key in a batch; `accepted` has, by order key, ids that the broker has already, as
-    far as the caller knows, though their rows still stand.
+    """Returns the rows of a batch by ordered key; `accepted` has, by order key, ids that the broker has already
+    accepted to the caller's knowledge, though their rows still exist.
     """
     by_key: defaultdict[str, list[OutboxRow]] = defaultdict(list)
     for row in rows:
@@ -43,7 +43,7 @@ def runs(rows: Iterable[OutboxRow], *, accepted: Mapping[str, Collection[str]]) 
 
 
 def waves(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
-    """The batches to send one after the other; each keeps the order of `rows`, each key its numbers' order."""
+    """Returns the batches to send in turn; each keeps the order of `rows`, and each key the order of its numbers."""
     found: list[list[OutboxRow]] = [[]]
     places: defaultdict[str, int] = defaultdict(int)
     for row in sorted(rows, key=lambda row: row.order_seq or 0) if any(row.order_key for row in rows) else rows:
@@ -58,7 +58,7 @@ def waves(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
 
 
 def hold_delay_ms(barrier: Barrier) -> int:
-    """How long what waits for this one is put off until somebody looks again."""
+    """Returns the delay after which messages that wait for this barrier are retried."""
     if barrier.state is RowState.PARKED:
         return PARKED_DELAY_MS
     if barrier.leased:

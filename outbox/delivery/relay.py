@@ -1,5 +1,5 @@
-"""THE delivery path: a batch of rows to the broker, then what the broker said back into the table. Both the sender
-after a commit and the compensator go through deliver(). It neither claims rows nor loops.
+"""The relay, the only delivery path: publishes a batch of rows, then writes the results to the table. Both the sender
+after a commit and the compensator use it. It neither claims rows nor loops.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outbox.delivery.send_decision import Accepted, Decision, Hold, Park, Retry,
 from outbox.store.async_background import AsyncBackground, transact
 from outbox.store.database import CONFLICT_RETRIES_MAX, database_errors, retry_conflicts
 from outbox.store.message_table import MessageStore
-from outbox.store.ordering import Barrier, KeyRun
+from outbox.store.order_table import Barrier, KeyRun
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowKind
 from outbox.store.table_placement import MessageTable
@@ -38,19 +38,19 @@ from outbox_core.messages.message import CancelStatus, Message, PublishResult, P
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-_Letter = tuple[OutboxRow, Message]
+_RowMessage = tuple[OutboxRow, Message]
 
 ORDERED_OUTAGE_DELAY_MS: Final = 1_000
 SETTLE_ROWS_MAX: Final = 200
-"""Rows in one settling statement; the knee of the curve between round trips and lock counts."""
+"""Rows in one settling statement: a compromise between round trips and the number of locks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayPolicy:
-    """How long a row waits when the broker did not take it; whether accepted rows are kept as evidence.
+    """The delays of rows that the broker did not accept; whether accepted rows are archived as evidence.
 
-    After an outage all rows wait for `outage_delay_ms`. A row that was refused for a reason that people can mend waits
-    by its own `backoff`.
+    In an outage all rows wait for `outage_delay_ms`. A row that was rejected for a reason that an operator can remove
+    waits for its own `backoff`.
     """
 
     outage_delay_ms: int = 5_000
@@ -61,10 +61,10 @@ class RelayPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryReport:
-    """What became of a batch: how many were accepted, put off, held behind an older message of their key, and parked;
-    `stale` rows had got another owner meanwhile.
+    """The result of a batch: how many rows were accepted, postponed, held behind an older message of their key, and
+    parked; `stale` rows had another owner by then.
 
-    `outage` carries the broker's error when the broker as a whole did not take anything.
+    `outage` has the broker's error if the broker was unavailable as a whole.
     """
 
     accepted: int = 0
@@ -76,7 +76,7 @@ class DeliveryReport:
 
 
 class Relay:
-    """Delivers rows that a token owns. Safe in any thread; holds no transaction open across the network."""
+    """Delivers rows that a token owns. Thread-safe; holds no transaction open during requests to the broker."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Relay:
         telemetry: Telemetry = NO_TELEMETRY,
         path: SendPath = SendPath.INLINE,
     ) -> None:
-        """`store`: of any message table on the database; rows that name another one are settled there."""
+        """`store`: of any message table on the database; rows of another table are settled in theirs."""
         self._engine = engine
         self._store = store
         self._broker = broker
@@ -100,12 +100,12 @@ class Relay:
 
     @property
     def broker(self) -> Broker:
-        """Where it delivers to."""
+        """Returns the broker to which it delivers."""
         return self._broker
 
     def deliver(self, rows: Sequence[OutboxRow], *, token: str) -> DeliveryReport:
-        """Send rows that `token` owns and write down what became of each. Raises DatabaseUnavailable where that failed:
-        then the rows stay ours until the lease ends and are sent again, under the same ids.
+        """Send rows that `token` owns and write the result of each. Raises DatabaseUnavailable if the write failed:
+        then the token owns the rows until the lease ends, and they are sent again, under the same ids.
         """
         settlements, outage = self.send(rows)
         changed = self.settle(settlements, token=token)
@@ -120,7 +120,7 @@ class Relay:
         )
 
     def reset_after_fork(self) -> None:
-        """Let go, in a forked child, of the connections that are the parent's, without a word to the server."""
+        """Drop the parent's connections in a forked child, without sending anything to the server."""
         self._engine.dispose(close=False)
 
     # -- the first half: to the broker -------------------------------------------------------------------------------
@@ -128,23 +128,23 @@ class Relay:
     def send(
         self, rows: Sequence[OutboxRow], *, accepted: Mapping[str, Collection[str]] | None = None
     ) -> tuple[list[RowSettlement], BrokerError | None]:
-        """To the broker, and what is to become of each row; nothing is written down yet.
+        """Send rows to the broker, and return the settlement of each, which settle() has to write.
 
         Publishes first, then cancels: a cancel written in the same transaction must find its message. `accepted`: by
-        order key, ids that the broker has already though their rows still stand. Raises DatabaseUnavailable where the
-        order of keys could not be looked up.
+        order key, ids that the broker has accepted though their rows still exist. Raises DatabaseUnavailable if the
+        order of keys could not be read.
         """
-        batch = SendBatch(rows, self._barriers(rows, accepted or {}), luck=self._random.random())
+        batch = SendBatch(rows, self._barriers(rows, accepted or {}), jitter=self._random.random())
         publishes, cancels = self._read(rows, batch)
         outage = self._publish_in_waves(publishes, batch)
         if cancels and outage is None:
             outage = self._cancel(cancels, batch)
         elif outage is not None:
-            self._put_off([row.id for row in cancels], outage, batch)
+            self._postpone([row.id for row in cancels], outage, batch)
         return batch.settlements(), outage
 
     def _barriers(self, rows: Sequence[OutboxRow], accepted: Mapping[str, Collection[str]]) -> Mapping[str, Barrier]:
-        """What the ordered rows must wait for: older ones of their keys that are in other hands."""
+        """Returns the barriers of the ordered rows: older messages of their keys that other owners have to send."""
         by_schema: defaultdict[str | None, list[OutboxRow]] = defaultdict(list)
         for row in rows:
             if row.order_key is not None:
@@ -161,9 +161,9 @@ class Relay:
     ) -> dict[str, Barrier]:
         return store.barriers(connection, wanted)
 
-    def _read(self, rows: Sequence[OutboxRow], batch: SendBatch) -> tuple[dict[str, _Letter], list[OutboxRow]]:
-        """What to publish and what to cancel; a row that says neither is set aside, so that it holds up no other."""
-        publishes: dict[str, _Letter] = {}
+    def _read(self, rows: Sequence[OutboxRow], batch: SendBatch) -> tuple[dict[str, _RowMessage], list[OutboxRow]]:
+        """Returns messages to publish and cancels; decides on rows that are neither, so that they block no others."""
+        publishes: dict[str, _RowMessage] = {}
         cancels: list[OutboxRow] = []
         for row in rows:
             try:
@@ -175,59 +175,72 @@ class Relay:
                         check_message_id(row.cancels)
                         cancels.append(row)
                     case RowKind.UNKNOWN:
-                        self._later(row, "written by newer code: upgrade this process", batch)
+                        self._back_off(row, "written by newer code: upgrade this process", batch)
                     case _:
                         assert_never(row.kind)
             except InvalidMessage as error:
                 batch.decide(row.id, Park(f"the row cannot be sent as it is: {error}"))
         return publishes, cancels
 
-    def _publish_in_waves(self, publishes: Mapping[str, _Letter], batch: SendBatch) -> BrokerError | None:
+    def _publish_in_waves(self, publishes: Mapping[str, _RowMessage], batch: SendBatch) -> BrokerError | None:
         outage: BrokerError | None = None
         for wave in waves([row for row, _ in publishes.values()]):
             going = batch.free(wave)
             if outage is not None:
-                self._put_off([row.id for row in going], outage, batch)
+                self._postpone([row.id for row in going], outage, batch)
             elif going:
                 outage = self._publish([publishes[row.id] for row in going], batch)
         return outage
 
-    def _publish(self, letters: Sequence[_Letter], batch: SendBatch) -> BrokerError | None:
-        messages = [message for _, message in letters]
+    def _publish(self, row_messages: Sequence[_RowMessage], batch: SendBatch) -> BrokerError | None:
+        messages = [message for _, message in row_messages]
         try:
             with self._telemetry.sending(messages, path=self._path) as sending:
                 sending.results = results = self._broker.publish(messages)
         except (BrokerError, InvalidMessage) as error:
-            return self._refused(letters, error, batch)
-        for (row, _), result in zip(letters, results, strict=True):
-            batch.decide(row.id, decide_publish(result))
+            return self._refused(row_messages, error, batch)
+        for (row, _), result in zip(row_messages, results, strict=True):
+            batch.decide(row.id, self._after_publish(row, result, batch))
         return None
 
-    def _refused(
-        self, letters: Sequence[_Letter], error: BrokerError | InvalidMessage, batch: SendBatch
-    ) -> BrokerError | None:
-        """An outage puts the whole batch off.
+    def _after_publish(self, row: OutboxRow, result: PublishResult, batch: SendBatch) -> Decision:
+        match result.status:
+            case PublishStatus.STORED | PublishStatus.DUPLICATE:
+                return Accepted(result.status)
+            case PublishStatus.REJECTED:
+                return Park(f"rejected by the broker: {result.error or 'no reason given'}")
+            case PublishStatus.DEFERRED:
+                return self._retry(row, f"deferred by the broker: {result.error or 'no reason given'}", batch)
+            case _:
+                assert_never(result.status)
 
-        A refusal may be the fault of one row or topic: part them until it is alone.
+    def _refused(
+        self, row_messages: Sequence[_RowMessage], error: BrokerError | InvalidMessage, batch: SendBatch
+    ) -> BrokerError | None:
+        """Handle the error of a batch. An outage postpones the whole batch.
+
+        One row or topic may have caused a rejection: split the batch until it is alone.
         """
         if not isinstance(error, BrokerRefused | InvalidMessage):
-            self._put_off([row.id for row, _ in letters], error, batch)
+            self._postpone([row.id for row, _ in row_messages], error, batch)
             return error
-        parts = _by_topic(letters) if isinstance(error, NotAuthorized) else _halves(letters)
+        parts = _by_topic(row_messages) if isinstance(error, NotAuthorized) else _halves(row_messages)
         if len(parts) == 1:
             if isinstance(error, NotAuthorized):
-                topic = letters[0][1].topic
-                logger.warning("send_not_authorized", extra={"topic": topic, "rows": len(letters), "error": str(error)})
-            for row, _ in letters:
-                if isinstance(error, NotAuthorized):  # an operator can mend that
-                    self._later(row, str(error), batch)
+                topic = row_messages[0][1].topic
+                logger.warning(
+                    "send_not_authorized", extra={"topic": topic, "rows": len(row_messages), "error": str(error)}
+                )
+            for row, _ in row_messages:
+                if isinstance(error, NotAuthorized):  # an operator can correct that
+                    self._back_off(row, str(error), batch)
                 else:
                     batch.decide(row.id, Park(f"refused by the broker: {error}"))
             return None
         for part in parts:
             outage = self._publish(part, batch)
             if outage is not None:
-                self._put_off(batch.undecided(row.id for row, _ in letters), outage, batch)
+                self._postpone(batch.undecided(row.id for row, _ in row_messages), outage, batch)
                 return outage
         return None
 
@@ -236,14 +249,14 @@ class Relay:
             statuses = self._broker.cancel([row.cancels for row in rows])
         except NotAuthorized as error:
             for row in rows:
-                self._later(row, str(error), batch)
+                self._back_off(row, str(error), batch)
             return None
         except BrokerRefused as error:
             for row in rows:
                 batch.decide(row.id, Park(f"the broker cannot cancel: {error}"))
             return None
         except BrokerError as error:
-            self._put_off([row.id for row in rows], error, batch)
+            self._postpone([row.id for row in rows], error, batch)
             return error
         for row, status in zip(rows, statuses, strict=True):
             batch.decide(row.id, Accepted(status))
@@ -251,28 +264,31 @@ class Relay:
                 logger.warning("cancel_without_effect", extra={"message_id": row.cancels, "status": str(status)})
         return None
 
-    def _put_off(self, ids: Sequence[str], error: BrokerError, batch: SendBatch) -> None:
-        """The broker as a whole did not take them: not their fault, and not an attempt of theirs."""
+    def _postpone(self, ids: Sequence[str], error: BrokerError, batch: SendBatch) -> None:
+        """Postpone rows in an outage, which they did not cause: it does not count as an attempt."""
         delay_ms = error.retry_after_ms if isinstance(error, BrokerThrottled) else self._policy.outage_delay_ms
-        retry = Retry(int(delay_ms * (1 + self._policy.outage_jitter * batch.luck)), str(error), tried=False)
-        # Younger messages wait for these, so they come again soon: behind all else that is due by then. The breaker,
-        # not their delay, keeps a broker that is out from being asked.
+        retry = Retry(int(delay_ms * (1 + self._policy.outage_jitter * batch.jitter)), str(error), tried=False)
+        # Younger messages wait for ordered rows, so they are retried soon, after all rows that are due by then. The
+        # circuit breaker, not their delay, keeps requests away from an unavailable broker.
         soon_ms = delay_ms if isinstance(error, BrokerThrottled) else min(delay_ms, ORDERED_OUTAGE_DELAY_MS)
         soon = Retry(soon_ms, str(error), tried=False)
         for row_id in ids:
             batch.decide(row_id, soon if batch.is_ordered(row_id) else retry)
 
-    def _later(self, row: OutboxRow, error: str, batch: SendBatch) -> None:
-        """This row cannot go until people do something: by its own backoff."""
+    def _back_off(self, row: OutboxRow, error: str, batch: SendBatch) -> None:
+        """Postpone a row that cannot be sent until an operator acts, by its own backoff."""
+        batch.decide(row.id, self._retry(row, error, batch))
+
+    def _retry(self, row: OutboxRow, error: str, batch: SendBatch) -> Retry:
         backoff = self._policy.backoff
-        delay_ms = int(backoff.delay_ms(row.attempts) * (1 - backoff.jitter * batch.luck))
-        batch.decide(row.id, Retry(max(1, delay_ms), error, tried=True))
+        delay_ms = int(backoff.delay_ms(row.attempts) * (1 - backoff.jitter * batch.jitter))
+        return Retry(max(1, delay_ms), error, tried=True)
 
     # -- the second half: into the table -----------------------------------------------------------------------------
 
     def settle(self, settlements: Sequence[RowSettlement], *, token: str) -> int:
-        """Write decisions down, those that are alike together, in short transactions; returns how many rows were
-        ours.
+        """Write decisions to the table, equal ones together, in short transactions; returns how many rows the token
+        still owned.
         """
         alike: defaultdict[tuple[MessageTable | None, Decision], list[RowSettlement]] = defaultdict(list)
         for settlement in settlements:
@@ -283,7 +299,7 @@ class Relay:
                 chunk = ones[start : start + SETTLE_ROWS_MAX]
                 settle = partial(self._settle_alike, self._store.at(table), decision, chunk, token=token)
                 with database_errors(self._engine.url):
-                    changed += _until_undisturbed(partial(retry_conflicts, settle))
+                    changed += _retry_takeovers(partial(retry_conflicts, settle))
         if changed < len(settlements):
             logger.warning("settled_after_lease_was_lost", extra={"rows": len(settlements) - changed})
         return changed
@@ -323,8 +339,8 @@ class _TakenOverError(Exception):
     """A row got another owner between its archive entry and its removal; the transaction is rolled back."""
 
 
-def _until_undisturbed(settle: Callable[[], int]) -> int:
-    """The archive is written from a plain read, which keeps nobody from claiming: done again, it sees the new owner."""
+def _retry_takeovers(settle: Callable[[], int]) -> int:
+    """Retries a settlement: the archive is written from a read without locks, so a row may be claimed in between."""
     for _ in range(CONFLICT_RETRIES_MAX):
         try:
             return settle()
@@ -338,24 +354,13 @@ def _until_undisturbed(settle: Callable[[], int]) -> int:
         ) from error
 
 
-def decide_publish(result: PublishResult) -> Decision:
-    """What to do with a row, from the broker's word on its message. Pure."""
-    match result.status:
-        case PublishStatus.STORED | PublishStatus.DUPLICATE:
-            return Accepted(result.status)
-        case PublishStatus.REJECTED:
-            return Park(f"rejected by the broker: {result.error or 'no reason given'}")
-        case _:
-            assert_never(result.status)
+def _halves(row_messages: Sequence[_RowMessage]) -> list[Sequence[_RowMessage]]:
+    middle = len(row_messages) // 2
+    return [row_messages[:middle], row_messages[middle:]] if middle else [row_messages]
 
 
-def _halves(letters: Sequence[_Letter]) -> list[Sequence[_Letter]]:
-    middle = len(letters) // 2
-    return [letters[:middle], letters[middle:]] if middle else [letters]
-
-
-def _by_topic(letters: Sequence[_Letter]) -> list[Sequence[_Letter]]:
-    topics: defaultdict[str, list[_Letter]] = defaultdict(list)
-    for letter in letters:
-        topics[letter[1].topic].append(letter)
+def _by_topic(row_messages: Sequence[_RowMessage]) -> list[Sequence[_RowMessage]]:
+    topics: defaultdict[str, list[_RowMessage]] = defaultdict(list)
+    for row_message in row_messages:
+        topics[row_message[1].topic].append(row_message)
     return list(topics.values())

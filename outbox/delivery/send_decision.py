@@ -1,4 +1,4 @@
-"""What may become of a row that was to be sent, and a batch while that is being decided. Pure: no SQL, no network."""
+"""The decisions on rows to be sent, and a batch whose rows are being decided. Pure: no SQL, no network."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outbox.delivery.key_waves import IN_FLIGHT_DELAY_MS, hold_delay_ms
-from outbox.store.ordering import Barrier
+from outbox.store.order_table import Barrier
 from outbox.store.row import OutboxRow
 from outbox.store.table_placement import MessageTable
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The broker has it (or had it already): the row may go. `outcome` is the broker's own word."""
+    """The broker has the message (or had it already): the row can be removed. `outcome` is the broker's status."""
 
     outcome: str
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Not now: due again after the delay. However often that happens, what is unsent is never given up.
+    """The row is due again after the delay. An unsent row is never given up, after any number of retries.
 
-    `tried` is False where the row was not at fault - the broker was out - and no attempt is to be counted.
+    `tried` is False if the row did not cause the failure (an outage of the broker): no attempt is counted.
     """
 
     delay_ms: int
@@ -32,14 +32,14 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Not yet: an older message of its ordered key goes first. Looked at again after the delay."""
+    """The row waits for an older message of its ordered key. It is retried after the delay."""
 
     delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Never, as it is: set aside with the reason, for people to look at."""
+    """The row can never be sent as it is: it is parked with the reason, for an operator."""
 
     error: str
 
@@ -49,7 +49,7 @@ Decision = Accepted | Retry | Hold | Park
 
 @dataclass(frozen=True, slots=True)
 class RowSettlement:
-    """What is to be written down about one row; `number` is its order key and number, where it has some."""
+    """The decision to write for one row; `number` is its order key and number, if it is ordered."""
 
     row_id: str
     table: MessageTable | None
@@ -59,29 +59,29 @@ class RowSettlement:
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """From which number on a key's messages are held, and for how long."""
+    """The number from which on a key's messages are held, and the delay."""
 
     seq: int
     delay_ms: int
 
 
 class SendBatch:
-    """Rows on their way to the broker, and what has been decided about each.
+    """Rows that are being sent, and the decision on each.
 
-    Once a message of an ordered key is decided otherwise than accepted, the younger ones of its key are held.
+    After any decision but Accepted on a message of an ordered key, the younger ones of its key are held.
     """
 
-    def __init__(self, rows: Sequence[OutboxRow], barriers: Mapping[str, Barrier], *, luck: float) -> None:
-        """`barriers`: by order key, the oldest unsent message that is in other hands. `luck`, 0 to 1, spreads this
-        batch's delays: all of its rows by the same share, so that those that are alike are written down together.
+    def __init__(self, rows: Sequence[OutboxRow], barriers: Mapping[str, Barrier], *, jitter: float) -> None:
+        """`barriers`: by order key, the oldest unsent message that another owner has to send. `jitter`, 0 to 1, is the
+        jitter of this batch's delays: the same for all its rows, so that equal decisions are written together.
         """
-        self.luck = luck
+        self.jitter = jitter
         self._rows = {row.id: row for row in rows}
         self._decisions: dict[str, Decision] = {}
         self._stops = {key: _Stop(barrier.order_seq, hold_delay_ms(barrier)) for key, barrier in barriers.items()}
 
     def decide(self, row_id: str, decision: Decision) -> None:
-        """Say what becomes of a row."""
+        """Record the decision on a row."""
         self._decisions[row_id] = decision
         row = self._rows[row_id]
         if row.order_key is None or row.order_seq is None or isinstance(decision, Accepted):
@@ -92,11 +92,11 @@ class SendBatch:
             self._stops[row.order_key] = _Stop(row.order_seq, delay_ms)
 
     def is_ordered(self, row_id: str) -> bool:
-        """Whether the row is of an ordered key."""
+        """Returns whether the row has an ordered key."""
         return self._rows[row_id].order_key is not None
 
     def free(self, rows: Iterable[OutboxRow]) -> list[OutboxRow]:
-        """Those of the rows that may go now; the others are decided: held behind an older message of their key."""
+        """Returns the rows that may be sent now; the others are decided: held behind an older message of their key."""
         going: list[OutboxRow] = []
         for row in rows:
             stop = None if row.order_key is None else self._stops.get(row.order_key)
@@ -107,11 +107,11 @@ class SendBatch:
         return going
 
     def undecided(self, ids: Iterable[str]) -> list[str]:
-        """Those of the ids about which nothing has been said."""
+        """Returns the ids without a decision."""
         return [row_id for row_id in ids if row_id not in self._decisions]
 
     def settlements(self) -> list[RowSettlement]:
-        """What is to be written down, row by row. Every row must have been decided."""
+        """Returns the settlement of each row. Every row must have a decision."""
         return [_settlement(row, self._decisions[row.id]) for row in self._rows.values()]
 
 

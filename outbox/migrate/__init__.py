@@ -1,4 +1,4 @@
-"""Brings the outbox tables up to date, by alembic."""
+"""Creates and upgrades the outbox tables with alembic."""
 
 from outbox.migrate.schema_upgrade import upgrade
 

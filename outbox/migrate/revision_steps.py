@@ -1,8 +1,7 @@
-"""Steps of revisions that ask first whether they are done already. Not the tables themselves: each revision spells out
-its own.
+"""Idempotent steps of revisions: each checks first whether it is done already. Each revision defines its own tables.
 
-MySQL commits each DDL statement by itself. An upgrade that was cut in the middle must be able to run again, and MySQL
-has no IF NOT EXISTS for columns and indexes.
+MySQL commits each DDL statement by itself. An upgrade that was interrupted must be able to run again, and MySQL has no
+IF NOT EXISTS for columns and indexes.
 """
 
 from __future__ import annotations
@@ -15,27 +14,27 @@ from alembic import op
 
 
 def create_table(name: str, *columns: sa.Column[Any], schema: str | None, **options: Any) -> None:
-    """Make a table, unless it is there."""
+    """Create a table unless it exists."""
     if not _inspector().has_table(name, schema=schema):
         op.create_table(name, *columns, schema=schema, **options)
 
 
 def create_index(name: str, table: str, columns: Sequence[str], *, schema: str | None) -> None:
-    """Make an index, unless it is there."""
+    """Create an index unless it exists."""
     if name not in {index["name"] for index in _inspector().get_indexes(table, schema=schema)}:
         op.create_index(name, table, columns, schema=schema)
 
 
 def add_column(table: str, column: sa.Column[Any], *, schema: str | None) -> None:
-    """Add a column, unless it is there."""
+    """Add a column unless it exists."""
     if column.name not in _columns(table, schema=schema):
         op.add_column(table, column, schema=schema)
 
 
 def replace_primary_key(table: str, columns: Sequence[str], *, schema: str | None) -> None:
-    """Give a table another primary key, of columns that it has, unless it has that one already.
+    """Replace a table's primary key by one of existing columns, unless it has that one already.
 
-    MySQL and MariaDB rebuild the table beside what writes to it; SQLite, which cannot change a key, copies it.
+    MySQL and MariaDB rebuild the table online; SQLite, which cannot change a key, copies it.
     """
     inspector = _inspector()
     if inspector.get_pk_constraint(table, schema=schema)["constrained_columns"] == list(columns):
@@ -50,9 +49,9 @@ def replace_primary_key(table: str, columns: Sequence[str], *, schema: str | Non
 
 
 def _copy_with_primary_key(table: str, columns: Sequence[str]) -> None:
-    """A copy of a table on SQLite under another primary key, in its place; with its indexes.
+    """Replaces a table on SQLite by a copy with another primary key and the same indexes.
 
-    Of what is done the copying, the dropping and the renaming are in one transaction, whoever opened it.
+    Copying, dropping and renaming are in one transaction, which the caller may have opened.
     """
     inspector, copy = _inspector(), f"{table}_copy"
     indexes = inspector.get_indexes(table)
@@ -61,7 +60,7 @@ def _copy_with_primary_key(table: str, columns: Sequence[str]) -> None:
         for one in sorted(inspector.get_columns(table), key=lambda one: _place(one["name"], columns))
     ]
     names = [column.name for column in found]
-    drop_table(copy, schema=None)  # of an upgrade that was cut
+    drop_table(copy, schema=None)  # left by an interrupted upgrade
     made = op.create_table(copy, *found)
     op.execute(made.insert().from_select(names, sa.select(*map(sa.column, names)).select_from(sa.table(table))))
     op.drop_table(table)
@@ -75,13 +74,13 @@ def _place(name: str, columns: Sequence[str]) -> int:
 
 
 def drop_table(name: str, *, schema: str | None) -> None:
-    """Drop a table, unless it is gone."""
+    """Drop a table if it exists."""
     if _inspector().has_table(name, schema=schema):
         op.drop_table(name, schema=schema)
 
 
 def drop_column(table: str, name: str, *, schema: str | None) -> None:
-    """Drop a column, unless it or its table is gone."""
+    """Drop a column if it and its table exist."""
     if _inspector().has_table(table, schema=schema) and name in _columns(table, schema=schema):
         op.drop_column(table, name, schema=schema)
 
@@ -91,5 +90,5 @@ def _columns(table: str, *, schema: str | None) -> set[str]:
 
 
 def _inspector() -> sa.Inspector:
-    """A new one each time: it remembers what it has seen."""
+    """Returns a new inspector each time, since inspectors cache what they have read."""
     return sa.inspect(op.get_bind())

@@ -1,6 +1,6 @@
-"""Bringing the outbox tables up to date, by alembic.
+"""Creates and upgrades the outbox tables with alembic.
 
-For the `outbox db` command and for alembic trees of users' own.
+For the command `outbox db`, and for users' own alembic trees.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def upgrade(
     tables: int = 1,
     revision: str = "head",
 ) -> str | None:
-    """Make or upgrade the tables; returns the revision that they are at afterwards. Idempotent.
+    """Create or upgrade the tables; returns their revision afterwards. Idempotent.
 
-    `schema` and `tables` as Outbox has them: with several, the message tables that messages are split over are made
-    beside the plain one. Tables of an earlier split stay, and are served until they are empty.
-    A Connection is used as it is: call this from a revision of your own alembic tree with `op.get_bind()`.
+    `schema` and `tables` are those of Outbox: with several, the tables that messages are split into are created in
+    addition to the one that is not split. Tables of an earlier split stay, and are served until they are empty.
+    A Connection is used unchanged: call this from a revision of your own alembic tree with `op.get_bind()`.
     Raises DatabaseUnavailable or ConfigurationError with the cure.
     """
     if isinstance(database, Connection):
@@ -61,29 +61,29 @@ def upgrade(
     engine = open_engine(database)
     try:
         with database_errors(engine.url):
-            return _patiently(engine, partial(_upgrade_all, schema=schema, tables=tables, revision=revision))
+            return _retry_while_locked(engine, partial(_upgrade_all, schema=schema, tables=tables, revision=revision))
     finally:
         if engine is not database:
             engine.dispose()
 
 
 def current(connection: Connection, *, schema: str | None = None) -> str | None:
-    """The revision that the tables are at, or None where there are none."""
+    """Returns the tables' revision; None if there are no tables."""
     actual = schema_for(connection.dialect, schema)
     options = {"version_table": VERSION_TABLE, "version_table_schema": actual}
     return MigrationContext.configure(connection, opts=options).get_current_revision()
 
 
 def head() -> str | None:
-    """The newest revision that this version of the code knows."""
+    """Returns the newest revision that this version of the code knows."""
     return ScriptDirectory.from_config(_config()).get_current_head()
 
 
-def _patiently(engine: Engine, upgrade_once: Callable[[Connection], str | None]) -> str | None:
-    """Try until no open transaction holds a table: each try waits LOCK_WAIT_SECONDS at most.
+def _retry_while_locked(engine: Engine, upgrade_once: Callable[[Connection], str | None]) -> str | None:
+    """Retry until no open transaction locks a table: each attempt waits LOCK_WAIT_SECONDS at most.
 
-    An ALTER that waits for a table makes every later INSERT wait behind it. Given up soon and tried again, it lets them
-    through in between; what a try has done, the next one finds done.
+    An ALTER that waits for a table makes every later INSERT wait for it. A short wait, repeated, lets them through in
+    between; steps that an attempt has completed are skipped by the next one.
     """
     resting = threading.Event()
     for _ in range(LOCK_TRIES_MAX):
@@ -103,7 +103,7 @@ def _patiently(engine: Engine, upgrade_once: Callable[[Connection], str | None])
 
 @contextmanager
 def _short_lock_waits(connection: Connection) -> Iterator[None]:
-    """The session waits for tables no longer than LOCK_WAIT_SECONDS; what it was set to comes back at the end."""
+    """Limits the session's waits for tables to LOCK_WAIT_SECONDS, and restores its setting at the end."""
     if connection.dialect.name not in MYSQL_DIALECTS:
         yield
         return
@@ -129,7 +129,7 @@ def _upgrade_all(
 
 
 def _make_split_tables(connection: Connection, schema: str | None, names: Sequence[str]) -> None:
-    """Make those that are missing, or have got no index yet, alike to what the plain one is today."""
+    """Create those that are missing, or have no index yet, like the current definition of the one that is not split."""
     for name in names:
         table = message_table(schema, name)
         table.create(connection, checkfirst=True)
@@ -150,9 +150,9 @@ def _upgrade(connection: Connection, *, schema: str | None, revision: str) -> st
 
 @contextmanager
 def _inside_another_run() -> Iterator[None]:
-    """Alembic keeps `alembic.op` and `alembic.context` as globals and takes them away at the end of a run.
+    """Restore alembic's globals for an outer run: alembic removes `alembic.op` and `alembic.context` at a run's end.
 
-    Where this one was called from a revision of a user's own tree, they are given back to that run.
+    There is an outer run if upgrade() was called from a revision of a user's own tree.
     """
     outer = [getattr(module, "_proxy", None) for module in (op, context)]
     try:
@@ -171,6 +171,6 @@ def _config() -> Config:
 
 
 def _location() -> Path:
-    """The revisions: inside this package in a wheel, beside it in a checkout."""
+    """Returns the folder of the revisions: inside this package in a wheel, next to it in a checkout."""
     inside = Path(__file__).parents[1] / "migrations"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "migrations"

@@ -1,7 +1,7 @@
-"""What happens to a transaction below its Session, as Engine and dialect tell it. Not what follows from it.
+"""Hooks on Engines and dialects: track what happens to a transaction below its Session.
 
-The server ends it by itself; a statement's text ends it or rolls back to a savepoint; its Connection commits it.
-session_hooks and the consumer ask.
+The server may roll it back; a statement may end it or roll back to a savepoint; its Connection may commit it.
+session_hooks and consumers query this state and decide what follows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENDS_TRANSACTION: Final = frozenset(
         RECORD_CHANGED,
         1206,  # the lock table is full
         1053,  # the server is shutting down
-        1153,  # larger than max_allowed_packet: the server hangs up
+        1153,  # larger than max_allowed_packet: the server closes the connection
         3169,  # the session was killed
     }
 )
@@ -37,16 +37,15 @@ _doomed: WeakKeyDictionary[RootTransaction, BaseException] = WeakKeyDictionary()
 _watched: WeakSet[Dialect] = WeakSet()
 _listening = threading.Lock()
 _BEFORE_ALL: Final = -1
-"""When a savepoint began that is older than our watch: before anything that was published in it."""
+"""The start of a savepoint that is older than our tracking: before anything was published in the transaction."""
 _TRANSACTION_KEY: Final = "outbox.driver_transaction"
-"""Where the info of a driver's connection has its DriverTransaction, from the first question to COMMIT or ROLLBACK."""
+"""The key of the DriverTransaction in a driver connection's info, from its first use until COMMIT or ROLLBACK."""
 
 
 def listen_to_engines() -> None:
-    """Notice, on every Engine of this process, what happens to a transaction below its Session.
+    """Track, on every Engine of this process, when the server rolls back a transaction.
 
-    Namely that the server rolls it back by itself, whatever the business code does with the error. On every Engine,
-    since a Session may bring one of its own.
+    The business code may swallow the error. Every Engine is tracked, since a Session may bring one of its own.
     """
     with _listening:
         if not event.contains(Engine, "handle_error", _handle_error):
@@ -54,8 +53,8 @@ def listen_to_engines() -> None:
 
 
 def watch_dialect(dialect: Dialect) -> None:
-    """Notice what the statements of every Connection that speaks by this dialect object do to its transaction, and
-    when that is committed or rolled back, from now on.
+    """Track, on every Connection that uses this dialect object, what statements do to its transaction, and when it is
+    committed or rolled back.
 
     The dialect's own `do_execute` event costs a statement half a microsecond. SQLAlchemy's events of Connections are
     not used: they would make every statement of the Engine run through the event machinery (`Engine._has_events`),
@@ -73,19 +72,19 @@ def watch_dialect(dialect: Dialect) -> None:
 
 
 class Participant(Protocol):
-    """Whoever publishes in a transaction, and commits it in a way of his own."""
+    """A publisher in a transaction that is to be committed through it, as a Session is."""
 
     def refuse_commit(self) -> None:
-        """Called before a COMMIT: raise UsageError where it would leave messages behind."""
+        """Called before a COMMIT: raise UsageError if messages would not be written by then."""
 
     def refuse_end(self, words: str) -> None:
-        """Called before a statement that ends the transaction: raise UsageError where there are messages in it."""
+        """Called before a statement that ends the transaction: raise UsageError if it contains messages."""
 
 
 class DriverTransaction:
-    """What is known of the transaction that a driver's connection is in, whoever works on it: Sessions come and go.
+    """The state of a driver connection's transaction, which may outlive the Sessions that use it.
 
-    Used by the one thread or task that uses the connection.
+    Not thread-safe: for the one thread or task that uses the connection.
     """
 
     __slots__ = ("_held", "_participants", "_savepoints", "_undo", "ended_by", "undone", "writes")
@@ -93,44 +92,44 @@ class DriverTransaction:
     def __init__(self) -> None:
         self._participants: WeakSet[Participant] = WeakSet()
         self.writes: bool = False
-        """Whether a statement in it wrote, as far as statements tell by their first word."""
+        """Whether a statement in it wrote, judging by the first word of each statement."""
         self.ended_by: str | None = None
-        """The first words of a statement that ended it; what came after it is another transaction."""
+        """The first words of the statement that ended it; later statements belong to another transaction."""
         self.undone: list[tuple[int, int]] = []
-        """The spans of moments that were rolled back to savepoints."""
+        """The spans of logical time that were rolled back to savepoints (see next_moment)."""
         self._savepoints: list[tuple[str, int]] = []
         self._held: list[tuple[int, Callable[[], None]]] = []
         self._undo: tuple[list[tuple[int, int]], list[tuple[int, Callable[[], None]]]] = ([], [])
 
     def join(self, participant: Participant) -> None:
-        """Ask this participant before the transaction ends, for as long as somebody else keeps it: a Session that is
-        forgotten gives its connection back.
+        """Register a participant to be asked before the transaction ends. Keeps a weak reference: a Session that is
+        garbage-collected returns its connection.
         """
         self._participants.add(participant)
 
     def leave(self, participant: Participant) -> None:
-        """Ask it no more."""
+        """Remove a participant."""
         self._participants.discard(participant)
 
     def when_committed(self, act: Callable[[], None]) -> None:
-        """Call this, which must not raise, once the COMMIT is done; never where it is not, or is rolled back to a
-        savepoint that is older.
+        """Call `act`, which must not raise, after the COMMIT; not if the transaction, or its part since a savepoint,
+        is rolled back.
         """
         self._held.append((next_moment(), act))
 
     def refuse_commit(self) -> None:
-        """Raise UsageError where a participant has not written its messages yet."""
+        """Raise UsageError if a participant has not written its messages yet."""
         for participant in list(self._participants):
             participant.refuse_commit()
 
     def committed(self) -> None:
-        """The COMMIT is done."""
+        """Called after the COMMIT: run the registered functions."""
         for _, act in self._held:
             act()
 
     def end_by_statement(self, words: str) -> None:
-        """Raises UsageError where there are messages in the transaction: then the statement is not run. Where nothing
-        was written before, nothing ends.
+        """Called before a statement that ends the transaction. Raises UsageError if the transaction contains messages,
+        so that the statement is not run. No effect if nothing was written before.
         """
         for participant in list(self._participants):
             participant.refuse_end(words)
@@ -140,25 +139,25 @@ class DriverTransaction:
             self.ended_by = words
 
     def begin_savepoint(self, name: str) -> None:
-        """A statement begins a savepoint."""
+        """Called when a statement begins a savepoint."""
         self._savepoints.append((name, next_moment()))
 
     def roll_back_to_savepoint(self, name: str) -> None:
-        """A statement rolls back to a savepoint, which stays."""
+        """Called when a statement rolls back to a savepoint, which stays."""
         self._undo = (self.undone, self._held)
         place = self._place(name)
         began = _BEFORE_ALL if place is None else self._savepoints[place][1]
         self._savepoints = [] if place is None else self._savepoints[: place + 1]
-        # A longer span swallows those inside it, so the list does not outgrow the savepoints that lie side by side.
+        # A longer span replaces those inside it, which bounds the list by the number of consecutive savepoints.
         self.undone = [span for span in self.undone if span[0] < began] + [(began, next_moment())]
         self._held = [held for held in self._held if held[0] < began]
 
     def restore(self) -> None:
-        """The statement that was to roll back to a savepoint failed: nothing was rolled back."""
+        """Called when the rollback to a savepoint failed: nothing was rolled back."""
         self.undone, self._held = self._undo
 
     def release_savepoint(self, name: str) -> None:
-        """A statement releases a savepoint, and those inside it."""
+        """Called when a statement releases a savepoint, and those inside it."""
         place = self._place(name)
         if place is not None:
             del self._savepoints[place:]
@@ -169,12 +168,12 @@ class DriverTransaction:
 
 
 def driver_transaction(connection: Connection) -> DriverTransaction:
-    """That of the transaction which this connection is in, or begins next."""
+    """Returns the state of this connection's current transaction, or of its next one."""
     return _transaction_in(connection.info)
 
 
 def unsent_error(words: str) -> NoTransaction:
-    """What a statement gets that would end a transaction with messages in it."""
+    """Returns the error of a statement that would end a transaction with messages in it."""
     return NoTransaction(
         f"{words} would end this transaction, but not its messages with it: commit and roll back by the Session "
         "(session.commit(), session.rollback()) or its block, and run what commits implicitly in a transaction of its "
@@ -183,8 +182,8 @@ def unsent_error(words: str) -> NoTransaction:
 
 
 def refuse_if_doomed(connection: Connection) -> None:
-    """Raise TransactionDoomed where the server has ended this connection's transaction and somebody swallowed
-    the error, NoTransaction where a statement has ended it.
+    """Raise TransactionDoomed if the server has ended this connection's transaction and the error was swallowed,
+    NoTransaction if a statement has ended it.
     """
     transaction = connection.get_transaction()
     if not isinstance(transaction, RootTransaction):
@@ -204,7 +203,7 @@ def refuse_if_doomed(connection: Connection) -> None:
 
 
 def undone_spans(connection: Connection) -> list[tuple[int, int]]:
-    """The spans of moments that this connection's transaction has rolled back to savepoints."""
+    """Returns the spans of logical time that this connection's transaction has rolled back to savepoints."""
     known = _known(connection)
     return [] if known is None else known.undone
 
@@ -221,7 +220,7 @@ def _transaction_in(info: dict[Any, Any]) -> DriverTransaction:
 
 
 def _execute(_cursor: object, statement: str, _parameters: object, context: ExecutionContext) -> None:
-    """Before each statement of a watched dialect."""
+    """Called before each statement of a tracked dialect."""
     found = statement_effect(statement, mysql=context.dialect.name in MYSQL_DIALECTS)
     if found is READS:
         return
@@ -266,7 +265,7 @@ def _wrap_commit(dialect: Dialect) -> None:
         known.committed()
 
     def do_rollback(dbapi_connection: PoolProxiedConnection) -> None:
-        with suppress(NotImplementedError):  # an engine's very first connection, while the dialect looks at it
+        with suppress(NotImplementedError):  # an engine's very first connection, while the dialect inspects it
             dbapi_connection.info.pop(_TRANSACTION_KEY, None)
         roll_back(dbapi_connection)
 
@@ -310,8 +309,8 @@ def _restore_savepoints(connection: Connection, statement: str) -> None:
 
 
 def _rolled_back(connection: Connection, error: DBAPIError) -> bool:
-    """Whether the server ended the whole transaction: a deadlock's victim always, a lock wait only where it is
-    set so. What ends a statement alone (a killed query, NOWAIT, a duplicate) leaves the transaction as it was.
+    """Returns whether the server ended the whole transaction: always for a deadlock's victim; for a lock wait only if
+    it is so configured. Errors of a single statement (a killed query, NOWAIT, a duplicate) leave the transaction open.
     """
     match error_code(error):
         case code if code in _ENDS_TRANSACTION:
@@ -323,7 +322,7 @@ def _rolled_back(connection: Connection, error: DBAPIError) -> bool:
 
 
 def _rolls_back_on_timeout(connection: Connection) -> bool:
-    """As the server is set; where it cannot be asked, the connection is lost and the transaction with it."""
+    """Reads the server's setting; if that fails, the connection is lost and the transaction with it."""
     cursor: Any = connection.connection.cursor()
     try:
         cursor.execute("SELECT @@innodb_rollback_on_timeout")

@@ -1,4 +1,4 @@
-"""Composer: makes the Message of what publish() is given. No transaction, no I/O."""
+"""Composer: makes a Message from the arguments of publish(). No transaction, no I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Composer:
-    """Checks, encodes and stamps: content type, id, time, the trace's headers, a CloudEvent's. Safe in any thread."""
+    """Validates and encodes, and adds id, time, content type and the headers of traces and CloudEvents. Thread-safe."""
 
     def __init__(
         self, *, body_bytes_max: int, clock: Clock | None, telemetry: Telemetry, cloudevents: CloudEvents | None
@@ -41,9 +41,7 @@ class Composer:
         deliver_at: datetime | None,
         delay: timedelta | None,
     ) -> Message:
-        """The message; what is due after `delay` by this host's clock. Raises InvalidMessage, which says what is
-        wrong.
-        """
+        """Returns the message. A `delay` counts by this host's clock. Raises InvalidMessage with the reason."""
         encoded, content_type = encode_body(body)
         if len(encoded) > self._body_bytes_max:
             raise InvalidMessage(
@@ -67,7 +65,7 @@ class Composer:
         return self._stamped(message, named)
 
     def _stamped(self, message: Message, headers: dict[str, str]) -> Message:
-        """The message with the headers of its trace and of its CloudEvent, where there are any."""
+        """Returns the message with the headers of its trace and of its CloudEvent, if any."""
         before = len(headers)
         self._telemetry.stamp(headers, topic=message.topic, message_id=message.id)
         if self._cloudevents is not None:
@@ -90,7 +88,7 @@ class Composer:
                         "deliver_at is a naive datetime, which names no moment; give it a time zone: "
                         "datetime.now(timezone.utc) + ..."
                     )
-                # Rounded up: a message may be late by a millisecond, never early.
+                # Rounded up: a message may be a millisecond late, never early.
                 due_ms = -((_EPOCH - deliver_at) // timedelta(milliseconds=1))
             case _, None:
                 raise InvalidMessage(f"deliver_at must be a datetime with a time zone, not {type(deliver_at).__name__}")
@@ -102,6 +100,6 @@ class Composer:
 
 
 def delay_ms(delay: timedelta) -> int:
-    """A delay in milliseconds, rounded up: a message may be late by a millisecond, never early."""
+    """Returns a delay in milliseconds, rounded up: a message may be a millisecond late, never early."""
     whole_ms, rest = divmod(delay, timedelta(milliseconds=1))
     return whole_ms + bool(rest)

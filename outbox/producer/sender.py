@@ -1,9 +1,7 @@
-"""The sender: sends what a commit has just written, from a thread of its own, at once.
+"""The sender: sends a commit's rows immediately, from its own thread.
 
-It is never the only hope of a row.
-
-Whatever happens here - a full queue, a dead broker, a killed process - the row stays in the table and the compensator
-finds it one lease later. So every shortage is answered by dropping the send, never by making a business call wait.
+No row depends on it: after a full queue, an outage of the broker or a killed process the row is still in the table, and
+the compensator claims it when its lease ends. So at every shortage it drops the send, and never delays a business call.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from weakref import WeakSet, ref
 
 from outbox.delivery.relay import Relay
 from outbox.delivery.send_decision import Accepted, Hold, RowSettlement
+from outbox.store.fork_gate import fork_gate
 from outbox.store.row import OutboxRow
 from outbox.telemetry import NO_TELEMETRY, Telemetry
 from outbox_core.common.errors import ConfigurationError, OutboxError
@@ -42,15 +41,15 @@ _bounds_to_sending: Final[list[Callable[[Broker], bool]]] = []
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderLimits:
-    """The sender's bounds.
+    """The sender's limits.
 
-    `lease_ms` is how long a fresh row belongs to the sender before the compensator may take it. The sender begins no
+    `lease_ms` is how long a new row belongs to the sender before the compensator may claim it. The sender begins no
     send in the lease's last `lease_margin_ms`, which must exceed the broker adapter's time-out: so the two never race.
-    A commit after a pause is sent at once; while commits keep coming they are gathered for `gather_ms`, which saves
-    both them and the broker a round trip each.
-    A message of an ordered key that must wait for an older one in other hands is looked at again after `held_delay_ms`.
-    What the broker accepted is removed from the table in batches, `settle_delay_ms` later at most: a crash in between
-    means that it is sent again under the same ids.
+    A commit after a pause is sent at once; while commits keep coming they linger for `gather_ms` to form batches, which
+    saves round trips.
+    A message of an ordered key that must wait for an older one of another owner is retried after `held_delay_ms`.
+    Accepted rows are removed from the table in batches, after `settle_delay_ms` at most: after a crash in between they
+    are sent again under the same ids.
     """
 
     queue_rows_max: int = 10_000
@@ -76,7 +75,7 @@ class SenderLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """The rows of one committed transaction, and until when, on the monotonic clock, they may be sent from here."""
+    """The rows of one committed transaction, and the monotonic time until which the sender may send them."""
 
     rows: Sequence[OutboxRow]
     deadline_ms: int
@@ -85,9 +84,9 @@ class _Commit:
 
 @contextmanager
 def sending_only_to(allowed: Callable[[Broker], bool]) -> Iterator[None]:
-    """Until the block ends, senders of this process send to brokers that are allowed alone.
+    """Inside the block, senders of this process send only to brokers that `allowed` accepts.
 
-    For tests: what is committed for another broker stays in its table, as if the queue were full.
+    For tests: rows for other brokers stay in their tables, as with a full queue.
     """
     _bounds_to_sending.append(allowed)
     try:
@@ -122,15 +121,14 @@ class Sender:
 
     @property
     def token(self) -> str:
-        """What owns the rows that this process writes, until their lease ends."""
+        """Returns the token that owns the rows which this process writes, until their lease ends."""
         return self._token
 
     def offer(self, rows: Sequence[OutboxRow], *, written_at_ms: int) -> bool:
-        """Queue the rows of a commit. Never blocks and never raises; False when the queue is full or the broker
-        not allowed (sending_only_to): the rows stay put.
+        """Queue the rows of a commit. Never blocks and never raises; returns False if the queue is full or the broker
+        is not allowed (sending_only_to): the rows stay in the table.
 
-        `written_at_ms` is the monotonic time just before their INSERT: the lease cannot end sooner than counted from
-        it.
+        `written_at_ms` is the monotonic time just before their INSERT: the lease ends no sooner than counted from it.
         """
         if not all(allowed(self._relay.broker) for allowed in _bounds_to_sending):
             return False
@@ -142,15 +140,15 @@ class Sender:
                 return False
             self._queue.append(commit)
             self._count(commit, 1)
-            if self._asleep:  # otherwise it looks by itself, soon; waking a thread costs each commit a little
+            if self._asleep:  # otherwise it checks the queue soon anyway; waking a thread costs each commit a little
                 self._asleep = False
                 self._wake.notify()
             return self._thread is not None or self._start()
 
     def close(self, *, timeout_ms: int | None = None) -> bool:
-        """Send what is queued, for at most `timeout_ms`, and stop; True when the queue was emptied. Idempotent.
+        """Send what is queued, for at most `timeout_ms`, and stop; returns whether the queue was emptied. Idempotent.
 
-        What is not sent by then is in the table, and the compensator sends it.
+        Unsent rows stay in the table, and the compensator sends them.
         """
         timeout_ms = self._limits.close_timeout_ms if timeout_ms is None else timeout_ms
         with self._wake:
@@ -169,7 +167,7 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="outbox-sender", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # no more threads, or the interpreter is going down
+        except RuntimeError:  # no more threads, or the interpreter is shutting down
             self._thread = None
             logger.warning("sender_not_started")
             return False
@@ -185,7 +183,7 @@ class Sender:
         self._attempt(self._settle)
 
     def _next_batch(self) -> list[_Commit] | None:
-        """What has gathered, up to a batch; empty when it is time to settle, None when it is time to stop."""
+        """Waits for commits and returns up to a batch of them; empty when a settlement is due, None to stop."""
         with self._wake:
             while not self._queue:
                 now_ms = _monotonic_ms()
@@ -209,14 +207,14 @@ class Sender:
             commit = self._queue.popleft()
             self._count(commit, -1)
             if now_ms >= commit.deadline_ms or (self._closing and now_ms >= self._give_up_at_ms):
-                self._drop(commit)  # the compensator may have the lease by now
+                self._drop(commit)  # the compensator may own the lease by now
                 continue
             batch.append(commit)
             rows += len(commit.rows)
         return batch
 
     def _next_look_ms(self) -> int:
-        """When there is something to do, at the latest, though nobody commits anything."""
+        """Returns when the thread must wake up at the latest, if nothing is committed before."""
         moments = [_monotonic_ms() + IDLE_WAIT_MS]
         if self._unsettled:
             moments.append(self._settle_at_ms)
@@ -231,7 +229,7 @@ class Sender:
         )
 
     def _drop(self, commit: _Commit) -> None:
-        """Leave it to the compensator."""
+        """Drop the send: the compensator sends the rows."""
         self._telemetry.dropped(len(commit.rows))
 
     def _count(self, commit: _Commit, sign: int) -> None:
@@ -249,7 +247,7 @@ class Sender:
             self._hold(commits, held)
 
     def _accepted(self) -> dict[str, set[str]]:
-        """By order key, what the broker has accepted and the table does not know yet."""
+        """Returns, by order key, the ids that the broker has accepted and that are not settled in the table yet."""
         found: defaultdict[str, set[str]] = defaultdict(set)
         for one in self._unsettled:
             if one.number is not None and isinstance(one.decision, Accepted):
@@ -257,7 +255,7 @@ class Sender:
         return found
 
     def _hold(self, commits: Sequence[_Commit], held: set[str]) -> None:
-        """Keep what must wait for an older message, within its lease; past that the compensator has it."""
+        """Keep rows that wait for an older message, within their lease; after it the compensator owns them."""
         with self._wake:
             self._held_until_ms = _monotonic_ms() + self._limits.held_delay_ms
             for commit in commits:
@@ -275,7 +273,7 @@ class Sender:
         self._relay.settle(settlements, token=self._token)
 
     def _attempt(self, act: Callable[[], None]) -> None:
-        """Whatever fails, the loop goes on: the rows are safe in the table, and the compensator sends them."""
+        """Run `act`; errors do not end the loop: the rows are safe in the table, and the compensator sends them."""
         try:
             act()
         except OutboxError as error:
@@ -284,7 +282,7 @@ class Sender:
             logger.exception("send_failed")
 
     def reset_after_fork(self) -> None:
-        """Begin anew in a forked child: the parent's thread, queue, token and connections stay the parent's."""
+        """Reset in a forked child: the parent's thread, queue, token and connections remain the parent's."""
         self._relay.reset_after_fork()
         self._token = new_token()
         self._queue = deque()
@@ -300,7 +298,7 @@ class Sender:
 
 
 def _queued_rows(sender: ref[Sender]) -> int:
-    """For whoever watches: without keeping a Sender alive that nobody else has."""
+    """Returns the queue's length for metrics, without keeping the Sender alive."""
     found = sender()
     return 0 if found is None else found._queued_rows  # noqa: SLF001 - this module's own
 
@@ -310,24 +308,25 @@ def _monotonic_ms() -> int:
 
 
 def _watch(sender: Sender) -> None:
-    """Have this sender reset in forked children and drained at exit; the process's hooks are set by the first one."""
+    """Register this sender to be reset in forked children and drained at exit; the first one installs the hooks."""
     with _watching:
         if not _hooks_set:
             os.register_at_fork(after_in_child=_after_fork_in_child)
+            fork_gate.register()
             atexit.register(_at_exit)
             _hooks_set.append(True)
         _senders.add(sender)
 
 
 def _after_fork_in_child() -> None:
-    """The parent's thread and queue are the parent's: the child starts with none, and sends nothing of the parent's."""
+    """Reset all senders: the child has none of the parent's threads, and must send nothing of the parent's queue."""
     for sender in list(_senders):
         sender.reset_after_fork()
 
 
 def _drain_with_multiprocessing() -> None:
-    """Workers of multiprocessing leave without atexit's hooks, but they run its finalizers, which a child starts with
-    none of. So this is asked for by the first commit of each of them.
+    """Register the drain as a finalizer: workers of multiprocessing exit without running atexit's hooks. A child
+    inherits no finalizers, so the first commit of each worker registers it.
     """
     loaded: tuple[Any, Any] = sys.modules.get("multiprocessing"), sys.modules.get("multiprocessing.util")
     processes, finalizers = loaded

@@ -1,18 +1,18 @@
-"""Where SQLAlchemy's events drive units of work: the INSERT before the commit, the send after it. Not what is sent.
+"""Hooks on SQLAlchemy's Sessions: they drive the units of work, the INSERT before a commit and the send after it.
 
 SQLAlchemy fires `before_commit` and `after_commit` for savepoints too, and `after_commit` also while an outer
 transaction of the Session's own Connection is still open (sqlalchemy#4794, #6823); an exception out of `after_commit`
-reaches the caller of a commit() that has succeeded. Each hook below says which of these it guards against.
+reaches the caller of a commit() that has succeeded. Each hook below names the case that it guards against.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.base import RootTransaction
@@ -26,23 +26,22 @@ from outbox.producer.engine_hooks import (
     watch_dialect,
 )
 from outbox.producer.unit_of_work import TOO_LATE, UnitOfWork
-from outbox.store.database import WRITE_LOCK_FIRST
+from outbox.store.database import take_write_lock
 from outbox.store.row import OutboxRow
 from outbox_core.common.errors import ConfigurationError, NoTransaction
 
 if TYPE_CHECKING:
-    from outbox.producer.outbox_ports import CommitSink
+    from outbox.producer.commit_sink import CommitSink
 
 _UNITS_KEY: Final = "outbox.units_of_work"
-"""Where Session.info has its units of work, by Outbox."""
+"""The key in Session.info of its units of work, by Outbox."""
 _SEALED_KEY: Final = "outbox.sealed"
 _JOINED_KEY: Final = "outbox.joined"
 _OWNED_KEY: Final = "outbox.owned"
-_OPTIONS_KEY: Final = "outbox.execution_options"
-"""Where Session.info has the options that the Session had before write_first()."""
+_WRITE_FIRST_KEY: Final = "outbox.write_first"
 _FLUSHES_MAX: Final = 100
 _listening = threading.Lock()
-_hearers: Final[list[Callable[[Sequence[OutboxRow]], None]]] = []
+_commit_observers: Final[list[Callable[[Sequence[OutboxRow]], None]]] = []
 
 
 def listen_to_sessions() -> None:
@@ -51,7 +50,7 @@ def listen_to_sessions() -> None:
         if not event.contains(Session, "before_commit", _before_commit):
             event.listen(Session, "after_begin", _after_begin)
             event.listen(Session, "before_commit", _before_commit)
-            # First of all: a listener of the application's that raises would keep those after it from being called.
+            # Inserted first: an application's listener that raises would prevent the call of later ones.
             event.listen(Session, "after_commit", _after_commit, insert=True)
             event.listen(Session, "after_rollback", _after_rollback)
             event.listen(Session, "after_soft_rollback", _after_soft_rollback)
@@ -59,23 +58,23 @@ def listen_to_sessions() -> None:
 
 
 @contextmanager
-def hearing(hearer: Callable[[Sequence[OutboxRow]], None]) -> Iterator[None]:
-    """Tell the hearer, until the block ends, what each commit wrote, before the sender has it; it must not raise.
+def observed_commits(observer: Callable[[Sequence[OutboxRow]], None]) -> Iterator[None]:
+    """Call `observer` inside the block with the rows of each commit, before the sender gets them; it must not raise.
 
-    Also of a Session that has joined a transaction which somebody else will end.
+    It is also called for a Session that has joined an outer transaction, which is not committed yet.
     """
-    _hearers.append(hearer)
+    _commit_observers.append(observer)
     try:
         yield
     finally:
-        _hearers.remove(hearer)
+        _commit_observers.remove(observer)
 
 
 def unit_of(session: Session, box: CommitSink) -> UnitOfWork:
-    """This Session's unit of work for this Outbox; made on first use, gone with the root transaction.
+    """Returns this Session's unit of work for this Outbox; created on first use, removed with the root transaction.
 
-    Raises NoTransaction once the rows are written, or the transaction is rolled back: in an event of the commit's own,
-    say, where a message would be neither sent nor refused.
+    Raises NoTransaction once the rows are written or the transaction is rolled back, for instance in an event of the
+    commit itself: a message would neither be sent nor rejected there.
     """
     if session.info.get(_SEALED_KEY):
         raise NoTransaction(TOO_LATE)
@@ -87,22 +86,21 @@ def unit_of(session: Session, box: CommitSink) -> UnitOfWork:
 
 
 def own(session: Session) -> None:
-    """Note that this Session begins and ends its transactions itself: nobody commits them by its Connection."""
+    """Record that this Session owns its transactions: its Connection must not commit them."""
     session.info[_OWNED_KEY] = True
 
 
 def write_first(session: Session) -> None:
-    """Have this Session's transaction take SQLite's write lock first, if it has asked the database for nothing yet."""
-    if session.info.get(_JOINED_KEY) or _OPTIONS_KEY in session.info or WRITE_LOCK_FIRST in session.execution_options:
+    """Make this Session's transaction acquire SQLite's write lock when it begins, if it has used no connection yet."""
+    if session.info.get(_JOINED_KEY):
         return
-    if any(isinstance(bind, Connection) for bind in (session.bind, *session.binds.values())):
-        return  # its options would stay on somebody's Connection
-    session.info[_OPTIONS_KEY] = session.execution_options
-    session.execution_options = session.execution_options.union({WRITE_LOCK_FIRST: True})
+    if any(isinstance(bind, Connection) for bind in (session.bind, *_binds(session))):
+        return  # its transaction is somebody else's, and may have begun
+    session.info[_WRITE_FIRST_KEY] = True
 
 
 def open_savepoints(session: Session) -> tuple[SessionTransaction, ...]:
-    """The Session's open savepoints, outermost first; an empty tuple mostly, and at no cost."""
+    """Returns the Session's open savepoints, outermost first; mostly an empty tuple, without a cost."""
     innermost = session.get_nested_transaction()
     if innermost is None:
         return ()
@@ -116,7 +114,7 @@ def open_savepoints(session: Session) -> tuple[SessionTransaction, ...]:
 
 
 def _refuse_if_over(session: Session) -> None:
-    """Raise NoTransaction where the Session's transaction was ended below it, by its Connection."""
+    """Raise NoTransaction if the Session's transaction was ended below it, by its Connection."""
     joined: Sequence[_Joined] = session.info.get(_JOINED_KEY, ())
     for one in joined:
         if one.root is not None and not one.root.is_active:
@@ -128,7 +126,7 @@ def _refuse_if_over(session: Session) -> None:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Joined:
-    """A Connection that a Session has begun to work on; the driver's transaction asks it before it ends."""
+    """A Connection that a Session uses, as a participant of the driver's transaction."""
 
     session: Session
     connection: Connection
@@ -136,8 +134,8 @@ class _Joined:
     transaction: DriverTransaction
 
     def refuse_commit(self) -> None:
-        """Raise NoTransaction where this commit is not the Session's own, and is no business of others or would leave
-        messages behind.
+        """Raise NoTransaction if this commit is not the Session's own, and either the Session owns the transaction or
+        messages are not written yet.
         """
         info = self.session.info
         if info.get(_OWNED_KEY) and not info.get(_SEALED_KEY):
@@ -149,7 +147,7 @@ class _Joined:
             )
 
     def refuse_end(self, words: str) -> None:
-        """Raise NoTransaction where the Session has published."""
+        """Raise NoTransaction if the Session has published."""
         if self._has_messages(written=True):
             raise unsent_error(words)
 
@@ -162,8 +160,8 @@ class _Joined:
 def _before_commit(session: Session) -> None:
     if session.in_nested_transaction():  # a savepoint's release: nothing is committed yet
         return
-    # Flush first: objects that publish in their flush events must be heard before the one INSERT, and may be the only
-    # ones that publish at all.
+    # Flush first: objects may publish in their flush events, which must precede the INSERT, and may be the only
+    # publishers.
     _flush_all(session)
     for box, unit in session.info.get(_UNITS_KEY, {}).items():
         if unit.rows and not unit.written:
@@ -175,10 +173,10 @@ def _before_commit(session: Session) -> None:
 
 
 def _connection_for(session: Session, box: CommitSink) -> Connection:
-    """The connection that the business wrote on: a Session may be bound to several, and may route to others.
+    """Returns the connection that the business wrote on: a Session may be bound to several, and may route to others.
 
-    Raises ConfigurationError where it wrote on several: each is a transaction of its own, and may fail by itself
-    (unless they are committed in two phases).
+    Raises ConfigurationError if it wrote on several: each has its own transaction, and may fail alone (unless they are
+    committed in two phases).
     """
     joined: list[_Joined] = session.info.get(_JOINED_KEY, [])
     if not joined:
@@ -187,7 +185,7 @@ def _connection_for(session: Session, box: CommitSink) -> Connection:
     writing = [one for one in joined if one.transaction.writes]
     if not session.twophase:
         _refuse_several(writing, sharing)
-    # A follower behind the leader's address is the same database by its URL, but not the transaction that is written.
+    # A replica behind the primary's address is the same database by its URL, but has not the transaction that wrote.
     own = [one for one in sharing if box.is_own(one.connection)]
     for chosen in ([one for one in writing if one in sharing], own, sharing):
         if len(chosen) == 1:
@@ -201,7 +199,7 @@ def _connection_for(session: Session, box: CommitSink) -> Connection:
 
 
 def _refuse_several(writing: Sequence[_Joined], sharing: Sequence[_Joined]) -> None:
-    """Raise ConfigurationError where not all that the Session wrote is in one transaction on the outbox's server."""
+    """Raise ConfigurationError unless all writes of the Session are in one transaction on the outbox's server."""
     if any(one not in sharing for one in writing):
         raise ConfigurationError(
             f"this session has written to another database than the outbox's ({_shown(writing)}): business tables and "
@@ -215,17 +213,23 @@ def _refuse_several(writing: Sequence[_Joined], sharing: Sequence[_Joined]) -> N
 
 
 def _message_bind(session: Session, box: CommitSink) -> dict[str, Engine | Connection]:
-    """Where a Session that has no connection yet gets the outbox's: the open Connection that classes are bound to, or
-    the outbox's own engine where it has no bind of its own.
+    """Returns the bind by which a Session without a connection gets one to the outbox's database: the open Connection
+    that classes are bound to, or the outbox's own engine if the Session has no bind.
 
-    Raises ConfigurationError where classes are bound to several such Connections.
+    Raises ConfigurationError if classes are bound to several such Connections.
     """
-    bound = {id(one): one for one in session.binds.values() if isinstance(one, Connection) and box.shares_database(one)}
+    bound = {id(one): one for one in _binds(session) if isinstance(one, Connection) and box.shares_database(one)}
     if len(bound) > 1:
         raise ConfigurationError(
             f"this session is bound to {len(bound)} Connections to the outbox's server, and a message can be in one"
         )
     return {"bind": next(iter(bound.values()))} if bound else box.bind_arguments(session)
+
+
+def _binds(session: Session) -> Collection[Engine | Connection]:
+    """What classes and tables of this Session are bound to; SQLAlchemy 2.0 has it in a private attribute."""
+    binds: Mapping[Any, Engine | Connection] = vars(session).get("binds") or vars(session).get("_Session__binds", {})
+    return binds.values()
 
 
 def _shown(joined: Sequence[_Joined]) -> str:
@@ -234,17 +238,19 @@ def _shown(joined: Sequence[_Joined]) -> str:
 
 
 def _after_begin(session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
-    """Remember the connections of this root transaction, each once."""
+    """Record the connections of this root transaction, each once."""
     watch_dialect(connection.dialect)
     joined: list[_Joined] = session.info.setdefault(_JOINED_KEY, [])
     if not any(one.connection is connection for one in joined):
+        if _WRITE_FIRST_KEY in session.info:
+            take_write_lock(connection)
         one = _Joined(session, connection, connection.get_transaction(), driver_transaction(connection))
         joined.append(one)
         one.transaction.join(one)
 
 
 def _flush_all(session: Session) -> None:
-    """Flush until nothing is left to flush, as commit() is about to: a flush event may have added more."""
+    """Flush until nothing is left, as commit() does: a flush event may add more."""
     for _ in range(_FLUSHES_MAX):
         if not (session.new or session.dirty or session.deleted):
             return
@@ -256,15 +262,15 @@ def _after_commit(session: Session) -> None:
     if not units or session.in_nested_transaction():
         return
     for box, unit in session.info.pop(_UNITS_KEY).items():
-        for hearer in tuple(_hearers):
-            hearer(unit.written_rows)
+        for observer in tuple(_commit_observers):
+            observer(unit.written_rows)
         if unit.written:
             _send_when_committed(session, box, unit)
         unit.closed = True
 
 
 def _send_when_committed(session: Session, box: CommitSink, unit: UnitOfWork) -> None:
-    """Now, or with the COMMIT of the Connection whose transaction the Session has joined: nothing is committed yet."""
+    """Send now; if the Session has joined a Connection's transaction, which is still open, send after its COMMIT."""
     act = partial(box.committed, unit)
     if unit.transaction is None or not unit.transaction.is_active:
         act()
@@ -276,7 +282,7 @@ def _send_when_committed(session: Session, box: CommitSink, unit: UnitOfWork) ->
 
 
 def _after_rollback(session: Session) -> None:
-    """The root is rolled back but not over yet, as after a failed flush: what is published now would vanish with it."""
+    """The root is rolled back but not closed yet, as after a failed flush: messages published now would be lost."""
     if not session.in_nested_transaction():
         session.info[_SEALED_KEY] = True
 
@@ -289,11 +295,10 @@ def _after_soft_rollback(session: Session, previous: SessionTransaction) -> None
 
 
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
-    """Rolled back, or closed without a commit: nothing of it was ever published."""
+    """Rolled back, or closed without a commit: discard its messages."""
     if transaction.parent is None:
         session.info.pop(_SEALED_KEY, None)
-        if _OPTIONS_KEY in session.info:
-            session.execution_options = session.info.pop(_OPTIONS_KEY)
+        session.info.pop(_WRITE_FIRST_KEY, None)
         for joined in session.info.pop(_JOINED_KEY, ()):
             joined.transaction.leave(joined)
         for unit in session.info.pop(_UNITS_KEY, {}).values():

@@ -1,5 +1,5 @@
-"""StatementEffect: what a statement's text does to the transaction that it runs in, beside its rows. Pure; no parsing
-of what it reads or writes.
+"""StatementEffect: the effect of a statement on the transaction that it runs in, from its first words. Pure; does not
+parse what the statement reads or writes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Effect(StrEnum):
-    """What becomes of the transaction. `ends` includes what MySQL commits implicitly before it runs the statement."""
+    """The effect on the transaction. `ends` includes MySQL's implicit commits before it runs the statement."""
 
     READS = "reads"
     WRITES = "writes"
@@ -23,7 +23,7 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StatementEffect:
-    """The effect, and the savepoint's name where there is one (both servers compare such names without case)."""
+    """The effect, and the savepoint's name if any (both servers compare such names without case)."""
 
     effect: Effect
     savepoint: str = ""
@@ -43,8 +43,8 @@ _SAVEPOINT: Final = re.compile(
 )
 _ENDS_EVERYWHERE: Final = re.compile(r"(?:COMMIT|ROLLBACK|BEGIN|END)\b", re.IGNORECASE)
 # https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html and
-# https://mariadb.com/kb/en/sql-statements-that-cause-an-implicit-commit/. XA is left out: the servers refuse it inside
-# a transaction, and SQLAlchemy's own two-phase commits speak it.
+# https://mariadb.com/kb/en/sql-statements-that-cause-an-implicit-commit/. XA is left out: the servers reject it inside
+# a transaction, and SQLAlchemy's own two-phase commits use it.
 _ENDS_ON_MYSQL: Final = re.compile(
     r"START\s+TRANSACTION\b"
     r"|(?:CREATE|DROP)\s+(?!(?:OR\s+REPLACE\s+)?TEMPORARY\b)"
@@ -64,11 +64,11 @@ _WITH: Final = re.compile(r"WITH\b", re.IGNORECASE)
 _WRITES_BEHIND_WITH: Final = re.compile(r"\b(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)
 
 _BY_FIRST_WORD: Final = {"SELECT ": READS, "INSERT ": WRITES, "UPDATE ": WRITES, "DELETE ": WRITES}
-"""Nearly all statements: looked up before anything is matched."""
+"""The first words of nearly all statements: looked up before any pattern is matched."""
 
 
 def statement_effect(statement: str, *, mysql: bool) -> StatementEffect:
-    """What this text does, by its first words. What a stored procedure does inside is not seen: CALL writes."""
+    """Returns the statement's effect, from its first words. The body of a stored procedure is not seen: CALL writes."""
     known = _BY_FIRST_WORD.get(statement[:7].upper())
     if known is not None:
         return known
@@ -86,7 +86,7 @@ def statement_effect(statement: str, *, mysql: bool) -> StatementEffect:
 
 
 def first_words(statement: str) -> str:
-    """The statement's first words, for an error: nothing of its values."""
+    """Returns the statement's first words for an error message, without any values."""
     words = statement[_leading_end(statement) :].split()
     return " ".join(words[:2])
 

@@ -1,4 +1,4 @@
-"""@box.transactional: opens, joins or nests the transaction of a business function. Not what is published in it."""
+"""@box.transactional: opens, joins or nests the transaction of a business function. Publishes nothing itself."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sqlalchemy.orm import Session
 from outbox_core.common.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from outbox.producer.outbox_ports import SessionScope
+    from outbox.producer.session_scope import SessionScope
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Propagation(StrEnum):
-    """What a transactional function does about a transaction that is open already.
+    """How a transactional function treats a transaction that is open already.
 
     required: joins it, or opens one. requires_new: always opens one of its own, on another connection, that commits
-    or rolls back by itself. nested: a savepoint inside it, or a new transaction where none is open.
+    or rolls back independently. nested: a savepoint inside it, or a new transaction if none is open.
     """
 
     REQUIRED = "required"
@@ -34,10 +34,10 @@ class Propagation(StrEnum):
 
 
 class Transactional(Generic[P, R]):
-    """A business function that is called without a session and gets one as its first argument (behind `self`).
+    """A business function that is called without a session and gets one as its first argument (after `self`).
 
-    A plain function gets a Session. Its signature is what callers pass, so that web frameworks read it right; it is
-    pickled by its name, as functions are.
+    A plain function gets a Session. Its signature is without the session, so that web frameworks read it right;
+    it is pickled by its name, as functions are.
     """
 
     __signature__: Signature
@@ -64,7 +64,7 @@ class Transactional(Generic[P, R]):
     @overload
     def __get__(self, instance: object, owner: type) -> Callable[..., R]: ...
     def __get__(self, instance: object | None, owner: type) -> object:
-        """A method keeps `self` first: the session comes second."""
+        """Binds a method: `self` stays first, the session is second."""
         if instance is None:
             return self
         return self._bound(instance)
@@ -83,7 +83,7 @@ class Transactional(Generic[P, R]):
 
 
 class AsyncTransactional(Transactional[P, R]):
-    """The same of an `async def`: it gets an AsyncSession and is awaited. A class of its own, since frameworks ask
+    """The same for an `async def`: it gets an AsyncSession and is awaited. A separate class, since frameworks check
     whether `__call__` is a coroutine function.
     """
 
@@ -113,14 +113,14 @@ def transactional(
 
 
 def _without_first(function: Callable[..., Any], count: int) -> Signature:
-    """What callers pass: the signature without the session, and without the `self` of a bound method."""
+    """Returns the callers' signature: without the session, and without the `self` of a bound method."""
     known = signature(function)
     return known.replace(parameters=list(known.parameters.values())[count:])
 
 
 @contextmanager
 def session_for(box: SessionScope, propagation: Propagation) -> Iterator[Session]:
-    """The session of a transactional function; what was opened here is committed or rolled back here."""
+    """Yields the session of a transactional function; commits or rolls back what it opened itself."""
     current = box.current_session()
     if isinstance(current, AsyncSession) and propagation is not Propagation.REQUIRES_NEW:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""What one transaction wants to publish: kept in memory until its commit, savepoint by savepoint.
+"""UnitOfWork: the messages of one transaction, kept in memory until its commit, by savepoint.
 
 No I/O, no SQLAlchemy events.
 """
@@ -19,26 +19,26 @@ _moments = itertools.count()
 
 
 def next_moment() -> int:
-    """A number greater than all given out before in this process: it says what came before what, without a clock."""
+    """Returns a logical time: a number greater than all earlier ones in this process."""
     return next(_moments)
 
 
 class Savepoint(Protocol):
-    """What stands for an open savepoint: any object with an identity of its own."""
+    """An open savepoint: any object, compared by identity."""
 
 
 class RootTransaction(Protocol):
-    """What stands for the transaction that rows were written in."""
+    """The transaction that rows were written in."""
 
     @property
     def is_active(self) -> bool:
-        """Whether it is neither committed nor rolled back."""
+        """Returns whether it is neither committed nor rolled back."""
 
 
 class UnitOfWork:
-    """The rows of one root transaction of one Outbox. Used by the one thread or task that uses the transaction.
+    """The rows of one root transaction of one Outbox. Not thread-safe: for the transaction's own thread or task.
 
-    States: open -> written (the INSERT is done, nothing more may be added) -> closed (committed or rolled back).
+    States: open -> written (the INSERT is done, no more rows can be added) -> closed (committed or rolled back).
     """
 
     __slots__ = ("_entries", "closed", "transaction", "written", "written_at_ms", "written_rows")
@@ -52,42 +52,40 @@ class UnitOfWork:
         self.written_at_ms: int = 0
 
     def add(self, row: OutboxRow, savepoints: tuple[Savepoint, ...]) -> None:
-        """Remember a row, published inside these open savepoints (outermost first).
+        """Add a row that was published inside these open savepoints (outermost first).
 
-        Raises NoTransaction when too late.
+        Raises NoTransaction unless the unit is open.
         """
         if self.closed or self.written:
             raise NoTransaction(TOO_LATE)
         self._entries.append((row, savepoints, next_moment()))
 
     def savepoint_rolled_back(self, savepoint: Savepoint) -> None:
-        """Forget what was published inside this savepoint, or in one inside it that was released."""
+        """Discard the rows that were published inside this savepoint, or in a released one inside it."""
         self._entries = [entry for entry in self._entries if all(one is not savepoint for one in entry[1])]
 
     def forget(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Forget what was published in these spans of moments, which the connection rolled back to a savepoint."""
+        """Discard the rows published in these spans of logical time, which were rolled back to a savepoint."""
         if spans:
             self._entries = [entry for entry in self._entries if not _is_within(entry[2], spans)]
 
     def is_unwritten(self, spans: Sequence[tuple[int, int]]) -> bool:
-        """Whether a commit now would leave messages behind, beside those of these spans."""
+        """Returns whether a commit now would lose messages, other than those of these spans."""
         return not self.written and not all(_is_within(moment, spans) for _, _, moment in self._entries)
 
     @property
     def rows(self) -> Sequence[OutboxRow]:
-        """What the transaction would publish if it committed now, in order."""
+        """Returns the rows that a commit now would publish, in order."""
         return [row for row, _, _ in self._entries]
 
     def mark_written(self, rows: Sequence[OutboxRow], *, transaction: RootTransaction | None) -> None:
-        """From now on these rows stand in the tables, uncommitted, in this transaction, and the lease runs."""
+        """Record that these rows are in the tables, uncommitted, in this transaction, and that their lease runs."""
         self.written = True
         self.written_rows = rows
         self.transaction = transaction
 
     def start_lease(self) -> None:
-        """Called just before the INSERT: the lease that the database counts cannot end sooner than counted from
-        here.
-        """
+        """Called just before the INSERT: the lease, which the database counts, ends no sooner than counted from now."""
         self.written_at_ms = time.monotonic_ns() // 1_000_000
 
 

@@ -1,4 +1,4 @@
-"""UnitWriter: a transaction's messages into their tables, just before its commit. It begins and commits nothing."""
+"""UnitWriter: writes a transaction's messages to their tables, just before its commit. Begins and commits nothing."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from outbox.producer.unit_of_work import UnitOfWork
 from outbox.store.database import is_autocommit, is_mendable, now_us, same_database, translate
 from outbox.store.message_table import MessageStore
 from outbox.store.row import OutboxRow
-from outbox.store.server_limits import ServerBounds
+from outbox.store.server_limits import ServerLimits
 from outbox.store.table_placement import MessageTable
 from outbox_core.common.errors import ConfigurationError, DuplicateMessageId
 
 
 class UnitWriter:
-    """Writes to one database. What it raises makes the business's commit fail, and roll back. Safe in any thread."""
+    """Writes to one database. An error makes the business transaction's commit fail and roll back. Thread-safe."""
 
     def __init__(self, *, engine: Engine, store: MessageStore, lease_ms: int) -> None:
-        """`engine` is the business's. Rows belong to the sender's token until `lease_ms` after they were written."""
+        """`engine` is the application's. Rows belong to the sender's token until `lease_ms` after they were written."""
         self._engine = engine
         self._store = store
         self._lease_us = lease_ms * 1000
-        self._bounds = ServerBounds(engine=engine, table=store.table)
+        self._bounds = ServerLimits(engine=engine, table=store.table)
 
     def refuse_early(self, row: OutboxRow) -> None:
-        """Raise InvalidMessage for a row that the server, as far as it is known, cannot take. No I/O."""
+        """Raise InvalidMessage for a row that exceeds the server's limits, as far as these are known. No I/O."""
         self._bounds.refuse_early(row)
 
     def shares_database(self, connection: Connection) -> bool:
-        """Whether a transaction of this connection can hold the outbox's rows."""
+        """Returns whether a transaction of this connection can contain the outbox's rows."""
         return connection.engine.pool is self._engine.pool or same_database(connection.engine, self._engine)
 
     def write(self, connection: Connection, unit: UnitOfWork, *, token: str) -> None:
@@ -56,9 +56,7 @@ class UnitWriter:
         unit.mark_written(written, transaction=connection.get_transaction())
 
     def _dated(self, connection: Connection, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
-        """The rows, those with a delay due after it by the database's clock: the table and the send at once say the
-        same.
-        """
+        """Returns the rows, with the due times of delays by the database's clock, so that table and sender agree."""
         if all(row.delay_ms is None for row in rows):
             return rows
         now_ms = -(-int(connection.scalar(select(now_us(connection.dialect))) or 0) // 1000)
@@ -70,8 +68,8 @@ class UnitWriter:
     def _insert(
         self, connection: Connection, rows: Sequence[OutboxRow], *, token: str, packet_bytes: int | None
     ) -> Sequence[OutboxRow]:
-        """One INSERT for each table that the rows are in, in the tables' order: two transactions that publish under
-        the same ordered keys lock them in the same order.
+        """Insert the rows of each table, in the tables' order, so that transactions with the same ordered keys lock
+        them in the same order.
         """
         by_table: dict[MessageTable, list[OutboxRow]] = {}
         for row in rows:

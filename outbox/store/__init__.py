@@ -1,1 +1,1 @@
-"""The outbox tables: their definition and their SQL, and what is needed of a database."""
+"""The outbox tables: their definition, their SQL, and the database engines that they need."""

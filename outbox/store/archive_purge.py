@@ -1,4 +1,4 @@
-"""The archive's retention: old evidence goes in small batches by primary key. Writing the archive is the store's."""
+"""The archive's retention: deletes old rows in small batches by primary key. MessageStore writes the archive."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ArchiveStore:
         self._now_us = now_us(dialect)
 
     def purge(self, connection: Connection, *, older_than_us: int, limit: int) -> int:
-        """Delete at most `limit` rows that were sent longer ago than an age; returns how many.
+        """Delete at most `limit` rows that were sent more than `older_than_us` ago; returns how many.
 
-        Read first, then delete by primary key: a range DELETE would lock gaps that the relay's INSERT needs.
+        It reads first, then deletes by primary key: a range DELETE would lock gaps that the relay's INSERT needs.
         """
         archive = self._archive
         key = (archive.c.sent_at_us, archive.c.id)

@@ -1,7 +1,7 @@
-"""AsyncBackground: an AsyncEngine's own connections for code that does not await, as the sender's thread is.
+"""AsyncBackground: runs synchronous code, as the sender's, on connections of an AsyncEngine.
 
-A second driver could be given neither the engine's connect_args nor its creator. Not a pool: connections are the second
-engine's.
+It uses the engine's own driver: a synchronous one could not use its connect_args and creator. Not a pool: connections
+belong to the second engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from outbox.store.event_loop import EventLoopThread
+from outbox.store.event_loop_thread import EventLoopThread
+from outbox.store.fork_gate import fork_gate
 
 T = TypeVar("T")
 STOP_SECONDS_MAX: Final = 5.0
@@ -24,28 +25,28 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class AsyncBackground:
-    """Runs transactions on an async driver, in an event loop of its own thread, while the caller waits.
+    """Runs transactions on an async driver, in an event loop in a separate thread, while the caller waits.
 
-    Safe in any thread, also in one that runs an event loop. The thread is there from the first transaction to
-    dispose(), and comes again with the next one. A creator is called in that thread's event loop.
+    Safe in any thread, also in one that runs an event loop. The thread runs from the first transaction to
+    dispose(), and is started again by the next one. A creator is called in that thread's event loop.
     """
 
     def __init__(self, engine: Engine) -> None:
-        """`engine`: the synchronous face of an async one; nobody else uses its connections."""
+        """`engine`: the sync_engine of an async engine; no other code may use its connections."""
         self._engine = AsyncEngine(engine)
         self._lock = threading.Lock()
         self._loop: EventLoopThread | None = None
         self._running = 0
         self._disposed = False
-        self._of_the_parent: list[EventLoopThread] = []
+        self._parent_loops: list[EventLoopThread] = []
 
     @property
     def url(self) -> URL:
-        """Where the database is."""
+        """Returns the database's URL."""
         return self._engine.url
 
     def transact(self, work: Callable[[Connection], T]) -> T:
-        """Begin, run the work, and commit; what it raises rolls back and is raised on."""
+        """Begin, run the work, and commit; an error rolls back and is re-raised."""
         loop = self._enter()
         try:
             return loop.run(self._transact(work))
@@ -53,15 +54,15 @@ class AsyncBackground:
             self._leave()
 
     def dispose(self, *, close: bool = True) -> None:
-        """Close the connections, at once or behind the transactions that run. Without `close`, in a forked child: leave
-        them to the parent.
+        """Close the connections, now or after the running transactions. `close=False`, in a forked child: leave them to
+        the parent.
         """
         if not close:
-            self._forget_the_parents()
+            self._abandon_parent_loop()
             return
         with self._lock:
             self._disposed = True
-            loop = self._let_go()
+            loop = self._detach_idle_loop()
         if loop is not None:
             self._end(loop)
 
@@ -79,15 +80,15 @@ class AsyncBackground:
             return self._loop
 
     def _leave(self) -> None:
-        """The last one out, behind dispose(), closes the connections."""
+        """The last transaction that ends after dispose() closes the connections."""
         with self._lock:
             self._running -= 1
-            loop = self._let_go() if self._disposed else None
+            loop = self._detach_idle_loop() if self._disposed else None
         if loop is not None:
             self._end(loop)
 
-    def _let_go(self) -> EventLoopThread | None:
-        """The loop, where nobody is in it. The caller has the lock."""
+    def _detach_idle_loop(self) -> EventLoopThread | None:
+        """Detaches and returns the loop if no transaction uses it. The caller holds the lock."""
         if self._running:
             return None
         loop, self._loop = self._loop, None
@@ -99,22 +100,23 @@ class AsyncBackground:
         finally:
             loop.stop(timeout_seconds=STOP_SECONDS_MAX)
 
-    def _forget_the_parents(self) -> None:
+    def _abandon_parent_loop(self) -> None:
         self._engine.sync_engine.dispose(close=False)
         self._lock = threading.Lock()
         if self._loop is not None:
-            self._of_the_parent.append(self._loop)  # kept: a loop that is let go of says that it was not closed
+            self._parent_loops.append(self._loop)  # kept: a collected loop warns that it was not closed
         self._loop, self._running, self._disposed = None, 0, False
 
 
 def transact(engine: Engine | AsyncBackground, work: Callable[[Connection], T]) -> T:
-    """Run the work in a transaction of background connections, of whichever kind."""
-    if isinstance(engine, AsyncBackground):
-        return engine.transact(work)
-    with engine.begin() as connection:
-        return work(connection)
+    """Run the work in a transaction on a background connection, sync or async; a fork waits for its end."""
+    with fork_gate.transaction():
+        if isinstance(engine, AsyncBackground):
+            return engine.transact(work)
+        with engine.begin() as connection:
+            return work(connection)
 
 
 def _log_exit(error: BaseException) -> None:
-    """A task that a creator started has raised SystemExit or KeyboardInterrupt, which ends nothing here."""
+    """Log a SystemExit or KeyboardInterrupt that a task of a creator has raised; it ends nothing here."""
     logger.error("background_task_exited", extra={"error": type(error).__name__})

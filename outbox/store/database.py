@@ -1,9 +1,9 @@
-"""What the outbox needs of a database: engines set up right, the database's clock, driver errors in our words.
+"""Database engines with the settings that the outbox needs, the database's clock, and the translation of driver errors.
 
 No tables.
 
-Only the database's UTC clock decides when a row is due and when a lease ends: application hosts disagree with each
-other, and step.
+Only the database's UTC clock decides when a row is due and when a lease ends: clocks of application hosts differ,
+and step.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ CONNECT_TIMEOUT_SECONDS: Final = 10
 WRITE_LOCK_FIRST: Final = "outbox_write_lock_first"
 """The execution option of Connections whose transactions take SQLite's write lock when they begin (BEGIN IMMEDIATE).
 
-A transaction that reads first cannot become a writer once another one has written: it fails at once, with "database is
-locked". One that begins as a writer waits for its turn.
+A transaction that reads first cannot become a writer after another one has written: it fails immediately with "database
+is locked". One that begins as a writer waits for the lock.
 """
 
 MYSQL_DIALECTS: Final = frozenset({"mysql", "mariadb"})
 CONFLICT_RETRIES_MAX: Final = 3
 BACKGROUND_LOCK_WAIT_SECONDS: Final = 5
-"""How long background work waits for a row's or a table's lock, whatever the server allows: at least a transaction of
-an operator's must be over by the next try."""
+"""How long background work waits for a lock on a row or table, whatever the server's setting: it is then retried, by
+when at least an operator's transaction must have ended."""
 DEADLOCK: Final = 1213
 LOCK_WAIT_TIMEOUT: Final = 1205
 NO_SUCH_INDEX: Final = 1176
@@ -81,32 +81,32 @@ _NOW_US: Final = {
 
 
 def now_us(dialect: Dialect) -> ColumnElement[int]:
-    """The database's own UTC clock, microseconds since the Unix epoch (SQLite: to the millisecond)."""
+    """Returns the database's UTC clock, microseconds since the Unix epoch (SQLite: to the millisecond)."""
     name = "mysql" if dialect.name in MYSQL_DIALECTS else dialect.name
     return literal_column(_NOW_US[name], BigInteger())
 
 
 def by_primary_key(statement: Write, dialect: Dialect) -> Write:
-    """An UPDATE or DELETE that MySQL and MariaDB are told to find its rows for by the primary key.
+    """Returns an UPDATE or DELETE with a hint that makes MySQL and MariaDB find its rows by the primary key.
 
-    Left alone they read the whole table where the keys are a good part of it (and MariaDB for a list of one pair), and
-    a DELETE then waits for rows that strangers have not committed yet.
+    Without it they read the whole table if the keys are a large part of it (MariaDB also for a list of one pair), and
+    a DELETE then waits for rows that other transactions have not committed yet.
     """
     if dialect.name not in MYSQL_DIALECTS:
         return statement
     hinted = statement.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect.name)
     if isinstance(hinted, Delete):
-        # A hint is allowed in the multi-table form alone: DELETE table FROM table FORCE INDEX ...
+        # A hint is allowed only in the multi-table form: DELETE table FROM table FORCE INDEX ...
         name = dialect.identifier_preparer.format_table(cast("Table", hinted.table))
         return hinted.prefix_with(text(name))
     return hinted
 
 
 def open_engine(database: Engine | AsyncEngine | URL | str) -> Engine:
-    """The synchronous Engine behind whatever names a database, fit for the outbox.
+    """Returns the synchronous Engine of an engine or URL, with the settings that the outbox needs.
 
-    A URL makes a new engine. An engine is used as it is, except that SQLite is switched to real transactions (see
-    prepare_sqlite). Raises ConfigurationError for what cannot work.
+    A URL makes a new engine. An engine is used unchanged, except that SQLite is switched to real transactions (see
+    prepare_sqlite). Raises ConfigurationError for an unsupported database.
     """
     if isinstance(database, AsyncEngine):
         engine = database.sync_engine
@@ -125,12 +125,12 @@ def open_engine(database: Engine | AsyncEngine | URL | str) -> Engine:
 
 
 def background_engine(engine: Engine) -> Engine:
-    """A second engine on the same database with a pool of its own: background work never takes a business connection.
+    """Returns a second engine on the database with its own pool: background work never takes a business connection.
 
-    On MySQL its connections are READ COMMITTED, whatever those of the business are: a DELETE or UPDATE of ours must
-    never lock a gap that a producer's INSERT needs. They speak utf8mb4, or keys would be read back as question marks,
-    and wait BACKGROUND_LOCK_WAIT_SECONDS for a lock at most. They are made as those of the business are, by its driver,
-    connect_args and creator; an async driver's are for an AsyncBackground.
+    On MySQL its connections are READ COMMITTED, whatever the business's isolation level: our DELETE and UPDATE must
+    never lock a gap that a producer's INSERT needs. They use utf8mb4, or keys would be read back as question marks,
+    and wait BACKGROUND_LOCK_WAIT_SECONDS for a lock at most. They are made by the same driver, connect_args and
+    creator as the given engine's; those of an async driver are for an AsyncBackground.
     """
     pool = engine.pool.recreate()
     if engine.dialect.name in MYSQL_DIALECTS:
@@ -143,7 +143,7 @@ def background_engine(engine: Engine) -> Engine:
 
 
 def writing_engine(engine: Engine) -> Engine:
-    """The engine, for transactions that write: on SQLite they take the write lock when they begin."""
+    """Returns the engine for transactions that write: on SQLite they acquire the write lock when they begin."""
     return engine.execution_options(**{WRITE_LOCK_FIRST: True})
 
 
@@ -151,8 +151,8 @@ def prepare_sqlite(engine: Engine) -> None:
     """Give SQLite real transactions: BEGIN, savepoints inside it, WAL, a busy timeout.
 
     The driver's legacy mode begins a transaction late and commits it when the first savepoint is released, which would
-    commit half a business transaction. The write lock is taken first where WRITE_LOCK_FIRST is set; other transactions
-    begin as SQLite's do, so that those that only read wait for nobody. Idempotent. Raises ConfigurationError for a
+    commit half a business transaction. With WRITE_LOCK_FIRST the write lock is acquired first; other transactions
+    begin as is SQLite's default, so that read-only ones do not wait. Idempotent. Raises ConfigurationError for a
     database in memory.
     """
     if isinstance(engine.pool, StaticPool | SingletonThreadPool):
@@ -166,7 +166,7 @@ def prepare_sqlite(engine: Engine) -> None:
 
 @contextmanager
 def database_errors(url: URL) -> Iterator[None]:
-    """Translate driver errors at the edge of background work and commands; the cause stays attached."""
+    """Translate driver errors of background work and commands; the cause stays attached."""
     try:
         yield
     except (DBAPIError, PoolTimeoutError) as error:
@@ -174,10 +174,10 @@ def database_errors(url: URL) -> Iterator[None]:
 
 
 def retry_conflicts(transaction: Callable[[], T]) -> T:
-    """Run a short transaction of our own again when it lost a conflict with another one: the server has rolled it back.
+    """Run a short transaction, and retry it after a conflict with another one, for which the server rolled it back.
 
-    Only for what may be repeated: it begins and ends its transaction itself, and has no other effect. A lost
-    connection is no conflict: whether a COMMIT in flight was done is unknown, so it is never repeated here.
+    Only for repeatable functions, which begin and end their transaction themselves and have no other effect. A lost
+    connection is not a conflict: it is unknown whether a COMMIT in flight was done, so it is never retried here.
     """
     for _ in range(CONFLICT_RETRIES_MAX):
         try:
@@ -190,7 +190,7 @@ def retry_conflicts(transaction: Callable[[], T]) -> T:
 
 
 def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:
-    """A driver's error in our words, with the cure. The one table of what which code means."""
+    """Translates a driver's error to ours, with the cure. The only table of error codes."""
     shown = _shown(url)
     if isinstance(error, PoolTimeoutError):
         return DatabaseUnavailable(f"no free connection to {shown}; raise the pool size or lower the load")
@@ -225,12 +225,12 @@ def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:
 
 
 def _shown(url: URL) -> str:
-    """The URL for people: without its password, and without options, which are mostly our own time-outs."""
+    """Returns the URL for messages: without its password, and without options, which are mostly our own time-outs."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
 def _missing(code: int | None, said: str, url: URL) -> SchemaMissing:
-    """The database that the URL itself names, or our tables."""
+    """Returns the error for a missing database of the URL, or for missing tables."""
     shown = _shown(url)
     if code == _NO_SUCH_DATABASE and url.database and f"'{url.database}'" in said:
         return SchemaMissing(
@@ -243,25 +243,25 @@ def _missing(code: int | None, said: str, url: URL) -> SchemaMissing:
 
 
 def error_code(error: DBAPIError) -> int | None:
-    """The server's error number, where the driver gives one."""
+    """Returns the server's error number, if the driver gives one."""
     arguments = getattr(error.orig, "args", ())
     return arguments[0] if arguments and isinstance(arguments[0], int) else None
 
 
 def is_schema_missing(error: DBAPIError) -> bool:
-    """Whether the error says that a table, schema or column of ours is not there."""
+    """Returns whether the error means that a table, schema or column of ours is missing."""
     said = str(error.orig)
     return error_code(error) in _NO_SUCH_TABLE or "no such table" in said or "has no column named" in said
 
 
 def is_read_only(error: DBAPIError) -> bool:
-    """Whether the error says that this server takes no writes: a replica, or a primary in a switch-over."""
+    """Returns whether the error means that this server rejects writes: a replica, or a primary in a switch-over."""
     code = error_code(error)
     return code in _READ_ONLY_SERVER or (code == _OPTION_FORBIDS and "read" in str(error.orig).lower())
 
 
 def is_mendable(error: DBAPIError) -> bool:
-    """Whether translate() names a cure that the driver's words hide: tables, privileges, a read-only server."""
+    """Returns whether translate() gives a cure that the driver's text lacks: tables, privileges, a read-only server."""
     code = error_code(error)
     return (
         is_schema_missing(error)
@@ -272,7 +272,7 @@ def is_mendable(error: DBAPIError) -> bool:
 
 
 def is_autocommit(connection: Connection) -> bool:
-    """Whether each statement commits by itself, because of the connection's options or the engine's. No I/O."""
+    """Returns whether each statement commits by itself, by the connection's options or the engine's. No I/O."""
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         return True
     driver_connection = connection.connection.dbapi_connection
@@ -288,7 +288,7 @@ def _create(database: URL | str) -> Engine:
     url = read_url(database)
     try:
         arguments: dict[str, Any] = {}
-        is_bounded = "connect_timeout" in url.query  # an argument would win over what the URL says
+        is_bounded = "connect_timeout" in url.query  # an argument would override the URL
         if url.get_backend_name() in MYSQL_DIALECTS and url.get_driver_name() == "pymysql" and not is_bounded:
             arguments["connect_args"] = {"connect_timeout": CONNECT_TIMEOUT_SECONDS}
         return create_engine(url, pool_pre_ping=url.get_backend_name() in MYSQL_DIALECTS, **arguments)
@@ -300,9 +300,9 @@ def _create(database: URL | str) -> Engine:
 
 
 def _prepare_background(dialect: Dialect, connection: Any, _record: object) -> None:
-    # By the dialect, so that an engine in AUTOCOMMIT has transactions here: an archive row and its removal are one.
+    # Set on the dialect, so that even an AUTOCOMMIT engine has transactions here: archiving and removing a row are one.
     dialect.set_isolation_level(connection, "READ COMMITTED")
-    if hasattr(connection, "set_character_set"):  # both the server's end and the driver's; URLs may say charset=latin1
+    if hasattr(connection, "set_character_set"):  # for both server and driver; a URL may have charset=latin1
         connection.set_character_set("utf8mb4")
     elif dialect.is_async:
         connection.run_async(_speak_utf8mb4)
@@ -310,16 +310,16 @@ def _prepare_background(dialect: Dialect, connection: Any, _record: object) -> N
         cursor.execute(
             f"SET SESSION innodb_lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}, "
             f"SESSION lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}, "
-            # Without the mode of MariaDB's under which '' is NULL; the one in its place is about DDL. All others are
-            # kept: the dialect quotes names as ANSI_QUOTES says.
+            # Removes MariaDB's mode in which '' is NULL; its replacement affects only DDL. All others are kept: the
+            # dialect quotes names according to ANSI_QUOTES.
             "SESSION sql_mode = REPLACE(@@SESSION.sql_mode, 'EMPTY_STRING_IS_NULL', 'NO_ENGINE_SUBSTITUTION')"
         )
     connection.commit()
 
 
 async def _speak_utf8mb4(driver_connection: Any) -> None:
-    # asyncmy 0.2.18 asks its character set for an attribute that it lacks: there the URL's character set stays. What
-    # the sender reads and writes is ASCII, but for reasons of the broker's.
+    # asyncmy 0.2.18 uses an attribute that its character set lacks: there the URL's character set stays. All that the
+    # sender reads and writes is ASCII, except the broker's error texts.
     with suppress(AttributeError):
         await driver_connection.set_charset("utf8mb4")
 
@@ -340,8 +340,24 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if first else "BEGIN")
 
 
+def take_write_lock(connection: Connection) -> None:
+    """Begin a transaction anew, with SQLite's write lock, that has only just begun and has no statement yet.
+
+    Elsewhere, and where the driver begins transactions by itself, this does nothing. Raises OperationalError where the
+    lock is not free in time.
+    """
+    if connection.dialect.name != "sqlite" or not connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
+        return
+    connection.exec_driver_sql("ROLLBACK")
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    except BaseException:
+        connection.exec_driver_sql("BEGIN")  # who goes on after this error must not write outside of a transaction
+        raise
+
+
 def same_database(one: Engine, other: Engine) -> bool:
-    """Whether two engines speak to the same database server and schema, as far as their URLs tell."""
+    """Returns whether two engines connect to the same database server and schema, judging by their URLs."""
     return _pool(one) is _pool(other) or _place(one.url) == _place(other.url)
 
 

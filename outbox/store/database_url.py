@@ -1,4 +1,4 @@
-"""A database's URL and the file that its password is in, as commands take them. It opens no connection."""
+"""Reads a database's URL and its password file from a command's arguments. Opens no connection."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _ASYNC_DRIVERS: Final = frozenset({"asyncmy", "aiomysql"})
 
 
 def database_url(text: str, *, password_file: Path | None) -> URL:
-    """The URL, with the password of the file where one is named: a secret has no place on a command line.
+    """Returns the URL, with the password from the file if one is given: a command line must not contain secrets.
 
-    Raises ConfigurationError, which does not repeat what was given.
+    Raises ConfigurationError, which does not repeat the text.
     """
     url = read_url(text)
     return url if password_file is None else url.set(password=read_secret(password_file, what="password"))
 
 
 def sync_url(database: URL | str) -> URL:
-    """The URL for those who do not await: an async MySQL driver gives way to PyMySQL. Raises ConfigurationError."""
+    """Returns the URL for synchronous code: an async MySQL driver is replaced by PyMySQL. Raises ConfigurationError."""
     url = read_url(database)
     return url.set(drivername="mysql+pymysql") if url.get_driver_name() in _ASYNC_DRIVERS else url
 
 
 def read_url(text: URL | str) -> URL:
-    """The URL that a text is. Raises ConfigurationError, which does not repeat what was given."""
+    """Parses a URL. Raises ConfigurationError, which does not repeat the text."""
     try:
         return make_url(text)
-    except (ArgumentError, ValueError) as error:  # a port that is no number is a plain ValueError
+    except (ArgumentError, ValueError) as error:  # a port that is not a number raises a plain ValueError
         raise ConfigurationError(
             "not a database URL that can work; use one like mysql+pymysql://user@host:3306/database or "
             "sqlite:///file.db, and write @ : / of a password as %40 %3A %2F"

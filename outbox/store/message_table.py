@@ -1,7 +1,7 @@
-"""The message table's SQL, all of it: insert, claim, settle, count. It opens no connection and commits nothing.
+"""All SQL of the message table: insert, claim, settle, count. Opens no connection and commits nothing.
 
-Every write after the insert is guarded by the row's token, never by the id alone: who lost the lease changes nothing.
-Every locking statement names rows by primary key, in sorted order: no gap is locked that a producer's INSERT needs.
+Every write after the insert is guarded by the row's token, never by the id alone: a former owner changes nothing.
+Every locking statement selects rows by primary key, in sorted order: no gap is locked that a producer's INSERT needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import ClauseElement
 
 from outbox.store.database import Write, by_primary_key, now_us
-from outbox.store.ordering import Barrier, KeyRun, OrderStore
+from outbox.store.order_table import Barrier, KeyRun, OrderStore
 from outbox.store.prepared_statements import Hinted, PreparedByIds, prepare
 from outbox.store.row import OutboxRow
 from outbox.store.row_insert import RowInsert
@@ -64,8 +64,8 @@ _ROW_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """How a message table stands: rows that wait, rows that are due and not leased, parked rows, age of the
-    oldest due.
+    """The backlog of a message table: counts of pending, of due and unleased, and of parked rows; the age of the oldest
+    due row.
     """
 
     pending: int
@@ -76,17 +76,17 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class DueRows:
-    """Rows that are due, the longest due first, and the due time of the last of them: where to go on."""
+    """Due rows, the longest due first, and the due time of the last of them, where the next read begins."""
 
     rows: Sequence[OutboxRow]
     last_due_us: int
 
 
 class MessageStore:
-    """The statements on one set of outbox tables, for one dialect. Stateless, so safe in any thread."""
+    """The statements on one set of outbox tables, for one dialect. Stateless, so thread-safe."""
 
     def __init__(self, *, dialect: Dialect, schema: str | None = None, table: str | None = None) -> None:
-        """`table`: which of the schema's message tables; the plain one by default."""
+        """`table`: one of the schema's message tables; by default the one that is not split."""
         self._dialect = dialect
         actual = schema_for(dialect, schema)
         self.table: MessageTable = MessageTable(actual, table or plain_message_table_name(actual))
@@ -101,7 +101,7 @@ class MessageStore:
         self._due_whole = self._prepared_due(*_ROW_COLUMNS, "due_at_us")
 
     def at(self, table: MessageTable | None) -> MessageStore:
-        """The store of another message table on the same database; of this one for None."""
+        """Returns the store of another message table on the same database; this store for None."""
         if table is None or table == self.table:
             return self
         return _store(self._dialect, table)
@@ -117,8 +117,8 @@ class MessageStore:
         lease_us: int,
         packet_bytes: int | None = None,
     ) -> Sequence[OutboxRow]:
-        """Write rows that this token owns until now + lease, by as few multi-row INSERTs as the bounds allow
-        (one, mostly; `packet_bytes` is the server's). Returns them as written: those of ordered keys have got their
+        """Write rows that this token owns until now + lease, with as few multi-row INSERTs as the limits allow
+        (mostly one; `packet_bytes` is the server's limit). Returns them as written: those of ordered keys with their
         numbers.
         """
         ordered = any(row.order_key is not None for row in rows)
@@ -131,40 +131,40 @@ class MessageStore:
     # -- claiming ----------------------------------------------------------------------------------------------------
 
     def due_ids(self, connection: Connection, *, limit: int, from_us: int = 0) -> list[str]:
-        """Ids of rows whose due time has come, the longest due first. A plain read: it locks nothing.
+        """Returns ids of due rows, the longest due first. A plain read: it locks nothing.
 
-        The walk begins at the due time `from_us`: from the front it steps over every entry that InnoDB has not purged.
+        The scan begins at the due time `from_us`: from the start it would pass all entries that InnoDB has not purged.
         """
         return [row[0] for row in self._due.run(connection, {"limit": limit, "from_us": from_us})]
 
     def due_rows(self, connection: Connection, *, limit: int, from_us: int = 0) -> DueRows:
-        """The same rows whole, as they are once claimed: the attempt is counted. They are nobody's yet."""
+        """Returns the same rows complete, as after their claim: with the attempt counted. They are not claimed yet."""
         found = [tuple(row) for row in self._due_whole.run(connection, {"limit": limit, "from_us": from_us})]
         rows = [outbox_row(row[:-1], self.table, begun=1) for row in found]
         return DueRows(rows, found[-1][-1] if found else from_us)
 
     def claim(self, connection: Connection, ids: Sequence[str], *, token: str, lease_us: int) -> int:
-        """Take the lease of those rows that are still due, by one compare-and-set; returns how many are ours now."""
+        """Claim the rows that are still due, with one compare-and-set; returns how many the token owns now."""
         return self._by_ids.count(connection, self._claim_statement, ids, token=token, lease_us=lease_us)
 
     def claimed(self, connection: Connection, ids: Sequence[str], *, token: str) -> list[OutboxRow]:
-        """The rows among `ids` that this token owns, oldest first."""
+        """Returns the rows among `ids` that this token owns, oldest first."""
         found = self._by_ids.rows(connection, self._claimed_statement, ids, token=token)
         return [outbox_row(row, self.table) for row in found]
 
     def barriers(self, connection: Connection, runs: Mapping[str, KeyRun]) -> dict[str, Barrier]:
-        """What the runs of ordered keys that somebody wants to send must wait for; see OrderStore.barriers."""
+        """Returns the barriers of these runs of ordered keys, which are to be sent; see OrderStore.barriers."""
         return self._order.barriers(connection, runs)
 
-    def put_behind(self, connection: Connection, ids: Sequence[str], *, due_at_us: int, first_seq: int) -> int:
-        """Put off rows that are due and that nobody has claimed until this time, and no less than a moment; returns how
-        many. For those of ordered keys that an older message holds up.
+    def postpone(self, connection: Connection, ids: Sequence[str], *, due_at_us: int, first_seq: int) -> int:
+        """Postpone due, unclaimed rows until this time, and by a microsecond at least; returns how many. For rows of
+        ordered keys that must wait for an older message.
 
-        They get due times in the order of their numbers, of which `first_seq` is the least, over a second at most:
-        equal ones would be claimed in the order of ids, and the younger ones wait again.
+        They get due times in the order of their numbers, of which `first_seq` is the least, within one second:
+        with equal ones they would be claimed in the order of ids, and the younger ones would have to wait again.
         """
         values = {"later_us": due_at_us, "first_seq": first_seq}
-        return self._by_ids.count(connection, self._put_behind_statement, ids, **values)
+        return self._by_ids.count(connection, self._postpone_statement, ids, **values)
 
     # -- settling, each guarded by the token -------------------------------------------------------------------------
 
@@ -176,12 +176,12 @@ class MessageStore:
         token: str,
         numbers: Mapping[str, tuple[str, int]] | None = None,
     ) -> int:
-        """Delete rows that the broker accepted; returns how many were still ours. `numbers` are the order keys and
-        numbers of those ids that have some.
+        """Delete rows that the broker accepted; returns how many this token still owned. `numbers`: the order keys and
+        numbers of the ordered ones among them.
         """
         removed = self._by_ids.count(connection, self._remove_statement, ids, token=token)
         if numbers:
-            # A row that was not ours any more is somebody else's to send: what is younger waits for that.
+            # Another owner sends a row that this token lost: younger messages of its key still wait for it.
             message = self._message
             left = select(message.c.id).where(message.c.id.in_(sorted(numbers)))
             kept = set(connection.scalars(left)) if removed < len(ids) else set()
@@ -189,35 +189,35 @@ class MessageStore:
         return removed
 
     def archive(self, connection: Connection, ids: Sequence[str], *, token: str, outcome: str) -> int:
-        """Copy rows that are still ours into the archive, as evidence for reconciliation; remove() is to follow."""
+        """Copy rows that this token still owns to the archive, for the reconciliation; call remove() afterwards."""
         return self._by_ids.count(connection, self._archive_statement, ids, token=token, outcome=outcome)
 
     def reschedule(self, connection: Connection, ids: Sequence[str], *, token: str, delay_us: int, error: str) -> int:
-        """Give rows back that could not be sent, due again after `delay_us`; returns how many were still ours."""
+        """Release rows that could not be sent, due again after `delay_us`; returns how many this token still owned."""
         values = {"token": token, "delay_us": delay_us, "error": error[:ERROR_CHARS_MAX]}
         return self._by_ids.count(connection, self._reschedule_statement, ids, **values)
 
     def release(
         self, connection: Connection, ids: Sequence[str], *, token: str, delay_us: int, error: str | None
     ) -> int:
-        """Give rows back that were not at fault, due again after `delay_us`, and take back the attempt that the claim
-        counted; returns how many were still ours. Without `error` the last one stays.
+        """Release rows that did not cause the failure, due again after `delay_us`, and subtract the attempt that the
+        claim counted; returns how many this token still owned. Without `error` the last one is kept.
         """
         values = {"token": token, "delay_us": delay_us, "error": None if error is None else error[:ERROR_CHARS_MAX]}
         return self._by_ids.count(connection, self._release_statement, ids, **values)
 
     def park(self, connection: Connection, ids: Sequence[str], *, token: str, error: str) -> int:
-        """Set rows aside with the reason: the broker will never take them as they are, people must look."""
+        """Park rows with the reason: the broker will never accept them as they are, and an operator must decide."""
         values = {"token": token, "error": error[:ERROR_CHARS_MAX]}
         return self._by_ids.count(connection, self._park_statement, ids, **values)
 
     # -- the statements, compiled ahead ------------------------------------------------------------------------------
 
     def _prepared_due(self, *columns: str) -> Hinted:
-        """Along the index (state, due_at_us, id) from a due time up to now, so that LIMIT stops the walk.
+        """Prepares a scan of the index (state, due_at_us, id) from a due time to now, which LIMIT ends early.
 
-        MySQL and MariaDB are told to: left alone they sort the whole of a table that has few rows, or walk the index
-        from its front, and step over all that is not purged yet.
+        A hint makes MySQL and MariaDB use the index: otherwise they sort a small table as a whole, or scan the index
+        from its start and pass all entries that are not purged yet.
         """
         message = self._message
         from_us, limit = bindparam("from_us", type_=BigInteger()), bindparam("limit", type_=BigInteger())
@@ -242,7 +242,7 @@ class MessageStore:
             )
         )
 
-    def _put_behind_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
+    def _postpone_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
         message, later_us = self._message, bindparam("later_us", type_=BigInteger())
         one, spread_us = literal_column("1", BigInteger()), literal_column(str(BEHIND_SPREAD_US), BigInteger())
         place_us = message.c.order_seq - bindparam("first_seq", type_=BigInteger())
@@ -252,7 +252,7 @@ class MessageStore:
             .where(message.c.id.in_(ids), message.c.state == _PENDING, message.c.due_at_us <= self._now_us)
             .values(
                 token=null(),
-                # Only ever on: a low-water mark of a compensator's may be right behind the time that it had.
+                # A due time only ever increases: a compensator's low-water mark may be just after the previous one.
                 due_at_us=case((message.c.due_at_us < later_us, later_us + spread), else_=message.c.due_at_us + one),
             )
         )
@@ -302,10 +302,10 @@ class MessageStore:
     def _ours(self, ids: list[BindParameter[str]]) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
         return self._message.c.id.in_(ids), self._message.c.token == bindparam("token")
 
-    # -- people ------------------------------------------------------------------------------------------------------
+    # -- operators ---------------------------------------------------------------------------------------------------
 
     def backlog(self, connection: Connection, *, rows_max: int = 100_000) -> Backlog:
-        """How the table stands; counts stop at `rows_max`, so that the figure never costs a walk over millions."""
+        """Returns the table's backlog; counts stop at `rows_max`, so that they never scan millions of rows."""
         message = self._message
         pending = message.c.state == RowState.PENDING
         due = pending & (message.c.due_at_us <= self._now_us)
@@ -322,7 +322,7 @@ class MessageStore:
 
 
 def outbox_row(row: Sequence[Any], table: MessageTable, *, begun: int = 0) -> OutboxRow:
-    """A result row of _ROW_COLUMNS as a value, with so many attempts more."""
+    """Returns a result row of _ROW_COLUMNS as a value, with `begun` more attempts."""
     (
         row_id, kind, topic, body, body_sha256, key, headers_json, deliver_at_ms, created_at_us, attempts,
         order_key, order_seq,

@@ -1,7 +1,7 @@
-"""Statements that are compiled once and then run as the driver's own: for what runs for every batch of rows.
+"""Statements that are compiled once and then run directly on the driver: for those that run for every batch of rows.
 
-SQLAlchemy builds an IN list of hundreds of parameters anew for each execution, which costs more than the server takes
-to answer. What is written is still SQLAlchemy's expression language; only the compiling is done ahead.
+SQLAlchemy builds an IN list of hundreds of parameters again for each execution, which takes longer than the server's
+response. Statements are still written in SQLAlchemy's expression language; only the compilation is done ahead.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sqlalchemy.sql import ClauseElement
 from outbox.store.database import NO_SUCH_INDEX, error_code
 
 _SIZES: Final = (1, 10, 50, 200, 1_000)
-"""Lists are filled up to one of these lengths with their last id, so that few statements are compiled."""
+"""Lists are padded to one of these lengths with their last id, so that few statements are compiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A statement in the driver's words, and the names of its parameters in the order in which it wants them.
+    """A compiled statement, and the names of its parameters in order.
 
-    `constants` are parameters that the compiler has made itself.
+    `constants` are parameters that the compiler has added.
     """
 
     sql: str
@@ -40,7 +40,7 @@ class Prepared:
 
 def prepare(dialect: Dialect, statement: ClauseElement) -> Prepared:
     """Compile a statement whose parameters are all named by bindparam()."""
-    # exec_driver_sql takes a tuple of parameters, which every driver of ours understands in its positional style.
+    # exec_driver_sql takes a tuple of parameters, which all our drivers accept in their positional style.
     positional = cast("Any", type(dialect))(paramstyle="qmark" if dialect.name == "sqlite" else "format")
     compiled = cast("Any", statement.compile(dialect=positional))
     constants = {name: value for name, value in compiled.params.items() if value is not None}
@@ -49,8 +49,8 @@ def prepare(dialect: Dialect, statement: ClauseElement) -> Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Hinted:
-    """A statement that names the index to use, and the same without: an index that was made by hand may have another
-    name, and then the server chooses.
+    """A statement with an index hint, and the same without it: an index that was created by hand may have another name,
+    and then the server chooses.
     """
 
     hinted: Prepared
@@ -67,7 +67,7 @@ class Hinted:
 
 
 Build = Callable[[list[BindParameter[str]]], ClauseElement]
-"""Makes the statement of the parameters for the ids. The same object each time, and the same of the same."""
+"""Builds the statement, given the parameters for the ids. Must be the same object each time: it is the cache's key."""
 
 
 class PreparedByIds:
@@ -78,11 +78,11 @@ class PreparedByIds:
         self._prepared: dict[tuple[object, int], Prepared] = {}
 
     def rows(self, connection: Connection, build: Build, ids: Sequence[str], **values: object) -> list[tuple[Any, ...]]:
-        """What a SELECT finds, as the driver gives it."""
+        """Returns the rows of a SELECT, as the driver gives them."""
         return [tuple(row) for row in self._run(connection, build, ids, values)] if ids else []
 
     def count(self, connection: Connection, build: Build, ids: Sequence[str], **values: object) -> int:
-        """How many rows an UPDATE, DELETE or INSERT met. It locks the ids in their sorted order."""
+        """Returns the row count of an UPDATE, DELETE or INSERT. Rows are locked in the sorted order of ids."""
         return self._run(connection, build, ids, values).rowcount if ids else 0
 
     def _run(

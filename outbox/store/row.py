@@ -1,4 +1,4 @@
-"""A row of the message table as a value, and how a message becomes one. No SQL."""
+"""A row of the message table as a value, and the conversion between rows and messages. No SQL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One request to the broker, as it stands in the message table. A cancel's body is the id of what it cancels."""
+    """A request to the broker, as a row of the message table. A cancel's body is the id of the canceled message."""
 
     id: str
     kind: RowKind
@@ -29,7 +29,7 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     headers_json: str | None = None
     deliver_at_ms: int | None = None
     delay_ms: int | None = None
-    """Where the due time counts from the INSERT, by the database's clock; `deliver_at_ms` is then set when it is
+    """A delay that counts from the INSERT, by the database's clock; `deliver_at_ms` is then set when the row is
     written.
     """
     created_at_us: int = 0
@@ -37,10 +37,10 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     order_key: str | None = None
     order_seq: int | None = None
     table: MessageTable | None = None
-    """Where the row stands; None is the table of whoever reads it."""
+    """The message table of the row; None: the one from which it is read."""
 
     def message(self) -> Message:
-        """The message as the broker gets it. Raises InvalidMessage where the row was not written by this code."""
+        """Returns the message for the broker. Raises InvalidMessage if the row was not written by this code."""
         try:
             headers = _decode_headers(self.headers_json) if self.headers_json else NO_HEADERS
         except msgspec.DecodeError as error:
@@ -56,13 +56,13 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def check_body(self) -> None:
-        """Raise InvalidMessage where the body is not the one that was published: a driver or a hand has altered it."""
+        """Raise InvalidMessage if the body is not the published one: a driver or a person has changed it."""
         if hashlib.sha256(self.body).hexdigest() != self.body_sha256:
             raise InvalidMessage(f"the body of row {self.id} does not have the SHA-256 that body_sha256 says")
 
     @property
     def cancels(self) -> str:
-        """The id of the message that this row cancels."""
+        """Returns the id of the message that this row cancels."""
         return self.body.decode("ascii", "replace")
 
 
@@ -73,7 +73,7 @@ def publish_row(
     order_key: str | None = None,
     delay_ms: int | None = None,
 ) -> OutboxRow:
-    """The row that carries a message."""
+    """Returns the row that publishes a message."""
     return OutboxRow(
         id=message.id,
         kind=RowKind.PUBLISH,
@@ -91,7 +91,7 @@ def publish_row(
 
 
 def cancel_row(message_id: str, *, table: MessageTable | None = None) -> OutboxRow:
-    """The row that asks the broker to cancel a scheduled message."""
+    """Returns the row that cancels a scheduled message."""
     body = message_id.encode()
     return OutboxRow(
         id=new_message_id(),

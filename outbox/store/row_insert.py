@@ -1,7 +1,7 @@
-"""RowInsert: the INSERT of rows into one message table, in statements that the server takes. It commits nothing.
+"""RowInsert: inserts rows into one message table, within the server's limits. Commits nothing.
 
 On MySQL and MariaDB keys, headers and bodies are bound as hexadecimal digits. Drivers differ in how they escape bytes:
-asyncmy writes backslashes, which under NO_BACKSLASH_ESCAPES escape nothing, so that a quote in a key would be SQL.
+asyncmy writes backslashes, which have no effect under NO_BACKSLASH_ESCAPES, so that a quote in a key would be SQL.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INTEGERS: Final = frozenset({"lease", "deliver_at_ms", "place", "order_seq"})
 
 
 class RowInsert:
-    """Called with rows, it inserts them. Stateless but for compiled statements, so safe in any thread."""
+    """Inserts the rows that it is called with. Stateless except for compiled statements, so thread-safe."""
 
     def __init__(self, dialect: Dialect, table: MessageTable) -> None:
         self._dialect = dialect
@@ -47,8 +47,8 @@ class RowInsert:
         lease_us: int,
         packet_bytes: int | None,
     ) -> None:
-        """All rows of a statement see one `now`: each is written a microsecond after the one before it, so that the
-        messages of a transaction keep their order in due and creation times, whatever their ids are.
+        """`now` is equal for all rows of a statement: each gets a time one microsecond after the previous row's, so
+        that due and creation times keep the order of a transaction's messages, whatever their ids are.
         """
         places_us = itertools.count()
         for chunk in _chunks(rows, packet_bytes):
@@ -62,11 +62,11 @@ class RowInsert:
             connection.exec_driver_sql(self._statement(len(chunk)).sql, tuple(parameters))
 
     def _text(self, text: str | None) -> str | None:
-        """As the hexadecimal digits of its UTF-8, whatever character set the connection speaks."""
+        """Encodes a text as hexadecimal digits of its UTF-8, independent of the connection's character set."""
         return text.encode().hex() if text is not None and self._mysql else text
 
     def _statement(self, rows: int) -> Prepared:
-        """The multi-row INSERT for so many rows, compiled once: SQLAlchemy would compile multi-row VALUES each time."""
+        """Returns the INSERT for this number of rows, compiled once: SQLAlchemy compiles multi-row VALUES each time."""
         if rows not in self._prepared:
             statement = insert(self._message).values([self._values(number) for number in range(rows)])
             prepared = prepare(self._dialect, statement)
@@ -87,7 +87,7 @@ class RowInsert:
             "state": literal_column(f"'{RowState.PENDING.value}'"),
             "due_at_us": now + bound["lease"],
             "token": bound["token"],
-            # Tries begun, of which the sender's own after the commit is the first.
+            # Attempts begun, of which the sender's after the commit is the first.
             "attempts": literal_column("1"),
             "topic": bound["topic"],
             "message_key": self._utf8(bound["message_key"]),
@@ -101,9 +101,7 @@ class RowInsert:
         }
 
     def _bytes(self, value: Any) -> Any:
-        """What the hexadecimal digits of a body say. Under EMPTY_STRING_IS_NULL (MariaDB) those of an empty one are
-        NULL.
-        """
+        """Decodes a body from hexadecimal digits; an empty body's are NULL under EMPTY_STRING_IS_NULL (MariaDB)."""
         return func.coalesce(func.unhex(value), literal_column("x''")) if self._mysql else value
 
     def _utf8(self, value: Any) -> Any:
@@ -111,8 +109,8 @@ class RowInsert:
 
 
 def _chunks(rows: Sequence[OutboxRow], packet_bytes: int | None) -> list[Sequence[OutboxRow]]:
-    """Split so that no statement outgrows the server's packet: by count, and by bytes. A row that is above the bound
-    by itself goes alone.
+    """Splits rows by count and bytes, so that no statement exceeds the server's packet. A row above the limit is alone
+    in its statement.
     """
     budget = min(_BYTES_MAX, packet_bytes or _BYTES_MAX) - STATEMENT_BYTES_MAX
     sizes = [row_bytes(row) for row in rows]

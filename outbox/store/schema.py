@@ -1,10 +1,9 @@
-"""The tables of the outbox: message, archive, inbox, order, lease. Their definition; who reads and writes them is
-elsewhere.
+"""Definitions of the outbox tables: message, archive, inbox, order, lease. No statements.
 
-On MySQL and MariaDB they stand in a schema (database) of their own on the business's instance, `outbox` unless told
-otherwise; on SQLite, which has no schemas, their names begin with `outbox_`. Times are integers, microseconds since the
-Unix epoch by the database's UTC clock (`_us`) or milliseconds where the protocol uses them (`_ms`): no session time
-zone, no driver and no daylight saving can change what they mean.
+On MySQL and MariaDB they are in a separate schema (database) on the business's instance, by default `outbox`; on
+SQLite, which has no schemas, their names begin with `outbox_`. Times are integers: microseconds since the Unix epoch by
+the database's UTC clock (`_us`), or milliseconds as in the protocol (`_ms`), so that their meaning depends on no
+session time zone, driver or daylight saving.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ _MYSQL_OPTIONS: dict[str, Any] = {
 
 
 class RowState(StrEnum):
-    """What a row of the message table is. A row that was accepted by the broker is gone (or in the archive)."""
+    """The state of a row of the message table. Rows that the broker accepted are deleted (or in the archive)."""
 
     PENDING = "pending"
     PARKED = "parked"
 
 
 class RowKind(StrEnum):
-    """What the broker is asked to do for a row: take a message, or cancel one. Unknown is what newer code may write."""
+    """The operation of a row: publish a message, or cancel one. Unknown: a kind that newer code has written."""
 
     PUBLISH = "publish"
     CANCEL = "cancel"
@@ -72,10 +71,10 @@ class RowKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutboxTables:
-    """The tables, as SQLAlchemy knows them, under one schema.
+    """The tables of one schema, as SQLAlchemy's Table objects.
 
-    `order_head` has the last number given to each ordered key, `order_queue` the numbers whose messages are not sent
-    yet. `instance` and `lease` say which compensators live and which sources are whose.
+    `order_head` has the last allocated number of each ordered key, `order_queue` the numbers of unsent messages.
+    `instance` has the live compensators, `lease` the compensator that serves each source.
     """
 
     metadata: MetaData
@@ -90,7 +89,7 @@ class OutboxTables:
 
 @lru_cache(maxsize=64)
 def outbox_tables(schema: str | None) -> OutboxTables:
-    """The tables in `schema`; None (SQLite) gives them the prefix `outbox_` instead."""
+    """Returns the tables in `schema`; None (SQLite) gives them the prefix `outbox_` instead."""
     metadata = MetaData(schema=schema)
     prefix = "" if schema else "outbox_"
     return OutboxTables(
@@ -136,23 +135,23 @@ def outbox_tables(schema: str | None) -> OutboxTables:
 
 @lru_cache(maxsize=16 * 1024)
 def message_table(schema: str | None, name: str) -> Table:
-    """One message table of those that a schema may have; the plain one is part of outbox_tables()."""
+    """Returns one of the message tables that a schema may have; the one that is not split is in outbox_tables()."""
     tables = outbox_tables(schema)
     return tables.message if tables.message.name == name else _message_table(MetaData(schema=schema), name)
 
 
 def plain_message_table_name(schema: str | None) -> str:
-    """The name of the message table that is not split."""
+    """Returns the name of the message table that is not split."""
     return "message" if schema else "outbox_message"
 
 
 def split_message_table_name(number: int) -> str:
-    """The name of one of the tables that messages are split over by CRC32 of their keys (MySQL and MariaDB)."""
+    """Returns the name of one of the tables that messages are split into by CRC32 of their keys (MySQL and MariaDB)."""
     return f"message_{number:04d}"
 
 
 def along_due_index(statement: Select[Any], message: FromClause, *, table: str, dialect: Dialect) -> Select[Any]:
-    """A statement that MySQL and MariaDB are told to walk the index (state, due_at_us, id) of a message table for."""
+    """Returns a statement with a hint that makes MySQL and MariaDB scan the index (state, due_at_us, id)."""
     if dialect.name == "sqlite":
         return statement
     return statement.with_hint(message, f"FORCE INDEX ({_due_index_name(table)})", dialect.name)
@@ -163,14 +162,14 @@ def _due_index_name(table: str) -> str:
 
 
 def message_table_names(connection: Connection, schema: str | None) -> list[str]:
-    """The message tables that a schema has: the plain one, and those that it is split into. Sorted."""
+    """Returns the names of a schema's message tables, the split ones and the one that is not, sorted."""
     plain = plain_message_table_name(schema)
     names = inspect(connection).get_table_names(schema=schema)
     return sorted(name for name in names if name == plain or (schema and _SPLIT_NAME.fullmatch(name)))
 
 
 def schema_for(dialect: Dialect, schema: str | None) -> str | None:
-    """The schema that applies on this dialect: None on SQLite, else the one asked for."""
+    """Returns the schema for this dialect: None on SQLite, else the given one."""
     return None if dialect.name == "sqlite" else (schema or DEFAULT_SCHEMA)
 
 
@@ -194,7 +193,7 @@ def _message_table(metadata: MetaData, name: str) -> Table:
         Column("last_error", _TEXT, nullable=True),
         Column("order_key", _WORD, nullable=True),
         Column("order_seq", BigInteger, nullable=True),
-        # The claim walks this index in its own order, so that LIMIT stops the walk: see MessageStore.due_rows.
+        # The claim scans this index in its order, so that LIMIT ends the scan: see MessageStore.due_rows.
         Index(_due_index_name(name), "state", "due_at_us", "id"),
         **_MYSQL_OPTIONS,
     )

@@ -1,7 +1,7 @@
-"""What a MySQL server sets bounds to: the largest packet, and whether the tables keep transactions at all. Not SQL of
-the tables themselves, and not the bounds of a message: those are outbox_core.messages.limits.
+"""Limits of a MySQL server: its largest packet, and whether its tables support transactions. A message's own limits are
+in outbox_core.messages.limits.
 
-Both are learnt from the connections that the business uses: a failover may bring a server that is set otherwise.
+Both are read on the connections that the business uses: after a failover the server may have other settings.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from outbox.store.table_placement import MessageTable
 from outbox_core.common.errors import ConfigurationError, InvalidMessage
 
 ROW_BYTES_MAX: Final = 2 * 1024
-"""The INSERT's text for one row: SQL, ids, topic, hash. Bodies, keys and headers come on top."""
+"""The bytes of one row in the INSERT: SQL, ids, topic, hash. Bodies, keys and headers are added to these."""
 STATEMENT_BYTES_MAX: Final = 4 * 1024
-"""The INSERT's text before its rows."""
+"""The bytes of the INSERT before its rows."""
 _PACKET_KEY: Final = "outbox.max_allowed_packet"
 _ENGINE_OF: Final = (
     "SELECT t.engine, e.transactions FROM information_schema.tables t "
@@ -30,15 +30,15 @@ _ENGINE_OF: Final = (
 
 
 def row_bytes(row: OutboxRow) -> int:
-    """What a row takes of an INSERT at most: drivers write bytes as hex and escape quotes, so each counts twice."""
+    """Returns a row's most bytes in an INSERT: drivers write bytes as hex and escape quotes, so each counts twice."""
     return 2 * (len(row.body) + _utf8_bytes(row.key) + _utf8_bytes(row.headers_json)) + ROW_BYTES_MAX
 
 
-class ServerBounds:
-    """The bounds of the server behind one Outbox. Safe in any thread."""
+class ServerLimits:
+    """The limits of the server of one Outbox. Thread-safe."""
 
     def __init__(self, *, engine: Engine, table: MessageTable) -> None:
-        """`table` is where rows go that name none. Asks nothing yet; each new connection of `engine` will be asked."""
+        """`table` is the table of rows that name none. No I/O: limits are read on each new connection of `engine`."""
         self._table = table
         self._packet_bytes: int | None = None
         self._sound: set[MessageTable] = set()
@@ -47,15 +47,15 @@ class ServerBounds:
             event.listen(engine, "connect", self._connected)
 
     def refuse_early(self, row: OutboxRow) -> None:
-        """Raise InvalidMessage for a row that no INSERT could carry, as far as the server is known. No I/O."""
+        """Raise InvalidMessage for a row that is too large for an INSERT, if the server's limit is known. No I/O."""
         if self._packet_bytes is not None:
             _refuse_too_large(row, self._packet_bytes)
 
     def check(self, connection: Connection, rows: Sequence[OutboxRow]) -> int | None:
-        """Raise what must fail this connection's commit before the INSERT is tried; returns the bytes that an INSERT
-        may have, None without a bound.
+        """Raise an error that must fail this connection's commit before the INSERT is tried; returns the limit of an
+        INSERT in bytes, None without one.
 
-        A packet above the bound would cost the connection, and the caller would hear of it in the driver's words.
+        The server would close the connection at a larger packet, and the caller would get only the driver's error.
         """
         if connection.dialect.name not in MYSQL_DIALECTS:
             return None
@@ -68,7 +68,7 @@ class ServerBounds:
         return packet_bytes
 
     def _packet_bytes_of(self, connection: Connection) -> int | None:
-        """As the server told this connection; it may be older than this Outbox, or another engine's."""
+        """Returns the limit as read on this connection, which may be older than this Outbox, or another engine's."""
         info = connection.info
         if _PACKET_KEY not in info:
             self._connected(connection.connection, connection.connection)
@@ -76,14 +76,14 @@ class ServerBounds:
         return known
 
     def _connected(self, connection: Any, record: Any) -> None:
-        """Ask a new connection. Without a statement of SQLAlchemy's: nobody's transaction begins by it."""
+        """Read the limits on a new connection, without SQLAlchemy, so that no transaction begins."""
         if _PACKET_KEY not in record.info:
-            for (found,) in _ask(connection, "SELECT @@max_allowed_packet", (), self._driver_error):
+            for (found,) in _query(connection, "SELECT @@max_allowed_packet", (), self._driver_error):
                 record.info[_PACKET_KEY] = int(found)
         self._packet_bytes = record.info.get(_PACKET_KEY, self._packet_bytes)
 
     def _refuse_without_transactions(self, connection: Connection, table: MessageTable) -> None:
-        found = _ask(connection.connection, _ENGINE_OF, (table.schema, table.name), _driver_error(connection.dialect))
+        found = _query(connection.connection, _ENGINE_OF, (table.schema, table.name), _driver_error(connection.dialect))
         for engine, transactions in found:
             if transactions != "YES":
                 raise ConfigurationError(
@@ -94,10 +94,10 @@ class ServerBounds:
             self._sound.add(table)
 
 
-def _ask(
+def _query(
     connection: Any, question: str, parameters: tuple[Any, ...], driver_error: type[Exception]
 ) -> list[tuple[Any, ...]]:
-    """Nothing where the server could not be asked: what comes next on the connection will say why."""
+    """Returns no rows if the query fails: the next statement on the connection will report the cause."""
     with closing(connection.cursor()) as cursor:
         try:
             cursor.execute(question, parameters)

@@ -1,4 +1,4 @@
-"""Which message table a row goes to: one, or up to 1,024 that are split by the CRC32 of the key. Pure; no SQL."""
+"""Selects the message table of a row: the only one, or one of up to 1,024 by the CRC32 of the key. Pure; no SQL."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from outbox_core.common.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageTable:
-    """A message table: its schema (None on SQLite) and its name in there."""
+    """A message table: its schema (None on SQLite) and its name."""
 
     schema: str | None
     name: str
 
 
 class Placement:
-    """Places rows in tables. All rows of one key go to one table, so that their order can be kept."""
+    """Maps rows to tables. All rows of one key are in one table, so that their order can be kept."""
 
     def __init__(self, *, schemas: Sequence[str | None], tables: int = 1) -> None:
-        """`tables` is the number over all schemas, each of which gets an equal run of consecutive numbers.
+        """`tables` is the number over all schemas, each of which gets an equal range of consecutive numbers.
 
-        Raises ConfigurationError where the tables cannot be shared out evenly.
+        Raises ConfigurationError if the tables cannot be distributed evenly.
         """
         if not schemas or len(set(schemas)) != len(schemas):
             raise ConfigurationError("schemas must be named once each, at least one")
@@ -40,18 +40,18 @@ class Placement:
         self.tables: list[MessageTable] = _tables(schemas, tables)
 
     def place(self, key: str) -> MessageTable:
-        """The table for a message key (for a message without one: its id)."""
+        """Returns the table for a message key (for a message without one: its id)."""
         if len(self.tables) == 1:
             return self.tables[0]
         return self.tables[zlib.crc32(key.encode()) % len(self.tables)]
 
     def names_in(self, schema: str | None) -> list[str]:
-        """The message tables that this placement has in one schema."""
+        """Returns the names of the message tables in one schema."""
         return [table.name for table in self.tables if table.schema == schema]
 
 
 def placement_for(dialect: Dialect, schema: str | Sequence[str] | None, tables: int) -> Placement:
-    """The placement that users name by schema (one, several, or None for the default one) and number of tables."""
+    """Returns the placement for schemas (one, several, or None for the default) and a number of tables."""
     names = [schema] if schema is None or isinstance(schema, str) else schema
     return Placement(schemas=[schema_for(dialect, name) for name in names], tables=tables)
 

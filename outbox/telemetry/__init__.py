@@ -1,7 +1,7 @@
-"""Telemetry: what the SDK, the relay and consumers tell of themselves, as spans and as metrics. It decides nothing.
+"""Telemetry of the SDK, the relay and consumers: spans and metrics.
 
-`Telemetry()` follows OpenTelemetry where opentelemetry-api is installed, and counts nothing; give it `metrics=` and
-`tracing=` for more or less. The two implementations import what they need, and this package imports neither:
+`Telemetry()` uses OpenTelemetry if opentelemetry-api is installed, and has no metrics; `metrics=` and `tracing=` change
+that. This package does not import the two implementations, since they import optional libraries:
 outbox.telemetry.tracing (extra `otel`) and outbox.telemetry.metrics (extra `metrics`).
 """
 

@@ -1,7 +1,7 @@
-"""FailureLog: writes a failure to the log with its traceback, once a kind and minute. It handles nothing.
+"""FailureLog: logs failures, with a traceback at most once a minute for each kind. Handles no failure.
 
-The record with the traceback is an ERROR, which is what error trackers that listen to `logging` report; repetitions
-within the minute are WARNINGs of one line. No record has the values of a statement that failed.
+The record with the traceback is an ERROR, which error trackers report; repetitions within the minute are WARNINGs of
+one line. No record contains the parameters of a failed statement.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from outbox_core.common.errors import OutboxError
 
 REPEAT_MS: Final = 60_000
 KINDS_MAX: Final = 1_000
-"""Kinds that are remembered; the one that was first logged longest ago is forgotten first."""
+"""The limit of remembered kinds; the one whose first record is the oldest is forgotten first."""
 _CHAIN_MAX: Final = 100
 
 _Kind = tuple[object, ...]
 
 
 class FailureLog:
-    """What one runner has logged of late. Safe in any thread."""
+    """The recent failures of one runner. Thread-safe."""
 
     def __init__(self, logger: logging.Logger, *, clock: Clock) -> None:
         self._logger = logger
@@ -34,15 +34,15 @@ class FailureLog:
         self._logged: dict[_Kind, tuple[int, int]] = {}
 
     def write(self, event: str, error: BaseException, *, fields: Mapping[str, object], kind: _Kind = ()) -> None:
-        """Log the failure. `kind` tells failures apart that come from one line of code: a topic and a group, say.
+        """Log a failure. `kind` distinguishes failures of the same line of code, for instance by topic and group.
 
-        The record of the next minute has in `repeated` how often the kind failed without a traceback in between.
+        The field `repeated` of the next traceback's record counts the failures since the last one.
         """
         self._write(event, error, fields, kind, traced=True)
 
     def write_outage(self, event: str, error: BaseException, *, fields: Mapping[str, object], kind: _Kind = ()) -> None:
-        """Log that a broker or a database gives nothing: as `write` does, without a traceback where the error is of our
-        own tree, whose text says what is out.
+        """Log an outage of a broker or a database: as `write` does, but without a traceback for our own errors, whose
+        text names what is unavailable.
         """
         self._write(event, error, fields, kind, traced=not isinstance(error, OutboxError))
 
@@ -57,7 +57,7 @@ class FailureLog:
         self._logger.error(event, extra={**fields, "repeated": repeated}, exc_info=error if traced else None)
 
     def _repeated(self, kind: _Kind) -> int | None:
-        """How many there were since the last traceback of the kind; None: that is not a minute ago."""
+        """Returns the count since the last traceback of the kind; None if that is less than a minute ago."""
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             at_ms, repeated = self._logged.pop(kind, (now_ms - REPEAT_MS, 0))
@@ -69,13 +69,13 @@ class FailureLog:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """What it all began with, as far as `raise ... from ...` says; the error itself where it says nothing."""
+    """Returns the first error of the chain of `raise ... from ...`; the error itself if there is no chain."""
     *_, last = _causes(error)
     return last
 
 
 def hide_values(error: BaseException) -> None:
-    """Have the texts of SQLAlchemy's errors in a traceback's chain leave out the parameters of their statements."""
+    """Make SQLAlchemy's errors in a traceback's chain omit the parameters of their statements from their texts."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < _CHAIN_MAX:
         one = waiting.pop()
@@ -96,7 +96,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _raised_at(error: BaseException) -> tuple[str, int] | None:
-    """The file and line that raised it."""
+    """Returns the file and line that raised the error."""
     trace = error.__traceback__
     if trace is None:
         return None

@@ -1,6 +1,6 @@
-"""Telemetry: reports what the code does to the ports Metrics and Tracing, each at once. It imports no library.
+"""Telemetry: reports events of the code to the ports Metrics and Tracing. Imports no library.
 
-The Outbox, the sender, the relay and consumers hold one Telemetry and call it at named places.
+The Outbox, the sender, the relay and consumers share one Telemetry.
 """
 
 from __future__ import annotations
@@ -23,50 +23,50 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Telemetry:
-    """What box, sender, relay and consumers speak to.
+    """The facade that the Outbox, the sender, the relay and consumers call.
 
-    `metrics`: e.g. outbox.telemetry.metrics.OutboxMetrics(); None counts nothing. `tracing`: None follows
-    OpenTelemetry's global tracer provider where opentelemetry-api is installed; NO_TRACING makes no spans.
+    `metrics`: e.g. outbox.telemetry.metrics.OutboxMetrics(); None: no metrics. `tracing`: None uses OpenTelemetry's
+    global tracer provider if opentelemetry-api is installed; NO_TRACING makes no spans.
     """
 
     def __init__(self, *, metrics: Metrics | None = None, tracing: Tracing | None = None) -> None:
         self.metrics: Metrics = metrics if metrics is not None else NO_METRICS
         self.tracing: Tracing = tracing if tracing is not None else _installed_tracing()
-        self._committed = _harmless(self.metrics.committed)
-        self._watch_queue = _harmless(self.metrics.watch_queue)
-        self._dropped = _harmless(self.metrics.dropped)
-        self._counted = _harmless(self.metrics.counted)
-        self._sent = _harmless(self.metrics.sent)
-        self._received = _harmless(self.metrics.received)
-        self._handled = _harmless(self.metrics.handled)
+        self._committed = _log_errors(self.metrics.committed)
+        self._watch_queue = _log_errors(self.metrics.watch_queue)
+        self._dropped = _log_errors(self.metrics.dropped)
+        self._counted = _log_errors(self.metrics.counted)
+        self._sent = _log_errors(self.metrics.sent)
+        self._received = _log_errors(self.metrics.received)
+        self._handled = _log_errors(self.metrics.handled)
 
     def stamp(self, headers: dict[str, str], *, topic: str, message_id: str) -> None:
-        """As Tracing.stamp, errors included: OpenTelemetry's API does not raise, and publish() has to be cheap."""
+        """As Tracing.stamp. Errors propagate: OpenTelemetry's API does not raise, and publish() has to be cheap."""
         self.tracing.stamp(headers, topic=topic, message_id=message_id)
 
     def committed(self, rows: Sequence[OutboxRow]) -> None:
-        """As Metrics.committed; an error fails nothing."""
+        """As Metrics.committed; errors are only logged."""
         self._committed(rows)
 
     def watch_queue(self, length: Callable[[], int]) -> None:
-        """As Metrics.watch_queue; an error fails nothing."""
+        """As Metrics.watch_queue; errors are only logged."""
         self._watch_queue(length)
 
     def dropped(self, rows: int) -> None:
-        """As Metrics.dropped; an error fails nothing."""
+        """As Metrics.dropped; errors are only logged."""
         self._dropped(rows)
 
     def counted(self, event: str, topic: str, group: str, *, by: int = 1) -> None:
-        """As Metrics.counted; an error fails nothing."""
+        """As Metrics.counted; errors are only logged."""
         self._counted(event, topic, group, by=by)
 
     def handled(self, delivery: Delivery, handling: Handling, *, group: str, seconds: float) -> None:
-        """As Metrics.handled; an error fails nothing."""
+        """As Metrics.handled; errors are only logged."""
         self._handled(delivery, handling, group=group, seconds=seconds)
 
     @contextmanager
     def sending(self, messages: Sequence[Message], *, path: SendPath) -> Iterator[Sending]:
-        """Around broker.publish(messages); write what it returned to `results` of what this yields."""
+        """Wraps broker.publish(messages); the caller sets `results` of the yielded value to what it returned."""
         sending = Sending(path=path)
         started = time.perf_counter()
         try:
@@ -80,40 +80,40 @@ class Telemetry:
             self._sent(messages, sending, path=path, seconds=time.perf_counter() - started)
 
     def received(self, topic: str, group: str, *, deliveries: Sequence[Delivery], started_at_ns: int) -> None:
-        """A pull, begun at this wall time, has brought these."""
+        """Report the deliveries of a pull that began at this wall time."""
         self._received(topic, group, deliveries=len(deliveries))
         self.tracing.received(topic, group, deliveries=deliveries, started_at_ns=started_at_ns)
 
     def handling(self, delivery: Delivery, *, group: str) -> AbstractContextManager[Handling]:
-        """Around a handler; write what it came to, to `outcome` and `error` of what this yields."""
+        """Wraps a handler; the caller sets `outcome` and `error` of the yielded value."""
         return _AroundHandler(self, delivery, group)
 
     def settling(
         self, settlement: Settlement, deliveries: Sequence[Delivery], *, group: str
     ) -> AbstractContextManager[None]:
-        """Around an ack or nack."""
+        """Wraps an ack or nack."""
         return self.tracing.settling(settlement, deliveries, group=group)
 
 
-def _harmless(tell: Callable[P, None]) -> Callable[P, None]:
-    """The same, but that an error of whoever is told fails nothing, neither commit nor ack; it is logged once."""
-    if getattr(tell, "__self__", None) is NO_METRICS:
-        return tell
+def _log_errors(report: Callable[P, None]) -> Callable[P, None]:
+    """Wraps a report so that an error of the metrics fails neither a commit nor an ack; it is logged once."""
+    if getattr(report, "__self__", None) is NO_METRICS:
+        return report
     failed: list[bool] = []
 
-    def told(*args: P.args, **kwargs: P.kwargs) -> None:
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            tell(*args, **kwargs)
-        except Exception:  # the boundary to whatever was given as metrics
+            report(*args, **kwargs)
+        except Exception:  # the boundary to the application's metrics
             if not failed:
                 failed.append(True)
                 logger.exception("telemetry_failed")
 
-    return told
+    return guarded
 
 
 class _AroundHandler:
-    """Telemetry.handling: a class, since it is entered for every message and a generator costs thrice as much."""
+    """Telemetry.handling: a class, since it is entered for every message and a generator costs three times as much."""
 
     __slots__ = ("_delivery", "_group", "_handling", "_span", "_started", "_telemetry")
 
@@ -145,12 +145,12 @@ NO_TELEMETRY = Telemetry(tracing=NO_TRACING)
 
 @lru_cache(maxsize=1)
 def default_telemetry() -> Telemetry:
-    """What is used where nothing was given: OpenTelemetry's spans where its API is installed, and no metrics."""
+    """Returns the default: OpenTelemetry's spans if its API is installed, and no metrics."""
     return Telemetry()
 
 
 def trace_context() -> Mapping[str, str]:
-    """The current span's `trace_id` and `span_id`, for logs; empty where there is none, or no OpenTelemetry."""
+    """Returns the current span's `trace_id` and `span_id` for logs; empty without a span or without OpenTelemetry."""
     return _installed_context()()
 
 

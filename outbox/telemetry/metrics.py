@@ -1,10 +1,10 @@
-"""Metrics for Prometheus, of the SDK, the relay and consumers. Names by convention; no global state, no server.
+"""Prometheus metrics of the SDK, the relay and consumers. No global state, no server.
 
     metrics = OutboxMetrics()                                  # or OutboxMetrics(registry=your_registry)
     box = Outbox(engine, broker=url, telemetry=Telemetry(metrics=metrics))
     prometheus_client.start_http_server(9100, registry=metrics.registry)
 
-Every set of labels is bounded: from `topics_max` topics on, the rest are counted together as `other`.
+The number of label values is bounded: above `topics_max` topics, further ones are counted together as `other`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from outbox_core.common.errors import (
     NotSupported,
     StorageFailed,
 )
-from outbox_core.messages.message import Delivery, Message, PublishStatus
+from outbox_core.messages.message import Delivery, Message
 
 TOPICS_MAX_DEFAULT: Final = 100
 COMMITS_KEPT_MAX: Final = 20_000
-"""Committed messages whose moment of commit is remembered until the broker's answer, at most."""
+"""The limit of committed messages whose commit time is remembered until the broker's response."""
 OTHER: Final = "other"
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600, 3600)
 
@@ -47,15 +47,15 @@ REASONS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (StorageFailed, "storage_failed"),
     (InvalidMessage, "invalid"),
 )
-"""What a failed send is counted under; the first class that fits."""
+"""The label of a failed send: that of the first class that matches."""
 
 
 class OutboxMetrics:
-    """Metrics in the registry given, or in one of their own. One object serves all Outboxes and consumers of a process.
+    """Metrics in the given registry, or in a new one. One object serves all Outboxes and consumers of a process.
 
-    `outbox_commit_to_ack_seconds` runs from the commit where this process committed, and from publish(), by the wall
-    clock of whoever published, where the compensator sends. A transaction that was committed on somebody's open
-    Connection is not seen, so not counted as enqueued.
+    `outbox_commit_to_ack_seconds` begins at the commit if this process committed; if the compensator sends, at
+    publish(), by the producer's wall clock. Commits on an open Connection of the application are not seen, and so not
+    counted as enqueued.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class OutboxMetrics:
         self._make_consumer_metrics()
 
     def committed(self, rows: Sequence[OutboxRow]) -> None:
-        """Count what a commit has enqueued, and remember when."""
+        """Count the rows that a commit enqueued, and record its time."""
         published = [row for row in rows if row.kind is RowKind.PUBLISH]
         for topic, count in Tally(row.topic for row in published).items():
             self._enqueued.labels(self._topics(topic)).inc(count)
@@ -86,11 +86,11 @@ class OutboxMetrics:
         self._dropped.inc(rows)
 
     def watch_queue(self, length: Callable[[], int]) -> None:
-        """Show the length of one more sender's queue, summed up."""
+        """Add the length of a sender's queue to the gauge."""
         self._queues.append(length)
 
     def sent(self, messages: Sequence[Message], sending: Sending, *, path: SendPath, seconds: float) -> None:
-        """Count one batch's attempts, and failures or acknowledgements."""
+        """Count a batch's attempts, and its failures or acknowledgements."""
         per_topic = Tally(self._topics(message.topic) for message in messages)
         for topic, count in per_topic.items():
             self._attempts.labels(topic).inc(count)
@@ -103,8 +103,8 @@ class OutboxMetrics:
         waited: defaultdict[str, list[float]] = defaultdict(list)
         for message, result in zip(messages, sending.results, strict=False):
             topic = self._topics(message.topic)
-            if result.status is PublishStatus.REJECTED:
-                self._failures.labels(topic, "rejected").inc()
+            if not result.status.is_success:
+                self._failures.labels(topic, str(result.status)).inc()
             else:
                 waited[topic].append(self._waited_seconds(message))
         for topic, waits in waited.items():
@@ -114,7 +114,7 @@ class OutboxMetrics:
                 observed.observe(wait)
 
     def received(self, topic: str, group: str, *, deliveries: int) -> None:
-        """Count what a pull has brought."""
+        """Count the deliveries of a pull."""
         self._received.labels(self._topics(topic), self._groups(group)).inc(deliveries)
 
     def handled(self, delivery: Delivery, handling: Handling, *, group: str, seconds: float) -> None:
@@ -124,7 +124,7 @@ class OutboxMetrics:
         self._handle_duration.labels(topic, group).observe(seconds)
 
     def counted(self, event: str, topic: str, group: str, *, by: int = 1) -> None:
-        """Count what else happens to consumers: pulls and settlements that fail, receipts that are extended or lost."""
+        """Count other events of consumers: failed pulls and settlements, extended and lost receipts."""
         self._events.labels(self._topics(topic), self._groups(group), event).inc(by)
 
     def _waited_seconds(self, message: Message) -> float:
@@ -180,12 +180,12 @@ class OutboxMetrics:
 
 
 def reason_of(error: BaseException) -> str:
-    """The label of a failed send: one of few words, never the error's text."""
+    """Returns the label of a failed send: one of a small set, never the error's text."""
     return next((reason for kind, reason in REASONS if isinstance(error, kind)), "defect")
 
 
 class _BoundedNames:
-    """The first so many names pass as they are; those that come later are called `other`."""
+    """Keeps the first names, up to a limit; maps later ones to `other`."""
 
     def __init__(self, names_max: int) -> None:
         self._names_max = names_max
@@ -193,16 +193,16 @@ class _BoundedNames:
 
     def __call__(self, name: str) -> str:
         if name not in self._names:
-            if len(self._names) >= self._names_max:  # a race adds a name or two too many, which harms nobody
+            if len(self._names) >= self._names_max:  # a race may add a name or two too many: harmless
                 return OTHER
             self._names.add(name)
         return name
 
 
 class _Commits:
-    """When messages were committed, for those whose send is awaited. The oldest are forgotten first.
+    """The commit times of messages that are still to be sent. The oldest are forgotten first.
 
-    Without a lock, which a fork might leave taken: each step is one operation of a dictionary.
+    Without a lock, which a forked child might inherit locked: each step is one atomic operation of a dictionary.
     """
 
     def __init__(self, kept_max: int) -> None:
@@ -212,7 +212,7 @@ class _Commits:
     def remember(self, ids: Sequence[str], *, at_ms: int) -> None:
         for message_id in ids[-self._kept_max :]:
             if len(self._at_ms) >= self._kept_max:
-                with suppress(KeyError):  # others have just taken all
+                with suppress(KeyError):  # other threads have just removed all
                     self._at_ms.popitem(last=False)
             self._at_ms[message_id] = at_ms
 

@@ -1,6 +1,6 @@
-"""The ports Metrics and Tracing, and the values that they are given.
+"""The ports Metrics and Tracing, and the values that they receive.
 
-An implementation must neither slow down nor fail what it watches.
+An implementation must neither slow down nor fail the code that it observes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outbox_core.messages.message import Delivery, Message, PublishResult
 
 
 class SendPath(StrEnum):
-    """Who sends: the sender right after the commit, or the compensator."""
+    """The origin of a send: the sender right after the commit, or the compensator."""
 
     INLINE = "inline"
     COMPENSATOR = "compensator"
@@ -31,9 +31,7 @@ class Settlement(StrEnum):
 
 @dataclass(slots=True)
 class Sending:
-    """One batch on its way to the broker, sent by `path`. The relay writes `results` down; `error` is what publish
-    raised.
-    """
+    """A batch that is sent to the broker by `path`. The relay sets `results`; `error` is what publish() raised."""
 
     path: SendPath
     results: Sequence[PublishResult] = ()
@@ -42,56 +40,56 @@ class Sending:
 
 @dataclass(slots=True)
 class Handling:
-    """One delivery in a handler's hands. The consumer writes `outcome` down, a word of a small set."""
+    """A delivery that a handler processes. The consumer sets `outcome`, one of a small set."""
 
     outcome: str = ""
     error: BaseException | None = None
 
 
 class Metrics(Protocol):
-    """Counts and times. Called from any thread; must not block, and must not raise."""
+    """Counters and durations. Called from any thread; must not block, and must not raise."""
 
     def committed(self, rows: Sequence[OutboxRow]) -> None:
         """A business transaction has committed these rows."""
 
     def dropped(self, rows: int) -> None:
-        """The sender gave so many rows up to the compensator: its queue was full, or their lease was ending."""
+        """The sender left this many rows to the compensator: its queue was full, or their lease was ending."""
 
     def watch_queue(self, length: Callable[[], int]) -> None:
-        """`length` tells, whenever asked, how many rows wait in a sender's queue."""
+        """`length` returns the current number of rows in a sender's queue."""
 
     def sent(self, messages: Sequence[Message], sending: Sending, *, path: SendPath, seconds: float) -> None:
-        """The broker has answered one batch, or has not."""
+        """A request with a batch has ended, with or without a response of the broker."""
 
     def received(self, topic: str, group: str, *, deliveries: int) -> None:
-        """A pull has brought so many deliveries."""
+        """A pull has returned this many deliveries."""
 
     def handled(self, delivery: Delivery, handling: Handling, *, group: str, seconds: float) -> None:
-        """A handler is done with a delivery, well or not."""
+        """A handler has finished a delivery, successfully or not."""
 
     def counted(self, event: str, topic: str, group: str, *, by: int = 1) -> None:
-        """Something else happened in a consumer; `event` is a word of a small set."""
+        """Another event of a consumer; `event` is one of a small set."""
 
 
 class Tracing(Protocol):
     """Spans. Called from any thread; must not block, and must not raise anything of its own."""
 
     def stamp(self, headers: dict[str, str], *, topic: str, message_id: str) -> None:
-        """A message is made in the caller's trace: add to its headers what takes the trace along."""
+        """A message is made in the caller's trace: add the headers that propagate the trace."""
 
     def sending(self, messages: Sequence[Message], sending: Sending) -> AbstractContextManager[None]:
-        """Around one batch to the broker."""
+        """Wraps the send of a batch to the broker."""
 
     def received(self, topic: str, group: str, *, deliveries: Sequence[Delivery], started_at_ns: int) -> None:
-        """A pull that began at this wall time has brought something."""
+        """A pull that began at this wall time has returned deliveries."""
 
     def handling(self, delivery: Delivery, handling: Handling, *, group: str) -> AbstractContextManager[None]:
-        """Around a handler; what it calls sees the span as the current one."""
+        """Wraps a handler, inside which the span is the current one."""
 
     def settling(
         self, settlement: Settlement, deliveries: Sequence[Delivery], *, group: str
     ) -> AbstractContextManager[None]:
-        """Around an ack or nack."""
+        """Wraps an ack or nack."""
 
 
 class _NoMetrics:

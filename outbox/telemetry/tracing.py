@@ -1,13 +1,13 @@
-"""Spans by OpenTelemetry's semantic conventions for messaging (1.44.0). It exports nothing: that is the SDK's, if any.
+"""Spans by OpenTelemetry's semantic conventions for messaging (1.44.0). Exporting them is OpenTelemetry's SDK's part.
 
-create   PRODUCER  in the business trace, at publish(); its context travels in the headers traceparent and tracestate
-send     CLIENT    a trace of its own, linked to each message's creation: a message may be sent two years later
-receive  CLIENT    a pull that brought something
-process  CONSUMER  around the handler, linked to the creation, or as its child where that was asked for
+create   PRODUCER  in the business trace, at publish(); the headers traceparent and tracestate propagate its context
+send     CLIENT    a new trace, linked to each message's creation: a message may be sent two years later
+receive  CLIENT    a pull that returned deliveries
+process  CONSUMER  the handler, linked to the creation, or as its child if configured
 ack, nack CLIENT   the settlement
 
-Spans that stand in no business call are begun in an empty context: without one they would adopt whatever span happens
-to be current. Baggage is not carried along: it may hold personal data, and the row outlives the request.
+Spans outside a business call begin in an empty context, or any current span would become their parent. Baggage is not
+propagated: it may contain personal data, and the row outlives the request.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from opentelemetry.util.types import AttributeValue
 from outbox.telemetry.failure_log import hide_values
 from outbox.telemetry.ports import Handling, Sending, Settlement
 from outbox_core.messages.limits import HEADERS_BYTES_MAX, HEADERS_MAX
-from outbox_core.messages.message import Delivery, Message, PublishStatus
+from outbox_core.messages.message import Delivery, Message
 
 TRACER: Final = "outbox-mq"
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 SYSTEM: Final = "outbox"
 LINKS_MAX: Final = 128
-"""Links of one span; the SDK's own default bound. A larger batch names its first ones and its message count."""
+"""The limit of links of a span, as the SDK's default. A larger batch has links to its first messages, and its count."""
 
 ASK_SECONDS: Final = 1.0
 TRACEPARENT: Final = "traceparent"
 _CONTEXT_BYTES_MAX: Final = 600
-"""Both headers at their longest: 55 characters, and the 512 that the W3C asks to carry, with their names."""
+"""The length of both headers at most: 55 characters, and the 512 that the W3C requires, with their names."""
 
 _EMPTY: Final = Context()
 _NOTHING: Final = nullcontext()
@@ -58,14 +58,14 @@ _propagator: Final = TraceContextTextMapPropagator()
 
 
 class Relation(StrEnum):
-    """How a process span relates to the message's creation: linked by default, its child for short-lived messages."""
+    """The relation of a process span to the message's creation: a link by default, or its child."""
 
     LINK = "link"
     PARENT = "parent"
 
 
 class OpenTelemetryTracing:
-    """Tracing by a tracer provider: OpenTelemetry's global one, whenever that is set, unless another one is given."""
+    """Tracing with the given tracer provider, by default OpenTelemetry's global one, whenever that is set."""
 
     def __init__(self, *, provider: TracerProvider | None = None, process: Relation | str = Relation.LINK) -> None:
         self._tracer = get_tracer(TRACER, tracer_provider=provider, schema_url=SCHEMA_URL)
@@ -74,15 +74,15 @@ class OpenTelemetryTracing:
         self._ask_again_at = 0.0
 
     def stamp(self, headers: dict[str, str], *, topic: str, message_id: str) -> None:
-        """Make the span `create TOPIC` and put its context into the headers; a traceparent of the user's own wins.
+        """Make the span `create TOPIC` and add its context to the headers; a user's own traceparent takes precedence.
 
-        Where the program has no tracer provider but was called within a trace, that trace's context is put there.
+        Without a tracer provider, but within a remote trace, adds that trace's context.
         """
         if TRACEPARENT in headers:
             return
         span = self._tracer.start_span(
             f"create {topic}",
-            None,  # the current context: the business call's
+            None,  # None is the current context, that of the business call
             SpanKind.PRODUCER,
             {
                 "messaging.system": SYSTEM,
@@ -92,26 +92,26 @@ class OpenTelemetryTracing:
                 "messaging.message.id": message_id,
             },
         )
-        if span is INVALID_SPAN:  # nobody traces, and we stand in nobody's trace
+        if span is INVALID_SPAN:  # no tracer provider, and no current trace
             return
         span.end()
         if _may_carry(headers):
             _propagator.inject(headers, set_span_in_context(span, _EMPTY))
 
     def sending(self, messages: Sequence[Message], sending: Sending) -> AbstractContextManager[None]:
-        """The span `send TOPIC`, or `send` for a batch of many topics. It is current while the adapter works, so that
+        """Makes the span `send TOPIC`, or `send` for a batch of several topics. It is current in the adapter, so that
         spans of its HTTP client are its children.
         """
         return self._sending(messages, sending) if self._is_live() else _NOTHING
 
     def handling(self, delivery: Delivery, handling: Handling, *, group: str) -> AbstractContextManager[None]:
-        """The span `process TOPIC`; current in the handler, also in an `async def` one."""
+        """Makes the span `process TOPIC`; current in the handler, also in an `async def` one."""
         return self._handling(delivery, handling, group) if self._is_live() else _NOTHING
 
     def settling(
         self, settlement: Settlement, deliveries: Sequence[Delivery], *, group: str
     ) -> AbstractContextManager[None]:
-        """The span `ack TOPIC` or `nack TOPIC`."""
+        """Makes the span `ack TOPIC` or `nack TOPIC`."""
         return self._settling(settlement, deliveries, group) if self._is_live() else _NOTHING
 
     @contextmanager
@@ -124,13 +124,13 @@ class OpenTelemetryTracing:
             attributes["messaging.outbox.dwell_seconds"] = max(0.0, time.time() - created / 1000)
         with self._span("send", attributes, kind=SpanKind.CLIENT, links=_links(messages)) as span:
             yield
-            rejected = sum(result.status is PublishStatus.REJECTED for result in sending.results)
+            rejected = sum(not result.status.is_success for result in sending.results)
             if rejected:
                 span.set_attribute("messaging.outbox.rejected_count", rejected)
                 _fail(span, "rejected")
 
     def received(self, topic: str, group: str, *, deliveries: Sequence[Delivery], started_at_ns: int) -> None:
-        """The span `receive TOPIC`, made when its deliveries are there."""
+        """Makes the span `receive TOPIC` once the pull has returned deliveries."""
         if not deliveries or not self._is_live():
             return
         self._tracer.start_span(
@@ -163,8 +163,8 @@ class OpenTelemetryTracing:
             yield
 
     def _is_live(self) -> bool:
-        """Whether there is a tracer provider. Once there is one, there always is; until then it is looked for, as it
-        costs, once a second.
+        """Returns whether there is a tracer provider. Once one is set, there always is; until then this checks once a
+        second, because of the cost.
         """
         if not self._live and (now := time.monotonic()) >= self._ask_again_at:
             self._ask_again_at = now + ASK_SECONDS
@@ -198,7 +198,7 @@ class OpenTelemetryTracing:
 
 
 def current_ids() -> dict[str, str]:
-    """The current span's ids, in hexadecimal; empty outside of any trace."""
+    """Returns the current span's ids, in hexadecimal; empty outside a trace."""
     context = get_current_span().get_span_context()
     if not context.is_valid:
         return {}
@@ -226,7 +226,7 @@ def _of(
 
 
 def _links(messages: Sequence[Message | Delivery]) -> list[Link]:
-    """Links to the creation of each message that carries one."""
+    """Returns links to the creation of each message whose headers have its context."""
     return [
         Link(context, {"messaging.message.id": message.id})
         for message in messages[:LINKS_MAX]
@@ -235,7 +235,7 @@ def _links(messages: Sequence[Message | Delivery]) -> list[Link]:
 
 
 def _carried(headers: Mapping[str, str]) -> Context:
-    """The context that the headers carry. A transport may have changed the case of their names."""
+    """Returns the context from the headers. A transport may have changed the case of their names."""
     if TRACEPARENT not in headers:
         headers = {name.lower(): value for name, value in headers.items()}
         if TRACEPARENT not in headers:
@@ -244,7 +244,7 @@ def _carried(headers: Mapping[str, str]) -> Context:
 
 
 def _may_carry(headers: Mapping[str, str]) -> bool:
-    """Whether there is no traceparent yet, and room for ours: a trace must not make a message invalid."""
+    """Returns whether there is no traceparent yet, and room for ours: a trace must not make a message invalid."""
     if len(headers) > HEADERS_MAX - 2:
         return False
     room = HEADERS_BYTES_MAX - _CONTEXT_BYTES_MAX
@@ -256,6 +256,6 @@ def _may_carry(headers: Mapping[str, str]) -> bool:
 
 
 def _fail(span: Span, error_type: str) -> None:
-    """By name alone: an error's text may hold what a body holds."""
+    """Records only the error's type: its text may contain data of a body."""
     span.set_attribute("error.type", error_type)
     span.set_status(Status(StatusCode.ERROR))

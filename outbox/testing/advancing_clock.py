@@ -1,4 +1,4 @@
-"""A clock that runs like the machine's, and can be put forward: what is due in two years falls due now. For tests."""
+"""A running clock that can be advanced, for tests: a message that is due in two years becomes due now."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outbox_core.common.clock import Clock, SystemClock
 
 
 class AdvancingClock:
-    """The Clock port: another clock's time, plus all that it was put forward by. Thread-safe."""
+    """A Clock: another clock's time, plus the sum of all advances. Thread-safe."""
 
     def __init__(self, base: Clock | None = None) -> None:
         self._base = base or SystemClock()
@@ -19,17 +19,17 @@ class AdvancingClock:
         self._waiting: Counter[threading.Condition] = Counter()
 
     def now_ms(self) -> int:
-        """Wall time."""
+        """Returns the wall time."""
         with self._lock:
             return self._base.now_ms() + self._ahead_ms
 
     def monotonic_ms(self) -> int:
-        """Monotonic time."""
+        """Returns the monotonic time."""
         with self._lock:
             return self._base.monotonic_ms() + self._ahead_ms
 
     def advance(self, by: timedelta | int) -> None:
-        """Let this much time pass at once (a timedelta, or milliseconds), and wake who waits for it."""
+        """Advance the clock at once (by a timedelta, or milliseconds), and wake the threads that wait on it."""
         by_ms = by // timedelta(milliseconds=1) if isinstance(by, timedelta) else by
         if by_ms < 0:
             raise ValueError("time passes forward")
@@ -41,7 +41,7 @@ class AdvancingClock:
                 condition.notify_all()
 
     def wait(self, condition: threading.Condition, timeout_ms: int | None) -> bool:
-        """Wait on a condition that the caller holds; False when time ran out, by itself or by advance()."""
+        """Wait on a condition that the caller holds; returns False after a time-out, which advance() may cause."""
         deadline_ms = None if timeout_ms is None else self.monotonic_ms() + timeout_ms
         with self._lock:
             self._waiting[condition] += 1

@@ -1,4 +1,4 @@
-"""Runs consumers in the test's own thread until nothing is due: no broker process, no threads, no waiting."""
+"""ConsumerRun: runs consumers in the test's thread until no message is due: no broker process, threads or waits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SAVEPOINT: Final = "create_savepoint"
 
 @dataclass(slots=True)
 class RunReport:
-    """What a run did, in deliveries: `put_off` are those whose handler raised RetryLater."""
+    """Counts of a run's deliveries. `put_off`: those whose handler raised RetryLater."""
 
     handled: int = 0
     deduplicated: int = 0
@@ -34,23 +34,23 @@ class RunReport:
 
 
 class ConsumerRun:
-    """Delivers what the test has published to its consumers, and what those publish, until nothing is due.
+    """Delivers the messages of the test and those of its consumers to its consumers, until no message is due.
 
         outbox_run([issue_ticket])                 in a plain test
         await outbox_run.awaited([issue_ticket])   in an async one
 
-    What a handler raises is raised in the test; its message is due again, and the next run delivers it again.
+    A handler's error is raised in the test; its message is due again, and the next run redelivers it.
     """
 
     def __init__(self, *, capture: Capture, broker: MemoryBroker) -> None:
         self._capture = capture
         self._broker = broker
         self._forwarding = threading.Lock()
-        capture.deliver = self.forward  # at once, or a cancel that comes in time would come too late
+        capture.deliver = self.forward  # immediately, or a timely cancel would be too late
 
     def __call__(self, consumers: Sequence[Consumer], *, connection: Connection | None = None) -> RunReport:
-        """Run to the end. `connection`: handlers with an inbox work in savepoints of its open transaction, as the
-        code under test does where the test rolls everything back.
+        """Run until no message is due. `connection`: handlers with an inbox work in savepoints of its open
+        transaction, as the code under test does if the test rolls everything back.
         """
         if any(consumer.is_async for consumer in consumers):
             return self._in_a_loop_of_its_own(consumers, connection)
@@ -61,7 +61,7 @@ class ConsumerRun:
         return report
 
     async def awaited(self, consumers: Sequence[Consumer], *, connection: AsyncConnection | None = None) -> RunReport:
-        """The same in the loop that is running, for `async def` handlers and plain ones."""
+        """The same in the running event loop, for `async def` handlers and plain ones."""
         report = RunReport()
         for consumer, delivery in self._due(consumers):
             with self._settled(delivery, report):
@@ -72,7 +72,7 @@ class ConsumerRun:
         return report
 
     def forward(self) -> None:
-        """Hand what was captured to the in-memory broker; it drops what a sender has brought there already."""
+        """Publish the captured messages to the in-memory broker, which drops those that a sender has published."""
         rows = self._capture.undelivered
         with self._forwarding:
             while rows:
@@ -83,7 +83,7 @@ class ConsumerRun:
                 rows.popleft()
 
     def _due(self, consumers: Sequence[Consumer]) -> Iterator[tuple[Consumer, Delivery]]:
-        """One delivery after the other, of each consumer and topic in turn, until a whole turn brings none."""
+        """Yields deliveries of each consumer and topic in turn, until a whole round has none."""
         places = [(consumer, topic) for consumer in consumers for topic in consumer.topics]
         idle = 0
         for number in range(DELIVERIES_MAX * max(1, len(places))):
@@ -101,7 +101,7 @@ class ConsumerRun:
 
     @contextmanager
     def _settled(self, delivery: Delivery, report: RunReport) -> Iterator[None]:
-        """Settle as the block ends: what raises is given back and raised on."""
+        """Settle the delivery at the block's end: after an error it is nacked and the error re-raised."""
         try:
             yield
         except RetryLater as retry:

@@ -1,4 +1,4 @@
-"""What a test published, to compare with what it should have published. How it is heard of: see capture."""
+"""The messages that a test published, for its assertions. The module capture records them."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ class PublishedMessage:
 
     @property
     def id(self) -> str:
-        """The message's id."""
+        """Returns the message's id."""
         return self.message.id
 
     @property
     def topic(self) -> str:
-        """The topic."""
+        """Returns the topic."""
         return self.message.topic
 
     @property
     def key(self) -> str | None:
-        """The key, if it has one."""
+        """Returns the key, if any."""
         return self.message.key
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """All headers, those included that were added for it."""
+        """Returns all headers, also those that the SDK added."""
         return self.message.headers
 
     @property
     def body(self) -> Any:
-        """The body: decoded where its content type is JSON, else the bytes."""
+        """Returns the body, decoded if its content type is JSON, else as bytes."""
         content_type = next((value for name, value in self.headers.items() if name.lower() == CONTENT_TYPE), "")
         if not content_type.partition(";")[0].strip().lower().endswith("json"):
             return self.message.body
         try:
             return msgspec.json.decode(self.message.body)
-        except msgspec.DecodeError:  # whoever published it says so, and is mistaken
+        except msgspec.DecodeError:  # the content type is wrong
             return self.message.body
 
     @property
     def deliver_at(self) -> datetime | None:
-        """When it is due, in UTC; None means at once."""
+        """Returns the due time in UTC; None means immediately."""
         due_ms = self.message.deliver_at_ms
         return None if due_ms is None else _EPOCH + timedelta(milliseconds=due_ms)
 
@@ -84,7 +84,7 @@ class PublishedMessage:
         return f"<published {', '.join(shown)}>"
 
     def _has_body(self, expected: object) -> bool:
-        """Whether it is the body, as it is or as publish() would have written it."""
+        """Returns whether the body is equal to this value, or to its encoding by publish()."""
         mine = self.body
         if bool(mine == expected):
             return True
@@ -96,7 +96,7 @@ class PublishedMessage:
 
 
 class Published(Sequence[PublishedMessage]):
-    """The messages that were committed so far, in the order of their commits; it grows while the test runs.
+    """The messages committed so far, in the order of their commits; it grows while the test runs.
 
     Compare it with a list: `assert published == [("payment.completed", {"order_id": 7})]`.
     """
@@ -110,11 +110,11 @@ class Published(Sequence[PublishedMessage]):
         self._changed = threading.Condition()
 
     def on(self, topic: str) -> Published:
-        """Those on a topic, as they stand now."""
+        """Returns the current messages of a topic."""
         return Published(one for one in self._seen() if one.topic == topic)
 
     def one(self, topic: str | None = None, *, key: str | None = None) -> PublishedMessage:
-        """The only message, of this topic and key where they are given. AssertionError where there is none, or more."""
+        """Returns the only message (of this topic and key, if given). AssertionError if there is none, or more."""
         found = [
             one for one in self._seen() if (topic is None or one.topic == topic) and (key is None or one.key == key)
         ]
@@ -127,7 +127,7 @@ class Published(Sequence[PublishedMessage]):
     def wait_for(
         self, topic: str | None = None, *, count: int = 1, timeout_seconds: float = WAIT_SECONDS
     ) -> list[PublishedMessage]:
-        """So many messages, of a topic or of all, once a thread that the test cannot join has published them."""
+        """Wait for `count` messages, of a topic or of all, from a thread that the test cannot join; returns them."""
 
         def found() -> list[PublishedMessage]:
             return [one for one in self._seen() if topic is None or one.topic == topic]
@@ -138,21 +138,21 @@ class Published(Sequence[PublishedMessage]):
             return found()
 
     def bodies(self, topic: str | None = None) -> list[Any]:
-        """The bodies, of a topic or of all: decoded where they are JSON, else bytes."""
+        """Returns the bodies, of a topic or of all, decoded if they are JSON, else as bytes."""
         return [one.body for one in self._seen() if topic is None or one.topic == topic]
 
     @property
     def topics(self) -> list[str]:
-        """The topic of each message, in order."""
+        """Returns the topic of each message, in order."""
         return [one.topic for one in self._seen()]
 
     @property
     def canceled(self) -> list[str]:
-        """The ids that committed transactions have canceled, in order."""
+        """Returns the ids that committed transactions have canceled, in order."""
         return list(self._canceled)
 
     def clear(self) -> None:
-        """Forget what was published up to now: what the test's set-up did, say."""
+        """Remove the messages published so far, for instance by the test's set-up."""
         self._messages.clear()
         self._canceled.clear()
 
@@ -178,10 +178,10 @@ class Published(Sequence[PublishedMessage]):
     def __repr__(self) -> str:
         return repr(self._messages)
 
-    # -- what capture writes -----------------------------------------------------------------------------------------
+    # -- called by capture -------------------------------------------------------------------------------------------
 
     def add(self, message: Message) -> None:
-        """Note what a commit published. Never raises: it is called behind a commit."""
+        """Record a published message. Never raises: it is called after a commit."""
         with self._changed:
             if len(self._messages) < MESSAGES_MAX:
                 self._messages.append(PublishedMessage(message))
@@ -190,7 +190,7 @@ class Published(Sequence[PublishedMessage]):
             self._changed.notify_all()
 
     def add_cancel(self, message_id: str) -> None:
-        """Note what a commit canceled."""
+        """Record a cancel."""
         if len(self._canceled) < MESSAGES_MAX:
             self._canceled.append(message_id)
         else:

@@ -1,4 +1,4 @@
-"""Which topics a cancel acts on: all of them, or those that a limited token covers. Not who may cancel."""
+"""The topics that a cancel applies to: all of them, or those that a restricted token covers. No authorisation."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Final
 Scope = tuple[str, ...] | None
 """Patterns of topics, sorted; None: all topics."""
 ANY_TOPIC: Final = ""
-"""In place of a topic that an earlier version did not write down: it may be any. No topic has this name."""
+"""The topic in the record of a cancel that came before its message: it may be any. No topic has this name."""
 
 
 def scope_of(patterns: Sequence[str] | None) -> Scope:
-    """The scope that these patterns make; those of one token always make the same."""
+    """Returns the scope of these patterns; equal sets of patterns give equal scopes."""
     return None if patterns is None or "*" in patterns else tuple(sorted(set(patterns)))
 
 
 def covers(scope: Scope, topic: str) -> bool:
-    """Whether a topic is in a scope; a message of an unknown topic is in that of all topics alone."""
-    return scope is None or (topic != ANY_TOPIC and _matches(scope, topic))
+    """Returns whether a topic is in a scope."""
+    return scope is None or _matches(scope, topic)
 
 
 @lru_cache(maxsize=65_536)

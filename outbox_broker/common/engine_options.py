@@ -1,4 +1,4 @@
-"""What an operator may choose about an engine, with safe defaults. Values only."""
+"""Options of an engine, with safe defaults. Values only."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ class Durability(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Bounds and choices of one engine. `durability` OS survives kill -9 but not a power cut.
+    """Limits and choices of one engine. `durability` OS survives kill -9 but not a power failure.
 
-    Segments that are older than `retention_ms`, or beyond `retention_bytes`, are dropped once no group needs them any
-    more; with `retention_drops_unread` also before. What `judged_file`, which reconciliation writes, says that it has
-    not judged yet is kept for up to twice `retention_ms`, as long as `retention_bytes` allow it. `filter_scan_max` is
-    how many messages a pull looks through for one that its group's filter takes. Filters are indexed by the header
-    `filter_index_header`, or by what `filter_index_headers` says for their topic. `redrive_per_second` is how many dead
-    letters a redrive makes ready each second, where it does not say so itself. A pull hands out nothing new that would
-    take its group beyond `group_in_hand_max` messages that were handed out and are not settled, those that wait for
-    another attempt among them, or the consumers of all groups together beyond `in_hand_max` that they hold: each run of
-    them is in memory. `group_in_hand_min` beyond that are any group's own: no group is kept waiting by what others
-    hold. In memory is each run of dead letters, too, up to `dead_letters_bytes_max`: beyond, messages that used up
-    their attempts wait in their groups, and are handed to nobody. So are the different reasons of failed attempts, of
-    all groups together up to `reasons_bytes_max`, of any group up to `group_reasons_bytes_min`: beyond, a reason is in
-    the action log alone. The newest scheduled messages are in memory, up to
-    `schedule_memory_...`; all others are on the disk.
+    Segments older than `retention_ms`, or beyond `retention_bytes`, are dropped once no group needs them any more; with
+    `retention_drops_unread` also before. Messages that, by `judged_file`, the reconciliation has not evaluated yet are
+    kept for up to twice `retention_ms`, as long as `retention_bytes` allow it. `filter_scan_max` is how many messages a
+    pull scans for one that matches its group's filter. Filters are indexed by the header `filter_index_header`, or by
+    the one that `filter_index_headers` names for their topic. `redrive_per_second` is how many dead letters a redrive
+    makes ready per second by default. A pull delivers nothing new that would raise its group above `group_in_hand_max`
+    delivered and unsettled messages, including those waiting for another attempt, or all groups together above
+    `in_hand_max` in-flight messages: each run of them is in memory. Each group has `group_in_hand_min` beyond that of
+    its own: no group has to wait because of others. Runs of dead letters are in memory, too, up to
+    `dead_letters_bytes_max`: above it, messages without attempts left wait in their groups, and are not delivered. So
+    are the distinct reasons of failed attempts, of all groups together up to `reasons_bytes_max`, of any group up to
+    `group_reasons_bytes_min`: above, a reason is only in the action log. The newest scheduled messages are in memory,
+    up to `schedule_memory_...`; all others are on disk.
     """
 
     durability: Durability = Durability.FSYNC

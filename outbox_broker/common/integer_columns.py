@@ -1,4 +1,4 @@
-"""Columns of integers as bytes, little-endian on every machine, and back. Not what the numbers mean."""
+"""Serialises columns of integers, little-endian on every machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from array import array
 
 
 def to_bytes(column: array[int]) -> bytes:
-    """The column's numbers; the column stays as it is."""
+    """Encode the column's numbers; the column is unchanged."""
     if sys.byteorder == "big":
         column = column[:]
         column.byteswap()
@@ -15,7 +15,7 @@ def to_bytes(column: array[int]) -> bytes:
 
 
 def from_bytes(typecode: str, data: bytes) -> array[int]:
-    """A column of this type from what to_bytes() made."""
+    """Decode a column of this type from to_bytes()."""
     column: array[int] = array(typecode, data)
     if sys.byteorder == "big":
         column.byteswap()

@@ -1,40 +1,33 @@
-"""The server's configuration: flags, then OUTBOX_BROKER__* of the environment, then a TOML file, then defaults."""
+"""The settings of the broker and of the delay service, declared; runtime/settings.py loads them."""
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from outbox_broker.common.engine_options import SEGMENT_BYTES_MIN, Durability, EngineOptions
 from outbox_broker.http.access_control import Access, is_loopback, load_tokens
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import Tls
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.runtime.amounts import parse_duration_ms, parse_size_bytes
+from outbox_core.runtime.durations_and_sizes import parse_duration_ms, parse_size_bytes
 from outbox_core.runtime.logs import LogFormat
-from outbox_core.runtime.secret_files import read_toml
+from outbox_core.runtime.settings import ServiceSettings, Table, load_settings
 
-ENVIRONMENT_PREFIX: Final = "OUTBOX_BROKER__"
-TABLE: Final = "broker"
-_CLIENTS_KEYS: Final = frozenset({"url", "token", "token_file"})
-"""Keys of the same table that are for clients of the broker, and passed over here."""
+_CLIENT_KEYS: Final = frozenset({"url", "token", "token_file"})
+"""Keys of the same table that are for clients of the broker, and ignored here."""
 
 
-class BrokerConfig(BaseSettings):
+class BrokerConfig(Table):
     """One server's choices; a name here is a flag, an environment variable and a key of `[broker]` in the TOML file.
 
     In the environment and in the file, a `..._ms` may be written as "7d", a `..._bytes` as "64MiB".
     """
-
-    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True)
 
     data: Path
     host: str = "127.0.0.1"
@@ -80,6 +73,11 @@ class BrokerConfig(BaseSettings):
     waiting_pulls_max: int = Field(default=HttpSettings().waiting_pulls_max, ge=1)
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     log_format: LogFormat | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_client_keys(cls, table: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in table.items() if name not in _CLIENT_KEYS}
 
     @field_validator("*", mode="before")
     @classmethod
@@ -137,59 +135,10 @@ class BrokerConfig(BaseSettings):
         return Access(loopback_hosts_only=True)
 
 
+class _BrokerTables(ServiceSettings):
+    broker: BrokerConfig
+
+
 def load(flags: Mapping[str, Any], *, file: Path | None) -> BrokerConfig:
-    """The configuration; flags that are None were not given. Raises ConfigurationError that names what is at fault."""
-    table = {} if file is None else _table(file)
-    _refuse_unknown(os.environ)
-
-    class BrokerLayers(BrokerConfig):
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            del dotenv_settings, file_secret_settings  # neither a .env file nor a folder of secrets is read
-            return init_settings, env_settings, InitSettingsSource(settings_cls, table)
-
-    try:
-        return BrokerLayers(**{name: value for name, value in flags.items() if value is not None})
-    except ValidationError as error:
-        raise ConfigurationError(_said(error)) from error
-
-
-def _table(file: Path) -> dict[str, Any]:
-    tables = read_toml(file)
-    if TABLE not in tables and (near := get_close_matches(TABLE, tables, n=1)):
-        raise ConfigurationError(f"there is no [{TABLE}] in {file}; [{near[0]}] is meant to be it?")
-    table = tables.get(TABLE, {})
-    if not isinstance(table, dict):
-        raise ConfigurationError(f"[{TABLE}] in {file} must be a table")
-    return {name: value for name, value in table.items() if name not in _CLIENTS_KEYS}
-
-
-def _refuse_unknown(environment: Mapping[str, str]) -> None:
-    """Raise ConfigurationError for a variable of ours that says nothing: mostly a slip of the pen."""
-    for variable in environment:
-        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if variable.startswith(ENVIRONMENT_PREFIX) and name not in {*BrokerConfig.model_fields, *_CLIENTS_KEYS}:
-            raise ConfigurationError(f"{variable} in the environment: {_unknown(name)}")
-
-
-def _unknown(name: str) -> str:
-    near = get_close_matches(name, BrokerConfig.model_fields, n=1)
-    return f"there is no setting {name!r} for the broker" + (f"; {near[0]!r} is meant?" if near else "")
-
-
-def _said(error: ValidationError) -> str:
-    """The first thing that is wrong, in an operator's words; values are not repeated, since they may be secrets."""
-    first = error.errors(include_input=False, include_url=False)[0]
-    name = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "missing":
-        return f"--{name.replace('_', '-')} is needed (or {ENVIRONMENT_PREFIX}{name.upper()})"
-    if first["type"] == "extra_forbidden":
-        return _unknown(name)
-    return f"the setting {name!r} is wrong: {first['msg']}"
+    """The configuration; flags that are None were not given. Raises ConfigurationError, see load_settings."""
+    return load_settings(_BrokerTables, {"broker": flags}, file=file).broker

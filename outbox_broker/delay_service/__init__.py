@@ -1,1 +1,1 @@
-"""The command `outbox delay`: the schedule as a process of its own, in front of a broker that has no delay."""
+"""The command `outbox delay`: the schedule as a separate process, in front of a broker without delayed delivery."""

@@ -1,4 +1,4 @@
-"""`outbox delay serve`: the schedule as a process of its own, in front of a broker that has no delay."""
+"""Command `outbox delay serve`: runs the schedule as a separate process, in front of a broker without delays."""
 
 from __future__ import annotations
 

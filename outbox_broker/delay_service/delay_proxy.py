@@ -1,7 +1,7 @@
-"""The delay service in front of a broker: what the HTTP server serves in place of an engine. It stores no topic.
+"""The delay proxy in front of a broker: implements the HTTP server's ports in place of an engine. Stores no topics.
 
-What is published here is durable in the schedule, and goes to the target broker when it is due, at once where no due
-time was given. Consumers pull from the target itself. The target is any Broker; it need not know of delays.
+A published message is durable in the schedule, and goes to the target broker when it is due, or at once without a due
+time. Consumers pull from the target itself. The target is any Broker; it need not support delays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from outbox_broker.common.cancel_scope import scope_of
 from outbox_broker.delay_service.target_relay import pass_on, timed
 from outbox_broker.engine.publisher import BUCKETS_MS, Publishable
-from outbox_broker.http.served_ports import Served
+from outbox_broker.http.service_ports import Served
 from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore, Timed
@@ -31,16 +31,16 @@ _TOO_FAR: Final = "a delay may be at most 731 days"
 
 
 class DelayFront:
-    """What producers, probes and metrics ask, over a schedule and its service; consumers and operators ask the target.
+    """Publishes, probes and metrics over a schedule and its service; consumers and operators use the target.
 
-    All methods may be called from any thread.
+    Thread-safe.
     """
 
     def __init__(
         self, schedule: DelayStore, target: Broker, *, clock: Clock, syncs: TimedStorage, reserve: Reserve | None = None
     ) -> None:
-        """`syncs`: what the schedule's segments are stored by, which knows how long the disk takes. `reserve`: the room
-        that the schedule keeps for dispatch and cancels, where it is on a disk.
+        """`syncs`: the storage of the schedule's segments, which measures sync times. `reserve`: the disk space
+        withheld for dispatch and cancels, if the schedule is on a disk.
         """
         self._schedule = schedule
         self._target = target
@@ -51,25 +51,25 @@ class DelayFront:
         self.service = DelayService(schedule, deliver=self._deliver, clock=clock)
 
     def served(self) -> Served:
-        """What an HTTP server serves of it."""
+        """Returns the ports for an HTTP server."""
         return Served(
             producers=self, catalog=self, measured=self,
             refusal="a delay service only publishes: consume from its target broker, and operate on it",
         )  # fmt: skip
 
     def start(self) -> None:
-        """Begin to deliver."""
+        """Start delivering."""
         self.service.start()
 
     def close(self, *, timeout_ms: int = 10_000) -> None:
-        """Stop delivering, and take nothing any more. The target and the segment store stay their owner's to close."""
+        """Stop delivering, and refuse further calls. The owner closes the target and the segment store."""
         self.service.stop(timeout_ms=timeout_ms)
         self._schedule.close()
 
     # -- what producers ask ------------------------------------------------------------------------------------------
 
     def publish(self, batch: Sequence[Message], *, quota: TopicQuota | None = None) -> list[PublishResult]:
-        """Store a batch durably; one result a message, in order. It has no topics, of which there could be too many."""
+        """Store a batch durably; returns one result per message, in order. Quotas do not apply: it has no topics."""
         del quota
         if self._reserve is not None:
             self._reserve.require()
@@ -84,7 +84,7 @@ class DelayFront:
         ]
 
     def publish_plain(self, _topic: str, _batch: Sequence[Publishable], _ids: list[str]) -> bool:
-        """False: everything goes through the schedule, by publish()."""
+        """Returns False: everything goes through the schedule, by publish()."""
         return False
 
     def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[CancelStatus]:
@@ -94,7 +94,7 @@ class DelayFront:
     def scheduled(
         self, topic: str | None = None, *, from_ms: int | None = None, to_ms: int | None = None, bucket: str = "minute"
     ) -> list[tuple[int, int]]:
-        """How many are due when: (start of the minute, hour or day, count)."""
+        """Returns (start of the minute, hour or day, number of messages due)."""
         if bucket not in BUCKETS_MS:
             raise InvalidMessage(f"bucket is one of {', '.join(BUCKETS_MS)}")
         end_ms = self._clock.now_ms() + DELAY_MAX_MS + 1
@@ -103,39 +103,39 @@ class DelayFront:
         )
 
     def due_within(self, spans_ms: Sequence[int]) -> list[int]:
-        """How many are due within each span from now, which ascend; and last, how many there are."""
+        """Returns how many messages are due within each ascending span from now; and last, the total."""
         return self._schedule.due_within(spans_ms, now_ms=self._clock.now_ms())
 
     def scheduled_message(
         self, message_id: str, *, topics: Sequence[str] | None = None
     ) -> Mapping[str, object] | None:  # fmt: skip
-        """Id, topic and due time of the scheduled message of this id on the topics that a pattern of `topics` matches
-        (None: on any).
+        """Returns id, topic and due time of the scheduled message with this id on the topics that a pattern of `topics`
+        matches (None: on any).
         """
         found = self._schedule.find(message_id, scope_of(topics))
         return None if found is None else {"id": found.id, "topic": found.topic, "deliver_at_ms": found.due_ms}
 
     @property
     def lateness(self) -> Lateness:
-        """How late messages reached the target."""
+        """The histogram of how late messages reached the target."""
         return self.service.lateness
 
     # -- what operators ask ------------------------------------------------------------------------------------------
 
     def check_ready(self) -> None:
-        """Raise StorageFailed where nothing can be taken, be it for want of room: what is there is dispatched then, and
-        can be canceled. A target that is out does not matter here.
+        """Raise StorageFailed if nothing can be accepted, including for lack of disk space: existing messages are still
+        dispatched then, and can be canceled. An unavailable target does not matter here.
         """
         self._schedule.check_ready()
         if self._reserve is not None:
             self._reserve.check_room()
 
     def counters(self) -> Mapping[tuple[str, str, str], int]:
-        """Totals since the start, by (what, topic, status)."""
+        """Returns totals since the start, by (what, topic, status)."""
         return dict(self._counters)
 
     def log_figures(self) -> Mapping[str, int]:
-        """Bytes in memory and in the log, syncs, and what is scheduled."""
+        """Returns bytes in memory and in the log, syncs, and the number of scheduled messages."""
         figures = self._schedule.figures()
         return {
             "messages_bytes": figures["in_memory_bytes"],
@@ -147,21 +147,21 @@ class DelayFront:
         }
 
     def topics(self) -> list[str]:
-        """Topics with scheduled messages."""
+        """Returns the topics with scheduled messages."""
         return list(self._schedule.topics())
 
     def topic_figures(self, topic: str) -> Mapping[str, int]:
-        """What is scheduled; nothing else is stored here."""
+        """Returns what is scheduled; nothing else is stored here."""
         return topic_figures(stored=0, scheduled=self._schedule.count(topic), groups=())
 
     def groups(self, _topic: str) -> list[str]:
-        """None: consumers pull from the target."""
+        """Returns none: consumers pull from the target."""
         return []
 
     # -- delivering --------------------------------------------------------------------------------------------------
 
     def _deliver(self, batch: Sequence[Timed]) -> list[Timed]:
-        """Publish to the target; returns what it refuses, and raises where all may be tried again."""
+        """Publish to the target; returns the rejected messages, and raises if the whole batch may be retried."""
         refused = pass_on(self._target, batch)
         fired = Counter(one.topic for one in batch)
         fired.subtract(one.topic for one in refused)

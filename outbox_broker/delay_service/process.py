@@ -1,6 +1,4 @@
-"""The delay service's process, from its configuration to exit code 0: address, schedule, target, server, and the end in
-reverse.
-"""
+"""Runs the delay service's process: address, schedule, target, server, and shutdown in reverse, to exit code 0."""
 
 from __future__ import annotations
 
@@ -32,9 +30,9 @@ logger = logging.getLogger(__name__)
 
 
 def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ConfigurationError or StorageFailed where it cannot begin.
+    """Serve until SIGTERM or SIGINT. Raises ConfigurationError or StorageFailed if it cannot start.
 
-    The target is found by its URL's scheme, as everywhere: this room imports no adapter.
+    The target is found by its URL's scheme: this package imports no adapter.
     """
     chosen = config.log_format or logs.fitting_format(sys.stderr)
     logs.configure(format=chosen, level=config.log_level)
@@ -52,7 +50,7 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
 
 
 class _Running:
-    """A front over an open folder, delivering; closed in reverse order."""
+    """A proxy over an open folder, delivering; closed in reverse order."""
 
     def __init__(self, config: BrokerConfig, target: Broker) -> None:
         self._config = config
@@ -87,7 +85,7 @@ class _Running:
 
 
 def _announce(url: str, ready_file: Path | None) -> None:
-    """Say that it serves: in the file for scripts, and in a line for people."""
+    """Report readiness: in the file for scripts, and on stderr for people."""
     if ready_file is not None:
         try:
             unfinished = ready_file.with_name(f"{ready_file.name}.new")

@@ -1,4 +1,4 @@
-"""A message as the schedule keeps it, and from there to the target broker. Not when, nor what is tried again."""
+"""Converts messages to the schedule's form, and publishes them to the target broker. No timing, no retries."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from outbox_core.common.errors import (
     StorageFailed,
 )
 from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.message import DUE_HEADER, Message, PublishStatus
+from outbox_core.messages.message import DUE_HEADER, Message
 
 logger = logging.getLogger(__name__)
 
 
 class _Stored(msgspec.Struct, array_like=True, frozen=True):
-    """What the schedule keeps of a message beside its id, topic and due time."""
+    """The schedule's payload: a message without its id, topic and due time."""
 
     body: bytes
     key: str | None
@@ -40,7 +40,7 @@ _decode = msgspec.msgpack.Decoder(_Stored).decode
 
 
 def timed(message: Message, now_ms: int) -> Timed:
-    """As the schedule keeps it; due now where no due time was given."""
+    """Returns a message in the schedule's form; without a due time it is due now."""
     stored = _Stored(
         message.body, message.key, dict(message.headers), message.created_at_ms or now_ms, message.deliver_at_ms
     )
@@ -49,9 +49,10 @@ def timed(message: Message, now_ms: int) -> Timed:
 
 
 def pass_on(target: Broker, batch: Sequence[Timed]) -> list[Timed]:
-    """Publish to the target; returns what it refuses, parted until the topic, or the message, at fault is alone.
+    """Publish to the target; returns the rejected messages, splitting the batch until the topic, or the message, at
+    fault is isolated.
 
-    Raises where all of it may be tried again. What is published again in either case the target drops by its id.
+    Raises if the whole batch may be retried. Messages published twice in either case are dropped by the target by id.
     """
     try:
         results = target.publish([_message(one) for one in batch])
@@ -63,7 +64,7 @@ def pass_on(target: Broker, batch: Sequence[Timed]) -> list[Timed]:
         return _parted(target, [[one] for one in batch], error)
     refused: list[Timed] = []
     for one, result in zip(batch, results, strict=True):
-        if result.status is PublishStatus.REJECTED:
+        if not result.status.is_success:
             refused.append(one)
             _log_refused([one], str(result.error))
     return refused
@@ -90,9 +91,9 @@ def _log_refused(refused: Sequence[Timed], error: str) -> None:
 
 
 def _message(one: Timed) -> Message:
-    """As the target gets it: due now, under the id under which it was published here.
+    """Returns the message for the target: due now, under its original id.
 
-    The due time that was asked for goes along as a header, unless that is one header too many.
+    The requested due time is added as a header, unless that exceeds the limit of headers.
     """
     stored = _decode(one.payload)
     if stored.deliver_at_ms is None:

@@ -1,1 +1,1 @@
-"""The engine: publish, pull, settle, dispatch of what is due, retention, operations on groups."""
+"""The engine: publish, pull, settle, dispatch of due messages, retention, group operations."""

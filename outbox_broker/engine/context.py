@@ -1,7 +1,7 @@
-"""What every part of the engine stands on: the lock, the two logs, the schedule, the state. It decides nothing.
+"""Shared context of the engine's parts: the lock, the two logs, the schedule, the state. Makes no decisions.
 
-Locks are taken in this order, and none while a later one is held: a group's `pulling`; the index repair's own; `lock`.
-What waits for a disk is done without `lock`, but for writes to the logs, which it orders.
+Locks are acquired in this order, and none while a later one is held: a group's `pulling`; the index repair's own;
+`lock`. Waits for a disk happen without `lock`, except for writes to the logs, which it orders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outbox_core.journal import journal
 
 
 class EngineContext:
-    """Shared by the collaborators of one engine. What is said to be under the lock is called by who holds `lock`."""
+    """Shared by the collaborators of one engine. Callers of methods marked "under the lock" hold `lock`."""
 
     schedule: DelayStore
     """Opened with the engine."""
@@ -38,7 +38,7 @@ class EngineContext:
         self.state = BrokerState(options, self.index_files)
         self.reserve = Reserve(folder / "reserve", size_bytes=options.reserve_bytes)
         self.firing_from: int | None = None
-        """Where the copies of the batch begin that the schedule does not know to be placed yet."""
+        """Offset of the first dispatched record whose batch the schedule does not know to be appended yet."""
         self.messages, self.actions = (
             SegmentedLog(
                 folder / name, kind=kind, segment_bytes=segment_bytes, durability=options.durability,
@@ -51,6 +51,6 @@ class EngineContext:
         )  # fmt: skip
 
     def refuse_if_closed(self) -> None:
-        """Raise StorageFailed once the engine is closed."""
+        """Raise StorageFailed if the engine is closed."""
         if self.closed:
             raise StorageFailed("the broker is closed")

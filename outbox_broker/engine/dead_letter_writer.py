@@ -1,4 +1,4 @@
-"""Makes dead letters of messages whose attempts are used up, and puts off what finds no room. Under the lock."""
+"""Turns messages with no attempts left into dead letters, and defers those without room. Under the lock."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from outbox_core.journal import journal
 logger = logging.getLogger(__name__)
 
 DEATH_PUT_OFF_MS: Final = 60_000
-"""What should be a dead letter, and finds no room, is looked at again after this time."""
+"""Messages that should become dead letters, but find no room, are deferred by this time."""
 DEATHS_AT_ONCE_MAX: Final = 100
-"""So many become dead letters before it is asked again whether there is room: each may have a long history."""
+"""This many become dead letters before the room is checked again: each may have a long history."""
 
 
 class DeadLetterWriter:
-    """Dead letters, while there is room for their bytes (`dead_letters_bytes_max`)."""
+    """Dead letters, within the byte limit `dead_letters_bytes_max`."""
 
     def __init__(self, context: EngineContext, writer: LogWriter, wakeups: Wakeups) -> None:
         self._options = context.options
@@ -31,9 +31,9 @@ class DeadLetterWriter:
         self._wakeups = wakeups
 
     def bury(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
-        """Make dead letters; where there is no room for them, they wait for it, and are handed to nobody."""
+        """Create dead letters; without room for them, the messages are deferred, and delivered to nobody meanwhile."""
         for start in range(0, len(deaths), DEATHS_AT_ONCE_MAX):
-            if self._state.dead_weight.size_bytes >= self._options.dead_letters_bytes_max:
+            if self._state.dead_letter_memory.size_bytes >= self._options.dead_letters_bytes_max:
                 self._put_off(topic, group, deaths[start:], at_ms=at_ms)
                 return
             self._bury_all(topic, group, deaths[start : start + DEATHS_AT_ONCE_MAX], at_ms=at_ms)

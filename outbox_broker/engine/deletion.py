@@ -1,7 +1,7 @@
-"""Deletion of topics and consumer groups: one action each, durable before anything is let go.
+"""Deletes topics and consumer groups: one action each, durable before anything is removed.
 
-Where a process is killed, the action stands in the log or not: a topic or group is there, or gone, whatever else was to
-be done. What is left to do is done on opening.
+If the process is killed, the action is in the log or not: a topic or group exists, or is gone. Remaining work is
+finished at the next start.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
 logger = logging.getLogger(__name__)
 
 LOOKS_MAX: Final = 100
-"""So often the schedule is looked through for what a deleted topic has in it: messages move while it is."""
+"""How many passes over the schedule are made for a deleted topic: messages move during a pass."""
 
 
 class Deletion:
-    """What operators delete. An unknown topic or group is a KeyError; one that is in use, InUse, unless forced."""
+    """Operators' deletions. An unknown topic or group is a KeyError; one that is in use, InUse, unless forced."""
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
@@ -53,10 +53,10 @@ class Deletion:
         self._dispatcher = dispatcher
 
     def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:
-        """Delete a consumer group: its position, what it holds, its dead letters. Messages stay for other groups.
+        """Delete a consumer group: its position, deliveries and dead letters. Messages stay for other groups.
 
-        In use is a group for which somebody waits, or whose messages consumers hold. Forced, waiting pulls end with
-        GroupDeleted, and receipts are unknown, or stale once there is another group of this name.
+        A group is in use if pulls wait for it, or consumers hold messages of it. If forced, waiting pulls end with
+        GroupDeleted, and receipts become unknown, or stale once there is another group of this name.
         """
         with self._lock:
             self._context.refuse_if_closed()
@@ -68,10 +68,10 @@ class Deletion:
         logger.info("group_deleted", extra={"topic": topic, "group": group, "forced": force})
 
     def delete_topic(self, topic: str, *, force: bool = False) -> None:
-        """Delete a topic: its messages are served no more, what it has scheduled is canceled.
+        """Delete a topic: its messages are no longer delivered, and its scheduled ones are canceled.
 
-        In use is a topic that has consumer groups, or scheduled messages. Forced, its groups are deleted, as
-        delete_group() does. A topic of this name that is made later goes on at its sequences.
+        A topic is in use if it has consumer groups, or scheduled messages. If forced, its groups are deleted, as by
+        delete_group(). A topic of this name that is created later continues its sequences.
         """
         with self._lock:
             self._context.refuse_if_closed()
@@ -95,15 +95,15 @@ class Deletion:
         logger.info("topic_deleted", extra={"topic": topic, "groups": len(groups), "forced": force})
 
     def finish_deletions(self) -> None:
-        """On opening: cancel what a kill has left in the schedule of topics that were deleted."""
+        """Finish at startup: cancel what a kill left in the schedule of deleted topics."""
         for topic, count in self._context.schedule.topics().items():
             if count and topic in self._state.deleted:
                 self._cancel_void(topic)
                 if self._context.schedule.count(topic):
-                    self._state.topic(topic)  # it was made again, for these
+                    self._state.topic(topic)  # it was created again, for these
 
     def _cancel_void(self, topic: str) -> None:
-        """Cancel what a deleted topic had scheduled, by steps. Told before it is done: none of it can be delivered."""
+        """Cancel a deleted topic's scheduled messages in steps. Logged first, since none of them can be delivered."""
         scope = scope_of([topic])
         for _ in range(LOOKS_MAX):
             with self._lock:
@@ -123,11 +123,11 @@ class Deletion:
             if is_clear:
                 self._note_clear(topic, deleted)
                 return
-        # What is left is void when it is due, so that none of it is delivered.
+        # What remains is discarded when it is due, so none of it is delivered.
         logger.warning("scheduled_messages_left", extra={"topic": topic})
 
     def _note_clear(self, topic: str, deleted: Tombstone) -> None:
-        """The schedule has nothing void of a topic; where nothing is on its way either, nobody need look again."""
+        """Record that the schedule has no discarded messages of a topic, unless some are in progress."""
         with self._lock:
             if self._state.deleted.get(topic) == deleted and not (
                 self._dispatcher.is_firing or self._dispatcher.has_taken()
@@ -135,20 +135,20 @@ class Deletion:
                 self._state.deleted[topic] = replace(deleted, scheduled_end=0)
 
     def _act_durably(self, action: journal.Action) -> None:
-        """Write an action down, durably, then do it: no index file may lack messages that a power cut gives back."""
+        """Log an action durably, then apply it: no index file may lack messages that a power failure brings back."""
         self._writer.write_action(action)
         self._actions.commit()
         self._state.replay_action(action)
 
     def _tell_deleted(self, topic: str, groups: Sequence[str]) -> None:
-        """Wake who waits for what is gone, and who waited for room in hand."""
+        """Wake pulls of what was deleted, and those that waited for in-flight capacity."""
         self._deleted.note(topic, groups)
         for group in groups:
             self._wakeups.wake(topic, group)
         self._wakeups.wake_short()
 
     def _refuse_if_group_used(self, topic: str, group: Group) -> None:
-        waiting, held = self._wakeups.pulls_waiting[topic, group.name], group.held_at(self._clock.now_ms())
+        waiting, held = self._wakeups.pulls_waiting[topic, group.name], group.in_flight_at(self._clock.now_ms())
         if waiting or held:
             raise InUse(
                 f"the consumer group {group.name} of {topic} is in use: {waiting} pulls wait, and consumers hold "

@@ -1,4 +1,4 @@
-"""Which consumer groups were deleted lately: a pull that waited for one ends, and does not make it anew."""
+"""Remembers recent deletions of consumer groups: a pull that waited for one ends, and does not create it again."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Final
 from outbox_core.common.errors import GroupDeleted
 
 DELETED_MAX: Final = 10_000
-"""So many deletions of groups are remembered, for the pulls that waited then."""
+"""How many deletions of groups are remembered, for pulls that were waiting."""
 
 
 class DeletionHistory:
-    """Deletions of groups, numbered from 1 in their order since the start."""
+    """Deletions of groups, numbered from 1 in order since the start."""
 
     def __init__(self) -> None:
         self.deletions = 0
-        """How many times something was deleted: a pull that may wait notes it as it begins."""
+        """The number of deletions so far: a pull that may wait captures it at its start."""
         self._deleted_in: dict[tuple[str, str], int] = {}
 
     def note(self, topic: str, groups: Sequence[str]) -> None:
-        """Groups of a topic were deleted. Under the lock."""
+        """Record the deletion of groups of a topic. Under the lock."""
         self.deletions += 1
         for group in groups:
             self._deleted_in.pop((topic, group), None)
@@ -29,11 +29,11 @@ class DeletionHistory:
             del self._deleted_in[next(iter(self._deleted_in))]
 
     def refuse_if_deleted(self, topic: str, group: str, *, since: int | None) -> None:
-        """Raise GroupDeleted where a group was deleted after so many deletions; None: nobody has waited."""
+        """Raise GroupDeleted if a group was deleted after deletion number `since`; None: the pull has not waited."""
         if since is not None and self._deleted_in.get((topic, group), 0) > since:
             raise group_deleted(topic, group)
 
 
 def group_deleted(topic: str, group: str) -> GroupDeleted:
-    """What a pull ends with whose group was deleted meanwhile."""
+    """Returns the error that ends a pull whose group was deleted meanwhile."""
     return GroupDeleted(f"the consumer group {group} of {topic} was deleted while the pull waited")

@@ -1,14 +1,14 @@
-"""Firing: scheduled messages that are due get their places in their topics, once each. Not the timer, nor the schedule.
+"""Dispatches due messages from the schedule into their topics, once each. Timing and scheduling are elsewhere.
 
-    taken     schedule: Handed, synced
-    placed    message log: the messages, with their sequences
-    ended     message log: synced -> action log: Fired, and who waits is told -> schedule: Fired
+    claimed    schedule: BatchHanded, synced
+    appended   message log: the messages, with their sequences
+    committed  message log: synced -> action log: Fired, and waiting pulls are woken -> schedule: BatchFired
 
-Where more is due than a batch, each is taken while the one before it is placed, and placed while the one before it is
-ended. Each step goes in the order in which the schedule handed them out.
-
-Killed anywhere in between, what is not settled comes again from the schedule when the broker opens, and what of it
-stands in the message log already is known by its topic and id. A cancel is too late from Handed on, and wins before.
+If more than one batch is due, each is claimed while the one before it is appended, and appended while the one before it
+is committed. Each step processes batches in the order in which the schedule dispatched them.
+After a kill in between, unsettled batches come again from the schedule at the next start, and those of their messages
+that are already in the message log are recognised by topic and id. A cancel is too late after the claim, and wins
+before.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.lateness import Lateness
-from outbox_broker.state.scheduled_copy import fired_copies
+from outbox_broker.state.scheduled_copy import dispatched_records
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
 
 logger = logging.getLogger(__name__)
 
 _ROUND_MS_MAX: Final = 60_000
-"""Who waits for a round of firing gives up then: the disk is stuck."""
+"""Waiters for a dispatch round give up after this time: the disk is stuck."""
 
 
 @dataclass(slots=True)
 class Placed:
-    """A batch that stands in the message log from `begin` up to `end`: (sequence, id) by topic, of which some are to be
-    told yet.
+    """A batch in the message log from `begin` up to `end`: (sequence, id) by topic; `untold` are the topics not yet
+    recorded in the action log.
     """
 
     batch: DueBatch
@@ -49,12 +49,12 @@ class Placed:
     end: int
     untold: deque[str]
     is_told: bool = False
-    """All was, and the schedule could not settle it yet."""
+    """Everything was recorded, and the schedule could not settle the batch yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """The frames of a batch's messages, whose topics' next sequences are `firsts`."""
+    """The frames of a batch's messages; `firsts` are the next sequences of their topics."""
 
     batch: DueBatch
     at_ms: int
@@ -64,7 +64,7 @@ class Copies:
 
 
 class Dispatcher:
-    """The way from the schedule into the topics, batch after batch."""
+    """Moves messages from the schedule into the topics, batch by batch."""
 
     def __init__(self, context: EngineContext, writer: LogWriter, wakeups: Wakeups) -> None:
         self._context = context
@@ -78,28 +78,28 @@ class Dispatcher:
         self._turn = threading.Condition()
         self.is_firing = False
         self._rounds = 0
-        self._batches: deque[DueBatch] = deque()  # taken, and not placed
-        self._ahead: Future[DueBatch | None] | None = None  # the next one, while it is being taken
+        self._batches: deque[DueBatch] = deque()  # claimed, and not appended
+        self._ahead: Future[DueBatch | None] | None = None  # the next batch, while it is being claimed
         self._taking = ThreadPoolExecutor(1, "broker-taking")
         self.placed: deque[Placed] = deque()  # not settled
-        self._ended: Future[None] | None = None  # the end of what was placed last, where that went beside
+        self._ended: Future[None] | None = None  # the commit of the last appended batch, if that runs concurrently
         self._ending = ThreadPoolExecutor(1, "broker-ending")
         self.lateness = Lateness()
 
     def resume(self, batches: Iterable[DueBatch]) -> None:
-        """Batches that the schedule had handed out before a restart: they are placed before what is due."""
+        """Queue batches that the schedule had dispatched before a restart: they are appended before what is due now."""
         self._batches.extend(batches)
 
     def shutdown(self) -> None:
-        """End the threads beside the timer's, once what they do is done."""
+        """Stop the executor threads after their current work."""
         self._taking.shutdown()
         self._ending.shutdown()
 
     def fire_due(self, *, until_ended: bool = True) -> bool:
-        """Fire a batch of what is due, or wait for one that another thread began to fire after this was called.
+        """Dispatch a batch of due messages, or wait for one that another thread started after this call.
 
-        True where more may be due. Not to be called under the lock. Raises StorageFailed. Who need not see what was
-        fired does not wait for its end, where more is due.
+        True if more may be due. Not to be called under the lock. Raises StorageFailed. With `until_ended` False, it
+        does not wait for the commit if more is due.
         """
         for _ in range(2):
             with self._turn:
@@ -125,28 +125,29 @@ class Dispatcher:
         return self._may_be_due()
 
     def fire_what_can_be(self) -> None:
-        """On a full disk nothing may fall due, but what is ready is handed out, and what is not can be canceled."""
+        """Dispatch unless the disk is full; then ready messages can still be pulled, and others canceled."""
         try:
             self.fire_due()
         except StorageFailed as error:
             logger.warning("firing_failed", extra={"error": str(error)})
 
     def may_be_firing(self) -> bool:
-        """Whether anything is due, or on its way into its topic: asked in this order, so that nothing slips between."""
+        """Returns whether anything is due, or being dispatched: checked in this order, so that nothing is missed."""
         return self._may_be_due() or self.is_firing
 
     def _may_be_due(self) -> bool:
         return self.has_taken() or self._context.schedule.is_due(self._clock.now_ms())
 
     def has_taken(self) -> bool:
-        """Whether a batch is on its way, in whatever state an earlier round left it."""
+        """Returns whether a batch is on its way, in whatever state an earlier round left it."""
         return bool(self._batches or self.placed) or self._ahead is not None
 
     def _fire(self, *, until_ended: bool) -> None:
-        """A round: the next batch is placed, while the one before it is ended and the one behind it is taken.
+        """Run a round: the next batch is appended, while the one before it is committed and the one after it is
+        claimed.
 
-        Each from where it was left, where that failed; what could not be ended comes before anything else is placed.
-        Never early: the clock is asked where a batch is taken.
+        Each step resumes from where it failed; a batch that could not be committed goes first. Never early: the clock
+        is read when a batch is claimed.
         """
         self._end_again()
         batch = self._next_batch()
@@ -166,16 +167,18 @@ class Dispatcher:
     # -- taking ------------------------------------------------------------------------------------------------------
 
     def _next_batch(self) -> DueBatch | None:
-        """The first that is taken and not placed: left by an earlier round, taken ahead, or due now."""
+        """Returns the first batch claimed and not appended: left by an earlier round, claimed ahead, or due now."""
         if not self._batches:
             ahead, self._ahead = self._ahead, None
-            batch = self._taken() if ahead is None else ahead.result()
+            batch = None if ahead is None else ahead.result()
+            if batch is None:  # a claim ahead may have found nothing, some time ago
+                batch = self._taken()
             if batch is not None:
                 self._batches.append(batch)
         return self._batches[0] if self._batches else None
 
     def _take_ahead(self) -> None:
-        """Have the next batch taken beside this one, where more is due."""
+        """Claim the next batch concurrently with this one, if more is due."""
         if self._ahead is None and len(self._batches) == 1 and self._context.schedule.is_due(self._clock.now_ms()):
             with suppress(RuntimeError):  # it was closed meanwhile
                 self._ahead = self._taking.submit(self._taken)
@@ -186,32 +189,32 @@ class Dispatcher:
     # -- placing -----------------------------------------------------------------------------------------------------
 
     def _is_outdated(self, copies: Copies) -> bool:
-        """Whether a topic does not end any more where the copies begin."""
+        """Returns whether a topic's end has moved since the records were made."""
         return any(self._end_of(topic) != first for topic, first in copies.firsts.items())
 
     def _end_of(self, topic: str) -> int:
         return self._state.end_of(topic)
 
     def _copies(self, batch: DueBatch) -> Copies:
-        """Due messages as they go into the message log, each topic's together, behind what its topic has now.
+        """Encode due messages for the message log, grouped by topic, with the sequences that follow their topics' ends.
 
-        Made without the lock, since making them takes most of the time that firing does; who has it looks whether the
-        topics still end there.
+        Done without the lock, since it takes most of the time of a dispatch; the holder of the lock then checks whether
+        the ends still match.
         """
         now_ms = self._clock.now_ms()
         firsts: dict[str, int] = {}
         records: list[bytes] = []
         for topic, _, payloads in batch.by_topic():
             firsts[topic] = self._end_of(topic)
-            records += fired_copies(payloads, first_sequence=firsts[topic], stored_at_ms=now_ms)
+            records += dispatched_records(payloads, first_sequence=firsts[topic], stored_at_ms=now_ms)
         data, sizes = journal.frames(records)
         return Copies(batch, now_ms, firsts, data, sizes)
 
     def _place_due(self, batch: DueBatch, copies: Copies) -> Placed:
-        """Write due messages to the message log with their sequences, each topic's together."""
+        """Append due messages to the message log with their sequences, grouped by topic."""
         entries: dict[str, list[tuple[int, str]]] = {}
         fresh = self._not_void(self._not_placed_yet(batch, entries))
-        old = self._state.fired_from if entries else None
+        old = self._state.dispatched_from if entries else None
         begin = self._messages.end if old is None else old
         if self._context.firing_from is None:  # else an earlier batch begins there
             self._context.firing_from = begin
@@ -226,25 +229,25 @@ class Dispatcher:
             data, sizes = copies.data, copies.sizes
             offsets = self._reserve.spend(lambda: self._writer.append_messages([(data, sizes)]), keep_half=True)
             self._writer.place(counts, offsets, ready_at_ms=copies.at_ms)
-            self._state.written_special.extend(offsets)
+            self._state.active_segment_special.extend(offsets)
             self._state.recent.add_all(fresh.topics, fresh.ids)
-        if self._state.fired_before:
+        if self._state.dispatched_before:
             for one in zip(batch.topics, batch.ids, strict=True):
-                self._state.fired_before.pop(one, None)
+                self._state.dispatched_before.pop(one, None)
         return Placed(batch, entries, begin, self._messages.end, deque(entries))
 
     def _not_placed_yet(self, batch: DueBatch, entries: dict[str, list[tuple[int, str]]]) -> DueBatch:
-        """The batch without what stands in the message log since before a restart, or twice in it.
+        """Returns the batch without messages that are in the message log since before a restart, or twice in the batch.
 
-        The places of such are added to `entries`, since the action log may not tell them yet.
+        The sequences of the former are added to `entries`, since the action log may not have them yet.
         """
         ids = batch.ids
-        if len(set(ids)) == len(ids) and not self._state.recent.has_any(ids) and not self._state.fired_before:
+        if len(set(ids)) == len(ids) and not self._state.recent.has_any(ids) and not self._state.dispatched_before:
             return batch
         gone: set[int] = set()
         seen: set[tuple[str, str]] = set()
         for at, (topic, message_id) in enumerate(zip(batch.topics, ids, strict=True)):
-            place = self._state.fired_before.get((topic, message_id))
+            place = self._state.dispatched_before.get((topic, message_id))
             if place is not None:
                 entries.setdefault(topic, []).append((place, message_id))
             if place is not None or self._state.recent.has(topic, message_id) or (topic, message_id) in seen:
@@ -253,7 +256,7 @@ class Dispatcher:
         return batch.without(gone)
 
     def _not_void(self, batch: DueBatch) -> DueBatch:
-        """The batch without what belonged to a topic that was deleted; that is told to be canceled."""
+        """Returns the batch without messages of deleted topics; those are recorded as canceled."""
         if not self._state.deleted or self._state.deleted.keys().isdisjoint(batch.topics):
             return batch
         is_void = self._state.is_void
@@ -264,7 +267,7 @@ class Dispatcher:
         return batch.without(gone)
 
     def tell_void(self, places: Sequence[tuple[str, str]]) -> None:
-        """Write down that scheduled messages, by (topic, id), are never delivered: their topic was deleted."""
+        """Record that scheduled messages, by (topic, id), are never delivered: their topic was deleted."""
         once = dict.fromkeys(places)
         self._writer.act(
             journal.Canceled(
@@ -276,7 +279,7 @@ class Dispatcher:
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def _end_beside(self) -> None:
-        """Have what is placed ended beside the next batch; at most two wait for it."""
+        """Commit appended batches concurrently with the next batch; at most two are pending."""
         before = self._ended
         with suppress(RuntimeError):  # it was closed meanwhile
             self._ended = self._ending.submit(self._end)
@@ -288,16 +291,16 @@ class Dispatcher:
             self._ended.result()
 
     def _end_again(self) -> None:
-        """Try once more to end what could not be ended. Raises StorageFailed."""
+        """Retry the commit of batches that failed. Raises StorageFailed."""
         if self.placed and (self._ended is None or self._ended.done()):
             self._end()
             self._ended = None
 
     def _end(self) -> None:
-        """What is placed becomes durable, is told, and is settled with the schedule; from where that was left.
+        """Make appended batches durable, record them, and settle them with the schedule; resumes where it failed.
 
-        Synced before anybody sees it: a sequence that a power cut forgets may be given to another message, and a
-        receipt of the first would settle the second.
+        Synced before any consumer sees it: a sequence that a power failure erases may be assigned to another message,
+        and a receipt of the first would settle the second.
         """
         while self.placed:
             placed = self.placed[0]
@@ -311,13 +314,13 @@ class Dispatcher:
                 self._context.firing_from = self._first_unsettled()
 
     def _first_unsettled(self) -> int | None:
-        """Where the copies begin that the schedule does not know to be placed yet."""
-        if self._state.fired_before:
-            return self._state.fired_from
+        """Returns the start offset of the oldest dispatched records that the schedule does not know to be appended."""
+        if self._state.dispatched_before:
+            return self._state.dispatched_from
         return self.placed[0].begin if self.placed else None
 
     def _tell_fired(self, placed: Placed) -> None:
-        """What has its place is told to the action log, each topic once, then to who waits, and to the figures."""
+        """Record dispatched messages in the action log, once per topic, then wake pulls, and update statistics."""
         now_ms = self._clock.now_ms()
         with self._lock:
             self._context.refuse_if_closed()
@@ -327,7 +330,7 @@ class Dispatcher:
                 self._writer.act(journal.Fired(topic=topic, at_ms=now_ms, entries=entries))
                 if topic in self._state.topics:
                     self._state.counters["fired", topic, ""] += len(entries)
-                placed.untold.popleft()  # where the next one fails, this one is not told again
+                placed.untold.popleft()  # if the next one fails, this one is not recorded again
         for topic in placed.entries:
             self._wakeups.wake_topic(topic)
         self.lateness.add_due(placed.batch.dues, now_ms=now_ms)

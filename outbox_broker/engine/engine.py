@@ -1,13 +1,12 @@
-"""The broker's engine: messages in, deliveries out, everything durable in one data folder. It knows nothing of HTTP.
+"""The broker's engine: publishes, deliveries and settlements, all durable in one data folder. Independent of HTTP.
 
-A publish: checked -> appended to the message log -> synced (callers share a sync) -> answered. A pull: chosen by the
-group -> written to the action log -> read from the message log -> handed out. A settlement: decided by the group ->
-appended to the action log -> synced -> answered. A message for later: into the schedule (outbox_broker.schedule), which
-has segments of its own, and from there, once it is due, into the message log. Whatever is in memory is rebuilt from the
-logs on opening.
-
-A hand-out is written but not synced: kill -9 does not touch it, but a power cut may make it forgotten. Its messages are
-then handed out again, under another delivery number: the count of openings is in it.
+A publish is validated -> appended to the message log -> synced (callers share a sync) -> acknowledged. A pull is chosen
+by the group -> recorded in the action log -> read from the message log -> delivered. A settlement is decided by the
+group -> appended to the action log -> synced -> acknowledged. A scheduled message goes into the schedule
+(outbox_broker.schedule), which has segments of its own, and once it is due, into the message log. The in-memory state
+is rebuilt from the logs at startup.
+A delivery is written but not synced: it survives kill -9, but a power failure may erase it. Its messages are then
+delivered again, under another delivery number, which contains the broker's epoch.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.log.folder_lock import FolderLock, refuse_nested
 from outbox_broker.log.storage import DiskStorage, Storage, Unsynced
 from outbox_broker.log.sync_times import TimedStorage
-from outbox_broker.recovery.recovering import recover
+from outbox_broker.recovery.startup_recovery import recover
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.local_segments import LocalSegmentStore
@@ -51,14 +50,14 @@ __all__ = ["BUCKETS_MS", "Engine"]
 
 
 class Engine:
-    """One broker on one data folder. All methods may be called from any thread.
+    """One broker on one data folder. Thread-safe.
 
-    What users ask of it are methods of its parts, which are documented there. Errors: InvalidMessage (a name or value
-    out of bounds), NotSupported, StorageFailed (nothing was acknowledged).
+    Its operations are methods of its parts, which are documented there. Errors: InvalidMessage (a name or value out of
+    bounds), NotSupported, StorageFailed (nothing was acknowledged).
     """
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
-        """For open(), which is how an engine is made."""
+        """Called by open(), which creates engines."""
         self.syncs = TimedStorage(storage, clock_s=time.perf_counter)
         self._folder_lock = FolderLock(folder)
         self._segments: LocalSegmentStore | None = None
@@ -125,9 +124,9 @@ class Engine:
         options: EngineOptions | None = None,
         storage: Storage | None = None,
     ) -> Self:
-        """Open a data folder, made where it is missing: take its lock, replay its logs, start the timer.
+        """Open a data folder, creating it if needed: take its lock, replay its logs, start the timer.
 
-        Raises ConfigurationError when another process has the folder, or it is inside another data folder;
+        Raises ConfigurationError when another process uses the folder, or it is inside another data folder;
         StorageFailed, or SegmentDamaged.
         """
         refuse_nested(folder)
@@ -151,7 +150,7 @@ class Engine:
         return engine
 
     def close(self, *, timeout_ms: int = 10_000) -> None:
-        """Stop the threads, sync, let go of the folder; idempotent."""
+        """Stop the threads, sync, release the folder; idempotent."""
         context = self.context
         with context.lock:
             if context.closed:
@@ -171,16 +170,16 @@ class Engine:
 
     @property
     def deletions(self) -> int:
-        """How many times something was deleted: a pull that may wait notes it as it begins."""
+        """The number of deletions so far: a pull that may wait captures it at its start."""
         return self._deleted.deletions
 
     def counters(self) -> Mapping[tuple[str, str, str], int]:
-        """Totals since the start, by (what, topic, group or status)."""
+        """Returns totals since the start, by (what, topic, group or status)."""
         with self.context.lock:
             return dict(self.context.state.counters)
 
     def log_figures(self) -> Mapping[str, int]:
-        """Bytes and syncs of the logs since the start, and what is scheduled."""
+        """Returns bytes and syncs of the logs since the start, and schedule sizes."""
         context, schedule = self.context, self.context.schedule.figures()
         with context.lock:
             return {
@@ -196,8 +195,8 @@ class Engine:
             }
 
     def check_ready(self) -> None:
-        """Raise StorageFailed where the engine can take nothing: closed, or a disk that failed; or cannot hand out what
-        it has, for want of an index.
+        """Raise StorageFailed if the engine can accept nothing (closed, or a failed disk), or cannot deliver for lack
+        of an index.
         """
         context = self.context
         with context.lock:
@@ -221,19 +220,19 @@ class Engine:
         unsettled = self._open_schedule()
         out = [one for batch in unsettled for one in zip(batch.topics, batch.ids, strict=True)]
         restored = recover(state, context.messages, context.actions, options=context.options, out=out)
-        context.firing_from = state.fired_from  # no checkpoint may pass it before the schedule has settled
+        context.firing_from = state.dispatched_from  # no checkpoint may pass it before the schedule has settled
         for topic in context.schedule.topics():
             if topic not in state.deleted:
                 state.topic(topic)
         if not restored.is_newest:
             self.writer.write_checkpoint_if_possible()
-        self.writer.act(journal.Opened(at_ms=context.clock.now_ms(), number=state.openings + 1))
+        self.writer.act(journal.Opened(at_ms=context.clock.now_ms(), number=state.epoch + 1))
         self._deletion.finish_deletions()
         context.reserve.take()
         context.actions.commit()
 
     def _open_schedule(self) -> Sequence[DueBatch]:
-        """Returns what it had handed out and does not know to be placed."""
+        """Open the schedule; returns the batches that it dispatched and does not know to be appended."""
         context, options = self.context, self.context.options
         storage = context.storage if options.durability is Durability.FSYNC else Unsynced(context.storage)
         self._segments = LocalSegmentStore.open(context.folder / "schedule", storage=storage)

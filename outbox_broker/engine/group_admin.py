@@ -1,4 +1,4 @@
-"""Operating: groups declared, moved, paused and looked at; dead letters looked through and redriven."""
+"""Operators' view of groups: declare, seek, pause and inspect them; list and redrive dead letters."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from outbox_core.messages.topic_stats import topic_figures
 
 REDRIVE_PER_SECOND_MAX: Final = 1_000_000
 REDRIVE_BATCH_MAX: Final = 10_000
-"""So many runs of dead letters are in one action at most."""
+"""Maximum number of dead-letter runs in one action."""
 
 _CHAR_BYTES: Final = 4
 _LOOK_MESSAGES: Final = 1_000
-"""So many dead letters are read at a time, to find some by their ids."""
+"""How many dead letters are read at a time when searching by ids."""
 
 
 @dataclass(slots=True)
 class DeadPage:
-    """Dead letters with their sequences and records (None: damaged), and the next sequence that is dead, if any."""
+    """Dead letters with their sequences and records (None: damaged), and the next dead sequence, if any."""
 
     found: list[tuple[int, DeadRun, journal.MessageRecord | None]]
     following: int | None
 
 
 class GroupAdmin:
-    """The operator's half of the engine. An unknown topic or group is a KeyError."""
+    """Group administration. An unknown topic or group is a KeyError."""
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
@@ -65,9 +65,9 @@ class GroupAdmin:
         self._index_repair = index_repair
 
     def declare_group(self, topic: str, group: str, config: GroupConfig, *, quota: TopicQuota | None = None) -> None:
-        """Make a group, or change its settings; a group that is there keeps its position.
+        """Create a group, or change its settings; an existing group keeps its position.
 
-        `quota`: how many topics its client may have. Raises FilterError where its filter cannot be read.
+        `quota`: how many topics its client may have. Raises FilterError if its filter does not parse.
         """
         check_topic(topic)
         check_group(group)
@@ -79,23 +79,23 @@ class GroupAdmin:
         self._actions.commit(end)
 
     def topics(self) -> list[str]:
-        """All topics, sorted."""
+        """Returns all topics, sorted."""
         with self._lock:
             return sorted(self._state.topics)
 
     def groups(self, topic: str) -> list[str]:
-        """All groups of a topic, sorted."""
+        """Returns all groups of a topic, sorted."""
         with self._lock:
             return sorted(self._groups.known_topic(topic).groups)
 
     def group_config(self, topic: str, group: str) -> GroupConfig:
-        """A group's settings."""
+        """Returns a group's settings."""
         with self._lock:
             return self._groups.known_group(topic, group).config
 
     def topic_figures(self, topic: str) -> Mapping[str, int]:
-        """stored (handed to the topic), scheduled; of its groups together backlog, in_flight, dead, and the longest
-        oldest_unacked_age_ms. Looked at a group at a time, so that nobody waits for all of them.
+        """Returns stored (messages appended to the topic) and scheduled; and of its groups together backlog, in_flight,
+        dead, and the longest oldest_unacked_age_ms. Locks once per group, to keep each lock short.
         """
         scheduled = self._context.schedule.count(topic)  # not under the lock: it may wait for the schedule's disk
         groups = [self._index_repair.looked_up(partial(self._figures, topic, group)) for group in self.groups(topic)]
@@ -103,16 +103,16 @@ class GroupAdmin:
             return topic_figures(stored=self._groups.known_topic(topic).index.end, scheduled=scheduled, groups=groups)
 
     def group_figures(self, topic: str, group: str) -> Mapping[str, int]:
-        """stored, backlog (not handed out, or waiting again), in_flight, scheduled, dead, position,
+        """Returns stored, backlog (not delivered, or waiting for redelivery), in_flight, scheduled, dead, position,
         redriving (of the backlog: redriven, and not ready yet), oldest_unacked_age_ms.
         """
         scheduled = self._context.schedule.count(topic)  # as above
         return self._index_repair.looked_up(lambda: {"scheduled": scheduled, **self._figures(topic, group)})
 
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
-        """Move a group to a time or to an offset (a sequence of the topic); receipts handed out before are stale.
+        """Move a group to a time or to an offset (a sequence of the topic); earlier receipts become stale.
 
-        What retention has dropped is passed over. Raises InvalidMessage for an offset beyond the topic's end.
+        Messages dropped by retention are skipped. Raises InvalidMessage for an offset beyond the topic's end.
         """
         if (to_ms is None) == (to_offset is None) or (to_offset is not None and to_offset < 0):
             raise InvalidMessage("seek to a time (to_ms) or to an offset (to_offset >= 0), one of them")
@@ -130,7 +130,11 @@ class GroupAdmin:
             position = min(max(wanted, index.start), self._groups.durable_end(self._groups.known_topic(topic)))
             self._writer.act(
                 journal.Sought(
-                    topic=topic, group=group, at_ms=self._clock.now_ms(), position=position, life=known.life + 1
+                    topic=topic,
+                    group=group,
+                    at_ms=self._clock.now_ms(),
+                    position=position,
+                    life=known.generation + 1,
                 )
             )
             end = self._actions.end
@@ -139,7 +143,7 @@ class GroupAdmin:
         self._wakeups.wake(topic, group)
 
     def pause(self, topic: str, group: str, *, paused: bool) -> None:
-        """Stop or resume hand-outs to a group; what is in flight may still be settled."""
+        """Stop or resume deliveries to a group; in-flight messages may still be settled."""
         with self._lock:
             self._context.refuse_if_closed()
             self._groups.known_group(topic, group)
@@ -151,7 +155,7 @@ class GroupAdmin:
     def dead(
         self, topic: str, group: str, *, limit: int = 100, after: str | None = None, bytes_max: int | None = None
     ) -> tuple[list[DeadLetter], str | None]:
-        """One page of dead letters by sequence, and the cursor of the next one. One letter may exceed `bytes_max`."""
+        """Returns a page of dead letters by sequence, and the next one's cursor. One letter may exceed `bytes_max`."""
         if after is not None and not (after.isascii() and after.isdigit()):
             raise InvalidMessage("after must be the `next` of an earlier page")
         with self._lock:
@@ -175,7 +179,7 @@ class GroupAdmin:
     def redrive(
         self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
     ) -> int:
-        """Give dead letters a new life; returns how many. An id that is not dead (any more) is passed over.
+        """Redrive dead letters; returns how many. An id that is not dead (any more) is ignored.
 
         `per_second` of them are ready at once, as many a second later, and so on (None: `redrive_per_second`).
         """
@@ -217,7 +221,7 @@ class GroupAdmin:
 
     def _figures(self, topic: str, group: str) -> dict[str, int]:
         index, known = self._groups.known_topic(topic).index, self._groups.known_group(topic, group)
-        self._groups.come_past(self._groups.known_topic(topic), known)
+        self._groups.skip_filtered(self._groups.known_topic(topic), known)
         oldest = max(index.start, known.oldest_unsettled())
         age_ms = self._clock.now_ms() - index.ready_at_ms(oldest) if oldest < index.end else 0
         return {
@@ -236,8 +240,8 @@ class GroupAdmin:
         self._dead_letters.bury(topic, group, deaths, at_ms=now_ms)
 
     def _dead_page(self, topic: Topic, group: Group, *, start: int, count_max: int, bytes_max: int) -> DeadPage:
-        """Dead letters from the sequence `start` on, read without the lock; fewer than so many, where they are long:
-        the first one, and what fits behind it.
+        """Returns dead letters from the sequence `start` on, read without the lock; fewer than `count_max` if they are
+        large: always the first one, and what fits after it.
         """
         runs, following = self._index_repair.looked_up(
             lambda: _dead_runs(topic, group, start=start, count_max=count_max)
@@ -260,9 +264,9 @@ class GroupAdmin:
         return page
 
     def _dead_of(self, topic: Topic, group: Group, ids: set[str]) -> list[tuple[int, int]]:
-        """Where the dead letters with these ids are: (first, end) each. All are looked through, without the lock."""
+        """Returns the ranges (first, end) of dead letters with these ids. Scans all of them, without the lock."""
         found: list[tuple[int, int]] = []
-        missing = set(ids)  # an id may be dead twice, where it came again after its window of duplicates
+        missing = set(ids)  # an id may be dead twice, if it was published again after its deduplication window
         following: int | None = 0
         while following is not None and missing:
             page = self._dead_page(
@@ -279,7 +283,7 @@ class GroupAdmin:
 def _dead_runs(
     topic: Topic, group: Group, *, start: int, count_max: int
 ) -> tuple[list[tuple[DeadRun, list[PlaceRun]]], int | None]:
-    """So many dead letters from a sequence on, with their places; and the next sequence that is dead, if any."""
+    """Returns up to `count_max` dead letters from a sequence on, with locations; and the next dead sequence, if any."""
     runs: list[tuple[DeadRun, list[PlaceRun]]] = []
     left, following = count_max, None
     for one in group.dead.runs(start):
@@ -294,7 +298,7 @@ def _dead_runs(
 
 
 def _letter_bytes(dead: DeadRun, record: journal.MessageRecord | None) -> int:
-    """What a dead letter comes to, about."""
+    """Returns the approximate size of a dead letter, in bytes."""
     size = _CHAR_BYTES * (len(dead.reason) + sum(len(reason) for reason, _ in dead.history))
     if record is None:
         return size

@@ -1,4 +1,4 @@
-"""The topics and consumer groups that there are: found, or made within their limits. Under the lock."""
+"""Looks up topics and consumer groups, and creates them within their limits. Under the lock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outbox_core.messages.message import GroupConfig, check_group, check_topic
 
 
 class GroupRegistry:
-    """Topics and groups by name. An unknown one is a KeyError where it is not to be made."""
+    """Topics and groups by name. An unknown one is a KeyError unless it may be created."""
 
     def __init__(self, context: EngineContext, writer: LogWriter) -> None:
         self._clock = context.clock
@@ -24,7 +24,7 @@ class GroupRegistry:
         self._writer = writer
 
     def declare(self, topic: str, name: str, config: GroupConfig, quota: TopicQuota | None = None) -> None:
-        """Make a group, or change its settings. Raises InvalidMessage where there may be no more topics or groups."""
+        """Create a group, or change its settings. Raises InvalidMessage at the limit of topics or groups."""
         if topic not in self._state.topics:
             refused = self.topics_refused(1, quota)
             if refused is not None:
@@ -48,15 +48,15 @@ class GroupRegistry:
         )  # fmt: skip
 
     def durable_end(self, topic: Topic) -> int:
-        """Where a group may be moved to: behind it a power cut may give the sequences to other messages."""
+        """Returns the highest position for a group: a power failure may reassign the sequences beyond it."""
         return topic.index.durable_end(self._messages.durable_end)
 
     def _settle_passed(self, topic: Topic, name: str, config: GroupConfig) -> None:
-        """Write down what a group has passed by its filter, before it gets another one."""
+        """Record the position to which a group advanced by its filter, before it gets another one."""
         group = topic.groups.get(name)
         if group is None or group.accepts is None or group.config.filter == config.filter:
             return
-        self.come_past(topic, group)
+        self.skip_filtered(topic, group)
         self._messages.commit()  # no position may be ahead of the messages
         self._writer.act(
             Filed(
@@ -65,7 +65,7 @@ class GroupRegistry:
         )  # fmt: skip
 
     def topics_refused(self, more: int, quota: TopicQuota | None) -> str | None:
-        """Why there may not be so many topics more, all of them covered by a client's quota; None where there may."""
+        """Returns why `more` topics, all covered by a client's quota, are not allowed; None if they are."""
         limit = self._options.topics_max
         if len(self._state.topics) + more > limit:
             return f"there are {limit} topics already, and no more are allowed (topics_max)"
@@ -79,7 +79,7 @@ class GroupRegistry:
         return None
 
     def open_group(self, topic: str, name: str, quota: TopicQuota | None = None) -> tuple[Topic, Group]:
-        """A topic and a group of it, made where they are new."""
+        """Returns a topic and a group of it, created if new."""
         found = self._state.group(topic, name)
         if found is None:
             self.declare(topic, name, GroupConfig(), quota)
@@ -87,7 +87,7 @@ class GroupRegistry:
         return self._state.topic(topic), found
 
     def known_topic(self, topic: str) -> Topic:
-        """A topic that there is."""
+        """Returns an existing topic."""
         check_topic(topic)
         found = self._state.topics.get(topic)
         if found is None:
@@ -95,18 +95,18 @@ class GroupRegistry:
         return found
 
     def known_group(self, topic: str, group: str) -> Group:
-        """A group that there is."""
+        """Returns an existing group."""
         check_group(group)
         found = self.known_topic(topic).groups.get(group)
         if found is None:
             raise KeyError(f"topic {topic} has no consumer group {group}")
         return found
 
-    def come_past(self, topic: Topic, group: Group) -> None:
-        """Have a group come past what its filter did not take as it was published."""
-        self.count_filtered(topic.index.name, group.name, topic.come_past(group))
+    def skip_filtered(self, topic: Topic, group: Group) -> None:
+        """Advance a group over messages its filter rejected at publish time."""
+        self.count_filtered(topic.index.name, group.name, topic.skip_filtered(group))
 
     def count_filtered(self, topic: str, group: str, count: int) -> None:
-        """Count what a group's filter did not take."""
+        """Count messages that a group's filter rejected."""
         if count:
             self._state.counters["filtered", topic, group] += count

@@ -1,4 +1,4 @@
-"""Pulls that wait for nothing: what was written lately, and little. Not what is chosen, nor how it is handed out."""
+"""Serves pulls that need not wait: of few, recently written messages. Selection and delivery are the puller's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from outbox_broker.log.consume_log import TopicIndex
 
 AT_HAND_BYTES_MAX: Final = 64 * 1024
 AT_HAND_BEHIND_BYTES_MAX: Final = 4 * 1024 * 1024
-"""What was written lately is in the page cache: reading a little of it waits for no disk."""
+"""Recent writes are in the page cache: reading a little of them does not wait for the disk."""
 
 
 class ImmediatePuller:
-    """Hand-outs for a caller that must not be held up, as an event loop."""
+    """Deliveries for a caller that must not block, such as an event loop."""
 
     def __init__(
         self, context: EngineContext, deleted: DeletionHistory, dispatcher: Dispatcher, puller: Puller,
@@ -36,8 +36,8 @@ class ImmediatePuller:
         self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
         fires: bool = True, since: int | None = None,
     ) -> list[PulledMessages] | None:  # fmt: skip
-        """take(), where that waits for nothing: no lock, no disk, no other pull. None, with nothing handed out, where
-        it might: then call take(), in a thread that may wait.
+        """Like take(), if it needs no wait: for no lock, no disk, no other pull. None, with nothing delivered, if it
+        might: then call take(), in a thread that may block.
         """
         if (fires and self._dispatcher.may_be_firing()) or not self._lock.acquire(blocking=False):
             return None
@@ -48,7 +48,7 @@ class ImmediatePuller:
             if found_topic is None or found is None or found.accepts is not None or found.order is not None:
                 return None
             if self._actions.is_full or not found.pulling.acquire(blocking=False):
-                return None  # a checkpoint is due, which is synced
+                return None  # a checkpoint is due, which needs a sync
             try:
                 now_ms = self._clock.now_ms()
                 if not _is_chosen_at_once(found_topic.index, found, now_ms=now_ms, count_max=max_messages):
@@ -60,9 +60,9 @@ class ImmediatePuller:
                     return None
                 records = self._puller.read(choice)
                 if any(record is None or (record.deliver_at_ms or 0) > now_ms for _, record in records):
-                    return None  # putting these aside is an action each
+                    return None  # each of these takes an action of its own to set aside
                 return (
-                    self._puller.hand_out(
+                    self._puller.deliver(
                         found_topic, found, choice, records, invisible_ms=invisible_ms, consumer=consumer
                     )
                     or None
@@ -79,7 +79,7 @@ class ImmediatePuller:
 
 
 def _is_chosen_at_once(index: TopicIndex, group: Group, *, now_ms: int, count_max: int) -> bool:
-    """Whether choosing reads no index file, and makes no dead letters, whose actions may fill their segment."""
+    """Returns whether choosing reads no index file and creates no dead letters, which may fill a segment."""
     if group.paused:
         return True
     again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)

@@ -1,4 +1,4 @@
-"""Index files that are found damaged while the broker runs are made anew from their segments. Not those on opening."""
+"""Rebuilds index files from their segments if damage is found while the broker runs. Not those found at startup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outbox_broker.log.consume_log import SegmentPlaces
 from outbox_broker.log.disk_reserve import cure_for
 from outbox_broker.log.segment_index import Directory, IndexDamaged, index_path, write_index
 from outbox_broker.log.segment_scan import Gap, Segment, scan
-from outbox_broker.recovery.recovering import is_note
+from outbox_broker.recovery.startup_recovery import is_marker
 from outbox_broker.state.engine_state import BrokerState, Topic
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MENDS_MAX: Final = 1_000
-"""One look-up mends so many index files at most."""
+"""Maximum number of index files that one lookup repairs."""
 MEND_AGAIN_MS: Final = 5_000
-"""What could not be mended is tried again after this time, not by each pull."""
+"""A failed repair is retried after this time, not by each pull."""
 
 
 class IndexRepair:
-    """Look-ups of places that go on where an index file is damaged."""
+    """Lookups of message locations that repair damaged index files."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
@@ -40,13 +40,14 @@ class IndexRepair:
         self._index_files = context.index_files
         self._mending = threading.Lock()
         self._unmended: dict[int, tuple[int, str]] = {}
-        """When, and why, a segment's index could not be made anew."""
+        """When, and why, a segment's index could not be rebuilt."""
 
     def looked_up(self, look: Callable[[], T]) -> T:
-        """Do what looks places up, under the lock; called without it. It changes nothing before its last look-up.
+        """Run a function that looks up locations, under the lock; called without it. The function changes nothing
+        before its last lookup.
 
-        Where an index file is damaged it is made anew, and looked at again. The segment, which nobody writes any more,
-        is read without the lock: only who needs this index waits.
+        A damaged index file is rebuilt, and the function run again. The segment, which is immutable, is read without
+        the lock: only callers that need this index wait.
         """
         for _ in range(MENDS_MAX):
             try:
@@ -57,14 +58,14 @@ class IndexRepair:
         raise StorageFailed("index files are damaged again and again; look after the disk, and restart the broker")
 
     def refuse_if_unmended(self) -> None:
-        """Raise StorageFailed where messages cannot be handed out for want of an index."""
+        """Raise StorageFailed if messages cannot be delivered for lack of an index."""
         for _, said in self._unmended.values():
             raise StorageFailed(said)
 
     def _mend(self, damage: IndexDamaged) -> None:
         with self._mending:
             if damage.mended != self._index_files.mended:
-                return  # another thread, perhaps of this very segment: look again
+                return  # repaired by another thread, perhaps this very segment: retry
             with self._lock:
                 self._context.refuse_if_closed()
                 self._refuse_if_tried_lately(damage.segment)
@@ -91,7 +92,7 @@ class IndexRepair:
             if self._sealed_segment(segment.first_offset) is None:
                 return
             directory = self._reserve.spend(lambda: self._write_anew(segment, found))
-            self._state.put_in_place(segment.first_offset, directory)
+            self._state.update_locations(segment.first_offset, directory)
             self._index_files.made_anew(segment.first_offset)
             self._unmended.pop(segment.first_offset, None)
         logger.error("index_made_anew", extra={"segment": segment.path.name, "topics": len(parts)})
@@ -99,18 +100,18 @@ class IndexRepair:
     def _write_anew(self, segment: Segment, found: BrokerState) -> Directory:
         try:
             return write_index(
-                segment.path.parent, segment.first_offset, segment.end, topics=found.written.values(),
-                ids=found.recent.newest(found.recent.added), special=found.written_special.tolist(),
+                segment.path.parent, segment.first_offset, segment.end, topics=found.active_segment_topics.values(),
+                ids=found.recent.newest(found.recent.added), special=found.active_segment_special.tolist(),
             )  # fmt: skip
         except OSError as error:
             raise StorageFailed(f"{_damaged(segment)}: {error.strerror}; {cure_for(error)}") from error
 
     def _sealed_segment(self, first_offset: int) -> Segment | None:
-        """The segment; None where it was dropped."""
+        """Returns the segment; None if it was dropped."""
         return next((one for one in self._messages.segments[:-1] if one.first_offset == first_offset), None)
 
     def _parts_in(self, segment: int) -> dict[str, SegmentPlaces]:
-        """Which sequences of which topics stand in a segment."""
+        """Returns the sequences of each topic in a segment."""
         found = {name: topic.index.part_in(segment) for name, topic in self._state.topics.items()}
         return {name: part for name, part in found.items() if part is not None}
 
@@ -121,21 +122,21 @@ class IndexRepair:
 
 
 def read_again(segment: Segment, parts: Mapping[str, SegmentPlaces], *, state: BrokerState) -> BrokerState:
-    """A segment's messages, read into an empty state; what is not there of the topics' parts is damaged.
+    """Read a segment's messages into an empty state; missing messages of the topics' parts are damaged.
 
     Raises OSError.
     """
     for name, part in parts.items():
-        state.written[name] = state.topic(name).index
-        state.written[name].begin_at(part.first)
+        state.active_segment_topics[name] = state.topic(name).index
+        state.active_segment_topics[name].begin_at(part.first)
     for one in scan(segment, start=segment.first_offset):
-        if isinstance(one, Gap) or is_note(one.payload):
+        if isinstance(one, Gap) or is_marker(one.payload):
             continue
         record = journal.decode_message(one.payload)
         if record.sequence is None or _is_next(record.sequence, parts.get(record.topic), state.topic(record.topic)):
             state.replay_message(record, offset=one.offset, size_bytes=one.end - one.offset)
     for name, part in parts.items():
-        index = state.written[name]
+        index = state.active_segment_topics[name]
         index.skip_to(part.end, ready_at_ms=index.tail.row(-1)[-1] if len(index.tail) else part.first_time_ms)
     return state
 

@@ -1,4 +1,4 @@
-"""Writes to both logs. The one rule: an action is written down, then done, by the very code that replays it."""
+"""Writes to both logs. One rule: an action is logged, then applied, by the same code that replays it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 from outbox_broker.engine.context import EngineContext
+from outbox_broker.log.chunked_framing import PIECE_BYTES, Piece, pieces
 from outbox_broker.log.consume_log import RUN_BYTES_MAX, RUN_MESSAGES_MAX
 from outbox_broker.log.disk_reserve import cure_for, may_pass
-from outbox_broker.log.frame_pieces import PIECE_BYTES, Piece, pieces
 from outbox_broker.log.segment_index import write_index
 from outbox_broker.state import checkpoint
 from outbox_core.common.errors import StorageFailed
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogWriter:
-    """Actions, messages, checkpoints and the segments that they stand in. All under the lock."""
+    """Writes actions, messages, checkpoints and their segments. All under the lock."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
@@ -30,19 +30,19 @@ class LogWriter:
         self._reserve = context.reserve
 
     def act(self, action: journal.Action) -> None:
-        """Write an action down, then do it, by the very code that replays it."""
+        """Log an action, then apply it, by the same code that replays it."""
         self.write_action(action)
         self._state.replay_action(action)
 
     def write_action(self, action: journal.Action) -> None:
-        """Write an action down; in a new segment, behind a checkpoint, where the old one is full."""
+        """Log an action; if the segment is full, in a new one, after a checkpoint."""
         if self._actions.is_full:
             self.write_checkpoint_if_possible()
         payloads = [journal.encode_record(action)]
         self._reserve.spend(lambda: self._actions.append(payloads))
 
     def write_checkpoint_if_possible(self) -> None:
-        """Begin a segment with a checkpoint; where there is no room for it, actions go on in the old one."""
+        """Start a segment with a checkpoint; without space for it, actions continue in the old one."""
         try:
             self.write_checkpoint()
         except StorageFailed as error:
@@ -52,9 +52,9 @@ class LogWriter:
             logger.warning("checkpoint_put_off", extra={"error": str(error)})
 
     def write_checkpoint(self) -> None:
-        """Begin a segment of actions with all that those before it have come to.
+        """Start a segment of actions with a checkpoint of all earlier ones.
 
-        The messages that it stands on are durable before it is written, so it is never ahead of them.
+        The messages that it refers to are durable before it is written, so it is never ahead of them.
         """
         self._messages.commit()
         self._context.schedule.commit()
@@ -68,7 +68,7 @@ class LogWriter:
     def write_messages(
         self, counts: Mapping[str, int], records: Sequence[journal.MessageRecord], *, ready_at_ms: int
     ) -> None:
-        """Append records, all with sequences, as one piece, and place them: topics in order, so many of each."""
+        """Append records that have sequences as one write, and place them: topics in order, `counts` messages each."""
         encode = journal.encode_record
         is_long = sum([len(one.body) for one in records]) > PIECE_BYTES
         framed = pieces(map(encode, records)) if is_long else [journal.frames([encode(one) for one in records])]
@@ -76,18 +76,18 @@ class LogWriter:
         if self._state.is_filtering:
             start = 0
             for topic, count in counts.items():
-                self._tell_wanted(topic, records[start : start + count])
+                self._match_filters(topic, records[start : start + count])
                 start += count
 
     def place(self, counts: Mapping[str, int], offsets: Sequence[int], *, ready_at_ms: int) -> None:
-        """Give what was appended its places: topics in order, so many messages each."""
+        """Assign locations to appended messages: topics in order, `counts` messages of each."""
         ends = [*offsets[1:], self._messages.end]
         durable_end, place = self._messages.durable_end, self._state.place
         start = 0
         for topic, count in counts.items():
             end = start + count
             while start < end:
-                # The run ends behind the message that reaches the bound of its bytes, or of its messages.
+                # The run ends after the message that reaches the limit of its bytes, or of its messages.
                 stop = end if count == 1 else bisect_left(ends, offsets[start] + RUN_BYTES_MAX, start) + 1
                 stop = min(stop, start + RUN_MESSAGES_MAX, end)
                 place(
@@ -97,7 +97,7 @@ class LogWriter:
                 start = stop
 
     def append_messages(self, framed: Iterable[Piece]) -> list[int]:
-        """Append message records in frames behind each other, in a new segment where the old one is full."""
+        """Append framed message records contiguously, in a new segment if the old one is full."""
         try:
             if self._messages.is_full:
                 self._seal_message_segment()
@@ -106,18 +106,19 @@ class LogWriter:
             raise StorageFailed(f"cannot write to the log: {error.strerror}; {cure_for(error)}") from error
 
     def _seal_message_segment(self) -> None:
-        """Write the index of the segment that is full, then begin a new one."""
+        """Write the index of the full segment, then start a new one."""
         segment, state = self._messages.segments[-1], self._state
         directory = write_index(
-            self._context.folder / "messages", segment.first_offset, self._messages.end, topics=state.written.values(),
+            self._context.folder / "messages", segment.first_offset, self._messages.end,
+            topics=state.active_segment_topics.values(),
             ids=state.recent.newest(state.recent.added - state.recent_before_written),
-            special=state.written_special.tolist(),
+            special=state.active_segment_special.tolist(),
         )  # fmt: skip
         self._messages.roll()
-        state.take_over(segment.first_offset, directory)
+        state.replace_locations(segment.first_offset, directory)
 
-    def _tell_wanted(self, topic: str, records: Sequence[journal.MessageRecord]) -> None:
-        """Hold what was published on a topic, and has its places, against its filters."""
-        wanted = self._state.topic(topic).wanted
+    def _match_filters(self, topic: str, records: Sequence[journal.MessageRecord]) -> None:
+        """Match what was published on a topic, and has its sequences, against the topic's filters."""
+        wanted = self._state.topic(topic).matcher
         if wanted is not None:
             wanted.published(records[0].sequence or 0, [one.headers for one in records], log_end=self._messages.end)

@@ -1,4 +1,4 @@
-"""What a published batch becomes: where each of its messages goes, and the records that stand for them. Pure."""
+"""Splits a published batch: where each of its messages goes, and the records for them. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from outbox_broker.schedule.delay_store import Timed
-from outbox_broker.state.scheduled_copy import to_be_fired
+from outbox_broker.state.scheduled_copy import encode_scheduled
 from outbox_core.journal import journal
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
 
 @dataclass(slots=True, kw_only=True)
 class SortedBatch:
-    """The messages of a batch by where they go: `plain` into the message log, `later` (with their places in the batch)
-    into the schedule.
+    """The messages of a batch by destination: `plain` for the message log, `later` (with their indexes in the batch)
+    for the schedule.
     """
 
     now_ms: int
@@ -28,7 +28,7 @@ class SortedBatch:
     seen: set[tuple[str, str]] = field(default_factory=set)
 
     def sort(self, message: Message, *, problem: str | None) -> None:
-        """The next message; of what goes into the schedule, that will say what becomes of it."""
+        """Add the next message; the status of one that goes to the schedule is decided there."""
         status, place = PublishStatus.STORED, (message.topic, message.id)
         if problem is not None:
             status = PublishStatus.REJECTED
@@ -44,7 +44,7 @@ class SortedBatch:
 
 
 def arranged(batch: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:
-    """A batch with each topic's messages together, in their order; and its topics in order, with how many of each."""
+    """Returns a batch grouped by topic, in its order; and its topics in order, with the number of messages of each."""
     counts: dict[str, int] = {}
     for one in batch:
         counts[one.topic] = counts.get(one.topic, 0) + 1
@@ -56,7 +56,7 @@ def arranged(batch: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int
 def record_of(
     message: Message, *, now_ms: int, sequence: int | None, copy: journal.Copy = journal.PUBLISHED
 ) -> journal.MessageRecord:
-    """The record of a message in the message log."""
+    """Returns the message log's record of a message."""
     return journal.MessageRecord(
         sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=dict(message.headers),
         body=message.body, created_at_ms=message.created_at_ms or now_ms,
@@ -65,11 +65,11 @@ def record_of(
 
 
 def dead_on_arrival(message: Message, *, now_ms: int) -> bytes:
-    """The record of a scheduled message that was canceled before it came, encoded."""
+    """Encode the record of a scheduled message that was canceled before it arrived."""
     return journal.encode_record(record_of(message, now_ms=now_ms, sequence=None, copy=journal.DEAD_ON_ARRIVAL))
 
 
 def timed_of(message: Message, *, now_ms: int) -> Timed:
-    """A message as the schedule stores it; what has no due time is due now."""
+    """Returns a message in the schedule's form; without a due time it is due now."""
     due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
-    return Timed(due_ms, message.id, message.topic, to_be_fired(message, now_ms=now_ms))
+    return Timed(due_ms, message.id, message.topic, encode_scheduled(message, now_ms=now_ms))

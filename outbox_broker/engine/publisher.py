@@ -1,4 +1,4 @@
-"""Publishing and canceling: messages in, durably, once each; scheduled ones out again before they are due."""
+"""Publishes and cancels: stores messages durably, once each; cancels scheduled ones before they are due."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outbox_broker.engine.timer import Timer
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.schedule.delay_store import Stopped
 from outbox_broker.schedule.schedule_log import Place
-from outbox_broker.state.scheduled_copy import note_of
+from outbox_broker.state.scheduled_copy import encode_marker
 from outbox_broker.state.topic_quota import TopicQuota
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
@@ -29,17 +29,17 @@ from outbox_core.messages.message import CancelStatus, Message, PublishResult, P
 BUCKETS_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 _FILL_MAX: Final = 2
-"""Where the schedule's memory is this many times full, the keeper is behind, and publishes wait for it."""
+"""If the schedule's memory is this many times full, housekeeping is behind, and publishes wait for it."""
 
 _SYNCS_BESIDE: Final = 2
-"""Threads that sync the message log beside the schedule's; who waits for the second shares the first's sync."""
+"""Threads that sync the message log concurrently with the schedule's; waiters of the second share the first's sync."""
 _DELAY_TOO_LONG: Final = f"a delay may be at most {DELAY_MAX.days} days"
 OTHERS: Final = "~others"
-"""In place of topics that are not there, in figures; no topic can have this name."""
+"""Replaces the names of nonexistent topics in statistics; no topic can have this name."""
 
 
 class Publishable(Protocol):
-    """What is needed of a message that is stored for now."""
+    """The fields of a message for immediate delivery that are needed to store it."""
 
     @property
     def id(self) -> str:
@@ -59,11 +59,11 @@ class Publishable(Protocol):
 
     @property
     def created_at_ms(self) -> int | None:
-        """When its producer made it; None or 0: now."""
+        """When its producer created it; None or 0: now."""
 
 
 class Publisher:
-    """The producer's half of the engine."""
+    """The producer's operations."""
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
@@ -84,11 +84,11 @@ class Publisher:
         self._beside = ThreadPoolExecutor(_SYNCS_BESIDE, "broker-sync")
 
     def shutdown(self) -> None:
-        """End the threads that sync beside, once what they do is done."""
+        """Stop the sync threads after their current work."""
         self._beside.shutdown()
 
     def publish(self, batch: Sequence[Message], *, quota: TopicQuota | None = None) -> list[PublishResult]:
-        """Store a batch; one result a message, in order, once all that is stored is durable.
+        """Store a batch; returns one result per message, in order, once all that is stored is durable.
 
         `quota`: how many topics its client may have.
         """
@@ -103,17 +103,17 @@ class Publisher:
         self._wakeups.wake_wanting(topics)
         if place is not None:
             with self._wakeups.changed:
-                self._wakeups.changed.notify_all()  # something may be due sooner than the timer thinks
+                self._wakeups.changed.notify_all()  # something may be due sooner than the timer expects
             if self._context.schedule.is_full():
                 self._timer.wake_keeper()
         return results
 
     def publish_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str]) -> bool:
-        """Store a batch for now as publish() does, in the form in which it came off the wire, checked by its caller,
-        who has its ids at hand.
+        """Like publish(), for a batch for immediate delivery as received, already validated by the caller, who provides
+        its ids.
 
-        False, with nothing stored, where the topic is new, or not every id is, on whatever topic: publish() tells what
-        becomes of each.
+        False, with nothing stored, if the topic is new, or any id is known on any topic: publish() then decides on each
+        message.
         """
         with self._lock:
             self._context.refuse_if_closed()
@@ -127,10 +127,10 @@ class Publisher:
         return True
 
     def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[CancelStatus]:
-        """Cancel the scheduled messages of these ids on the topics that a pattern of `topics` matches (None: on all),
+        """Cancel the scheduled messages with these ids on the topics that a pattern of `topics` matches (None: on all),
         durably.
 
-        An id that is unknown there is remembered: should its publish to one of these topics come, it is not delivered.
+        An id that is unknown there is remembered: a later publish of it to one of these topics is not delivered.
         """
         scope = scope_of(topics)
         self._dispatcher.fire_what_can_be()
@@ -142,13 +142,13 @@ class Publisher:
         return stopped.statuses
 
     def due_within(self, spans_ms: Sequence[int]) -> list[int]:
-        """How many scheduled messages are due within each span from now, which ascend; and last, how many there are."""
+        """Returns how many scheduled messages are due within each ascending span from now; and last, the total."""
         return self._context.schedule.due_within(spans_ms, now_ms=self._clock.now_ms())
 
     def scheduled(
         self, topic: str | None = None, *, from_ms: int | None = None, to_ms: int | None = None, bucket: str = "minute"
     ) -> list[tuple[int, int]]:
-        """How many are due when: (start of the minute, hour or day, count), within the next 731 days by default."""
+        """Returns (start of the minute, hour or day, number of messages due), within the next 731 days by default."""
         if bucket not in BUCKETS_MS:
             raise InvalidMessage(f"bucket is one of {', '.join(BUCKETS_MS)}")
         now_ms = self._clock.now_ms()
@@ -163,8 +163,8 @@ class Publisher:
     def scheduled_message(
         self, message_id: str, *, topics: Sequence[str] | None = None
     ) -> Mapping[str, object] | None:  # fmt: skip
-        """Id, topic and due time of the scheduled message of this id on the topics that a pattern of `topics` matches
-        (None: on any), the first to be due where there are several; None where there is none.
+        """Returns id, topic and due time of the scheduled message with this id on the topics that a pattern of `topics`
+        matches (None: on any), the first to be due if there are several; None if there is none.
         """
         found = self._context.schedule.find(message_id, scope_of(topics))
         return None if found is None else {"id": found.id, "topic": found.topic, "deliver_at_ms": found.due_ms}
@@ -172,7 +172,7 @@ class Publisher:
     # -- storing -----------------------------------------------------------------------------------------------------
 
     def _commit(self, place: Place | None, end: int) -> None:
-        """Return once the schedule's log and the message log are durable up to here, synced beside each other."""
+        """Return once the schedule's log and the message log are durable up to here, synced concurrently."""
         beside: Future[None] | None = None
         if place is not None and end > self._messages.durable_end:
             with suppress(RuntimeError):  # it was closed meanwhile
@@ -188,7 +188,7 @@ class Publisher:
     def _append(
         self, batch: Sequence[Message], quota: TopicQuota | None
     ) -> tuple[list[PublishResult], Collection[str], Place | None]:
-        """Store a batch; returns the results, the topics that have new messages, and the schedule's place, if any."""
+        """Store a batch; returns the results, the topics with new messages, and the schedule's log place, if any."""
         now_ms = self._clock.now_ms()
         if batch and all(one.deliver_at_ms is None for one in batch):
             plain, counts = arranged(batch)
@@ -223,9 +223,9 @@ class Publisher:
         return sorting.results, counts, place
 
     def _append_later(self, batch: Sequence[Message], *, now_ms: int) -> tuple[list[PublishResult], Place]:
-        """Schedule what is for later, or was canceled before it came: the schedule has the last word on each.
+        """Schedule messages for later, and those canceled in advance: the schedule decides on each.
 
-        Of each that it takes, a note goes to the message log, for whoever reads that.
+        For each message that it accepts, a marker goes to the message log, for readers of that log.
         """
         statuses, place = self._context.schedule.put([timed_of(one, now_ms=now_ms) for one in batch], now_ms=now_ms)
         stored: Sequence[Message] = batch
@@ -235,7 +235,7 @@ class Publisher:
             self._state.topic(topic)
         dead = self._context.schedule.canceled_among(stored)
         if stored:
-            told = [note_of(one, now_ms=now_ms) for one in stored]
+            told = [encode_marker(one, now_ms=now_ms) for one in stored]
             for at in dead:
                 told[at] = dead_on_arrival(stored[at], now_ms=now_ms)
             self._writer.append_messages([journal.frames(told)])
@@ -244,7 +244,7 @@ class Publisher:
         return [PublishResult(one.id, status) for one, status in zip(batch, statuses, strict=True)], place
 
     def _is_later(self, batch: Sequence[Message], *, now_ms: int) -> bool:
-        """Whether all of a batch is for later, of topics that are there, and nothing was stored under its ids."""
+        """Returns whether all of a batch is for later, on existing topics, with ids that are unknown."""
         dues = [one.deliver_at_ms or 0 for one in batch]
         ids = [one.id for one in batch]
         return (
@@ -257,12 +257,12 @@ class Publisher:
         )
 
     def _has_room_for(self, counts: Mapping[str, int], quota: TopicQuota | None) -> bool:
-        """Whether all of these may be topics."""
+        """Returns whether all of these may be topics."""
         topics_new = len([one for one in counts if one not in self._state.topics])
         return not topics_new or self._groups.topics_refused(topics_new, quota) is None
 
     def _are_new(self, ids: Sequence[str], topics: Iterable[str]) -> bool:
-        """Whether no id is twice among these, nor was there on any topic: the usual case, decided in one go."""
+        """Returns whether these ids are distinct and unknown on any topic: the usual case, decided in bulk."""
         return (
             len(set(ids)) == len(ids)
             and not self._state.recent.has_any(ids)
@@ -272,7 +272,7 @@ class Publisher:
     def _append_plain(
         self, counts: Mapping[str, int], batch: Sequence[Publishable], ids: Sequence[str], *, now_ms: int
     ) -> None:
-        """Store a batch of which nothing is to be decided one by one; `counts`: its topics, so many of each."""
+        """Store a batch that needs no decision per message; `counts`: its topics, and the messages of each."""
         topics = list(chain.from_iterable(repeat(topic, count) for topic, count in counts.items()))
         records = [
             journal.MessageRecord(
@@ -288,7 +288,7 @@ class Publisher:
             self._state.counters["published_stored", topic, ""] += count
 
     def _sequences(self, counts: Mapping[str, int]) -> Iterator[int]:
-        """The next sequences of these topics, in order, so many of each."""
+        """Yields the next sequences of these topics, in order, `counts` of each."""
         for topic, count in counts.items():
             end = self._state.end_of(topic)
             yield from range(end, end + count)
@@ -312,17 +312,17 @@ class Publisher:
             what = f"published_{status}"
             if status is PublishStatus.REJECTED:
                 what += "_delay" if error == _DELAY_TOO_LONG else "_topics_max"
-            # A topic that was refused is no topic: names that anybody may invent are not counted one by one.
+            # A refused topic does not exist: names that clients can invent are not counted one by one.
             self._state.counters[what, name if name in self._state.topics else OTHERS, ""] += count
 
     def _stop(self, message_ids: Sequence[str], scope: Scope) -> Stopped:
-        """What becomes of cancels. What stands in the message log lately was delivered, unless it came canceled."""
+        """Decide cancels. Recent ids of the message log were delivered, unless canceled before they arrived."""
         recent = self._state.recent
         late = {one for one in message_ids if any(covers(scope, topic) for topic in recent.topics(one))}
         return self._context.schedule.stop(message_ids, now_ms=self._clock.now_ms(), scope=scope, late=late)
 
     def _tell_canceled(self, gone: Sequence[tuple[str, str]], scope: Scope) -> None:
-        """Write cancels, (id, topic) each, down for whoever reads the action log, once they hold."""
+        """Record cancels, (id, topic) each, in the action log for its readers, once they are durable."""
         if not gone:
             return
         with self._lock:
@@ -338,7 +338,7 @@ class Publisher:
 
 
 def _gone(message_ids: Sequence[str], stopped: Stopped) -> list[tuple[str, str]]:
-    """(id, topic) of all that a cancel stops: any topic where no message of the id has come yet."""
+    """Returns (id, topic) of everything that a cancel stops: any topic if no message with the id has arrived yet."""
     return [
         (one, topic)
         for one, status in dict(zip(message_ids, stopped.statuses, strict=True)).items()

@@ -1,4 +1,4 @@
-"""Pulling: messages out to groups. What is decided is consume.group's; what becomes of a hand-out is consuming's."""
+"""Pulls: delivers messages to groups. The group decides (consumer_group), this reads, records and returns them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.wakeups import Wakeups
-from outbox_broker.group.consumer_group import Death, DeathCause, Group, HandOut, Requeue
+from outbox_broker.group.consumer_group import Death, DeathCause, DeliveryRun, Group, Requeue
 from outbox_broker.group.key_order import KeyOrder
-from outbox_broker.group.order_filing import decide_filing, may_go
+from outbox_broker.group.order_filing import decide_filing, may_deliver
 from outbox_broker.group.receipt import receipts_of
 from outbox_broker.log.consume_log import PlaceRun
 from outbox_broker.log.message_reader import Found, read_runs
@@ -36,31 +36,33 @@ DAMAGED: Final = "its record in the message log is damaged"
 
 @dataclass(frozen=True, slots=True)
 class PullChoice:
-    """What a pull means to hand out, before it is read: ranges of sequences, and the runs that hold them."""
+    """What a pull intends to deliver, before it is read: ranges of sequences, and the runs that contain them."""
 
     now_ms: int
     wanted: list[tuple[int, int]]
     runs: list[list[PlaceRun]]
     fresh: tuple[int, int]
     count_max: int
-    sought_in_life: int
+    seek_generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class PulledMessages:
-    """A hand-out with its records, one for each of its messages."""
+    """A delivery with its records, one for each of its messages."""
 
-    out: HandOut
+    out: DeliveryRun
     records: list[journal.MessageRecord]
 
     def receipts(self, topic: str, group: str) -> list[str]:
-        """What each is settled with."""
+        """Returns the receipt of each message."""
         out = self.out
-        return receipts_of(topic, group, first=out.first, count=out.count, delivery=out.delivery, life=out.life)
+        return receipts_of(
+            topic, group, first=out.first, count=out.count, delivery=out.delivery, generation=out.generation
+        )
 
 
 class Puller:
-    """Hand-outs."""
+    """Deliveries to groups."""
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
@@ -84,23 +86,21 @@ class Puller:
         self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
         fires: bool = True, since: int | None = None, quota: TopicQuota | None = None,
     ) -> list[PulledMessages]:  # fmt: skip
-        """Hand out what is ready, as runs of records.
+        """Deliver ready messages, as runs of records.
 
-        Where nothing is, and it `fires`, it fires what is due first. A pull that can wait leaves that to the timer: its
-        own message may come with the next round, and what it would fire may be a million others.
-
-        One pull of a group at a time: it chooses under the engine's lock, reads the disk without it, and hands out what
-        is still there under the lock again. So a group that reads what is long past slows down itself alone.
-
-        `since`: how many deletions there had been when it began that this is a part of: it ends with GroupDeleted where
-        its group was deleted later, and makes it no more. `quota`: how many topics its client may have.
+        If there are none, and `fires` is set, due messages are dispatched first. A pull that can wait leaves that to
+        the timer: its own message may come with the next round, and a dispatch might move a million others.
+        One pull per group at a time: it chooses under the engine's lock, reads the disk without it, and delivers what
+        is still available under the lock again. So a group that reads old messages slows down only itself.
+        `since`: the number of deletions when the calling pull started: it ends with GroupDeleted if its group was
+        deleted later, and does not create it again. `quota`: how many topics its client may have.
         """
         self._deleted.refuse_if_deleted(topic, group, since=since)
         if fires and self._dispatcher.may_be_firing() and not self._is_ready(topic, group):
             self._dispatcher.fire_what_can_be()
         found_topic, found = self._opened(topic, group, quota)
         with found.pulling:
-            looked_at = 0
+            scanned = 0
             for _ in range(_PASSES_MAX):
                 choice = self._index_repair.looked_up(partial(self.choose, found_topic, found, count_max=max_messages))
                 if choice is None:
@@ -108,21 +108,21 @@ class Puller:
                 records = self.read(choice)
                 with self._lock:
                     self._context.refuse_if_closed()
-                    handed = self.hand_out(
+                    handed = self.deliver(
                         found_topic, found, choice, records, invisible_ms=invisible_ms, consumer=consumer
                     )
                 if handed:
                     return handed
-                looked_at += len(records)
-                if found.order is not None and looked_at < self._options.filter_scan_max:
+                scanned += len(records)
+                if found.order is not None and scanned < self._options.filter_scan_max:
                     continue
                 if found.accepts is not None or found.order is not None:
-                    self._wakeups.wake(topic, group)  # to look on, once others have had their turn
+                    self._wakeups.wake(topic, group)  # to continue the scan, once others have had their turn
                     return []
         return []
 
     def _opened(self, topic: str, name: str, quota: TopicQuota | None) -> tuple[Topic, Group]:
-        """A topic and a group, which is made where it is new; one that is deleted meanwhile says so under the lock."""
+        """Returns a topic and a group, created if new; its deletion meanwhile is detected later, under the lock."""
         known = self._state.topics.get(topic)
         group = None if known is None else known.groups.get(name)
         if known is not None and group is not None:
@@ -132,7 +132,7 @@ class Puller:
             return self._groups.open_group(topic, name, quota)
 
     def _is_ready(self, topic: str, group: str) -> bool:
-        """Whether a message that a group wants is there already, so that it does not wait for what is due."""
+        """Returns whether a matching message is available already, so that the pull need not wait for due ones."""
         with self._lock:
             found = self._state.group(topic, group)
             if found is None or found.paused or found.order is not None or found.accepts is not None:
@@ -141,13 +141,13 @@ class Puller:
             return index.visible_end(found.position, count_max=1, durable_end=end) > found.position
 
     def choose(self, topic: Topic, group: Group, *, count_max: int, now_ms: int | None = None) -> PullChoice | None:
-        """What to read for a hand-out; None where nothing is ready."""
+        """Returns what to read for a delivery; None if nothing is ready."""
         self._context.refuse_if_closed()
         if group.is_deleted:
             raise group_deleted(topic.index.name, group.name)
         if group.paused:
             return None
-        self._groups.come_past(topic, group)
+        self._groups.skip_filtered(topic, group)
         now_ms = self._clock.now_ms() if now_ms is None else now_ms
         for _ in range(_PASSES_MAX):
             again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
@@ -169,10 +169,10 @@ class Puller:
         if not wanted:
             return None
         runs = [list(index.runs(first, end)) for first, end in wanted]
-        return PullChoice(now_ms, wanted, runs, fresh=fresh, count_max=count_max, sought_in_life=group.sought_in_life)
+        return PullChoice(now_ms, wanted, runs, fresh=fresh, count_max=count_max, seek_generation=group.seek_generation)
 
     def read(self, choice: PullChoice) -> list[Found]:
-        """Read what was chosen, up to `pull_bytes_max` of bodies; None stands for a record that is damaged."""
+        """Read what was chosen, up to `pull_bytes_max` of bodies; None stands for a damaged record."""
         records: list[Found] = []
         bytes_max = self._options.pull_bytes_max
         for (first, end), runs in zip(choice.wanted, choice.runs, strict=True):
@@ -182,14 +182,14 @@ class Puller:
             bytes_max -= sum(run.size_bytes for run in runs)
         return first_within(records, bytes_max=self._options.pull_bytes_max)
 
-    def hand_out(
+    def deliver(
         self, topic: Topic, group: Group, choice: PullChoice, records: Sequence[Found], *, invisible_ms: int,
         consumer: str | None,
     ) -> list[PulledMessages]:  # fmt: skip
-        """Hand out what was read and is still there. Empty where all of it is to be put aside, or has moved."""
+        """Deliver what was read and is still available. Empty if all of it is to be set aside, or has moved."""
         if group.is_deleted:
             raise group_deleted(topic.index.name, group.name)
-        if group.paused or choice.sought_in_life != group.sought_in_life:
+        if group.paused or choice.seek_generation != group.seek_generation:
             return []
         there = _still_there(group, choice, records)
         if group.order is not None:
@@ -198,9 +198,7 @@ class Puller:
         if not fit:
             return []
         runs = _runs_of(fit)
-        handed = group.decide_hand_out(
-            [(first, first + len(found)) for first, found in runs], opening=self._state.openings
-        )
+        handed = group.decide_delivery([(first, first + len(found)) for first, found in runs], epoch=self._state.epoch)
         self._writer.act(
             journal.Handed(
                 topic=topic.index.name, group=group.name, at_ms=choice.now_ms,
@@ -219,8 +217,8 @@ class Puller:
     def _in_order(
         self, topic: Topic, group: Group, order: KeyOrder, choice: PullChoice, records: Sequence[Found]
     ) -> Sequence[Found]:
-        """File what the group came past, and what a key has come to; returns what may be handed out now."""
-        found = dict(records)  # what is ready may be among what is looked up, too
+        """File messages in the key order; returns those that may be delivered now."""
+        found = dict(records)  # ready messages may be among those looked up, too
         filing = decide_filing(group, order, found, count_max=choice.count_max)
         if filing.runs:
             self._writer.act(
@@ -232,31 +230,31 @@ class Puller:
         elif filing.position > group.position:
             group.skip(filing.position - 1)
         self._groups.count_filtered(topic.index.name, group.name, filing.filtered)
-        order.note_look(filing.looked_at, looked_up_end=filing.looked_up_end, enough=filing.is_enough)
+        order.record_scan(filing.scanned, backlog_scan_end=filing.backlog_scan_end, enough=filing.is_enough)
         if not choice.count_max:
             return []
-        return [one for one in found.items() if one[0] in filing.unordered or may_go(group, order, one[0])]
+        return [one for one in found.items() if one[0] in filing.unordered or may_deliver(group, order, one[0])]
 
     def _room_in_hand(self, topic: str, group: Group, *, wanted: int, again: Sequence[tuple[int, int]]) -> int:
-        """How many fresh messages a group may be handed beside those that it gets again, up to those wanted; woken for
-        others when there is room.
+        """Returns how many fresh messages a group may get besides redelivered ones, up to `wanted`; if fewer, its pulls
+        are woken when there is room.
 
-        What waits for another attempt takes room of its own group alone, and what waits for its redrive takes none: so
-        no group's retries keep the others from theirs, however long they are put off. Nor do other groups' consumers:
-        `group_in_hand_min` is a group's own, whatever all others hold.
+        Messages waiting for another attempt use capacity of their own group alone, and those waiting for a redrive use
+        none: so no group's retries block other groups, however long they are delayed. Nor do other groups' consumers:
+        each group has `group_in_hand_min` of its own, whatever all others hold.
         """
         options = self._options
         back, redriven = group.returning(again)
         own = options.group_in_hand_min - group.unsettled.in_flight - back
         room = min(
-            options.group_in_hand_max - group.unsettled.handed_out - redriven,
-            max(options.in_hand_max - self._state.in_hand.count - back, own),
+            options.group_in_hand_max - group.unsettled.delivered - redriven,
+            max(options.in_hand_max - self._state.in_flight_total.count - back, own),
         )
         if room < wanted:
             self._wakeups.note_short(topic, group.name)
         return min(wanted, max(room, 0))
 
-    def _count_handed_out(self, topic: str, group: str, handed: Sequence[HandOut]) -> None:
+    def _count_handed_out(self, topic: str, group: str, handed: Sequence[DeliveryRun]) -> None:
         self._state.counters["delivered", topic, group] += sum(one.count for one in handed)
         again = sum(one.count for one in handed if one.again)
         if again:
@@ -265,11 +263,11 @@ class Puller:
     def _fit(
         self, topic: Topic, group: Group, records: Sequence[Found], *, now_ms: int, count_max: int
     ) -> list[tuple[int, journal.MessageRecord]]:
-        """The records up to the first that is not to be handed out; such ones at the head are put aside.
+        """Returns the records up to the first that is not deliverable; undeliverable ones at the head are set aside.
 
-        What the group's filter does not take is passed over: at the head by moving the position, behind a record by
-        that record's hand-out or, if it is the last, by the next pull. Putting aside moves the group's position in the
-        action log, so never before what precedes has been written.
+        Messages that the filter rejects are skipped: at the head by advancing the position, after a record by that
+        record's delivery or, if it is the last, by the next pull. Setting aside advances the group's position in the
+        action log, so it never happens before earlier messages were recorded.
         """
         if (
             group.accepts is None
@@ -301,8 +299,8 @@ class Puller:
     def _put_aside(
         self, topic: str, group: Group, sequence: int, record: journal.MessageRecord | None, *, at_ms: int
     ) -> None:
-        """A damaged record becomes a dead letter rather than stop its group; one that is early, because the wall clock
-        stepped back after it fell due, waits for its time.
+        """Make a damaged record a dead letter rather than block its group; defer one that is early, because the wall
+        clock stepped back after it became due.
         """
         known = group.unsettled.find(sequence)
         if record is None:
@@ -311,13 +309,13 @@ class Puller:
             death = Death(sequence, 1, 0, DAMAGED, DeathCause.DAMAGED)
             self._dead_letters.bury(topic, group, [death], at_ms=at_ms)
         else:
-            hold = group.decide_hold(sequence, until_ms=record.deliver_at_ms or 0)
+            hold = group.decide_deferral(sequence, until_ms=record.deliver_at_ms or 0)
             self.requeue(topic, group.name, [hold], at_ms=at_ms, reason=group.reason_of(known) if known else None)
 
     def requeue(
         self, topic: str, group: str, decisions: Iterable[Requeue | Death], *, at_ms: int, reason: str | None
     ) -> None:
-        """Write down when messages may be handed out again; deaths among the decisions are not written here."""
+        """Record when messages may be delivered again; deaths among the decisions are not recorded here."""
         entries: list[tuple[int, journal.Ids, int, int]] = [
             (one.first, one.count, one.visible_at_ms, one.attempts_used)
             for one in decisions
@@ -328,12 +326,12 @@ class Puller:
 
 
 def _is_wanted(group: Group, sequence: int, record: journal.MessageRecord) -> bool:
-    """Whether the group's filter takes a message; what the group came past before is its own, whatever its filter."""
+    """Returns whether a message passes the group's filter; a message below the position passed an earlier one."""
     return group.accepts is None or sequence < group.position or group.accepts(record.headers)
 
 
 def first_within(records: list[Found], *, bytes_max: int) -> list[Found]:
-    """The first records whose bodies have so many bytes together; the one that exceeds them is the last."""
+    """Returns the first records up to `bytes_max` of bodies; the one that exceeds it is the last."""
     total = sum([0 if record is None else len(record.body) for _, record in records])
     if total <= bytes_max:
         return records
@@ -346,7 +344,7 @@ def first_within(records: list[Found], *, bytes_max: int) -> list[Found]:
 
 
 def _still_there(group: Group, choice: PullChoice, records: Sequence[Found]) -> Sequence[Found]:
-    """The records that may still be handed out: while they were read, others may have been settled or moved."""
+    """Returns the records that are still deliverable: others may have been settled or moved while they were read."""
     gone: list[tuple[int, int]] = []
     for first, end in choice.wanted:
         if (first, end) == choice.fresh:
@@ -358,14 +356,14 @@ def _still_there(group: Group, choice: PullChoice, records: Sequence[Found]) -> 
     if not gone:
         return records
     if group.order is not None:
-        return []  # what is next of a key may have been in what is gone: look again
+        return []  # the next message of a key may be among those that are gone: retry
     return [one for one in records if not any(first <= one[0] < end for first, end in gone)]
 
 
 def _runs_of(
     records: Sequence[tuple[int, journal.MessageRecord]],
 ) -> list[tuple[int, list[journal.MessageRecord]]]:
-    """Records whose sequences follow each other, together: (first sequence, records)."""
+    """Groups records with consecutive sequences: (first sequence, records)."""
     if records and [sequence for sequence, _ in records] == list(range(records[0][0], records[0][0] + len(records))):
         return [(records[0][0], [record for _, record in records])]
     runs: list[tuple[int, list[journal.MessageRecord]]] = []
@@ -380,6 +378,6 @@ def _runs_of(
 
 
 def check_within(name: str, value: int, low: int, high: int) -> None:
-    """Raise InvalidMessage, which names the bound, where a value is out of it."""
+    """Raise InvalidMessage, which names the bounds, if a value is out of them."""
     if not low <= value <= high:
         raise InvalidMessage(f"{name} must be from {low:,} to {high:,}, not {value:,}")

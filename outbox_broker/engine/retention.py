@@ -1,8 +1,9 @@
-"""Retention: which old segments may go. Decisions are pure; dropping is whole segments, by age or size. What was not
-judged yet may wait.
+"""Retention: decides which old segments may be dropped. Decisions are pure; drops are whole segments, by age or size.
+Messages that the reconciliation has not evaluated yet may be kept longer.
 
-What a group still has to deliver, its dead letters among it, holds a segment back, unless `retention_drops_unread` says
-otherwise: then the group is moved behind it, and that is told. What is scheduled is not in the log, and holds nothing.
+A segment is held back by messages that a group still has to deliver, including dead letters, unless
+`retention_drops_unread` is set: then the group is moved past it, which is logged. Scheduled messages are not in the
+log, and hold nothing back.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from outbox_broker.log.segment_scan import Segment
 from outbox_broker.state import checkpoint
 from outbox_broker.state.engine_state import BrokerState, Topic
 from outbox_core.journal import journal
-from outbox_core.runtime.evidence_watermark import JudgedGuard, Purgeable
+from outbox_core.runtime.evidence_watermark import EvidenceRetention, Purgeable
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ _KEPT_CHECKPOINTS: Final = 2
 
 
 def outdated(segments: Sequence[Segment], *, now_ms: int, options: EngineOptions) -> int:
-    """How many of the oldest sealed segments are past their time, or beyond the size. A segment is as old as its last
-    record: as the next segment's beginning.
+    """Returns how many of the oldest sealed segments exceed the retention time or size. A segment's age is that of its
+    last record: the start of the next segment.
     """
     count = 0
     total = segments[-1].end - segments[0].first_offset if segments else 0
@@ -47,7 +48,7 @@ def outdated(segments: Sequence[Segment], *, now_ms: int, options: EngineOptions
 
 
 def held_from(state: BrokerState, segments: Sequence[Segment], *, drops_unread: bool) -> int:
-    """The offset from which on the message log is needed, as far as these segments go."""
+    """Returns the offset from which on the message log is needed, within these segments."""
     if drops_unread:
         return segments[-1].end
     for segment in segments:
@@ -62,7 +63,7 @@ def _is_needed(topic: Topic, segment: Segment) -> bool:
 
 
 class LogRetention:
-    """What is dropped of the two logs, and when."""
+    """Drops segments of the two logs."""
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
@@ -83,10 +84,10 @@ class LogRetention:
         self._dispatcher = dispatcher
         self._looked_at_ms = context.clock.monotonic_ms()
         file = context.options.judged_file
-        self._judged = None if file is None else JudgedGuard(file, clock=context.clock)
+        self._judged = None if file is None else EvidenceRetention(file, clock=context.clock)
 
     def check(self) -> None:
-        """Look for what may go, every `retention_check_ms`; called by the timer."""
+        """Check for segments to drop, every `retention_check_ms`; called by the timer."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._looked_at_ms >= self._options.retention_check_ms:
             self._looked_at_ms = now_ms
@@ -107,7 +108,7 @@ class LogRetention:
             return dropped
 
     def _outdated(self, segments: Sequence[Segment], now_ms: int) -> int:
-        """How many of the oldest may go; where any may, what is not judged yet is asked for, and stays for longer."""
+        """Returns how many of the oldest may go; if any, messages that are not evaluated yet are taken into account."""
         options = self._options
         count = outdated(segments, now_ms=now_ms, options=options)
         if not count or self._judged is None or options.retention_ms is None:
@@ -121,8 +122,8 @@ class LogRetention:
         if not old:
             return 0
         for topic in self._state.topics.values():
-            for group in topic.groups.values() if topic.wanted else ():
-                self._groups.come_past(topic, group)
+            for group in topic.groups.values() if topic.matcher else ():
+                self._groups.skip_filtered(topic, group)
         drops_unread = self._options.retention_drops_unread
         end = held_from(self._state, old, drops_unread=drops_unread)
         going = [one for one in old if one.end <= end]
@@ -130,7 +131,7 @@ class LogRetention:
             return 0
         if drops_unread:
             self._move_groups_behind(going[-1])
-        # What the groups have settled, and where the topics end, is known by a power cut too, before the messages go.
+        # A power failure must not lose what groups have settled, and where topics end, once the messages are gone.
         self._reserve.spend(self._writer.write_checkpoint)
         self._actions.commit()
         for topic in self._state.topics.values():
@@ -155,8 +156,8 @@ class LogRetention:
                 self._wakeups.wake_next(name, group)
 
     def _drop_actions(self, now_ms: int) -> None:
-        """Segments before the second newest whole checkpoint; reconciliation reads them too, so they stay for the
-        retention time.
+        """Drop segments before the second newest whole checkpoint; the reconciliation reads them too, so they stay for
+        the retention time.
         """
         segments = self._actions.segments
         count = self._outdated(segments, now_ms) if len(segments) > _KEPT_CHECKPOINTS else 0

@@ -1,4 +1,4 @@
-"""Consuming: what becomes of each hand-out, by acknowledgement or without. What is decided is consume.group's."""
+"""Settles deliveries: acknowledge, nack, extend. The group decides (consumer_group), this records the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outbox_core.messages.message import AckStatus, ExtendStatus, NackStatus
 
 
 class Settler:
-    """The consumer's half of the engine."""
+    """The consumer's operations on deliveries."""
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, dead_letters: DeadLetterWriter,
@@ -40,7 +40,7 @@ class Settler:
         self._puller = puller
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
-        """Settle deliveries, durably."""
+        """Acknowledge deliveries, durably."""
         statuses = [AckStatus.UNKNOWN] * len(receipts)
         with self._lock:
             self._context.refuse_if_closed()
@@ -62,9 +62,7 @@ class Settler:
     def nack(
         self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
     ) -> list[NackStatus]:
-        """Give deliveries back, durably; after the last attempt that counts, into the dead letters in the same
-        write.
-        """
+        """Return deliveries, durably; after the last counted attempt they become dead letters in the same write."""
         check_within("delay_ms", delay_ms or 0, 0, DELAY_MAX_MS)
         statuses = [NackStatus.STALE] * len(receipts)
         reason = reason[:REASON_CHARS_MAX] if reason else None
@@ -94,7 +92,7 @@ class Settler:
         return statuses
 
     def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
-        """Keep deliveries invisible for `invisible_ms` from now; written, like a hand-out, but not synced."""
+        """Keep deliveries invisible for `invisible_ms` from now; written, like a delivery, but not synced."""
         check_within("invisible_ms", invisible_ms, INVISIBLE_MS_MIN, INVISIBLE_MS_MAX)
         statuses = [ExtendStatus.STALE] * len(receipts)
         with self._lock:
@@ -118,7 +116,7 @@ class Settler:
 
 
 def _by_group(receipts: Sequence[str]) -> dict[tuple[str, str], list[ReceiptRun]]:
-    """The receipts that are ours, as runs, by (topic, group)."""
+    """Groups valid receipts into runs, by (topic, group)."""
     found: defaultdict[tuple[str, str], list[ReceiptRun]] = defaultdict(list)
     for run in runs_of(receipts):
         found[run.topic, run.group].append(run)
@@ -126,13 +124,14 @@ def _by_group(receipts: Sequence[str]) -> dict[tuple[str, str], list[ReceiptRun]
 
 
 def _held(group: Group, runs: Sequence[ReceiptRun], *, repeats: bool = False) -> Iterator[tuple[int, int, int]]:
-    """What these receipts hold, as runs that fare alike: (place in the request, first, end).
+    """Yields the deliveries that these receipts hold, as runs with equal attributes: (index in the request, first,
+    end).
 
-    Each message once, unless repeats are wanted.
+    Each message once, unless `repeats` is set.
     """
     seen: set[int] = set()
     for run in runs:
-        for first, end in group.held_of(run.first, run.end, delivery=run.delivery, life=run.life):
+        for first, end in group.in_flight_of(run.first, run.end, delivery=run.delivery, generation=run.generation):
             place = run.place + first - run.first
             wanted = range(first, end)
             if repeats or seen.isdisjoint(wanted):
@@ -144,13 +143,13 @@ def _held(group: Group, runs: Sequence[ReceiptRun], *, repeats: bool = False) ->
 
 
 def _decide_acks(group: Group, runs: Sequence[ReceiptRun], statuses: list[AckStatus]) -> list[tuple[int, int]]:
-    """Tell each receipt's status; returns the ranges of sequences to settle. A range is one look-up where it can be."""
+    """Set each receipt's status; returns the ranges of sequences to settle. A range takes one lookup if possible."""
     ranges: list[tuple[int, int]] = []
     seen: set[int] = set()
     for run in runs:
         sequences = range(run.first, run.end)
         if seen.isdisjoint(sequences) and group.unsettled.covers(
-            run.first, run.end, delivery=run.delivery, life=run.life
+            run.first, run.end, delivery=run.delivery, generation=run.generation
         ):
             statuses[run.place : run.place + run.count] = [AckStatus.ACKED] * run.count
             _add(ranges, run.first, run.end)
@@ -158,7 +157,7 @@ def _decide_acks(group: Group, runs: Sequence[ReceiptRun], statuses: list[AckSta
                 seen.update(sequences)
             continue
         for place, sequence in enumerate(sequences, run.place):
-            status = group.ack_status(sequence, delivery=run.delivery, life=run.life)
+            status = group.ack_status(sequence, delivery=run.delivery, generation=run.generation)
             if status is AckStatus.ACKED and sequence in seen:
                 status = AckStatus.ALREADY_ACKED
             elif status is AckStatus.ACKED:
@@ -169,7 +168,7 @@ def _decide_acks(group: Group, runs: Sequence[ReceiptRun], statuses: list[AckSta
 
 
 def _add(ranges: list[tuple[int, int]], first: int, end: int) -> None:
-    """One more range; it joins the last one where it goes on from there."""
+    """Append a range, merging it with the last one if they are contiguous."""
     if ranges and ranges[-1][1] == first:
         ranges[-1] = (ranges[-1][0], end)
     else:

@@ -1,6 +1,6 @@
-"""The engine's time: when what is due fires, when who waits is woken, when house is kept. What firing is, firing says.
+"""Schedules the engine's timed work: dispatch of due messages, wake-ups of waiting pulls, housekeeping.
 
-Two threads: the timer, which must not be held up, and the keeper of the schedule, whose steps may take long.
+Two threads: the timer, which must not be delayed, and the housekeeping of the schedule, whose steps may take long.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from outbox_core.common.errors import OutboxError
 logger = logging.getLogger(__name__)
 
 TOLD_MS: Final = 50
-"""Of what is visible, and not fetched, who waits is told again after this time."""
+"""Pulls waiting for visible messages that nobody fetched are woken again after this time."""
 
 
 class Timer:
-    """The threads' loops. Due times are wall-clock times; waits are monotonic and short."""
+    """The loops of both threads. Due times are wall-clock times; waits are monotonic and short."""
 
     def __init__(
         self, context: EngineContext, wakeups: Wakeups, dispatcher: Dispatcher, *, keep_house: Callable[[], None],
@@ -47,7 +47,7 @@ class Timer:
             thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for each thread's end, so long at most; the context is closed before."""
+        """Wait for the end of each thread, up to `timeout_s`; the context must be closed before."""
         self.wake_keeper()
         for thread in self._threads:
             thread.join(timeout_s)
@@ -56,7 +56,7 @@ class Timer:
 
     def _run_timer(self) -> None:
         while not self._context.closed:
-            failed = True  # a full disk is not asked a thousand times
+            failed = True  # so that a full disk is not retried in a tight loop
             try:
                 more = self._dispatcher.fire_due(until_ended=False)
                 if more:
@@ -71,7 +71,7 @@ class Timer:
             except OutboxError as error:
                 if not self._is_closing():
                     logger.warning("timer_failed", extra={"error": str(error)})
-            except Exception:  # the thread boundary: a timer that ends silently would hold every scheduled message
+            except Exception:  # the thread boundary: if the timer ended silently, nothing would be dispatched any more
                 logger.exception("timer_failed")
             if failed:
                 self._rest(self._wakeups.changed)
@@ -82,13 +82,13 @@ class Timer:
                 self._clock.wait(condition, self._options.clock_slice_ms)
 
     def _is_closing(self) -> bool:
-        """close() sets it from another thread, whatever was read before."""
+        """Returns whether the context was closed; close() sets it from another thread, so it is read anew each time."""
         return self._context.closed
 
     def next_wake_ms(self, told_ms: int) -> int:
-        """How long to sleep: to the next due or visible time, but at most one slice, after which the wall clock
-        is read anew; 0 where something is due. Of what was visible at `told_ms` those who wait were told: they may have
-        nobody to fetch it, and are told again a little later, not at once.
+        """Returns how long to sleep, in milliseconds: to the next due or visible time, but at most one slice, after
+        which the wall clock is read again; 0 if something is due. Pulls were woken for what was visible at `told_ms`:
+        they may have no consumer to fetch it, and are woken again a little later, not at once.
         """
         now_ms = self._clock.now_ms()
         if self._dispatcher.has_taken():
@@ -101,7 +101,7 @@ class Timer:
         return min([*waits, self._options.clock_slice_ms])
 
     def _wake_visible(self) -> int:
-        """Returns the time up to which what is visible was told."""
+        """Wake pulls of groups with visible messages; returns the time up to which messages were considered."""
         now_ms = self._clock.now_ms()
         for topic, name in list(self._wakeups.waiters):
             next_ms = self._visible_ms(topic, name)
@@ -110,14 +110,14 @@ class Timer:
         return now_ms
 
     def _visible_ms(self, topic: str, name: str) -> int | None:
-        """When a group next has something visible again; never while it is paused: a resume wakes it."""
+        """Returns when a group next has a visible message; None while it is paused: a resume wakes it."""
         group = self._state.group(topic, name)
         return None if group is None or group.paused else group.next_visible_ms()
 
     # -- the keeper --------------------------------------------------------------------------------------------------
 
     def wake_keeper(self) -> None:
-        """Have the keeper of the schedule take another step now."""
+        """Run a step of the schedule's housekeeping now."""
         with self._kept:
             self._is_to_keep = True
             self._kept.notify_all()
@@ -130,7 +130,7 @@ class Timer:
             except OutboxError as error:
                 if not self._is_closing():
                     logger.warning("schedule_keeping_failed", extra={"error": str(error)})
-            except Exception:  # the thread boundary: without the keeper memory would fill up
+            except Exception:  # the thread boundary: without this thread memory would fill up
                 logger.exception("schedule_keeping_failed")
             with self._kept:
                 if not (more or self._is_to_keep or self._is_closing()):

@@ -1,4 +1,4 @@
-"""Broadcast: a topic's messages to whoever reads on from a place of its own. No group; nothing is kept of readers."""
+"""Broadcast reads: a topic's messages for readers that track their own position. No group; readers leave no state."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from outbox_core.messages.message import Delivery, check_topic
 logger = logging.getLogger(__name__)
 
 READERS: Final = ""
-"""In place of a group's name, where readers wait: no group can have it."""
+"""Replaces a group's name for waiting readers: no group can have it."""
 
 
 class TopicReader:
-    """Reads that hand nothing out."""
+    """Reads without deliveries."""
 
     def __init__(
         self, context: EngineContext, groups: GroupRegistry, index_repair: IndexRepair, dispatcher: Dispatcher,
@@ -47,7 +47,7 @@ class TopicReader:
         self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,
         wait_ms: int = 0,
     ) -> TopicRead:  # fmt: skip
-        """The messages of a topic from `offset`, or from its `start`, waiting up to `wait_ms` for the first."""
+        """Returns the messages of a topic from `offset`, or from its `start`, waiting up to `wait_ms` for the first."""
         check_within("max_messages", max_messages, 1, PULL_MESSAGES_MAX)
         check_within("wait_ms", wait_ms, 0, PULL_WAIT_MS_MAX)
         place = self.place_to_read(topic, start=start) if offset is None else offset
@@ -63,11 +63,11 @@ class TopicReader:
         return look() or self._waiting_puller.awaited(topic, READERS, look, deadline_ms=deadline_ms) or nothing
 
     def place_to_read(self, topic: str, *, start: Start) -> int:
-        """Where a reader begins that has no place yet."""
+        """Returns where a reader without an offset begins."""
         check_topic(topic)
         check_start(start)
         if start == "latest":
-            self._messages.commit()  # what is on its way to the disk came before the reader
+            self._messages.commit()  # messages being synced were published before this read
         with self._lock:
             known = self._state.topics.get(topic)
             if known is None:
@@ -75,7 +75,7 @@ class TopicReader:
             return self._groups.durable_end(known) if start == "latest" else known.index.start
 
     def read_on(self, topic: str, offset: int, *, max_messages: int, bytes_max: int | None = None) -> TopicRead:
-        """What is there from `offset` on, and durable; it waits for no message. One message may exceed `bytes_max`."""
+        """Returns the durable messages from `offset` on; waits for no message. One message may exceed `bytes_max`."""
         check_topic(topic)
         first, end, runs = self._index_repair.looked_up(partial(self._stretch, topic, offset, count_max=max_messages))
         if not runs:
@@ -87,9 +87,9 @@ class TopicReader:
         return self._read_of(topic, found, offset=first)
 
     def _stretch(self, topic: str, offset: int, *, count_max: int) -> tuple[int, int, list[PlaceRun]]:
-        """Where what is there and durable from an offset on begins and ends, and the runs that hold it.
+        """Returns the range of durable sequences from an offset on, and the runs that contain it.
 
-        It ends before the offset where the topic does.
+        It ends before the offset if the topic does.
         """
         self._context.refuse_if_closed()
         known = self._state.topics.get(topic)
@@ -101,7 +101,7 @@ class TopicReader:
         return first, end, list(known.index.runs(first, end))
 
     def _read_of(self, topic: str, found: Sequence[Found], *, offset: int) -> TopicRead:
-        """The messages up to the first that is early, because the wall clock stepped back after it fell due."""
+        """Returns the messages up to the first that is early, because the wall clock stepped back since it was due."""
         now_ms = self._clock.now_ms()
         deliveries: list[Delivery] = []
         next_offset = offset

@@ -1,4 +1,4 @@
-"""Pulls that wait for their first message. Not what is handed out, nor how many may wait over HTTP."""
+"""Serves pulls that wait for their first message. Selection, and limits on waiting HTTP requests, are elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Found = TypeVar("Found")
 
 
 class WaitingPuller:
-    """Hand-outs for a caller with a thread to wait in."""
+    """Deliveries for a caller with a thread to block."""
 
     def __init__(self, context: EngineContext, wakeups: Wakeups, deleted: DeletionHistory, puller: Puller) -> None:
         self._context = context
@@ -38,9 +38,9 @@ class WaitingPuller:
         invisible_ms: int = 30_000,
         consumer: str | None = None,
     ) -> list[Delivery]:
-        """Hand out what is ready, waiting up to `wait_ms` for the first message.
+        """Deliver ready messages, waiting up to `wait_ms` for the first one.
 
-        An unknown group starts at the earliest. Raises GroupDeleted where it is deleted meanwhile.
+        An unknown group starts at the earliest. Raises GroupDeleted if it is deleted meanwhile.
         """
         check_topic(topic)
         check_group(group)
@@ -56,7 +56,7 @@ class WaitingPuller:
         return [delivery for one in handed or () for delivery in deliveries_of(topic, group, one)]
 
     def awaited(self, topic: str, group: str, look: Callable[[], Found | None], *, deadline_ms: int) -> Found | None:
-        """What `look` finds, once there is something to find; None, or nothing in it, where time has run out."""
+        """Returns the result of `look` once it finds something; None, or an empty result, when the time is up."""
         if deadline_ms <= self._clock.monotonic_ms():
             return None
         arrived = threading.Condition()
@@ -90,7 +90,7 @@ class WaitingPuller:
 
 
 def deliveries_of(topic: str, group: str, handed: PulledMessages) -> list[Delivery]:
-    """The deliveries of a run."""
+    """Returns the deliveries of a run."""
     attempt = handed.out.attempt
     return [
         Delivery(

@@ -1,4 +1,4 @@
-"""Who waits for messages of which group, and who is woken when. Not what they are handed."""
+"""Tracks who waits for messages of which group, and wakes them. Does not select messages."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from outbox_broker.group.consumer_group import Group
 
 
 class Wakeups:
-    """Callbacks of those who wait, by topic and group. They are called with or without the lock, and must not block."""
+    """Callbacks of waiters, by topic and group. They are called with or without the lock, and must not block."""
 
     def __init__(self, context: EngineContext) -> None:
         self._lock = context.lock
         self._state = context.state
         self._messages = context.messages
         self.changed = threading.Condition(context.lock)
-        """Notified where the timer may have to wake earlier than it thinks."""
+        """Notified when the timer may have to wake earlier than planned."""
         self.waiters: defaultdict[tuple[str, str], set[Callable[[], None]]] = defaultdict(set)
         self.pulls_waiting: Counter[tuple[str, str]] = Counter()
-        """Of each group those with a thread each."""
+        """Waiting pulls that block a thread, by group."""
         self._short: set[tuple[str, str]] = set()
         self._waiting_groups: defaultdict[str, set[str]] = defaultdict(set)
 
     def subscribe(self, topic: str, group: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Have `wake` called, from any thread, whenever something may have become ready for a group; returns the
-        undo.
+        """Register `wake` to be called, from any thread, whenever a group may have ready messages; returns the function
+        that unregisters it.
         """
         place = (topic, group)
         with self.changed:
@@ -47,39 +47,39 @@ class Wakeups:
         return unsubscribe
 
     def wake(self, topic: str, group: str) -> None:
-        """Something may have become ready for a group: wake the timer, and who waits for it."""
+        """Wake the timer and a group's waiters: messages may have become ready."""
         with self.changed:
-            self.changed.notify_all()  # its visible times may be others than the timer thinks
+            self.changed.notify_all()  # its visible times may differ from what the timer expects
         self.wake_waiters(topic, group)
 
     def wake_waiters(self, topic: str, group: str) -> None:
-        """Wake those who wait for a group."""
+        """Wake the waiters of a group."""
         with self._lock:
             wakes = list(self.waiters.get((topic, group), ()))
         for wake in wakes:
             wake()
 
     def wake_topic(self, topic: str) -> None:
-        """Wake those who wait for any group of a topic."""
+        """Wake the waiters of all groups of a topic."""
         with self._lock:
             groups = list(self._waiting_groups.get(topic, ()))
         for name in groups:
             self.wake(topic, name)
 
     def wake_next(self, topic: str, group: Group) -> None:
-        """After a settlement: the next of its keys may go, and there is room for who got less than there is."""
+        """After a settlement: wake the group, as a key's next message may be ready, and groups short of capacity."""
         if group.order is not None:
             self.wake(topic, group.name)
         self.wake_short()
 
     def wake_short(self) -> None:
-        """There is room in hand: wake who got less than there is."""
+        """Wake groups that were short of in-flight capacity."""
         short, self._short = self._short, set()
         for place in short:
             self.wake(*place)
 
     def wake_wanting(self, topics: Iterable[str]) -> None:
-        """After a publish: wake the groups that want something of what is new, by the index of their filters."""
+        """After a publish: wake the groups that match something of it, by the index of their filters."""
         with self._lock:
             places = [
                 (topic, name) for topic in topics if topic in self._waiting_groups for name in self._wanting(topic)
@@ -88,15 +88,15 @@ class Wakeups:
             self.wake_waiters(*place)
 
     def _wanting(self, topic: str) -> list[str]:
-        """The groups that wait, and want something of what is new."""
+        """Returns the waiting groups that match something of what is new."""
         groups = list(self._waiting_groups[topic])
         known = self._state.topics.get(topic)
-        if known is None or known.wanted is None:
+        if known is None or known.matcher is None:
             return groups
-        return known.wanted.to_wake(groups, durable_end=self._messages.durable_end, end=known.index.end)
+        return known.matcher.to_wake(groups, durable_end=self._messages.durable_end, end=known.index.end)
 
     def wake_all(self) -> None:
-        """Wake everybody, the timer too: the engine is closed."""
+        """Wake everybody, including the timer: the engine is closed."""
         with self.changed:
             self.changed.notify_all()
             wakes = [wake for group in self.waiters.values() for wake in group]
@@ -104,5 +104,5 @@ class Wakeups:
             wake()
 
     def note_short(self, topic: str, group: str) -> None:
-        """A group got less than there is, for want of room in hand: wake_short() wakes it. Under the lock."""
+        """Record that a group lacked in-flight capacity: wake_short() wakes it. Under the lock."""
         self._short.add((topic, group))

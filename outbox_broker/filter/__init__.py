@@ -1,6 +1,6 @@
-"""Filters: which messages a group wants, said in RocketMQ's SQL92 subset over headers. Pure; knows no log and no HTTP.
+"""Filters: which messages a group receives, in RocketMQ's SQL92 subset over headers. Pure functions and values.
 
-`parse` reads an expression, `compile_condition` makes it callable, `FilterIndex` asks thousands of them at once.
+`parse` reads an expression, `compile_condition` makes it callable, `FilterIndex` evaluates thousands at once.
 """
 
 from outbox_broker.filter.compiler import Predicate, compile_condition

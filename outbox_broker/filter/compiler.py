@@ -1,7 +1,7 @@
-"""From a filter's tree to a function of a message's headers. No code is generated; nothing of the text is executed.
+"""Compiles a filter's tree to a function of a message's headers. No code is generated; nothing of the text is executed.
 
-A filter asks one thing only: is the expression TRUE? NOT x is where x is FALSE, and so on downwards: each node is asked
-for one of its values, "is it TRUE" or "is it FALSE", and answers yes or no. Unknown is the answer no to both, so
+A filter is asked one question only: is the expression TRUE? NOT x is TRUE if x is FALSE, and so on downwards: each node
+is asked for one of its values, "is it TRUE" or "is it FALSE", and answers yes or no. Unknown answers no to both, so
 three-valued logic costs nothing, and Python's own `and` and `or` do the rest.
 """
 
@@ -52,7 +52,7 @@ _OPPOSITE: Final = {
 
 
 def compile_condition(node: Node, *, wanted: bool = True) -> Predicate:
-    """Whether the expression has the wanted value for these headers; unknown is neither value."""
+    """Returns a predicate: whether the expression has the `wanted` value for given headers; unknown has neither."""
     match node:
         case Literal(value=value):
             return _always if value is wanted else _never
@@ -67,7 +67,7 @@ def compile_condition(node: Node, *, wanted: bool = True) -> Predicate:
 
 
 def outcome(test: Test, headers: Headers) -> bool | None:
-    """A test's value: TRUE, FALSE or unknown."""
+    """Returns a test's value: TRUE, FALSE or unknown."""
     if compile_condition(test)(headers):
         return True
     return False if compile_condition(test, wanted=False)(headers) else None

@@ -1,4 +1,4 @@
-"""A filter expression as text again, with as few parentheses as it takes. Read back, it is the same tree."""
+"""Renders a filter expression as text, with the fewest possible parentheses. Parsing the text gives the same tree."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _OR, _AND, _NOT, _TEST = range(4)
 
 
 def render(node: Node) -> str:
-    """The expression's text."""
+    """Returns the expression's text."""
     return _render(node)[0]
 
 
 def quoted(name: str) -> str:
-    """A header's name as an expression spells it."""
+    """Returns a header's name as spelt in an expression."""
     bare = _BARE_NAME.fullmatch(name) and name.upper() not in KEYWORDS
     return name if bare else f'"{name}"'
 
 
 def _render(node: Node) -> tuple[str, int]:
-    """The text and how tightly it binds."""
+    """Returns the text and its binding strength."""
     match node:
         case Or(terms=terms):
             return " OR ".join(_within(term, _AND) for term in terms), _OR

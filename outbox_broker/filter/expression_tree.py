@@ -1,6 +1,6 @@
-"""A filter expression as a tree of values, and how AND, OR and NOT fold. Neither its text nor its evaluation.
+"""A filter expression as an immutable tree, and constant folding of AND, OR and NOT. No text, no evaluation.
 
-SQL's three values are True, False and None, which is "unknown": what a comparison with a missing header comes to.
+SQL's three values are True, False and None, which is "unknown": the result of a comparison with a missing header.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 
 class ComparisonOperator(StrEnum):
-    """How two values are compared."""
+    """The comparison operators."""
 
     EQ = "="
     NE = "<>"
@@ -27,23 +27,23 @@ Constant: TypeAlias = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The text of a header, or NULL where the message has none of this name."""
+    """The text of a header, or NULL if the message has none of this name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """TRUE, FALSE or, as the outcome of partial evaluation only, unknown."""
+    """TRUE, FALSE or, as the result of partial evaluation only, unknown."""
 
     value: bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A header beside a constant or another header; the header is on the left.
+    """A header compared with a constant or another header; the header is on the left.
 
-    The constant's type is part of the value: `1` and `TRUE` are equal to Python, and are not the same comparison.
+    The constant's type is part of the value: `1` and `TRUE` are equal to Python, but not the same comparison.
     """
 
     operator: ComparisonOperator
@@ -66,7 +66,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class In:
-    """A header that is one of these texts, or reads as one of these numbers."""
+    """A header that equals one of these texts, or reads as one of these numbers."""
 
     left: Header
     texts: frozenset[str]
@@ -75,7 +75,7 @@ class In:
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """A header that fits a pattern with `%` (any run) and `_` (any one character)."""
+    """A header that matches a pattern with `%` (any run) and `_` (any one character)."""
 
     left: Header
     pattern: str
@@ -119,12 +119,12 @@ UNKNOWN: Final = Literal(value=None)
 
 
 def all_of(terms: Iterable[Node]) -> Node:
-    """AND, folded: FALSE decides, TRUE and repetitions are left out, nested ANDs become one."""
+    """AND, folded: FALSE decides, TRUE and repetitions are dropped, nested ANDs are flattened."""
     return _folded(terms, And, decides=FALSE, neutral=TRUE)
 
 
 def any_of(terms: Iterable[Node]) -> Node:
-    """OR, folded: TRUE decides, FALSE and repetitions are left out, nested ORs become one."""
+    """OR, folded: TRUE decides, FALSE and repetitions are dropped, nested ORs are flattened."""
     return _folded(terms, Or, decides=TRUE, neutral=FALSE)
 
 
@@ -140,14 +140,14 @@ def negated(term: Node) -> Node:
 
 
 def headers_of(test: Test) -> tuple[str, ...]:
-    """The names that a test asks for."""
+    """Returns the header names that a test reads."""
     if isinstance(test, Comparison) and isinstance(test.right, Header):
         return test.left.name, test.right.name
     return (test.left.name,)
 
 
 def tests_in(node: Node) -> Iterator[Test]:
-    """Every test of an expression, without recursion."""
+    """Yields every test of an expression, without recursion."""
     left: list[Node] = [node]
     while left:
         match left.pop():

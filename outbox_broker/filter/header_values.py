@@ -1,4 +1,4 @@
-"""How the text of a header is read as a number or a truth value. Not how it is compared."""
+"""Parses the text of a header as a number or a truth value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 NUMBER_CHARS_MAX: Final = 64
-"""A longer text is no number: reading it would take time that grows with the square of its length."""
+"""A longer text is not a number: parsing it would take time quadratic in its length."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII).fullmatch
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII).fullmatch
@@ -15,10 +15,10 @@ _TRUTHS: Final = {"true": True, "false": False}
 
 
 def number_of(text: str) -> float | None:
-    """The number that a text is: `-7`, `3.5`, `.5`, `1e-3`; None for every other text.
+    """Parses `-7`, `3.5`, `.5`, `1e-3`; None for every other text.
 
-    Integers are exact whatever their size, everything else is an IEEE double. Neither blanks around it nor NaN,
-    Infinity, hexadecimal digits or `1_000` are read: programs that write them do not agree about them.
+    Integers are exact whatever their size, everything else is an IEEE double. Surrounding blanks, NaN, Infinity,
+    hexadecimal digits and `1_000` are rejected: programs that write them do not agree about them.
     """
     if len(text) > NUMBER_CHARS_MAX:
         return None
@@ -31,5 +31,5 @@ def number_of(text: str) -> float | None:
 
 
 def truth_of(text: str) -> bool | None:
-    """`true` and `false` in any case; None for every other text."""
+    """Parses `true` and `false` in any case; None for every other text."""
     return _TRUTHS.get(text.lower()) if len(text) <= 5 else None

@@ -1,7 +1,7 @@
-"""LIKE: a pattern made into a matcher whose time is bounded by text times pattern. No backtracking over `%`.
+"""LIKE: compiles a pattern to a matcher whose time is bounded by text times pattern. No backtracking over `%`.
 
-Between two `%` stands a piece of fixed length, so the first place where a piece fits is as good as any later one, and
-nothing is ever tried again. Pieces with `_` become regular expressions without any repetition.
+Between two `%` is a piece of fixed length, so the first match of a piece is as good as any later one, and nothing is
+retried. Pieces with `_` become regular expressions without repetition.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ ANY_ONE: Final = "_"
 
 
 def pieces_of(pattern: str, escape: str | None) -> list[Piece]:
-    """What stands between the `%` of a pattern: at least one piece, which may be empty.
+    """Splits a pattern at `%`: at least one piece, which may be empty.
 
-    Raises ValueError where the escape character does not stand before `%`, `_` or itself.
+    Raises ValueError if the escape character is not followed by `%`, `_` or itself.
     """
     pieces: list[list[str | None]] = [[]]
     characters = iter(pattern)
@@ -39,12 +39,12 @@ def pieces_of(pattern: str, escape: str | None) -> list[Piece]:
 
 
 def plain_text(pieces: list[Piece]) -> str | None:
-    """The one text that fits, where there is but one."""
+    """Returns the only matching text, if there is only one."""
     return _text(pieces[0]) if len(pieces) == 1 else None
 
 
 def matcher(pattern: str, escape: str | None) -> Matcher:
-    """Whether a text fits the pattern, as a function; the usual shapes of patterns cost one call of str's."""
+    """Returns a function that matches a text against the pattern; common patterns cost one call of a str method."""
     pieces = pieces_of(pattern, escape)
     texts = [_text(piece) for piece in pieces]
     match texts:

@@ -1,8 +1,8 @@
-"""A plan: how to find, among many filters, those that a message's headers satisfy. Built at once, never changed.
+"""A match tree finds, among many filters, those that a message's headers satisfy. Built once, immutable.
 
-What is TRUE for all comes first. Filters that ask for one text of some header stand behind a hash look-up of that
-header, with what is left of them, and so on for a few levels. Filters that hold a header against a number stand in
-order of the number (see `ladder`). All others are called one by one, equal ones once.
+Filters that are always TRUE come first. Filters that require certain texts of a header are behind a hash lookup of that
+header, with the rest of their conditions, and so on for a few levels. Filters that compare a header with a number are
+ordered by the number (see range_index). All others are called one by one, equal ones once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from outbox_broker.filter.range_index import Ladder, ladders_of
 
 LEVELS_MAX: Final = 3
 SWITCH_FILTERS_MIN: Final = 4
-"""Fewer filters are called quicker than a header is looked up and hashed."""
+"""Fewer filters are faster to call than to look up by hash."""
 SWITCH_VALUES_MAX: Final = 16
-"""A filter with IN stands in a switch once a value; one with a longer list is called."""
+"""A filter with IN has one switch entry per value; one with a longer list is called."""
 
 Key = TypeVar("Key", bound=Hashable)
 Members: TypeAlias = Mapping[Node, Iterable[Key]]
@@ -29,7 +29,7 @@ Answer: TypeAlias = tuple[Key, ...] | Callable[[Headers], Sequence[Key]]
 
 @dataclass(frozen=True, slots=True)
 class MatchTree(Generic[Key]):
-    """`constant`: what all messages match. `called`: filters, and whose they are. `switches`: by a header's value."""
+    """`constant`: keys that always match. `called`: predicates with their keys. `switches`: by a header's value."""
 
     constant: tuple[Key, ...] = ()
     called: tuple[tuple[Predicate, tuple[Key, ...]], ...] = ()
@@ -42,12 +42,12 @@ class MatchTree(Generic[Key]):
         return not (self.called or self.switches or self.ladders)
 
     def answer(self) -> Answer[Key]:
-        """What to ask for each message: the keys themselves where they are constant, else a function of its headers."""
+        """Returns what to evaluate per message: the keys if they are constant, else a function of its headers."""
         if self.is_constant:
             return self.constant
         if self.constant:
             return self._found
-        match self.called, self.switches, self.ladders:  # the shapes that most values have: no list is built
+        match self.called, self.switches, self.ladders:  # the shapes of most values: no list is built
             case (((predicate, keys),), (), ()):
                 return lambda headers: keys if predicate(headers) else ()
             case ((), ((name, plans),), ()):
@@ -63,7 +63,7 @@ class MatchTree(Generic[Key]):
         return found
 
     def collect(self, headers: Headers, found: list[Key]) -> None:
-        """Append all that match."""
+        """Append all keys that match."""
         found += self.constant
         for predicate, keys in self.called:
             if predicate(headers):
@@ -78,7 +78,7 @@ class MatchTree(Generic[Key]):
 
 
 def plan_of(members: Members[Key], *, levels: int = LEVELS_MAX) -> MatchTree[Key]:
-    """The plan of these filters, each with the keys of those who have it."""
+    """Build the tree of these filters, each with its keys."""
     left: dict[Node, tuple[Key, ...]] = {node: tuple(keys) for node, keys in members.items()}
     constant = left.pop(TRUE, ())
     switches: list[tuple[str, dict[str, MatchTree[Key]]]] = []
@@ -109,14 +109,14 @@ def _switched(name: str, plans: Mapping[str, MatchTree[Key]]) -> Callable[[Heade
 
 
 def _busiest(nodes: Iterable[Node]) -> str | None:
-    """The header by which the most filters can be told apart."""
+    """Returns the header that distinguishes the most filters."""
     counts = Counter(name for node in nodes for name, _ in _guards(node))
     name, count = counts.most_common(1)[0] if counts else ("", 0)
     return name if count >= SWITCH_FILTERS_MIN else None
 
 
 def _guards(node: Node) -> Iterator[tuple[str, Node]]:
-    """The terms without which a filter cannot be TRUE, and which a look-up can decide; the last one of a header."""
+    """Yields the terms that a filter needs to be TRUE and that a lookup can decide; the last one per header counts."""
     terms = node.terms if isinstance(node, And) else (node,)
     for term in terms:
         match term:

@@ -1,7 +1,7 @@
-"""From a filter's text to its tree, by an LALR grammar. Every refusal is a FilterError that names the cure.
+"""Parses a filter's text to a tree, with an LALR grammar. Every rejection is a FilterError that names the cure.
 
-The dialect is RocketMQ's SQL92 subset (its SelectorParser, which came from ActiveMQ's), with these differences: LIKE is
-there; texts can be compared by `<` and the like, by code points; a header's name may have dots and dashes, and may be
+The dialect is RocketMQ's SQL92 subset (its SelectorParser, derived from ActiveMQ's), with these differences: LIKE is
+supported; texts can be compared with `<` etc., by code points; a header's name may have dots and dashes, and may be
 quoted; NOT binds as in SQL; no comments.
 """
 
@@ -82,12 +82,12 @@ _CURES: Final = {
 
 
 def parse(text: str) -> Node:
-    """The tree of a filter. Raises FilterError with the position of what is wrong, and its cure."""
+    """Parse a filter. Raises FilterError with the position of the mistake, and its cure."""
     _check_text(text)
     parser = _parser()
     try:
         _check_size(list(parser.lex(text)))
-        return cast("Node", parser.parse(text))  # the builder makes nodes of lark's trees
+        return cast("Node", parser.parse(text))  # the builder turns lark's trees into nodes
     except UnexpectedCharacters as error:
         raise _of_characters(error, text) from error
     except UnexpectedToken as error:
@@ -103,7 +103,7 @@ def _parser() -> Lark:
 
 
 def _terminal(word: str) -> str:
-    """Lark keeps from the builder what starts with an underscore."""
+    """Returns the terminal's name; lark hides those with a leading underscore from the builder."""
     return word if word in {"IN", "LIKE", "IS", "NULL", "TRUE", "FALSE"} else f"_{word}"
 
 
@@ -155,7 +155,7 @@ def _of_token(error: UnexpectedToken, text: str) -> FilterError:
 def _wanted(expected: set[str]) -> str:
     wishes = [wish for name, wish in _WISHES.items() if name in expected]
     if "OPERATOR" in expected:
-        wishes = ["a comparison"]  # and all of its kinds
+        wishes = ["a comparison"]  # instead of all its kinds
     return f"{' or '.join(wishes)} expected"
 
 

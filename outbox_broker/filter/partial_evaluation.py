@@ -1,8 +1,8 @@
-"""Partial evaluation: what is left of a filter once one header is known. Pure functions of trees.
+"""Partial evaluation: simplifies a filter for a known value of one header. Pure functions of trees.
 
 The method is that of RocketMQ's filter index ("How does Alibaba RocketMQ endure zero failures in Double 11 for 7
-years", 2020): take each value that an expression compares the index header with, put it in, and short-circuit; then
-once more for "none of these values". What is left is mostly TRUE or FALSE.
+years", 2020): substitute each value that an expression compares the index header with, and short-circuit; then once
+more for "none of these values". The remainder is mostly TRUE or FALSE.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from outbox_broker.filter.expression_tree import (
 )
 
 SPLIT_STEPS_MAX: Final = 20_000
-"""Tests times values; an expression beyond it is not split, so that one subscription cannot stall the broker."""
+"""Tests times values; an expression above this is not split, so that one subscription cannot stall the broker."""
 
 _EQUALITIES: Final = frozenset({ComparisonOperator.EQ, ComparisonOperator.NE})
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A filter by the value of one header: `by_value` where it differs from `other`; None stands for no such header."""
+    """A filter by the value of one header: `by_value` where it differs from `other`; None: the header is missing."""
 
     by_value: dict[str | None, Node]
     other: Node
 
 
 def split(node: Node, header: str) -> Split:
-    """What is left of a filter for each value of a header that it names, for no such header, and for any other."""
+    """Simplify a filter for each value of a header that it names, for a missing header, and for any other value."""
     tests = list(tests_in(node))
     values = {value for test in tests for value in _values_named(test, header)}
     if len(tests) * len(values) > SPLIT_STEPS_MAX:
@@ -63,7 +63,7 @@ def split(node: Node, header: str) -> Split:
 
 
 def given(node: Node, header: str, value: str | None) -> Node:
-    """What is left once the header's value is known; None: the message has none."""
+    """Simplify a filter for a known value of the header; None: the message has none."""
     headers = {} if value is None else {header: value}
 
     def known(test: Test) -> Node:
@@ -76,7 +76,7 @@ def given(node: Node, header: str, value: str | None) -> Node:
 
 
 def as_condition(node: Node, *, wanted: bool = True) -> Node:
-    """The same where only one question is asked: is it TRUE? Unknown is no, so it is folded away."""
+    """Simplify for the only question that is asked: is it TRUE? Unknown counts as no, so it is folded away."""
     match node:
         case Literal(value=value):
             decided = value is wanted
@@ -92,7 +92,7 @@ def as_condition(node: Node, *, wanted: bool = True) -> Node:
 
 
 def _values_named(test: Test, header: str) -> frozenset[str]:
-    """The texts that a test asks the header to be equal to."""
+    """Returns the texts that a test compares the header with for equality."""
     match test:
         case Comparison(operator=operator, left=left, right=str() as right) if operator in _EQUALITIES:
             return frozenset({right}) if left.name == header else frozenset()
@@ -103,7 +103,7 @@ def _values_named(test: Test, header: str) -> frozenset[str]:
 
 
 def _otherwise(test: Test, header: str) -> Node:
-    """A test where the header is there and equals none of the texts that the expression names."""
+    """Simplify a test for a header that is present and equals none of the texts that the expression names."""
     match test:
         case Comparison(operator=operator, left=Header(name=name), right=str()) if name == header:
             return test if operator not in _EQUALITIES else TRUE if operator is ComparisonOperator.NE else FALSE

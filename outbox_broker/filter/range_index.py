@@ -1,5 +1,6 @@
-"""Filters that hold one header against numbers, in the numbers' order: the header is read once, and bisection finds
-those that hold. Nothing but `<`, `<=`, `>` and `>=`, each as the whole of what is left of a filter.
+"""Range index: filters that compare one header with numbers, ordered by number.
+The header is parsed once, and bisection finds the matching filters. Only `<`, `<=`, `>` and `>=`, each as the whole
+remainder of a filter.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from outbox_broker.filter.expression_tree import Comparison, ComparisonOperator,
 from outbox_broker.filter.header_values import number_of
 
 LADDER_FILTERS_MIN: Final = 2
-"""One filter alone is called quicker."""
+"""A single filter is faster to call."""
 
 Key = TypeVar("Key", bound=Hashable)
 Cut: TypeAlias = Callable[[list[float], float], int]
 
 _ABOVE: Final[dict[ComparisonOperator, Cut]] = {ComparisonOperator.GT: bisect_left, ComparisonOperator.GE: bisect_right}
-"""`header > bound` holds for the bounds before the cut."""
+"""`header > bound` is true for the bounds before the cut."""
 _BELOW: Final[dict[ComparisonOperator, Cut]] = {ComparisonOperator.LT: bisect_right, ComparisonOperator.LE: bisect_left}
-"""`header < bound` holds for the bounds from the cut on."""
+"""`header < bound` is true for the bounds from the cut on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rungs(Generic[Key]):
-    """Filters with one operator: their bounds in order, all their keys, and where each bound's keys begin.
+    """Filters with one operator: their ordered bounds, all their keys, and where each bound's keys begin.
 
-    Those that hold for a number are before the cut (`holds_before`), or from it on.
+    Those that match a number are before the cut (`holds_before`), or from it on.
     """
 
     cut: Cut
@@ -41,21 +42,21 @@ class Rungs(Generic[Key]):
     keys: tuple[Key, ...]
 
     def found(self, number: float) -> tuple[Key, ...]:
-        """The keys of the filters that hold for a number."""
+        """Returns the keys of the filters that match a number."""
         place = self.starts[self.cut(self.bounds, number)]
         return self.keys[:place] if self.holds_before else self.keys[place:]
 
 
 @dataclass(frozen=True, slots=True)
 class Ladder(Generic[Key]):
-    """All of these filters on one header; `nodes` are the filters."""
+    """All range filters on one header; `nodes` are the filters."""
 
     name: str
     rungs: tuple[Rungs[Key], ...]
     nodes: tuple[Node, ...]
 
     def collect(self, headers: Headers, found: list[Key]) -> None:
-        """Append all that match."""
+        """Append all keys that match."""
         text = headers.get(self.name)
         number = None if text is None else number_of(text)
         if number is not None:
@@ -63,7 +64,7 @@ class Ladder(Generic[Key]):
                 found += rungs.found(number)
 
     def found(self, headers: Headers) -> Sequence[Key]:
-        """All that match."""
+        """Returns all keys that match."""
         if len(self.rungs) == 1:
             text = headers.get(self.name)
             number = None if text is None else number_of(text)
@@ -74,7 +75,7 @@ class Ladder(Generic[Key]):
 
 
 def ladders_of(members: Mapping[Node, tuple[Key, ...]]) -> tuple[Ladder[Key], ...]:
-    """The ladders in which some of these filters can stand."""
+    """Build the range indexes for those of the filters that qualify."""
     by_header: defaultdict[str, list[Comparison]] = defaultdict(list)
     for node in members:
         if isinstance(node, Comparison) and _is_number(node.right) and node.operator in {*_ABOVE, *_BELOW}:
@@ -105,4 +106,4 @@ def _is_number(value: object) -> bool:
 
 
 def _bound(node: Comparison) -> float:
-    return node.right  # type: ignore[return-value] # only those with numbers come here
+    return node.right  # type: ignore[return-value] # only filters with numbers get here

@@ -1,8 +1,8 @@
-"""The filter index of one topic: which of many subscriptions a message's headers match, at a cost that stays flat.
+"""The filter index of one topic: finds the subscriptions that match a message's headers, at a nearly constant cost.
 
-Every filter is split by the index header: what is left of it for each value that it names, and for all others. A
-message's value leads, by one look-up, to the plan of what can match it. Filters that leave something for "all others"
-(those that do not ask for a value at all, or exclude some) are in one more plan that every message goes through.
+Every filter is split by the index header: into the remainder for each value that it names, and for all others. A
+message's value selects, by one lookup, the tree of filters that can match it. Filters with a remainder for "all others"
+(those that do not test the header, or exclude some values) are in one more tree that every message is matched against.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SUBSCRIPTIONS_MAX: Final = 100_000
 
 @dataclass(slots=True, eq=False)
 class _Entry(Generic[Key]):
-    """A filter and all who have it; filters are equal where their trees are."""
+    """A filter and the keys that use it; filters are equal if their trees are."""
 
     split: Split
     keys: dict[Key, None] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class _Entry(Generic[Key]):
 
 @dataclass(slots=True)
 class _Bucket(Generic[Key]):
-    """What is left of filters for one value; `excluded` are those who match other values only."""
+    """The remainders of filters for one value; `excluded` are those that match other values only."""
 
     left: dict[Node, dict[_Entry[Key], None]] = field(default_factory=dict)
     excluded: dict[_Entry[Key], None] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class _Bucket(Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class IndexFigures:
-    """How an index is filled. `unindexed`: different filters that every message is held against, whatever its value."""
+    """Sizes of an index. `unindexed`: distinct filters that every message is matched against, whatever its value."""
 
     subscriptions: int
     filters: int
@@ -58,11 +58,11 @@ class IndexFigures:
 
 
 class FilterIndex(Generic[Key]):
-    """Subscriptions by key, each with a filter. Not safe for threads: its owner's lock holds for it as well.
+    """Subscriptions by key, each with a filter. Not thread-safe: to be used under its owner's lock.
 
-    Memory: a tree for each different filter, what is left of it for each value that it names, and the plans: about
-    2 KiB a subscription that names one type and one or two things more. Nothing is kept of what messages bring. Plans
-    are made anew, after a change, by the first match that follows.
+    Memory: a tree for each distinct filter, its remainder for each value that it names, and the match trees: about 2
+    KiB per subscription that names one type and one or two other conditions. No message data is kept. After a change,
+    trees are rebuilt by the next match.
     """
 
     def __init__(self, header: str = INDEX_HEADER, *, subscriptions_max: int = SUBSCRIPTIONS_MAX) -> None:
@@ -86,7 +86,7 @@ class FilterIndex(Generic[Key]):
         return key in self._nodes
 
     def add(self, key: Key, node: Node) -> None:
-        """Have a subscription, in place of the one under this key. Raises FilterError where there are too many."""
+        """Add a subscription, replacing the one under this key. Raises FilterError if there are too many."""
         self.remove(key)
         if len(self._nodes) >= self._subscriptions_max:
             raise FilterError(
@@ -101,7 +101,7 @@ class FilterIndex(Generic[Key]):
         self._mark(entry)
 
     def remove(self, key: Key) -> None:
-        """Have it no more; a key that is not there is no error."""
+        """Remove a subscription; a missing key is no error."""
         node = self._nodes.pop(key, None)
         if node is None:
             return
@@ -113,13 +113,13 @@ class FilterIndex(Generic[Key]):
             self._unfile(entry)
 
     def match(self, headers: Headers) -> Sequence[Key]:
-        """The keys of all subscriptions whose filters are TRUE for these headers, each once, in no order."""
+        """Returns the keys of all subscriptions whose filters are TRUE for these headers, each once, unordered."""
         return self.match_batch((headers,))[0]
 
     def match_batch(self, batch: Iterable[Headers]) -> list[Sequence[Key]]:
-        """The same for each message of a batch, in the batch's order.
+        """Like match() for each message of a batch, in the batch's order.
 
-        Values that decide by themselves are answered by the look-up alone: their messages share one answer.
+        For values with a constant answer the lookup suffices: their messages share one answer.
         """
         if self._stale or self._others_stale:
             self._refresh()
@@ -131,7 +131,7 @@ class FilterIndex(Generic[Key]):
         return found
 
     def figures(self) -> IndexFigures:
-        """How it is filled."""
+        """Returns the index's sizes."""
         return IndexFigures(
             subscriptions=len(self._nodes),
             filters=len(self._entries),
@@ -179,7 +179,7 @@ class FilterIndex(Generic[Key]):
         self._others_stale = False
 
     def _answer(self, value: str | None) -> Answer[Key]:
-        """The plan of a value and that of all values, less those who exclude this one, as one answer."""
+        """Combine the tree of a value and that of all values, minus those who exclude this one, into one answer."""
         (plan, excluded), others = self._plans[value], self._others_plan
         if others.is_constant and not others.constant:
             return plan.answer()

@@ -1,4 +1,4 @@
-"""What the grammar's rules come to: nodes of the tree, or a refusal of what has the right form and no meaning."""
+"""Builds the nodes of a filter's tree from the grammar's rules, and rejects valid syntax without meaning."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _EQUALITIES: Final = frozenset({ComparisonOperator.EQ, ComparisonOperator.NE})
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One side of a comparison, and where it stands, from 1."""
+    """One side of a comparison, and its position in the text, from 1."""
 
     value: Header | Constant
     position: int
@@ -69,7 +69,7 @@ class Builder(Transformer[Token, Node]):
         return negated(terms[0])
 
     def truth(self, tokens: list[Token]) -> Node:
-        """TRUE or FALSE by itself."""
+        """TRUE or FALSE as a condition."""
         return TRUE if tokens[0].type == "TRUE" else FALSE
 
     def operand(self, tokens: list[Token]) -> Operand:
@@ -79,7 +79,7 @@ class Builder(Transformer[Token, Node]):
         return Operand(_OPERANDS[token.type](str(token), position), position)
 
     def comparison(self, parts: list[Any]) -> Node:
-        """`=` and the like."""
+        """A comparison by an operator."""
         left, operator, right = parts
         return _comparison(ComparisonOperator(str(operator)), left, right)
 
@@ -120,11 +120,11 @@ class Builder(Transformer[Token, Node]):
         return negated(self.within(parts))
 
     def pattern(self, tokens: list[Token]) -> list[Token]:
-        """What follows LIKE."""
+        """The pattern after LIKE."""
         return tokens
 
     def like(self, parts: list[Any]) -> Node:
-        """LIKE; a pattern that only one text fits is an equality."""
+        """LIKE; a pattern that matches only one text becomes an equality."""
         subject, _, tokens = parts
         header = _header(subject, "LIKE")
         pattern, *escape = [_text(str(token), 0) for token in tokens]
@@ -168,7 +168,7 @@ def _comparison(operator: ComparisonOperator, left: Operand, right: Operand) -> 
 
 
 def _folded(operator: ComparisonOperator, one: Any, other: Any, *, position: int) -> Literal:
-    """Two constants, as in `1 = 1`."""
+    """Evaluates a comparison of two constants, as in `1 = 1`."""
     truths = isinstance(one, bool), isinstance(other, bool)
     if any(truths) != all(truths) or isinstance(one, str) != isinstance(other, str):
         raise FilterError("two constants of different types are compared; name a header", position=position)

@@ -1,7 +1,7 @@
-"""The reasons of a group's failed attempts, each text kept once and under a number, within a bound of bytes. No I/O.
+"""Stores the failure reasons of a group, each text once and under a number, within a limit of bytes. No I/O.
 
-Runs of messages refer to reasons by number, so what memory and a checkpoint have of each message is small, whatever its
-consumers say. Beyond the bound a new text is not kept, and NOT_KEPT stands for it; the action log has all texts.
+Runs of messages refer to reasons by number, so the memory and checkpoint size of each message stay small, whatever its
+consumers send. Above the limit a new text is replaced by NOT_KEPT; the action log has all texts.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from outbox_core.messages.failure_history import EXPIRED, REFUSED, History
 
 NOT_KEPT: Final = "not kept: there were too many different reasons at once"
 ENTRY_BYTES: Final = 400
-"""A reason in three tables; its text besides."""
+"""Size of a reason in its three tables; its text is added to it."""
 
 NumberedHistory = tuple[tuple[int, int], ...]
-"""A History by the numbers of its reasons."""
+"""A History with reason numbers in place of texts."""
 ReasonTexts = list[tuple[int, str]]
-"""Reasons as they are written down."""
+"""Reasons in their serialised form."""
 
 _FIXED: Final = {NOT_KEPT: 0, EXPIRED: 1, REFUSED: 2}
-"""Always kept, in every group, under numbers that checkpoints hold: none may change."""
+"""Always present, in every group, under numbers that checkpoints contain: none may change."""
 _FIXED_TEXTS: Final = {number: text for text, number in _FIXED.items()}
 
 
 @dataclass(slots=True)
 class ReasonBudget:
-    """How many bytes the reasons of all groups may take together; `group_bytes_min` beyond that is any group's own."""
+    """Byte limit for the reasons of all groups together; each group may use `group_bytes_min` beyond that."""
 
     bytes_max: int = 16 * 1024 * 1024
     group_bytes_min: int = 64 * 1024
@@ -37,7 +37,7 @@ class ReasonBudget:
 
 
 class Reasons:
-    """One group's. A text goes with the last run that refers to it, once forget_unused() is called."""
+    """The reasons of one group. forget_unused() drops the texts that no run refers to any more."""
 
     def __init__(self, budget: ReasonBudget | None = None) -> None:
         self._budget = ReasonBudget() if budget is None else budget
@@ -50,30 +50,30 @@ class Reasons:
 
     @property
     def size_bytes(self) -> int:
-        """About how many bytes they take."""
+        """Returns the approximate size in bytes."""
         return self._size_bytes
 
     def number_of(self, text: str) -> int:
-        """The number of a reason, which is kept from now on where there is room."""
+        """Returns the number of a reason, which is stored if there is space."""
         number = _FIXED.get(text, self._numbers.get(text))
         if number is not None:
             return number
         if not self._has_room(_entry_bytes(text)):
             return _FIXED[NOT_KEPT]
-        self._keep(self._newest + 1, text)
+        self._store(self._newest + 1, text)
         return self._newest
 
     def text(self, number: int) -> str:
-        """The reason under a number."""
+        """Returns the reason under a number."""
         found = _FIXED_TEXTS.get(number)
         return self._texts[number] if found is None else found
 
     def history_of(self, history: NumberedHistory) -> History:
-        """A history with its texts."""
+        """Returns a history with its texts."""
         return tuple((self.text(number), attempts) for number, attempts in history)
 
     def use(self, reason: int | None, history: NumberedHistory, *, more: int) -> None:
-        """Count a run that refers to these, or (`more` is -1) one that does so no longer."""
+        """Count a run that refers to these reasons, or (`more` is -1) one that no longer does."""
         for number in (reason, *(one for one, _ in history)):
             if number is None or number in _FIXED_TEXTS:
                 continue
@@ -84,7 +84,7 @@ class Reasons:
                 self._unused.add(number)
 
     def forget_unused(self) -> None:
-        """Let go of what no run refers to; not while runs are out of their table only to change."""
+        """Drop reasons that no run refers to; not to be called while runs are temporarily out of their table."""
         for number in self._unused:
             text = self._texts.pop(number)
             del self._numbers[text], self._uses[number]
@@ -92,24 +92,24 @@ class Reasons:
         self._unused.clear()
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop everything."""
         self._unused.update(self._texts)
         self.forget_unused()
 
     def capture(self) -> ReasonTexts:
-        """All that is kept, as restore() takes it."""
+        """Returns all reasons, for restore()."""
         return list(self._texts.items())
 
     def restore(self, texts: Sequence[tuple[int, str]]) -> None:
-        """Keep what was captured; to be called where nothing is kept yet, before the runs are added."""
+        """Load captured reasons into an empty instance, before the runs are added."""
         for number, text in texts:
-            self._keep(number, text)
+            self._store(number, text)
 
     def _has_room(self, more: int) -> bool:
         budget = self._budget
         return self._size_bytes + more <= budget.group_bytes_min or budget.size_bytes + more <= budget.bytes_max
 
-    def _keep(self, number: int, text: str) -> None:
+    def _store(self, number: int, text: str) -> None:
         self._numbers[text], self._texts[number], self._uses[number] = number, text, 0
         self._unused.add(number)
         self._newest = max(self._newest, number)

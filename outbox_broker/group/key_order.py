@@ -1,11 +1,11 @@
-"""The order of an ordered group: which messages may be handed out, and which wait for an earlier one of their key.
+"""Key order of an ordered group: which messages may be delivered, and which wait for an earlier one of their key.
 
-Not the hand-outs: those are the group's, which tells this of them. A message that the group came past has been filed:
-it is ready, or it waits in the lane of its key, whose leader alone is ready or in hand. Of each lane the next few are
-known by their places. Of all others it is known that they are open, by a bit each, and how many there are of a lane:
-when the lane has come to them, their keys are looked up again. So a key that holds millions takes a bit a message.
-
-A key is its hash of 63 bits. Two keys with one hash wait for each other, which breaks no promise but speed.
+The group makes deliveries and reports them here. A message below the group's position has been filed: it is ready, or
+it waits in the queue of its key, of which only the head is ready or in flight. The next few messages of each queue are
+stored by sequence. The rest is its backlog: a bit per message and a count per key. When a queue reaches its backlog,
+the keys are read again from the log. So a key with millions of messages costs one bit a message.
+A key is represented by a hash of 63 bits. Two keys with one hash wait for each other, which costs speed but breaks no
+guarantee.
 """
 
 from __future__ import annotations
@@ -20,89 +20,89 @@ from typing import Final
 from outbox_broker.group.sequence_bitmap import SequenceSet
 
 UNKEYED: Final = 0
-"""In place of a key's hash: the message has no key, and no order."""
+"""Replaces a key's hash if the message has no key, and so no order."""
 NOT_FILED: Final = -1
-"""In place of a key's hash: nothing is to be done about this sequence."""
-LANE_MAX: Final = 64
-"""So many messages of a key are known by their places, beyond its leader."""
+"""Replaces a key's hash if the sequence is not to be filed."""
+QUEUE_MAX: Final = 64
+"""The number of waiting messages of a key that are stored by sequence, besides its head."""
 
 NOWHERE: Final = 1 << 62
-"""Behind every sequence."""
-LOOK_MIN: Final = 16
-LOOK_MAX: Final = 4_096
-"""A pull looks at so many messages for enough that may be handed out; more the next time, where these were too few."""
+"""Above every sequence."""
+SCAN_MIN: Final = 16
+SCAN_MAX: Final = 4_096
+"""Bounds of how many messages a pull scans to find enough deliverable ones; doubled after a scan that found too few."""
 
 OrderState = tuple[list[tuple[int, int | None, list[int], int]], list[int], list[tuple[int, bytes]]]
-"""Lanes (key, leader, waiting, behind), what is ready and has no key, pieces of what is open."""
+"""Key queues (key, head, waiting, backlog), ready messages without a key, pieces of the bitmap of open messages."""
 
 
 def key_hash(key: str | None) -> int:
-    """What stands for a key: the same on every machine, at every time."""
+    """Returns the hash of a key: stable across machines and restarts."""
     if key is None:
         return UNKEYED
     return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") >> 1 or 1
 
 
 @dataclass(slots=True)
-class Lane:
-    """The messages of one key that are not settled, in order: the leader, the next ones, then those that are behind."""
+class KeyQueue:
+    """The unsettled messages of one key, in order: the head, the waiting ones, then the backlog."""
 
-    leader: int | None = None
+    head: int | None = None
     waiting: array[int] = field(default_factory=lambda: array("Q"))
-    behind: int = 0
-    behind_from: int = 0
-    """No message that is behind stands before this sequence."""
+    backlog: int = 0
+    backlog_from: int = 0
+    """Every message of the backlog is at or after this sequence."""
 
 
 class KeyOrder:
-    """Changed by what replays it from the action log, and by that alone."""
+    """Changed only by operations that are replayed from the action log."""
 
-    def __init__(self, *, lane_max: int = LANE_MAX) -> None:
-        self._lane_max = lane_max
-        self._lanes: dict[int, Lane] = {}
-        self._leaders: dict[int, int] = {}
-        self._starved: set[int] = set()
+    def __init__(self, *, queue_max: int = QUEUE_MAX) -> None:
+        self._queue_max = queue_max
+        self._queues: dict[int, KeyQueue] = {}
+        self._heads: dict[int, int] = {}
+        self._waiting_keys: set[int] = set()
         self._ready: set[int] = set()
         self._ready_order: list[int] = []
         self._open = SequenceSet()
-        self._look = LOOK_MIN
-        self._look_up = lane_max
-        self._looks_from = NOWHERE
+        self._scan = SCAN_MIN
+        self._backlog_scan = queue_max
+        self._scan_from = NOWHERE
 
     def __len__(self) -> int:
-        """How many messages have been filed and not handed out."""
+        """Returns how many messages are filed and not delivered."""
         return len(self._open)
 
     @property
-    def lanes(self) -> int:
-        """How many keys have messages that are not settled."""
-        return len(self._lanes)
+    def keys(self) -> int:
+        """Returns how many keys have unsettled messages."""
+        return len(self._queues)
 
     @property
     def oldest(self) -> int | None:
-        """The first sequence that was filed and not handed out."""
+        """Returns the first sequence that is filed and not delivered."""
         return self._open.first
 
     def is_open(self, first: int, end: int) -> bool:
-        """Whether all of these were filed and not handed out."""
+        """Returns whether all of these are filed and not delivered."""
         return all(sequence in self._open for sequence in range(first, end))
 
     def is_ready(self, sequence: int) -> bool:
-        """Whether it may be handed out for the first time."""
+        """Returns whether a message may be delivered for the first time."""
         return sequence in self._ready
 
     def is_busy(self, key: int) -> bool:
-        """Whether a fresh message of this key has to wait."""
-        return key in self._lanes
+        """Returns whether a fresh message of this key has to wait."""
+        return key in self._queues
 
     def count_before(self, position: int) -> int:
-        """How many messages below a sequence were filed and not handed out."""
+        """Returns how many messages below a sequence are filed and not delivered."""
         return self._open.count_before(position)
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def ready(self, count_max: int) -> list[int]:
-        """The first so many sequences that may be handed out for the first time, in order. Changes nothing."""
+        """Returns the first `count_max` sequences ready for their first delivery, in order. Changes nothing."""
         found: list[int] = []
         while self._ready_order and len(found) < count_max:
             sequence = heapq.heappop(self._ready_order)
@@ -113,60 +113,61 @@ class KeyOrder:
         return found
 
     def to_read(self, count_max: int, *, scan_max: int) -> tuple[list[tuple[int, int]], int]:
-        """Stretches of open messages to read: those that are ready, at most `count_max`, and those whose keys are to
-        be looked up again, since a lane has come to them; and how many fresh messages to look at besides.
+        """Returns ranges of open messages to read: at most `count_max` that are ready, and those whose keys must be
+        read again because a queue has reached its backlog; and how many fresh messages to scan in addition.
         """
         ready = self.ready(count_max)
         found = [(one, one + 1) for one in ready]
-        left = min(self._look_up, scan_max)
-        self._looks_from = min((self._lanes[key].behind_from for key in self._starved), default=NOWHERE)
-        for first, end in self._open.ranges(self._looks_from) if self._starved else ():
+        left = min(self._backlog_scan, scan_max)
+        self._scan_from = min((self._queues[key].backlog_from for key in self._waiting_keys), default=NOWHERE)
+        for first, end in self._open.ranges(self._scan_from) if self._waiting_keys else ():
             found.append((first, min(end, first + left)))
             left -= end - first
             if left <= 0:
                 break
         fresh = count_max - len(ready)
-        return found, max(fresh, min(self._look, scan_max)) if fresh else 0
+        return found, max(fresh, min(self._scan, scan_max)) if fresh else 0
 
-    def note_look(self, looked_at: int, *, looked_up_end: int, enough: bool) -> None:
-        """What to_read() named was looked at, and filed where it had room: no need to look it up again. The next look
-        goes further where this one did not find enough in all that it was given.
+    def record_scan(self, scanned: int, *, backlog_scan_end: int, enough: bool) -> None:
+        """Record that the ranges of to_read() were scanned, and filed as far as there was room: they need no second
+        scan. The next scan covers more messages if this one did not find enough in all that it was given.
         """
-        for key in self._starved:
-            lane = self._lanes[key]
-            if lane.behind_from >= self._looks_from:
-                lane.behind_from = max(lane.behind_from, looked_up_end)
-        self._look_up = min(LOOK_MAX, self._look_up * 2) if self._starved else self._lane_max
+        for key in self._waiting_keys:
+            queue = self._queues[key]
+            if queue.backlog_from >= self._scan_from:
+                queue.backlog_from = max(queue.backlog_from, backlog_scan_end)
+        self._backlog_scan = min(SCAN_MAX, self._backlog_scan * 2) if self._waiting_keys else self._queue_max
         if enough:
-            self._look = max(LOOK_MIN, self._look // 2)
-        elif looked_at >= self._look:
-            self._look = min(LOOK_MAX, self._look * 2)
+            self._scan = max(SCAN_MIN, self._scan // 2)
+        elif scanned >= self._scan:
+            self._scan = min(SCAN_MAX, self._scan * 2)
 
     def room(self, key: int, sequence: int) -> int:
-        """For how many more messages, from this open one on, a lane has room; 0 where this one is in it.
+        """Returns how many more messages a key queue can take, starting with this open one; 0 if this one is already in
+        it.
 
-        A lane whose next message may stand before where this look began has to wait for a look of its own: other
-        lanes, and those that were starved while the disk was read, must not have theirs passed over.
+        A queue whose next message may be before the start of this scan has to wait for a later scan: the backlogs of
+        other queues, and of those that became added while the disk was read, must not be skipped.
         """
-        lane = self._lanes.get(key)
-        if lane is None or not lane.behind or not self._looks_from <= lane.behind_from <= sequence:
+        queue = self._queues.get(key)
+        if queue is None or not queue.backlog or not self._scan_from <= queue.backlog_from <= sequence:
             return 0
-        if not self._is_behind(lane, sequence):
+        if not self._is_in_backlog(queue, sequence):
             return 0
-        return self._lane_max - len(lane.waiting) + (lane.leader is None)
+        return self._queue_max - len(queue.waiting) + (queue.head is None)
 
-    def is_starved(self, key: int) -> bool:
-        """Whether the next message of a key that is looked up may be handed out."""
-        return key in self._starved
+    def has_reached_backlog(self, key: int) -> bool:
+        """Returns whether the next backlog message of a key may be delivered once it is found."""
+        return key in self._waiting_keys
 
     def knows(self, sequence: int) -> bool:
-        """Whether an open message has its place in a lane, or is ready. Looks through all lanes: for damage alone."""
-        return sequence in self._ready or any(sequence in one.waiting for one in self._lanes.values())
+        """Returns whether an open message is in a key queue, or ready. Scans all queues: only for damaged records."""
+        return sequence in self._ready or any(sequence in one.waiting for one in self._queues.values())
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
     def file(self, first: int, keys: Iterable[int]) -> None:
-        """The hashes of the keys of messages from a sequence on: fresh ones, or open ones that a lane has come to."""
+        """File messages by the hashes of their keys, from a sequence on: fresh, or open and reached by their queue."""
         for sequence, key in enumerate(keys, first):
             if key == NOT_FILED:
                 continue
@@ -178,108 +179,108 @@ class KeyOrder:
             else:
                 self._file_fresh(sequence, key)
 
-    def hand_out(self, first: int, end: int) -> None:
-        """These are in hand from now on, or held back; they keep their places as leaders of their lanes."""
+    def deliver(self, first: int, end: int) -> None:
+        """Mark these as in flight, or deferred; they stay the heads of their queues."""
         for sequence in range(first, end):
-            self._take_up(sequence)
+            self._remove_open(sequence)
 
     def end(self, first: int, end: int) -> None:
-        """These are settled: the next of their keys may go."""
+        """Settle these: the next message of each key becomes ready."""
         for sequence in range(first, end):
-            self._take_up(sequence)
-            key = self._leaders.pop(sequence, None)
+            self._remove_open(sequence)
+            key = self._heads.pop(sequence, None)
             if key is not None:
-                self._go_on(key)
+                self._advance(key)
 
     def drop_before(self, position: int) -> None:
-        """Let go of everything below a sequence."""
+        """Drop everything below a sequence."""
         self._open.discard_before(position)
-        for lane in self._lanes.values():
-            while lane.waiting and lane.waiting[0] < position:
-                lane.waiting.pop(0)
+        for queue in self._queues.values():
+            while queue.waiting and queue.waiting[0] < position:
+                queue.waiting.pop(0)
         self._ready = {one for one in self._ready if one >= position}
-        for sequence in [one for one in self._leaders if one < position]:
-            self._go_on(self._leaders.pop(sequence))
+        for sequence in [one for one in self._heads if one < position]:
+            self._advance(self._heads.pop(sequence))
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop everything."""
         self.restore(([], [], []))
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def capture(self) -> OrderState:
-        """All of it, as restore() takes it."""
-        lanes = [(key, one.leader, one.waiting.tolist(), one.behind) for key, one in self._lanes.items()]
-        return lanes, [one for one in self._ready if one not in self._leaders], self._open.pieces()
+        """Returns the whole state, for restore()."""
+        keys = [(key, one.head, one.waiting.tolist(), one.backlog) for key, one in self._queues.items()]
+        return keys, [one for one in self._ready if one not in self._heads], self._open.pieces()
 
     def restore(self, state: OrderState) -> None:
-        """Be what was captured."""
-        lanes, unkeyed, pieces = state
+        """Load a captured state."""
+        keys, unkeyed, pieces = state
         self._open = SequenceSet(pieces)
-        self._lanes = {key: Lane(leader, array("Q", waiting), behind) for key, leader, waiting, behind in lanes}
-        self._leaders = {one.leader: key for key, one in self._lanes.items() if one.leader is not None}
-        self._starved = {key for key, one in self._lanes.items() if one.leader is None}
-        self._ready = {*unkeyed, *(one for one in self._leaders if one in self._open)}
+        self._queues = {key: KeyQueue(head, array("Q", waiting), backlog) for key, head, waiting, backlog in keys}
+        self._heads = {one.head: key for key, one in self._queues.items() if one.head is not None}
+        self._waiting_keys = {key for key, one in self._queues.items() if one.head is None}
+        self._ready = {*unkeyed, *(one for one in self._heads if one in self._open)}
         self._ready_order = sorted(self._ready)
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
-    def _take_up(self, sequence: int) -> None:
-        """It is open no more. One that had to wait is told of only where an action before is lost, which let it go: it
-        must not lead its lane later, when nobody has it.
+    def _remove_open(self, sequence: int) -> None:
+        """Remove a message from the open ones. A waiting message gets here only if an earlier action that released it
+        was lost: it must not become the head of its queue later, when nobody holds it.
         """
-        if sequence not in self._leaders and sequence not in self._ready and sequence in self._open:
-            lane = next((one for one in self._lanes.values() if sequence in one.waiting), None)
-            if lane is not None:
-                lane.waiting.remove(sequence)
+        if sequence not in self._heads and sequence not in self._ready and sequence in self._open:
+            queue = next((one for one in self._queues.values() if sequence in one.waiting), None)
+            if queue is not None:
+                queue.waiting.remove(sequence)
         self._open.discard(sequence)
         self._ready.discard(sequence)
 
     def _file_fresh(self, sequence: int, key: int) -> None:
         self._open.add(sequence)
-        lane = self._lanes.get(key)
-        if lane is None:
-            self._lanes[key] = lane = Lane()
-            self._lead(lane, key, sequence)
-        elif lane.behind or len(lane.waiting) >= self._lane_max:
-            if not lane.behind:
-                lane.behind_from = sequence
-            lane.behind += 1
+        queue = self._queues.get(key)
+        if queue is None:
+            self._queues[key] = queue = KeyQueue()
+            self._set_head(queue, key, sequence)
+        elif queue.backlog or len(queue.waiting) >= self._queue_max:
+            if not queue.backlog:
+                queue.backlog_from = sequence
+            queue.backlog += 1
         else:
-            lane.waiting.append(sequence)
+            queue.waiting.append(sequence)
 
     def _file_again(self, sequence: int, key: int) -> None:
-        """What was behind is behind no more. Anything else is there already."""
-        lane = self._lanes.get(key)
-        if lane is None or not lane.behind or not self._is_behind(lane, sequence):
+        """Move a message from the backlog into its queue. Other messages are in the queue already."""
+        queue = self._queues.get(key)
+        if queue is None or not queue.backlog or not self._is_in_backlog(queue, sequence):
             return
-        lane.behind -= 1
-        lane.behind_from = sequence + 1
-        if lane.leader is None:
-            self._lead(lane, key, sequence)
+        queue.backlog -= 1
+        queue.backlog_from = sequence + 1
+        if queue.head is None:
+            self._set_head(queue, key, sequence)
         else:
-            lane.waiting.append(sequence)
+            queue.waiting.append(sequence)
 
     @staticmethod
-    def _is_behind(lane: Lane, sequence: int) -> bool:
-        known = lane.waiting[-1] if lane.waiting else lane.leader
+    def _is_in_backlog(queue: KeyQueue, sequence: int) -> bool:
+        known = queue.waiting[-1] if queue.waiting else queue.head
         return known is None or sequence > known
 
-    def _go_on(self, key: int) -> None:
-        """The leader of a lane is settled."""
-        lane = self._lanes[key]
-        lane.leader = None
-        if lane.waiting:
-            self._lead(lane, key, lane.waiting.pop(0))
-        elif lane.behind:
-            self._starved.add(key)
+    def _advance(self, key: int) -> None:
+        """Replace the settled head of a key queue."""
+        queue = self._queues[key]
+        queue.head = None
+        if queue.waiting:
+            self._set_head(queue, key, queue.waiting.pop(0))
+        elif queue.backlog:
+            self._waiting_keys.add(key)
         else:
-            del self._lanes[key]
+            del self._queues[key]
 
-    def _lead(self, lane: Lane, key: int, sequence: int) -> None:
-        lane.leader = sequence
-        self._leaders[sequence] = key
-        self._starved.discard(key)
+    def _set_head(self, queue: KeyQueue, key: int, sequence: int) -> None:
+        queue.head = sequence
+        self._heads[sequence] = key
+        self._waiting_keys.discard(key)
         self._make_ready(sequence)
 
     def _make_ready(self, sequence: int) -> None:

@@ -1,4 +1,4 @@
-"""Decides how messages that were read are filed in the order of their group. Pure: the pull acts on it."""
+"""Decides how messages that were read are filed in their group's key order. Pure: the pull applies the decision."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from outbox_core.journal.journal import MessageRecord
 
 @dataclass(slots=True)
 class OrderFiling:
-    """`runs`: hashes of keys, from a sequence on. `position`: behind the last fresh message that was looked at."""
+    """`runs`: hashes of keys, from a sequence on. `position`: after the last fresh message that was scanned."""
 
     position: int
     runs: list[tuple[int, list[int]]] = field(default_factory=list)
-    looked_up_end: int = 0
+    backlog_scan_end: int = 0
     filtered: int = 0
     ready: int = 0
-    """How many messages there are that may be handed out now."""
+    """The number of messages that may be delivered now."""
     is_enough: bool = False
-    looked_at: int = 0
+    scanned: int = 0
     unordered: frozenset[int] = frozenset()
-    """Fresh messages of a group that is not ordered any more: they are not filed, and may be handed out."""
+    """Fresh messages of a group that is no longer ordered: they are not filed, and may be delivered."""
 
     def add(self, sequence: int, key: int) -> None:
-        """Have one more, behind all others."""
+        """Append the hash of a message's key."""
         if self.runs and self.runs[-1][0] + len(self.runs[-1][1]) == sequence:
             self.runs[-1][1].append(key)
         elif key != NOT_FILED:
@@ -37,13 +37,13 @@ class OrderFiling:
 def decide_filing(
     group: Group, order: KeyOrder, records: Mapping[int, MessageRecord | None], *, count_max: int
 ) -> OrderFiling:
-    """File what a lane has come to, then fresh messages, until `count_max` may be handed out. Changes nothing."""
+    """File messages of backlogs that were reached, then fresh ones, until `count_max` are ready. Changes nothing."""
     filing = OrderFiling(group.position)
-    filing.ready = sum(may_go(group, order, sequence) for sequence in records)
-    known = sorted(one for one in records.items() if _is_to_look_up(group, order, one[0]))
-    _look_up(filing, order, known)
+    filing.ready = sum(may_deliver(group, order, sequence) for sequence in records)
+    known = sorted(one for one in records.items() if _is_in_backlog(group, order, one[0]))
+    _file_backlog(filing, order, known)
     fresh = sorted(one for one in records.items() if one[0] >= group.position)
-    filing.looked_at = len(fresh)
+    filing.scanned = len(fresh)
     if group.config.ordered:
         _file_fresh(filing, group, order, fresh, count_max=count_max)
     else:
@@ -52,27 +52,27 @@ def decide_filing(
     return filing
 
 
-def may_go(group: Group, order: KeyOrder, sequence: int) -> bool:
-    """Whether the order holds up a message that was read for a hand-out."""
+def may_deliver(group: Group, order: KeyOrder, sequence: int) -> bool:
+    """Returns whether the key order lets a message that was read be delivered."""
     return order.is_ready(sequence) or group.unsettled.find(sequence) is not None
 
 
-def _is_to_look_up(group: Group, order: KeyOrder, sequence: int) -> bool:
-    return sequence < group.position and not may_go(group, order, sequence)
+def _is_in_backlog(group: Group, order: KeyOrder, sequence: int) -> bool:
+    return sequence < group.position and not may_deliver(group, order, sequence)
 
 
-def _look_up(filing: OrderFiling, order: KeyOrder, records: Iterable[tuple[int, MessageRecord | None]]) -> None:
+def _file_backlog(filing: OrderFiling, order: KeyOrder, records: Iterable[tuple[int, MessageRecord | None]]) -> None:
     taken: Counter[int] = Counter()
     for sequence, record in records:
-        filing.looked_up_end = sequence + 1
-        if record is None:  # whose it was cannot be known any more: it holds nobody up, and is buried
+        filing.backlog_scan_end = sequence + 1
+        if record is None:  # its key is lost: it blocks no other message, and becomes a dead letter
             key = NOT_FILED if order.knows(sequence) else UNKEYED
         else:
             key = key_hash(record.key)
             if order.room(key, sequence) <= taken[key]:
                 key = NOT_FILED
         filing.add(sequence, key)
-        filing.ready += key == UNKEYED or (key != NOT_FILED and order.is_starved(key) and not taken[key])
+        filing.ready += key == UNKEYED or (key != NOT_FILED and order.has_reached_backlog(key) and not taken[key])
         taken[key] += 1
 
 

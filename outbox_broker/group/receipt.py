@@ -1,4 +1,4 @@
-"""Receipts: what a delivery is settled with. `topic/group/sequence.delivery.life`, opaque to users, checked by us."""
+"""Receipts, which settle deliveries: `topic/group/sequence.delivery.generation`, opaque to users, validated here."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _RECEIPT = re.compile(r"([A-Za-z0-9._-]{1,255})/([A-Za-z0-9._-]{1,255})/(\d{1,18})\.(\d{1,18})\.(\d{1,9})", re.ASCII)
-_STRETCH_MIN = 8
+_SLICE_MIN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One hand-out: which message, the how-manieth hand-out of it, in which life of the message in its group."""
+    """One delivery of a message: its sequence, its delivery number, and the generation of the message in its group."""
 
     topic: str
     group: str
     sequence: int
     delivery: int
-    life: int
+    generation: int
 
     def __str__(self) -> str:
-        return f"{self.topic}/{self.group}/{self.sequence}.{self.delivery}.{self.life}"
+        return f"{self.topic}/{self.group}/{self.sequence}.{self.delivery}.{self.generation}"
 
     @staticmethod
     def parse(text: str) -> Receipt | None:
-        """The receipt that a text stands for; None where it is none of ours."""
+        """Parses a receipt; None if the text is not one."""
         match = _RECEIPT.fullmatch(text)
         if match is None:
             return None
-        topic, group, sequence, delivery, life = match.groups()
-        return Receipt(topic, group, int(sequence), int(delivery), int(life))
+        topic, group, sequence, delivery, generation = match.groups()
+        return Receipt(topic, group, int(sequence), int(delivery), int(generation))
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptRun:
-    """Receipts that stand behind each other in a request, from `place` on, and differ in their sequences alone: these
-    go up by one.
+    """Consecutive receipts of a request, from index `place` on, that differ only in their sequences, which are
+    consecutive too.
     """
 
     topic: str
@@ -44,43 +44,45 @@ class ReceiptRun:
     first: int
     count: int
     delivery: int
-    life: int
+    generation: int
     place: int
 
     @property
     def end(self) -> int:
-        """The sequence behind the last one."""
+        """Returns the sequence after the last one."""
         return self.first + self.count
 
 
-def receipts_of(topic: str, group: str, *, first: int, count: int, delivery: int, life: int) -> list[str]:
-    """The texts of a run of receipts."""
-    prefix, suffix = f"{topic}/{group}/", f".{delivery}.{life}"
+def receipts_of(topic: str, group: str, *, first: int, count: int, delivery: int, generation: int) -> list[str]:
+    """Returns the texts of a run of receipts."""
+    prefix, suffix = f"{topic}/{group}/", f".{delivery}.{generation}"
     return [f"{prefix}{sequence}{suffix}" for sequence in range(first, first + count)]
 
 
 def runs_of(receipts: Sequence[str]) -> Iterator[ReceiptRun]:
-    """The receipts of a request as runs; those that are none of ours are left out."""
+    """Groups the receipts of a request into runs; texts that are not receipts are left out."""
     place, count = 0, len(receipts)
     while place < count:
         start, found = place, Receipt.parse(receipts[place])
         place += 1
         if found is None:
             continue
-        place += _following(receipts, place, found)
-        yield ReceiptRun(found.topic, found.group, found.sequence, place - start, found.delivery, found.life, start)
+        place += _continuation(receipts, place, found)
+        yield ReceiptRun(
+            found.topic, found.group, found.sequence, place - start, found.delivery, found.generation, start
+        )
 
 
-def _following(receipts: Sequence[str], place: int, found: Receipt) -> int:
-    """How many receipts from a place on go on from one: stretches, each twice as long, are held against what they
-    would be.
+def _continuation(receipts: Sequence[str], place: int, found: Receipt) -> int:
+    """Returns how many receipts from an index on continue a run: compares slices, each twice as long, with the expected
+    texts.
     """
-    count, size = 0, _STRETCH_MIN
+    count, size = 0, _SLICE_MIN
     while place + count < len(receipts):
         there = list(receipts[place + count : place + count + size])
         expected = receipts_of(
             found.topic, found.group, first=found.sequence + 1 + count, count=len(there), delivery=found.delivery,
-            life=found.life,
+            generation=found.generation,
         )  # fmt: skip
         if there != expected:
             return count + next(number for number, one in enumerate(expected) if there[number] != one)

@@ -1,4 +1,4 @@
-"""A set of sequences of one topic, a bit each, in pieces that are there only where a bit is set. No I/O."""
+"""A set of sequences of one topic as a sparse bitmap, in pieces that exist only where a bit is set. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PIECE_SEQUENCES: Final = 4_096
 
 
 class SequenceSet:
-    """For sets whose members lie close together: ten millions of them take 1.5 MB."""
+    """For sets with dense members: ten million of them take 1.5 MB."""
 
     def __init__(self, pieces: Iterable[tuple[int, bytes]] = ()) -> None:
         self._pieces = {number: bytearray(piece) for number, piece in pieces}
@@ -28,11 +28,11 @@ class SequenceSet:
         return (sequence for first, end in self.ranges(0) for sequence in range(first, end))
 
     def pieces(self) -> list[tuple[int, bytes]]:
-        """What another set is made from."""
+        """Returns the pieces from which an equal set can be made."""
         return [(number, bytes(piece)) for number, piece in self._pieces.items()]
 
     def add(self, sequence: int) -> None:
-        """Have a sequence, which may be there."""
+        """Add a sequence; idempotent."""
         if sequence in self:
             return
         number, place = divmod(sequence, PIECE_SEQUENCES)
@@ -44,7 +44,7 @@ class SequenceSet:
         self._count += 1
 
     def discard(self, sequence: int) -> bool:
-        """Have a sequence no more; whether it was there."""
+        """Remove a sequence; returns whether it was present."""
         if sequence not in self:
             return False
         number, place = divmod(sequence, PIECE_SEQUENCES)
@@ -56,7 +56,7 @@ class SequenceSet:
         return True
 
     def discard_before(self, end: int) -> None:
-        """Have no sequence below this one any more."""
+        """Remove all sequences below this one."""
         for number in [number for number in self._pieces if number < end // PIECE_SEQUENCES]:
             self._count -= self._counts[number]
             del self._pieces[number], self._counts[number]
@@ -64,23 +64,23 @@ class SequenceSet:
             self.discard(sequence)
 
     def count_before(self, end: int) -> int:
-        """How many sequences are below this one."""
+        """Returns the number of sequences below this one."""
         whole = sum(count for number, count in self._counts.items() if number < end // PIECE_SEQUENCES)
         return whole + sum(sequence in self for sequence in range(end // PIECE_SEQUENCES * PIECE_SEQUENCES, end))
 
     def clear(self) -> None:
-        """Have none."""
+        """Remove all sequences."""
         self._pieces.clear()
         self._counts.clear()
         self._count = 0
 
     @property
     def first(self) -> int | None:
-        """The lowest one."""
+        """Returns the lowest sequence."""
         return next((first for first, _ in self.ranges(0)), None)
 
     def ranges(self, start: int) -> Iterator[tuple[int, int]]:
-        """Those from `start` on, in order, as stretches (first, end) without a gap."""
+        """Yields the sequences from `start` on as contiguous ranges (first, end), in order."""
         held: tuple[int, int] | None = None
         for number in sorted(one for one in self._pieces if one >= start // PIECE_SEQUENCES):
             base = number * PIECE_SEQUENCES

@@ -1,7 +1,8 @@
-"""Who wants what is published on a topic, by the index of its groups' filters. In memory; it wakes nobody itself.
+"""Determines which groups match what is published on a topic, by an index of their filters. In memory.
 
-A group whose filter has been false for all that came since it was at the end comes past it unread: the index has seen
-it. That holds only where the index saw every message: what was placed without it (fired, or before a restart) is read.
+A group whose filter rejected everything since the group was at the end advances without reading: the index has seen it
+all. That holds only if the index saw every message: messages placed without it (dispatched, or from before a restart)
+are read.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ class SubscriptionMatcher:
         self._seen_end = 0
         self._log_end = 0
         self._to_wake: dict[str, int] = {}
-        self._again: set[str] = set()
+        self._rewoken: set[str] = set()
 
     def __len__(self) -> int:
-        """How many groups have a filter."""
+        """Returns how many groups have a filter."""
         return len(self._texts)
 
     def declare(self, group: str, text: str | None, node: Node | None = None, *, end: int) -> None:
-        """A group has this filter from now on, where the topic ends at `end`; None: it wants everything."""
+        """Set a group's filter, where the topic ends at `end`; None: it matches everything."""
         if text == self._texts.get(group):
             return
         self._index.remove(group)
@@ -42,7 +43,7 @@ class SubscriptionMatcher:
             self._last_match_end[group] = end
 
     def published(self, first: int, headers: Sequence[Mapping[str, str]], *, log_end: int) -> None:
-        """Messages take the topic's sequences from `first` on, and stand in the message log before `log_end`."""
+        """Match messages that got the topic's sequences from `first` on and are in the message log before `log_end`."""
         if first != self._seen_end:
             self._seen_from = first
         self._seen_end = first + len(headers)
@@ -51,17 +52,18 @@ class SubscriptionMatcher:
             for group in groups:
                 self._last_match_end[group] = sequence
                 self._to_wake[group] = log_end
-                self._again.discard(group)
+                self._rewoken.discard(group)
 
-    def passed(self, group: str, position: int) -> int:
-        """Where a group at a position goes on: behind what it has no need to read."""
+    def position_after_filtered(self, group: str, position: int) -> int:
+        """Returns the position to which a group can advance without reading."""
         seen_from = max(self._seen_from, self._last_match_end.get(group, self._seen_end))
         return self._seen_end if group in self._texts and seen_from <= position < self._seen_end else position
 
     def to_wake(self, groups: Sequence[str], *, durable_end: int, end: int) -> list[str]:
-        """Of groups that wait those that want something new, where the topic ends at `end`. Told of a group until what
-        it wants is durable, so that of two publishers at once none takes the other's word; and once more when all is
-        that stood in the log by then: a run is seen only once its last message is durable, which none may want.
+        """Returns which of the waiting groups have something new to read, where the topic ends at `end`. A group is
+        reported until its match is durable, so that of two concurrent publishers neither consumes the other's
+        notification; and once more when everything then in the log is durable: a run becomes visible only with its last
+        message, which may match no group.
         """
         if self._seen_end != end:
             return list(groups)
@@ -69,13 +71,13 @@ class SubscriptionMatcher:
         for group in found:
             if self._to_wake.get(group, durable_end + 1) > durable_end:
                 continue
-            if group in self._again or self._log_end <= durable_end:
+            if group in self._rewoken or self._log_end <= durable_end:
                 self._forget(group)
             else:
                 self._to_wake[group] = self._log_end
-                self._again.add(group)
+                self._rewoken.add(group)
         return found
 
     def _forget(self, group: str) -> None:
         self._to_wake.pop(group, None)
-        self._again.discard(group)
+        self._rewoken.discard(group)

@@ -1,1 +1,1 @@
-"""The broker over HTTP: routes, codecs, access, limits and the server process. What a broker does is the engine's."""
+"""The broker over HTTP: routes, codecs, access, limits and the server process. Broker logic is in the engine."""

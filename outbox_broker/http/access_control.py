@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens with roles and topic patterns, and the guard against web pages. Not TLS, not users.
+"""Access control: bearer tokens with roles and topic patterns, and protection against web pages. No TLS, no users.
 
 A token file is TOML. It holds no secret: only the SHA-256 of each token.
 
@@ -38,7 +38,7 @@ TOKEN_CHARS_MAX: Final = 1_024
 
 
 class Role(StrEnum):
-    """What a token may do on its topics; `admin` may also read."""
+    """A permission of a token on its topics; `admin` includes `read`."""
 
     PUBLISH = "publish"
     CONSUME = "consume"
@@ -48,7 +48,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who sent a request: the name is for the log."""
+    """The sender of a request; the name is for the log."""
 
     name: str
     roles: frozenset[Role]
@@ -57,26 +57,26 @@ class Principal:
 
     @property
     def quota(self) -> TopicQuota | None:
-        """How many topics there may be that it covers; None: as many as the server takes.
+        """The limit of topics that match its patterns; None: the server's limit.
 
-        A token that is limited to some topics has a share of them, where it says nothing else.
+        A token restricted to some topics gets a default share of them.
         """
         if self.topics_max is None and self.covers_all:
             return None
         return TopicQuota(self.topics, self.topics_max)
 
     def allows(self, role: Role, topic: str | None) -> bool:
-        """Whether this role is held for this topic, or, without a topic, for any."""
+        """Returns whether the principal has this role for this topic, or, without a topic, for any."""
         held = role in self.roles or (role is Role.READ and Role.ADMIN in self.roles)
         return held and (topic is None or self.covers(topic))
 
     def covers(self, topic: str) -> bool:
-        """Whether a pattern of this token matches the topic."""
+        """Returns whether a pattern of this token matches the topic."""
         return any(fnmatchcase(topic, pattern) for pattern in self.topics)
 
     @property
     def covers_all(self) -> bool:
-        """Whether every topic is covered, whatever its name."""
+        """Whether every topic name is covered."""
         return "*" in self.topics
 
 
@@ -99,14 +99,14 @@ class _TokenFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The gatekeeper of one server. Without tokens everybody may do everything, which is for loopback only."""
+    """The access check of one server. Without tokens everything is allowed to everybody, which is for loopback only."""
 
     tokens: Mapping[bytes, Principal] | None = None
-    """By the SHA-256 of each token: how long a lookup takes says nothing, since nobody can choose a hash."""
+    """Keyed by the SHA-256 of each token: lookup times leak nothing, since nobody can choose a hash."""
     loopback_hosts_only: bool = False
 
     def principal(self, headers: Mapping[str, str]) -> Principal:
-        """Who sends this. Raises Problem, unauthenticated, for a token that is missing or unknown."""
+        """Returns the sender. Raises Problem, unauthenticated, for a missing or unknown token."""
         if self.tokens is None:
             return ANYONE
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -118,7 +118,7 @@ class Access:
         return found
 
     def check_origin(self, method: str, headers: Mapping[str, str]) -> None:
-        """Refuse what a foreign web page has a browser send, and on an open server hosts that are not loopback's."""
+        """Refuse requests that foreign web pages make browsers send, and on an open server all but loopback hosts."""
         host = headers.get("host", "")
         if self.loopback_hosts_only and not is_loopback(_host_name(host)):
             raise Problem(ProblemKind.FOREIGN_ORIGIN, "a server without tokens answers to localhost only")
@@ -134,14 +134,14 @@ class Access:
 
 
 def authorize(principal: Principal, role: Role, topic: str | None) -> None:
-    """Raise Problem, forbidden, where the principal does not hold the role (for the topic)."""
+    """Raise Problem, forbidden, if the principal lacks the role (for the topic)."""
     if not principal.allows(role, topic):
         on = f" for the topic {topic}" if topic is not None else ""
         raise Problem(ProblemKind.FORBIDDEN, f"the token {principal.name!r} lacks the role {role.value!r}{on}")
 
 
 def load_tokens(path: Path) -> dict[bytes, Principal]:
-    """The tokens of a file, by their SHA-256. Raises ConfigurationError that says what is wrong, and quotes nothing."""
+    """Load the tokens of a file, by SHA-256. Raises ConfigurationError that names the mistake, but no values."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         entries = msgspec.convert(data, _TokenFile).tokens
@@ -166,7 +166,7 @@ def load_tokens(path: Path) -> dict[bytes, Principal]:
 
 @lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address stands for this machine alone."""
+    """Returns whether a name or an address is a loopback one."""
     if host.lower() == "localhost":
         return True
     try:
@@ -176,7 +176,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_of(origin: str, host: str) -> bool:
-    """Whether an Origin header names this host and port; one that cannot be read does not."""
+    """Returns whether an Origin header names this host and port; False if it does not parse."""
     try:
         return urlsplit(origin).netloc == host
     except ValueError:
@@ -184,7 +184,7 @@ def _is_of(origin: str, host: str) -> bool:
 
 
 def _host_name(host: str) -> str:
-    """The Host header without its port."""
+    """Returns the Host header without its port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]

@@ -1,7 +1,7 @@
-"""From the head of a request to its response: who asks for what, within which bounds, and what errors become.
+"""Processes requests: admission by the request head, then execution, and the mapping of errors to responses.
 
-It knows no sockets. A connection asks it to admit a request by its head, before any of the body is read, and once the
-body is whole has it work on the request in a thread, or wait for messages on the event loop.
+Knows no sockets. A connection asks it to admit a request by its head, before any of the body is read, and once the body
+is complete has it execute the request in a thread, or wait for messages on the event loop.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from outbox_core.protocol.problem import ProblemKind
 logger = logging.getLogger(__name__)
 
 BODY_COPIES: Final = 2
-"""A body is counted so often: as it came, and as what is decoded from it."""
+"""How often a body is counted: as received, and as decoded from it."""
 UNREAD_BYTES_MAX: Final = 4 * 1024
-"""A body that no route asked for may have so many bytes; they mean nothing."""
+"""Size limit of a body that the route does not use; it is ignored."""
 _QUERY_FIELDS_MAX: Final = 64
 
 
 @dataclass(slots=True, kw_only=True)
 class Admitted:
-    """A request that may be read and worked on. Whoever has it responds to it, or discards it."""
+    """An admitted request. Its owner responds to it, or discards it."""
 
     target: Route | Operation
     head: RequestHead
@@ -62,38 +62,38 @@ class Admitted:
 
     @property
     def is_authorized(self) -> bool:
-        """Whether its sender has shown that it may use the server; probes are for strangers, too."""
+        """Whether its sender was authorised; operations such as probes are open to anybody."""
         return isinstance(self.target, Route)
 
     def count_body(self, size_bytes: int) -> None:
-        """Count what has come of its body: what is announced alone takes nobody's room.
+        """Lease bytes for what has arrived of its body: an announced length alone reserves nothing.
 
-        Raises Problem where it is too large, or there is no room for its bytes.
+        Raises Problem if it is too large, or the byte budget is exhausted.
         """
         if size_bytes > self.body_bytes_max:
             raise too_large(self.body_bytes_max)
         self.lease.resize(BODY_COPIES * size_bytes)
 
     def enter_gate(self) -> None:
-        """Be counted among what is worked on: the body is whole. Raises Problem, throttled."""
+        """Count as a request in progress: the body is complete. Raises Problem, throttled."""
         if self.gate is not None:
             self.gate.enter()
             self.is_in_work = True
 
     def leave_gate(self) -> None:
-        """Let others be worked on; idempotent."""
+        """Release the place among requests in progress; idempotent."""
         if self.gate is not None and self.is_in_work:
             self.gate.leave()
             self.is_in_work = False
 
     def discard(self) -> None:
-        """Give up all that it holds: its body did not come, or nobody reads its response."""
+        """Release everything: the body did not arrive, or the client is gone."""
         self.leave_gate()
         self.lease.release()
 
 
 class Application:
-    """What a server does with requests."""
+    """Admission and execution of a server's requests."""
 
     def __init__(self, services: Services) -> None:
         threads = services.threads
@@ -105,7 +105,7 @@ class Application:
         self._router: Router[Route | Operation] = Router((*ROUTES, *OPERATIONS))
 
     def admit(self, head: RequestHead, *, is_reserved: bool) -> Admitted | Response:
-        """Let a request in, or say why not. `is_reserved`: only probes, metrics and operators' requests are let in."""
+        """Admit a request, or return the refusal. `is_reserved`: admit only probes, metrics and operators."""
         try:
             target, names = self._router.find(head.method, head.path)
         except Problem as problem:
@@ -118,20 +118,20 @@ class Application:
             return self.refuse(target, problem)
 
     def refuse(self, target: Route | Operation, problem: Problem) -> Response:
-        """The response to a request that is not worked on, which is counted."""
+        """Returns the response to a refused request, which is counted."""
         response = problem.response()
         self._services.metrics.count_request(target.method, target.path, status=response.status, seconds=None)
         return response
 
     def pool_of(self, admitted: Admitted, *, body_bytes: int) -> ThreadPoolExecutor | None:
-        """Where a request is to be worked on, by work(); None for what waits for messages: that is wait_for()'s."""
+        """Returns the pool that executes work() for a request; None for one that waits for messages: see wait_for()."""
         work = admitted.target.work
         if work is WorkClass.PUBLISH and body_bytes > content_negotiation.LONG_BYTES:
             return self._services.threads.long_publish
         return self._pools[work]
 
     def work(self, admitted: Admitted, body: bytes | bytearray) -> Response:
-        """Do what is asked, in a thread that may wait for a disk or a lock. Every error becomes a response."""
+        """Execute a request, in a thread that may block on a disk or a lock. Every error becomes a response."""
         target = admitted.target
         try:
             if isinstance(target, Operation):
@@ -144,8 +144,8 @@ class Application:
             return self._failed(target.path, error)
 
     async def wait_for(self, admitted: Admitted, body: bytes | bytearray, gone: asyncio.Future[None]) -> Response:
-        """Do what is asked of a pull or a read, waiting for messages until `gone` ends: the client has gone, or says no
-        more. Every error becomes a response.
+        """Execute a pull or a read, waiting for messages until `gone` is done: the client is gone, or sends no more.
+        Every error becomes a response.
         """
         target = admitted.target
         try:
@@ -156,7 +156,7 @@ class Application:
             return self._failed(target.path, error)
 
     def finish(self, admitted: Admitted, response: Response) -> None:
-        """A request was worked on: let others in, count it, and hold the bytes of its response."""
+        """End a request: release its place, count it, and lease the bytes of its response."""
         admitted.leave_gate()
         admitted.lease.settle(len(response.body))
         target = admitted.target
@@ -191,7 +191,7 @@ class Application:
         body_bytes_max = _body_bytes_max(route, services.settings.request_bytes_max)
         _check_length(head, bytes_max=body_bytes_max)
         gate = services.gate_of(route.work)
-        services.budget.check(BODY_COPIES * head.content_length)  # they are leased as they come
+        services.budget.check(BODY_COPIES * head.content_length)  # they are leased as they arrive
         gate.check()
         return Admitted(
             target=route, head=head, lease=services.budget.lease(), gate=gate, principal=principal,
@@ -207,7 +207,7 @@ class Application:
         )  # fmt: skip
 
     def _failed(self, path: str, error: Exception) -> Response:
-        """What an error becomes; one that nobody has foreseen is logged and counted."""
+        """Returns the response to an error; an unexpected one is logged and counted."""
         match error:
             case Problem():
                 return error.response()
@@ -228,7 +228,7 @@ def _check_length(head: RequestHead, *, bytes_max: int) -> None:
 
 
 def too_large(bytes_max: int) -> Problem:
-    """A body beyond the bound of its route."""
+    """Returns the problem of a body beyond its route's limit."""
     return Problem(
         ProblemKind.BODY_TOO_LARGE,
         f"the request has more than the {bytes_max:,} bytes allowed; send smaller batches",

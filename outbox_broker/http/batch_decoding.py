@@ -1,8 +1,8 @@
-"""The messages of a long publish, decoded one by one: no call holds the interpreter for the whole of a batch, and
-nothing is built of a batch that has too many messages. Not the shapes; a short publish is decoded in one go.
+"""Decodes the messages of a large publish one by one, so that no call holds the interpreter for a whole batch.
 
-In MessagePack a list says how many it has, and its entries are found without a look into them. In JSON the end of each
-entry is where its decoder says that there is more.
+Nothing is built from a batch with too many messages. Small publishes are decoded at once elsewhere.
+In MessagePack an array states its length, and its entries are found without decoding them. In JSON the end of each
+entry is where the decoder reports trailing characters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VALUE: Final = re.compile(rb"%b(?![ \t\n\r])" % _BLANKS)
 _NEXT: Final = re.compile(rb"%b," % _BLANKS)
 _END: Final = re.compile(rb"%b\]%b\}%b\Z" % ((_BLANKS,) * 3))
 _MORE: Final = re.compile(r"trailing characters \(byte ([0-9]+)\)$")
-"""What the decoder says of a value with something behind it: the place of that, counted from 1."""
+"""The decoder's error for a value with something after it: the position of that, counted from 1."""
 _BYTE: Final = re.compile(r"\(byte ([0-9]+)\)$")
 _ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 
@@ -45,11 +45,11 @@ _skip_text: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class TooManyMessages(Exception):
-    """A batch has more messages than any may have."""
+    """A batch has more messages than allowed."""
 
 
 def packed_entries(body: Body) -> Sequence[msgspec.Raw]:
-    """The messages of a publish in MessagePack, each as its bytes in the body, which are not copied.
+    """Returns the messages of a MessagePack publish as slices of the body, without copies.
 
     Raises TooManyMessages or what msgspec raises.
     """
@@ -62,7 +62,7 @@ def packed_entries(body: Body) -> Sequence[msgspec.Raw]:
 
 
 def packed_messages(body: Body, shape: type[Entry]) -> Iterator[Entry]:
-    """The messages of a publish in MessagePack. Raises TooManyMessages, or Problem that says where it is wrong."""
+    """Yields the messages of a MessagePack publish. Raises TooManyMessages, or Problem that names the position."""
     try:
         entries = packed_entries(body)
     except _ERRORS as error:
@@ -77,7 +77,7 @@ def packed_messages(body: Body, shape: type[Entry]) -> Iterator[Entry]:
 
 
 def text_messages(body: Body, shape: type[Entry]) -> Iterator[Entry]:
-    """The messages of a publish in JSON. Raises TooManyMessages, or Problem that says where it is wrong."""
+    """Yields the messages of a JSON publish. Raises TooManyMessages, or Problem that names the position."""
     decode = json_decoder(shape).decode
     for number, (start, end) in enumerate(_text_entries(body)):
         if number == BATCH_MESSAGES_MAX:
@@ -90,7 +90,7 @@ def text_messages(body: Body, shape: type[Entry]) -> Iterator[Entry]:
 
 
 def _text_entries(body: Body) -> Iterator[tuple[int, int]]:
-    """Where the entries of {"messages": [...]} begin and end, as they are found."""
+    """Yields where the entries of {"messages": [...]} begin and end."""
     begin = _BEGIN.match(body)
     if begin is None:
         _refuse_frame()
@@ -111,9 +111,9 @@ def _text_entries(body: Body) -> Iterator[tuple[int, int]]:
 
 
 def _end_of_value(body: Body, start: int, *, likely_bytes: int) -> int:
-    """Where the value ends that begins here; something stands behind it. Raises Problem.
+    """Returns the end of the value that begins here, which something must follow. Raises Problem.
 
-    The decoder gets no more than it needs, but for the factor two: it would pass over any number of blanks.
+    The decoder gets at most twice what it needs: it would skip any number of blanks.
     """
     if not _VALUE.match(body, start):
         _refuse_frame()
@@ -133,7 +133,7 @@ def _end_of_value(body: Body, start: int, *, likely_bytes: int) -> int:
 
 
 def _shifted(error: Exception, start: int, *, within: str) -> Problem:
-    """The problem with an entry that begins so many bytes behind the body's beginning."""
+    """Returns the problem of an entry that begins at this offset of the body."""
     problem = of_decoding(error, within=within)
     place = _BYTE.search(str(error))
     if place is None or problem.kind is not ProblemKind.MALFORMED_BODY:

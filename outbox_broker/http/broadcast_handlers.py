@@ -1,4 +1,4 @@
-"""Handler of broadcast: a topic read on from a place. It runs in worker threads, and never waits."""
+"""Handlers of broadcast: reads of a topic from an offset. They run in worker threads, and never wait."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from outbox_core.protocol.wire_broadcast import ReadAnswer, ReadRequest, read_me
 
 
 def place_of(call: Call, request: ReadRequest) -> int:
-    """Where the reader is."""
+    """Returns the reader's offset."""
     if request.offset is not None:
         return request.offset
     return call.readers.place_to_read(call.topic, start=request.start)
 
 
 def take(call: Call, request: ReadRequest, place: int) -> PolledMessages | None:
-    """Read once; None where there is nothing new to say."""
+    """Read once; None if there is nothing new."""
     found = call.readers.read_on(
         call.topic, place, max_messages=request.max_messages, bytes_max=call.services.settings.pull_bytes_max
     )
@@ -29,7 +29,7 @@ def take(call: Call, request: ReadRequest, place: int) -> PolledMessages | None:
 
 
 def nothing(call: Call, place: int) -> bytes | bytearray:
-    """The answer where nothing came."""
+    """Returns the response without messages."""
     return _answer(call, TopicRead(deliveries=[], offset=place, next_offset=place))
 
 

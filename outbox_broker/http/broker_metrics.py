@@ -1,4 +1,4 @@
-"""The metrics of one server, in a registry of its own: read from the engine when asked for, or counted here."""
+"""The metrics of one server, in their own registry: read from the engine on each scrape, or counted here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outbox_broker.engine.publisher import OTHERS
 from outbox_broker.engine.puller import PulledMessages
 from outbox_broker.http.byte_budget import ByteBudget
 from outbox_broker.http.connection_table import ConnectionTable
-from outbox_broker.http.served_ports import Served
+from outbox_broker.http.service_ports import Served
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_core.common.errors import StorageFailed
@@ -51,7 +51,7 @@ _FIGURES: Final = {
 
 
 class BrokerMetrics:
-    """What `/metrics` shows."""
+    """The metrics served by `/metrics`."""
 
     def __init__(self, served: Served, *, series_max: int) -> None:
         self._registry = CollectorRegistry()
@@ -85,14 +85,14 @@ class BrokerMetrics:
         built.labels(here.version, here.revision, here.python).set(1)
 
     def watch(self, table: ConnectionTable, budget: ByteBudget) -> None:
-        """Show a server's connections and the bytes in work from now on."""
+        """Register a server's connections and its byte budget."""
         self._registry.register(ConnectionCollector(table, budget))
 
     def count_request(self, method: str, route: str, *, status: int, seconds: float | None) -> None:
-        """One request was answered; None seconds where most of them were waited."""
+        """Count a request; `seconds` is None if most of it was waiting."""
         place = (method, route, status)
         known = self._known.get(place)
-        if known is None:  # labels() costs more than the counting; there are as many as routes and statuses
+        if known is None:  # labels() costs more than the counting; bounded by routes and statuses
             known = self._requests.labels(method, route, str(status)), self._seconds.labels(route)
             self._known[place] = known
         known[0].inc()
@@ -100,11 +100,11 @@ class BrokerMetrics:
             known[1].observe(seconds)
 
     def count_failure(self) -> None:
-        """A request met a defect of ours."""
+        """Count a request that failed on a bug of the broker."""
         self._failures.inc()
 
     def count_handed_out(self, topic: str, group: str, handed: Sequence[PulledMessages], *, now_ms: int) -> None:
-        """Hand-outs are about to be sent; the latency is that of the oldest message that is handed out first."""
+        """Count deliveries about to be sent; the latency is that of the oldest message on its first delivery."""
         ages_ms = [
             now_ms
             - (
@@ -120,14 +120,14 @@ class BrokerMetrics:
             self._latency.labels(*self._bounded(topic, group)).observe(max(0, *ages_ms) / 1000)
 
     def forget(self, topic: str, group: str | None = None) -> None:
-        """A group was deleted, or, without one, a topic with all of them."""
+        """Drop the series of a deleted group, or, without one, of a deleted topic."""
         for place in [one for one in list(self._groups) if one[0] == topic and group in {None, one[1]}]:
             self._groups.discard(place)
-            with suppress(KeyError):  # another thread has forgotten it
+            with suppress(KeyError):  # another thread has removed it
                 self._latency.remove(*place)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """The text and its content type: OpenMetrics where the scraper accepts it."""
+        """Returns the text and its content type: OpenMetrics if the scraper accepts it."""
         encoder, content_type = choose_encoder(accept)
         return encoder(self._registry), content_type
 
@@ -142,14 +142,14 @@ class BrokerMetrics:
 
 
 class ConnectionCollector(Collector):
-    """Reads the bounds of a server whenever it is scraped."""
+    """Reads a server's connections and bytes on each scrape."""
 
     def __init__(self, table: ConnectionTable, budget: ByteBudget) -> None:
         self._table = table
         self._budget = budget
 
     def collect(self) -> Iterator[Metric]:
-        """Connections, those that found no room or made it, and bytes."""
+        """Yields connections, refused and evicted ones, and bytes."""
         table = self._table
         yield GaugeMetricFamily("broker_http_connections", "Connections, with those of the reserve.", value=len(table))
         ended = CounterMetricFamily(
@@ -166,14 +166,14 @@ class ConnectionCollector(Collector):
 
 
 class EngineCollector(Collector):
-    """Reads the engine whenever it is scraped. Beyond `series_max` labels a family sums up the rest as `~others`."""
+    """Reads the engine on each scrape. A family with more than `series_max` series sums up the others as `~others`."""
 
     def __init__(self, served: Served, *, series_max: int) -> None:
         self._served = served
         self._series_max = series_max
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, those without samples too, so that a counter is there before its first event."""
+        """Yields every family, including those without samples, so that a counter exists before its first event."""
         totals = self._served.measured.counters()
         yield from self._families(totals, _BY_TOPIC, labels=("topic",))
         yield from self._families(totals, _BY_GROUP, labels=("topic", "group"))
@@ -198,7 +198,7 @@ class EngineCollector(Collector):
             yield family
 
     def _by_reason(self, totals: Mapping[tuple[str, str, str], int]) -> Iterator[Metric]:
-        """What has its reason behind its name: `what`, an underscore, the reason."""
+        """Yields counters whose keys end in a reason: `what`, an underscore, the reason."""
         for what, (name, help_text, labels) in _REASONS.items():
             family = CounterMetricFamily(name, help_text, labels=(*labels, "reason"))
             found = sorted(
@@ -228,7 +228,7 @@ class EngineCollector(Collector):
         for place in self._places():
             try:
                 figures = self._served.needed(self._served.groups).group_figures(*place)
-            except (KeyError, StorageFailed):  # dropped since the list was made; or not ready, and /readyz says why
+            except (KeyError, StorageFailed):  # deleted since the list was made; or not ready, as /readyz reports
                 continue
             for what, family in families.items():
                 family.add_metric(place, figures[what])
@@ -238,7 +238,7 @@ class EngineCollector(Collector):
         yield from (*families.values(), lag, oldest)
 
     def _scheduled(self) -> Metric:
-        """Each horizon holds those before it; `inf` is all."""
+        """Each horizon includes those before it; `inf` is all."""
         family = GaugeMetricFamily(
             "broker_scheduled_messages", "Messages that wait for their time, and fall due within so long.",
             labels=("horizon",),
@@ -249,7 +249,7 @@ class EngineCollector(Collector):
         return family
 
     def _places(self) -> list[tuple[str, str]]:
-        """Topics with their groups, of so many series at most."""
+        """Returns topics with their groups, up to `series_max`."""
         places: list[tuple[str, str]] = []
         for topic in self._served.catalog.topics():
             if len(places) >= self._series_max:
@@ -290,7 +290,7 @@ def _logs(figures: Mapping[str, int]) -> Iterator[Metric]:
     size.add_metric(["messages"], figures["messages_bytes"])
     size.add_metric(["actions"], figures["actions_bytes"])
     yield size
-    if "quarantined_bytes" in figures:  # a delay service has a schedule alone
+    if "quarantined_bytes" in figures:  # a delay service has a schedule only
         yield GaugeMetricFamily(
             "broker_quarantined_bytes", "Damaged bytes of the logs, found on opening.",
             value=figures["quarantined_bytes"],

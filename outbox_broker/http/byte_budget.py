@@ -1,4 +1,4 @@
-"""One bound on the bytes of everything in work: what requests carry and what answers wait to be read."""
+"""A limit on the bytes of all requests and responses in progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outbox_core.protocol.problem import ProblemKind
 
 
 class ByteBudget:
-    """Counts bytes that are leased. Safe for threads: answers grow in worker threads."""
+    """Counts leased bytes. Thread-safe: responses grow in worker threads."""
 
     def __init__(self, bytes_max: int, *, retry_after_ms: int) -> None:
         self._bytes_max = bytes_max
@@ -19,24 +19,24 @@ class ByteBudget:
 
     @property
     def leased_bytes(self) -> int:
-        """How many bytes are leased now."""
+        """The number of bytes leased now."""
         return self._leased
 
     def lease(self, size_bytes: int = 0) -> BudgetLease:
-        """Lease bytes. Raises Problem, overloaded, where there is no room for them."""
+        """Lease bytes. Raises Problem, overloaded, if the budget is exhausted."""
         lease = BudgetLease(self)
         lease.resize(size_bytes)
         return lease
 
     def check(self, size_bytes: int) -> None:
-        """Raise Problem, overloaded, where there is no room for so many bytes now."""
+        """Raise Problem, overloaded, if this many bytes are not available now."""
         with self._lock:
             self._check(self._leased, size_bytes)
 
     def move(self, held: int, wanted: int, *, always: bool = False) -> None:
-        """Replace a lease's bytes by others; less is always granted, and more where it is to be `always`.
+        """Change the size of a lease; less is always granted, and more too if `always` is set.
 
-        What is larger than the whole budget is granted when nothing else is leased: its own bound let it pass.
+        A lease larger than the whole budget is granted if nothing else is leased: its own limit has admitted it.
         """
         with self._lock:
             others = self._leased - held
@@ -64,17 +64,17 @@ class BudgetLease:
         self.size_bytes = 0
 
     def resize(self, size_bytes: int) -> None:
-        """Hold so many bytes from now on. Raises Problem, overloaded, and changes nothing, where there is no room."""
+        """Resize the lease. Raises Problem, overloaded, with nothing changed, if the budget is exhausted."""
         if size_bytes != self.size_bytes:
             self._budget.move(self.size_bytes, size_bytes)
             self.size_bytes = size_bytes
 
     def settle(self, size_bytes: int) -> None:
-        """Hold so many bytes, whether there is room or not: what was done must be told."""
+        """Change the size of the lease regardless of the budget: the result of completed work must be sent."""
         if size_bytes != self.size_bytes:
             self._budget.move(self.size_bytes, size_bytes, always=True)
             self.size_bytes = size_bytes
 
     def release(self) -> None:
-        """Give all bytes back; idempotent."""
+        """Release all bytes; idempotent."""
         self.settle(0)

@@ -1,7 +1,7 @@
-"""A body in the chunked transfer coding (RFC 9112, 7.1), decoded from a connection's bytes to its very end.
+"""Decodes a body in the chunked transfer coding (RFC 9112, 7.1), up to its exact end.
 
-llhttp would go on into the next request, and does not tell where this one ended; so this part of the grammar is here.
-Extensions and trailers are passed over, within bounds.
+llhttp would continue into the next request, and does not report where this one ended; so this part of the grammar is
+implemented here. Extensions and trailers are ignored, within limits.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Final
 from outbox_broker.http.problems import malformed
 
 LINE_BYTES_MAX: Final = 1_024
-"""A size with its extensions."""
+"""A chunk size with its extensions."""
 TRAILER_BYTES_MAX: Final = 8 * 1024
 SMALL_CHUNKS_MAX: Final = 4_096
-"""So many chunks may be of any size; beyond, they are of 64 bytes or more in the mean, or cost more than they carry."""
+"""Chunks of any size are allowed up to this number; beyond, their mean size must be MEAN_BYTES_MIN or more."""
 MEAN_BYTES_MIN: Final = 64
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?")
 _FIELD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 _DETAIL: Final = (
     "the chunked body is malformed, or of too many small chunks, or its extensions or trailers are too long"
 )
-"""One text for all: what is said must not depend on how much of a line has come."""
+"""One text for all cases: the response must not depend on how much of a line has arrived."""
 _CRLF: Final = b"\r\n"
 
 
@@ -45,7 +45,8 @@ class ChunkedBody:
         self._trailer_bytes = 0
 
     def read(self, received: bytearray) -> bool:
-        """Take what belongs to the body from the front of `received`, and leave what follows; whether it is whole.
+        """Consume the bytes of the body from the front of `received`, leaving what follows; returns whether the body is
+        complete.
 
         Raises Problem, which closes the connection.
         """
@@ -87,10 +88,10 @@ class ChunkedBody:
 
 
 def _next_line(received: bytearray) -> bytes | None:
-    """The next line, without its end, which are taken; None where it is not whole. Raises Problem."""
+    """Consume and return the next line, without its end; None if it is incomplete. Raises Problem."""
     end = received.find(_CRLF, 0, LINE_BYTES_MAX + 2)
     if end < 0:
-        # A lone CR or LF is never followed by what would make it a line.
+        # A lone CR or LF can never become a valid line end.
         rest = received[:-1] if received.endswith(b"\r") else received
         if len(rest) > LINE_BYTES_MAX or b"\n" in rest or b"\r" in rest:
             raise malformed(_DETAIL)

@@ -1,4 +1,4 @@
-"""Back-pressure: a bound on how much is being worked on at once. Over it a request is told to come back, not queued."""
+"""Back-pressure: a limit on concurrent requests. Above it a request is rejected for a retry, not queued."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outbox_core.protocol.problem import ProblemKind
 
 @dataclass(slots=True, kw_only=True)
 class ConcurrencyLimit:
-    """Counts requests; used on the event loop alone, so it needs no lock."""
+    """Counts requests; used on the event loop only, so it needs no lock."""
 
     name: str
     requests_max: int
@@ -18,12 +18,12 @@ class ConcurrencyLimit:
     requests: int = field(default=0, init=False)
 
     def enter(self) -> None:
-        """Count a request, until leave(). Raises Problem, throttled, where as many as may be are in work."""
+        """Count a request, until leave(). Raises Problem, throttled, at the limit."""
         self.check()
         self.requests += 1
 
     def check(self) -> None:
-        """Raise Problem, throttled, where as many as may be are in work."""
+        """Raise Problem, throttled, at the limit."""
         if self.requests >= self.requests_max:
             raise Problem(
                 ProblemKind.THROTTLED,
@@ -34,5 +34,5 @@ class ConcurrencyLimit:
             )
 
     def leave(self) -> None:
-        """A request was worked on."""
+        """Uncount a completed request."""
         self.requests -= 1

@@ -1,7 +1,7 @@
-"""One connection: requests read from its bytes, one at a time, and responses written, all of it bounded in time.
+"""One HTTP connection: reads requests one at a time and writes responses, all with deadlines.
 
-A connection is in one phase at a time, and each phase but WORK has a deadline. The server looks at deadlines now and
-then (`ConnectionContext.sweep`), so that a request sets no timer.
+A connection is in one phase at a time, and each phase but WORK has a deadline. The server checks deadlines periodically
+(`ConnectionContext.sweep`), so that a request sets no timer.
 
     HEAD -> BODY -> WORK -> WRITE -> HEAD ...
       |       |               |
@@ -28,20 +28,20 @@ from outbox_broker.http.response import CONTINUE, Response, head_of
 from outbox_core.protocol.problem import ProblemKind
 
 AHEAD_BYTES_MAX: Final = 16 * 1024
-"""What is read beyond the body whose length is known: heads, chunks, and requests behind the one in work."""
+"""Read limit beyond a body of known length: heads, chunks, and pipelined requests."""
 SLICE_BYTES: Final = 256 * 1024
-"""What is given to the transport at a time; the next slice follows when the client has taken this one."""
+"""Bytes given to the transport at a time; the next slice follows when the client has received this one."""
 DISCARD_BYTES_MAX: Final = 1024 * 1024
-"""A refused body up to here is read and dropped, so that its connection can go on."""
+"""A refused body up to this size is read and dropped, so that its connection can be reused."""
 LINGER_MS: Final = 2_000
-"""How long what still comes is dropped behind a last response: closing at once could destroy that on its way."""
+"""How long incoming data is dropped after a last response: closing at once could destroy the response in transit."""
 _RESET: Final = struct.pack("ii", 1, 0)
-"""To linger for no time: what the kernel has is dropped."""
+"""A linger time of zero: the kernel drops unsent data."""
 _NEVER: Final = float("inf")
 
 
 class Phase(Enum):
-    """What a connection is doing."""
+    """The state of a connection."""
 
     HEAD = auto()
     BODY = auto()
@@ -67,11 +67,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._unsent = memoryview(b"")
         self._response_lease: BudgetLease | None = None
         self._closes = False
-        """Whether the response that comes next, or is written, is the last."""
+        """Whether the next response, or the one being written, is the last."""
         self._discards = 0
         self._lingers = False
         self._is_ended = False
-        """Whether the client has said that it sends no more."""
+        """Whether the client has closed its sending side."""
         self._is_write_paused = False
         self._is_read_paused = False
         self._is_advancing = False
@@ -79,25 +79,25 @@ class HttpConnection(asyncio.BufferedProtocol):
     # -- what the event loop calls -----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has come."""
+        """Start a connection."""
         self._transport = cast("asyncio.Transport", transport)
-        # Paused until the kernel has everything: what is written has then been taken by the client's side. With 0
-        # asyncio's TLS would pause for ever.
+        # Paused until the kernel has everything: what was written has then been acknowledged by the client's side. With
+        # 0 asyncio's TLS would pause for ever.
         self._transport.set_write_buffer_limits(high=1)
         self._context.connections.add(self)
         self._set_deadline(self._context.settings.request_head_ms_max)
         if self._context.is_stopping:
             self._close()
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - how much there is does not matter
-        """Where the next bytes are read to."""
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - how much is available does not matter
+        """Returns the buffer for the next bytes."""
         if self._phase is Phase.BODY:
             missing = self._reader.missing_bytes(cast("Admitted", self._admitted).head)
             return self._context.scratch[: (missing or 0) + AHEAD_BYTES_MAX]
         return self._context.scratch[:AHEAD_BYTES_MAX]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have come."""
+        """Process received bytes."""
         data = self._context.scratch[:nbytes]
         match self._phase:
             case Phase.HEAD | Phase.WORK | Phase.WRITE:
@@ -115,7 +115,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 pass
 
     def eof_received(self) -> bool:
-        """The client sends no more: what it has asked for is answered still, but nothing is waited for."""
+        """Handle the end of the client's data: requests already received are answered, but nothing is waited for."""
         self._is_ended = True
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
@@ -123,22 +123,22 @@ class HttpConnection(asyncio.BufferedProtocol):
         return in_work and self._transport.get_extra_info("sslcontext") is None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is no more."""
+        """Release everything: the connection is closed."""
         del exc
         phase, self._phase = self._phase, Phase.CLOSED
         self._context.connections.discard(self)
         self._context.table.leave(self._slot)
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
-        if phase is not Phase.WORK:  # what is worked on is its task's to give back
+        if phase is not Phase.WORK:  # a request in progress is released by its task
             self._release()
 
     def pause_writing(self) -> None:
-        """The client has not taken everything."""
+        """Note that the client has not received everything."""
         self._is_write_paused = True
 
     def resume_writing(self) -> None:
-        """The client has taken everything."""
+        """Note that the client has received everything."""
         self._is_write_paused = False
         if self._phase is Phase.WRITE:
             self._write_on()
@@ -146,12 +146,12 @@ class HttpConnection(asyncio.BufferedProtocol):
     # -- what the server calls ---------------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """The deadline of the phase has passed."""
+        """Handle the passed deadline of the phase."""
         settings = self._context.settings
         match self._phase:
             case Phase.HEAD if self._reader.ahead_bytes:
                 self._refuse(_too_slow(ProblemKind.HEAD_TOO_SLOW, "request_head_ms_max", settings.request_head_ms_max))
-            case Phase.HEAD:  # idle: nothing is owed to it
+            case Phase.HEAD:  # idle: no response is due
                 self._close()
             case Phase.BODY:
                 self._refuse(_too_slow(ProblemKind.BODY_TOO_SLOW, "request_read_ms_max", settings.request_read_ms_max))
@@ -159,7 +159,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self.abort()
 
     def finish(self) -> None:
-        """Close behind the response to what is in work; at once where nothing is."""
+        """Close after the response to the request in progress; at once if there is none."""
         self._closes = True
         if self._phase is Phase.HEAD:
             self._close()
@@ -167,10 +167,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.abort()
 
     def abort(self) -> None:
-        """End the connection at once, by a reset; what is unsent is lost, also what the kernel has of it."""
+        """End the connection at once, by a reset; unsent data is lost, including the kernel's."""
         accepted = self._transport.get_extra_info("socket")
         if accepted is not None:
-            with suppress(OSError):  # it has gone
+            with suppress(OSError):  # it is closed already
                 accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._transport.abort()
 
@@ -182,7 +182,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._phase is Phase.HEAD:
             self._advance()
             if begins and self._reader.ahead_bytes and self._phase is Phase.HEAD:
-                before = self.deadline  # which empty lines, that begin again and again, must not put off
+                before = self.deadline  # empty lines, which start it again and again, must not extend it
                 self._set_deadline(self._context.settings.request_head_ms_max)
                 self.deadline = min(before, self.deadline)
         elif self._reader.ahead_bytes >= AHEAD_BYTES_MAX and not self._is_read_paused:
@@ -190,8 +190,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _advance(self) -> None:
-        """Read requests for as long as there are whole ones, and none is in work."""
-        self._is_advancing = True  # what is refused at once calls _begin_head() from below
+        """Read requests as long as they are complete, and none is in progress."""
+        self._is_advancing = True  # an immediate refusal calls _begin_head() recursively
         try:
             while self._reader.ahead_bytes and self._read_some():
                 pass
@@ -199,7 +199,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._is_advancing = False
 
     def _read_some(self) -> bool:
-        """Read a head, or more of a body; whether there may be more to read."""
+        """Read a head, or more of a body; returns whether there may be more to read."""
         try:
             if self._phase is Phase.HEAD:
                 head = self._reader.read_head()
@@ -213,7 +213,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return False
 
     def _admit(self, head: RequestHead) -> None:
-        """Let a request in whose head is read, and read its body."""
+        """Admit a request whose head is read, and read its body."""
         admitted = self._context.application.admit(head, is_reserved=self._slot.is_reserved)
         self._closes = self._closes or not head.keep_alive
         if isinstance(admitted, Response):
@@ -229,15 +229,15 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._set_deadline(self._context.settings.request_read_ms_max)
 
     def _read_body(self, admitted: Admitted) -> bool:
-        """Take what has come of the body; begin to work where it is whole. Whether there may be more to read. Raises
-        Problem.
+        """Read what has arrived of the body; start the work if it is complete. Returns whether there may be more to
+        read. Raises Problem.
         """
         body = self._reader.read_body(admitted)
         if body is None:
             return False
         try:
             admitted.enter_gate()
-        except Problem as problem:  # all of it was read: its connection goes on
+        except Problem as problem:  # it was read completely: its connection goes on
             self._release()
             self._write(self._context.application.refuse(admitted.target, problem), None)
             return True
@@ -260,11 +260,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         task.add_done_callback(self._context.tasks.discard)
 
     def _work(self, admitted: Admitted, body: bytearray) -> None:
-        """In a worker's thread."""
+        """Runs in a worker thread."""
         response = self._context.application.work(admitted, body)
         try:
             self._context.loop.call_soon_threadsafe(self._end_work, admitted, response)
-        except RuntimeError:  # the loop has ended: so has whoever asked
+        except RuntimeError:  # the loop has ended, and with it all connections
             return
 
     async def _wait_for(self, admitted: Admitted, body: bytearray, gone: asyncio.Future[None]) -> None:
@@ -295,7 +295,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._set_deadline(self._context.settings.response_write_ms_max)
 
     def _write_on(self) -> None:
-        """Give the transport more as long as it takes it; behind the last slice the response is done."""
+        """Pass more to the transport as long as it accepts it; after the last slice the response is complete."""
         while self._unsent and not self._is_write_paused and self._phase is Phase.WRITE:
             piece, self._unsent = self._unsent[:SLICE_BYTES], self._unsent[SLICE_BYTES:]
             self._transport.write(piece)
@@ -303,7 +303,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._end_response()
 
     def _end_response(self) -> None:
-        """The client's side has the response: go on with what comes behind the request."""
+        """Continue after the client's side has received the response."""
         self._release()
         if self._closes:
             self._close()
@@ -335,7 +335,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     # -- refusing and ending -----------------------------------------------------------------------------------------
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer what is no request, or will not be whole; the connection ends with it."""
+        """Answer an invalid or incomplete request; the connection ends with it."""
         has_body = self._admitted is None or self._admitted.head.method != "HEAD"
         self._release()
         self._reader.clear()
@@ -343,7 +343,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._write(problem.response(), None, has_body=has_body)
 
     def _refuse_admission(self, response: Response, head: RequestHead) -> None:
-        """Answer a request that is not let in. Its body is passed over, or its connection ends."""
+        """Answer a refused request. Its body is skipped, or its connection ends."""
         length = head.content_length
         if head.is_chunked or head.expects_continue or length > DISCARD_BYTES_MAX:
             self._reader.clear()
@@ -360,7 +360,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._begin_head()
 
     def _close(self) -> None:
-        """Close, with what was written on its way first."""
+        """Close after sending what was written."""
         may_send = self._lingers or self._reader.ahead_bytes or self._is_read_paused
         if may_send and not self._is_ended and self._transport.can_write_eof():
             self._phase, self._discards = Phase.LINGER, DISCARD_BYTES_MAX
@@ -373,7 +373,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def _release(self) -> None:
-        """Give back what the request in hand holds, wherever it is."""
+        """Release what the current request holds."""
         self._reader.drop_request()
         admitted, self._admitted = self._admitted, None
         if admitted is not None:

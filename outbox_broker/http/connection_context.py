@@ -1,4 +1,4 @@
-"""What the connections of one server share, and the clock that ends those which are too slow."""
+"""State shared by the connections of one server, and the periodic check of their deadlines."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from outbox_broker.http.connection_table import ConnectionTable
 from outbox_broker.http.http_settings import HttpSettings
 
 READ_BYTES_MAX: Final = 256 * 1024
-"""What is read of a body at a time."""
+"""Bytes of a body read at a time."""
 
 
 class Connection(Protocol):
-    """What a server asks of a connection."""
+    """The server's interface to a connection."""
 
     deadline: float
-    """By the event loop's clock, when what it is doing has to be done; infinity where that may take any time."""
+    """By the event loop's clock, when the current phase must end; infinity if it may take any time."""
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Handle the passed deadline."""
 
     def finish(self) -> None:
-        """Close behind the response to what is in work; at once where nothing is."""
+        """Close after the response to the request in progress; at once if there is none."""
 
     def abort(self) -> None:
         """End at once."""
@@ -34,7 +34,7 @@ class Connection(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ConnectionContext:
-    """What all connections of one server share; on its event loop only."""
+    """State shared by all connections of one server; used on its event loop only."""
 
     loop: asyncio.AbstractEventLoop
     application: Application
@@ -46,20 +46,20 @@ class ConnectionContext:
     is_stopping: bool = False
     date: bytes = b""
     scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES_MAX)))
-    """Where all connections read into: what came is copied or used before the next one reads."""
+    """The receive buffer of all connections: its content is copied or used before the next read."""
 
     def __post_init__(self) -> None:
         self.sweep()
 
     def sweep(self) -> None:
-        """End what is past its deadline, and tell the time anew. To be called at least once a second."""
+        """End connections past their deadlines, and update the date. To be called at least once a second."""
         self.date = formatdate(usegmt=True).encode("ascii")
         now = self.loop.time()
         for connection in [one for one in self.connections if one.deadline <= now]:
             connection.expire()
 
     def stop(self) -> None:
-        """Close connections that are idle, and each other one behind the response that it waits for."""
+        """Close idle connections, and each other one after its pending response."""
         self.is_stopping = True
         for connection in list(self.connections):
             connection.finish()

@@ -1,8 +1,8 @@
-"""Which connections a server has, and which of them make room: by their number, by address, with a reserve.
+"""The connections of a server: limits in total and per address, a reserve, and eviction.
 
-A connection that has not shown yet that it may use the server makes room for newer ones, the oldest first: so strangers
-that are silent keep nobody out, however many they are. Where all are in use, a newcomer gets a slot of the reserve,
-which is for probes, metrics and operators.
+A connection that was not authorised yet is evicted for newer ones, the oldest first: so any number of silent strangers
+keeps nobody out. If all slots are in use, a new connection gets a slot of the reserve, which is for probes, metrics and
+operators.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False, slots=True)
 class ConnectionSlot:
-    """The place of one connection."""
+    """The slot of one connection."""
 
     address: str
     is_reserved: bool
@@ -25,7 +25,7 @@ class ConnectionSlot:
 
 @dataclass(slots=True, kw_only=True)
 class ConnectionTable:
-    """The slots of one server; on its event loop only."""
+    """The slots of one server; used on its event loop only."""
 
     connections_max: int
     per_address_max: int
@@ -36,14 +36,14 @@ class ConnectionTable:
     _reserved: int = field(default=0, init=False)
     _by_address: Counter[str] = field(default_factory=Counter, init=False)
     _unauthorized: dict[str, dict[ConnectionSlot, None]] = field(default_factory=dict, init=False)
-    """Seats by address, in the order in which they were taken; those of the reserve are under no address."""
+    """Slots by address, in the order in which they were taken; those of the reserve have no address."""
     _all_unauthorized: dict[ConnectionSlot, None] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return self._taken + self._reserved
 
     def enter(self, address: str, evict: Callable[[], None]) -> ConnectionSlot | None:
-        """A slot for a new connection; None where there is none."""
+        """Take a slot for a new connection; None if there is none."""
         if self._has_room(address):
             return self._slot(address, evict, is_reserved=False)
         if self._reserved < self.reserved_max or self._evict_oldest(self._unauthorized.get("", {})):
@@ -52,7 +52,7 @@ class ConnectionTable:
         return None
 
     def mark_authorized(self, slot: ConnectionSlot) -> None:
-        """Its client may use the server: the slot is its own from now on."""
+        """Protect the slot of an authorised client from eviction."""
         group = self._unauthorized.get(_group(slot))
         if group is not None and slot in group:
             del group[slot]
@@ -61,7 +61,7 @@ class ConnectionTable:
                 del self._unauthorized[_group(slot)]
 
     def leave(self, slot: ConnectionSlot) -> None:
-        """The connection has ended; idempotent."""
+        """Release the slot of a closed connection; idempotent."""
         if not slot.is_taken:
             return
         slot.is_taken = False

@@ -1,4 +1,4 @@
-"""JSON and MessagePack: which of them a request and its answer speak, and the way in and out. Not the shapes."""
+"""JSON and MessagePack: content negotiation, decoding and encoding. The shapes are in the protocol package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shape = TypeVar("Shape")
 
 
 class Codec(StrEnum):
-    """What a body is written in; the value is its media type."""
+    """The format of a body; the value is its media type."""
 
     JSON = JSON_TYPE
     MSGPACK = MSGPACK_TYPE
@@ -44,9 +44,9 @@ LONG_BYTES: Final = 512 * 1024
 
 
 def request_codec(content_type: str | None) -> Codec:
-    """What the request's body is written in. Raises Problem for all but JSON and MessagePack, and where it is not said.
+    """Returns the format of the request's body. Raises Problem for all but JSON and MessagePack, and if it is missing.
 
-    It must be said: a web page can have a browser post a body without a media type anywhere, but not one with these.
+    It is required: a web page can make a browser post a body without a media type anywhere, but not one with these.
     """
     name = (content_type or "").partition(";")[0].strip().lower()
     codec = _NAMES.get(name)
@@ -62,7 +62,7 @@ def request_codec(content_type: str | None) -> Codec:
 
 @lru_cache(maxsize=256)
 def answer_codec(accept: str | None, *, default: Codec) -> Codec:
-    """What to answer in: the best that Accept allows, of equals the default. Raises Problem where it allows neither."""
+    """Returns the response format: the best in Accept; on a tie the default. Raises Problem if none is allowed."""
     if not accept:
         return default
     weights: dict[Codec, float] = {}
@@ -79,7 +79,7 @@ def answer_codec(accept: str | None, *, default: Codec) -> Codec:
 
 
 def decode(body: bytes | bytearray, codec: Codec, shape: type[Shape]) -> Shape:
-    """The body as a value of this shape. Raises Problem that says where it is wrong."""
+    """Decode the body as a value of this shape. Raises Problem that names the position."""
     try:
         return _decoder(codec, shape).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
@@ -87,13 +87,13 @@ def decode(body: bytes | bytearray, codec: Codec, shape: type[Shape]) -> Shape:
 
 
 def encode(answer: object, codec: Codec) -> bytes:
-    """An answer in a codec."""
+    """Encode a response."""
     return _encode_json(answer) if codec is Codec.JSON else _encode_msgpack(answer)
 
 
 def encode_list(name: str, entries: Iterable[object], codec: Codec, *, count: int, **more: object) -> bytearray:
-    """The answer {name: entries, **more}, `count` entries encoded one by one as they are made: no call holds the
-    interpreter for all of a long one, nor are all entries there at once.
+    """Encode the response {name: entries, **more}, `count` entries one by one as they are generated: no call holds the
+    interpreter for all of a long list, nor are all entries in memory at once.
     """
     is_text = codec is Codec.JSON
     answer = bytearray(b"{" if is_text else bytes([_FIXMAP | len(more) + 1]))

@@ -1,4 +1,4 @@
-"""Handlers of messages on their way out: pull, ack, nack, extend. They run in worker threads; none of them waits."""
+"""Handlers of deliveries: pull, ack, nack, extend. They run in worker threads; none of them waits."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from outbox_core.protocol.wire import (
 from outbox_core.protocol.wire_messages import text_body
 
 ANSWER_COPIES: Final = 3
-"""What is handed out is counted so often until it is an answer: as records, as they are encoded, and encoded."""
+"""How often delivered bytes are counted: as records, as entries to encode, and as the encoded response."""
 LEASED_BYTES_MIN: Final = ANSWER_COPIES * AT_HAND_BYTES_MAX
-"""What a pull counts as before it is known what it hands out; nothing is handed out where there is no room for it."""
+"""The lease of a pull before its size is known; nothing is delivered if the budget is exhausted."""
 Status = TypeVar("Status", AckStatus, NackStatus, ExtendStatus)
 
 
 class _Pulled(msgspec.Struct, gc=False, tag_field="encoding", tag="binary"):
-    """wire.PackedPulledMessage, made in half the time: by position, in the order in which clients read it."""
+    """wire.PackedPulledMessage, built in half the time: by position, in the order in which clients read it."""
 
     receipt: str
     id: str
@@ -61,7 +61,7 @@ class _PulledAnswer(msgspec.Struct):
 
 
 def take(call: Call, request: PullRequest, since: int) -> PolledMessages | None:
-    """Pull once, without waiting; None where nothing is ready. `since`: the engine's deletions as the call began."""
+    """Pull once, without waiting; None if nothing is ready. `since`: the engine's deletions when the call began."""
     call.lease.resize(LEASED_BYTES_MIN)
     handed = call.consumers.take(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
@@ -74,9 +74,9 @@ def take(call: Call, request: PullRequest, since: int) -> PolledMessages | None:
 
 
 def take_at_hand(call: Call, request: PullRequest, since: int) -> PolledMessages | Literal["nothing"] | None:
-    """take(), on the event loop: "nothing" where nothing is ready; None where it might have to wait for something."""
+    """Like take(), on the event loop: "nothing" if nothing is ready; None if it might have to wait for something."""
     if call.services.settings.pull_bytes_max < AT_HAND_BYTES_MAX:
-        return None  # to give back what an answer cannot carry is synced
+        return None  # giving back what does not fit needs a sync
     call.lease.resize(LEASED_BYTES_MIN)
     handed = call.consumers.take_at_hand(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
@@ -89,8 +89,8 @@ def take_at_hand(call: Call, request: PullRequest, since: int) -> PolledMessages
 
 
 def _taken(call: Call, handed: list[PulledMessages]) -> PolledMessages:
-    """The answer with what was handed out. Raises Problem, and gives it back, where there is no room for it: not for
-    what is at hand, which fits into what is leased already, so that the event loop waits for no disk.
+    """Returns the response with the deliveries. Raises Problem, and gives them back, if the byte budget is exhausted:
+    not for immediate pulls, which fit into the existing lease, so that the event loop waits for no disk.
     """
     receipts = [receipt for one in handed for receipt in one.receipts(call.topic, call.group)]
     sizes = [len(record.body) for one in handed for record in one.records]
@@ -112,18 +112,18 @@ def _taken(call: Call, handed: list[PulledMessages]) -> PolledMessages:
 
 
 def give_back(call: Call, receipts: Sequence[str]) -> None:
-    """Undo a hand-out that its client cannot get any more: ready again at once, no attempt used."""
+    """Undo a delivery that its client cannot receive any more: ready again at once, no attempt used."""
     if receipts:
         call.consumers.nack(receipts, delay_ms=0, counts=False)
 
 
 def no_deliveries(call: Call) -> bytes:
-    """The answer to a pull that found nothing."""
+    """Returns the response of an empty pull."""
     return content_negotiation.encode(PullAnswer(deliveries=[]), call.answer_codec)
 
 
 def ack(call: Call) -> AckAnswer | msgspec.Raw:
-    """Settle deliveries."""
+    """Acknowledge deliveries."""
     receipts = call.read(AckRequest).receipts
     statuses = _settle(call, receipts, settle=call.consumers.ack, foreign=AckStatus.UNKNOWN)
     if call.is_packed and statuses.count(AckStatus.ACKED) == len(statuses):
@@ -136,7 +136,7 @@ def ack(call: Call) -> AckAnswer | msgspec.Raw:
 
 
 def nack(call: Call) -> NackAnswer:
-    """Give deliveries back."""
+    """Return deliveries."""
     request = call.read(NackRequest)
 
     def settle(receipts: Sequence[str]) -> list[NackStatus]:
@@ -148,7 +148,7 @@ def nack(call: Call) -> NackAnswer:
 
 
 def extend(call: Call) -> ExtendAnswer:
-    """Keep deliveries invisible for longer."""
+    """Extend the invisible time of deliveries."""
     request = call.read(ExtendRequest)
 
     def settle(receipts: Sequence[str]) -> list[ExtendStatus]:
@@ -162,7 +162,7 @@ def extend(call: Call) -> ExtendAnswer:
 def _settle(
     call: Call, receipts: Sequence[str], *, settle: Callable[[Sequence[str]], list[Status]], foreign: Status
 ) -> list[Status]:
-    """One status a receipt. Those of other groups never reach the engine: the path's group is what was allowed."""
+    """Returns one status per receipt. Those of groups other than the authorised one never reach the engine."""
     call.check_batch(receipts, where="$.receipts")
     prefix = f"{call.topic}/{call.group}/"
     if receipts and all(receipt.startswith(prefix) for receipt in receipts):
@@ -175,7 +175,7 @@ def _settle(
 def _answer(
     call: Call, handed: Sequence[PulledMessages], receipts: Sequence[str], *, is_long: bool
 ) -> bytes | bytearray:
-    """The answer, from the records as they came out of the log."""
+    """Encode the response from the records of the log."""
     records = [(record, one.out.attempt) for one in handed for record in one.records]
     pulled = _packed(call.topic, receipts, records) if call.is_packed else _text(call.topic, receipts, records)
     if is_long:

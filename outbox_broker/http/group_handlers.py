@@ -1,4 +1,4 @@
-"""Handlers of topics and groups: settings, figures, deletion, seek, pause, dead letters. They run in worker threads."""
+"""Handlers of topics and groups: settings, statistics, deletion, seek, pause, dead letters. Run in worker threads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _CURSOR: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 def topics(call: Call) -> TopicsAnswer:
-    """The names of the topics that the sender's token covers."""
+    """List the names of the topics that the sender's token covers."""
     query = call.read_query(PageQuery)
     names = call.served.catalog.topics()
     start = bisect_right(names, query.after) if query.after is not None else 0
@@ -56,14 +56,14 @@ def topics(call: Call) -> TopicsAnswer:
 
 
 def topic(call: Call) -> TopicAnswer:
-    """A topic's figures."""
+    """Returns a topic's statistics."""
     with _not_found():
         figures, groups = call.served.catalog.topic_figures(call.topic), call.served.catalog.groups(call.topic)
     return TopicAnswer(topic=call.topic, figures=dict(figures), groups=groups)
 
 
 def group(call: Call) -> GroupAnswer:
-    """A group's figures and settings."""
+    """Returns a group's statistics and settings."""
     with _not_found():
         figures = call.groups.group_figures(call.topic, call.group)
         config = call.groups.group_config(call.topic, call.group)
@@ -71,14 +71,14 @@ def group(call: Call) -> GroupAnswer:
 
 
 def declare(call: Call) -> NoAnswer:
-    """Make a group, or change its settings."""
+    """Create a group, or change its settings."""
     config = config_of(call.read(GroupSettings))
     call.operators.declare_group(call.topic, call.group, config, quota=call.principal.quota)
     return NoAnswer()
 
 
 def delete_group(call: Call) -> NoAnswer:
-    """Delete a group; one for which somebody waits is in use, as the engine says of one whose messages are held."""
+    """Delete a group; waiting pulls make it in use, as do in-flight messages, which the engine checks."""
     force = call.read_query(DeleteQuery).force
     waiting = call.services.polls.waiting_in(call.topic, call.group)
     with _not_found():
@@ -111,17 +111,17 @@ def seek(call: Call) -> NoAnswer:
 
 
 def pause(call: Call) -> NoAnswer:
-    """Stop hand-outs to a group."""
+    """Stop deliveries to a group."""
     return _pause(call, paused=True)
 
 
 def resume(call: Call) -> NoAnswer:
-    """Let hand-outs to a group go on."""
+    """Resume deliveries to a group."""
     return _pause(call, paused=False)
 
 
 def dead(call: Call) -> msgspec.Raw:
-    """One page of dead letters; what they carry is for those who may consume or administer the topic."""
+    """Returns one page of dead letters; contents only for tokens that may consume or administer the topic."""
     query = call.read_query(PageQuery)
     if query.after is not None and not _CURSOR.fullmatch(query.after):
         raise Problem(ProblemKind.INVALID_MESSAGE, "after must be the `next` of an earlier page", where="query.after")
@@ -139,7 +139,7 @@ def dead(call: Call) -> msgspec.Raw:
 
 
 def redrive(call: Call) -> RedriveAnswer:
-    """Send dead letters again."""
+    """Redrive dead letters."""
     request = call.read(RedriveRequest)
     if (request.ids is None) != request.all:
         raise Problem(ProblemKind.WRONG_SHAPE, 'send {"ids": [...]} or {"all": true}', where="$")
@@ -150,7 +150,7 @@ def redrive(call: Call) -> RedriveAnswer:
 
 
 def config_of(settings: GroupSettings) -> GroupConfig:
-    """Settings on the wire as the engine's; raises InvalidMessage where they contradict each other."""
+    """Converts settings from the wire to the engine's; raises InvalidMessage if they contradict each other."""
     start, backoff = settings.start, settings.backoff
     return GroupConfig(
         start="at" if isinstance(start, StartAt) else start,
@@ -165,7 +165,7 @@ def config_of(settings: GroupSettings) -> GroupConfig:
 
 
 def settings_of(config: GroupConfig) -> GroupSettings:
-    """The engine's settings as they are on the wire."""
+    """Converts the engine's settings to the wire."""
     start: str | StartAt = config.start if config.start_at_ms is None else StartAt(at_ms=config.start_at_ms)
     return GroupSettings(
         start=start,  # type: ignore[arg-type]  # GroupConfig has checked that it is one of the two words
@@ -232,7 +232,7 @@ def _dead_fields(letter: DeadLetter) -> dict[str, Any]:
 
 @contextmanager
 def _not_found() -> Iterator[None]:
-    """The engine's KeyError for a topic or group that is not there, as a problem."""
+    """Turns the engine's KeyError for a missing topic or group into a problem."""
     try:
         yield
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""Handlers of probes and metrics. `/livez` looks at nothing but itself; `/readyz` at whether the broker can serve."""
+"""Handlers of probes and metrics. `/livez` checks only the process; `/readyz` whether the broker can serve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIVE = HealthAnswer(status="ok")
 
 
 def readiness(services: Services, *, in_detail: bool) -> HealthAnswer:
-    """Whether the server can serve; details are for those who have shown a token, where tokens are asked for."""
+    """Check whether the server can serve; details are for authorised senders, if tokens are used."""
     checks = [_serving(services), _storage(services, in_detail=in_detail)]
     status = "ok" if all(check.status == "ok" for check in checks) else "failed"
     if not in_detail:
@@ -27,7 +27,7 @@ def readiness(services: Services, *, in_detail: bool) -> HealthAnswer:
 
 
 def may_see_detail(services: Services, headers: Mapping[str, str]) -> bool:
-    """Whether the sender may read more than names and statuses."""
+    """Returns whether the sender may read more than names and statuses."""
     try:
         return services.access.principal(headers).allows(Role.READ, None)
     except Problem:
@@ -45,19 +45,19 @@ def _serving(services: Services) -> Check:
 def _storage(services: Services, *, in_detail: bool) -> Check:
     try:
         services.served.measured.check_ready()
-        if not in_detail:  # figures look at every run of the schedule: not for each probe
+        if not in_detail:  # log_figures() visits every run of the schedule: too much for each probe
             return Check(name="storage", status="ok")
         figures = services.served.measured.log_figures()
     except OutboxError as error:
         return Check(name="storage", status="failed", observed="it takes nothing", hint=str(error))
     observed = f"{figures['messages_bytes']:,} bytes of messages, {figures['scheduled']:,} scheduled"
-    if figures.get("publishes_refused"):  # consumers must reach it all the same: they make room
+    if figures.get("publishes_refused"):  # consumers must reach it all the same: they free space
         observed += "; publishes are refused until there is room on the disk"
     return Check(name="storage", status="ok", observed=observed)
 
 
 def check_may_scrape(services: Services, headers: Mapping[str, str]) -> None:
-    """Raise Problem where the sender may not read the figures of every topic."""
+    """Raise Problem if the sender may not read the metrics of every topic."""
     principal = services.access.principal(headers)
     authorize(principal, Role.READ, None)
     if not principal.covers_all:

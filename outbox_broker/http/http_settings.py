@@ -1,4 +1,4 @@
-"""What an operator may choose about the HTTP server, with safe defaults. Values only; the engine has its own."""
+"""Settings of the HTTP server, with safe defaults. Values only; the engine has its own options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Bounds of one server. Over a bound a request is refused, with the bound's name, and nothing of it is stored."""
+    """Limits of one server. A request over a limit is refused, with the limit's name, and nothing of it is stored."""
 
     request_bytes_max: int = limits.BATCH_BYTES_MAX
     request_head_bytes_max: int = 32 * 1024

@@ -1,4 +1,4 @@
-"""Takes connections from a bound socket, each in a slot of the connection table, with TLS where it is asked for."""
+"""Accepts connections on a bound socket, each in a slot of the connection table, with TLS if configured."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 2_048
 ACCEPT_PAUSE_S: Final = 0.1
-"""After an accept that failed, mostly for want of descriptors: others end meanwhile."""
+"""Pause after a failed accept, mostly for lack of descriptors: other connections end meanwhile."""
 LOG_LINES_PER_MINUTE: Final = 10
-"""So many lines a minute are logged of what strangers can cause."""
+"""Log lines per minute for events that strangers can cause."""
 
 
 class LogRateLimit:
-    """So many log lines a minute of what anybody can cause, and no more."""
+    """A rate limit for log lines that anybody can cause."""
 
     def __init__(self) -> None:
         self._since, self._count = monotonic(), 0
 
     def allows(self) -> bool:
-        """Whether one more may be logged; it is counted."""
+        """Returns whether one more line may be logged, and counts it."""
         now = monotonic()
         if now - self._since >= 60:
             self._since, self._count = now, 0
@@ -74,12 +74,12 @@ class Listener:
             task.add_done_callback(self.opening.pop)
 
     def stop_opening(self) -> None:
-        """End the connections whose client has not shaken hands yet."""
+        """End the connections whose TLS handshake is not complete."""
         for accepted in self.opening.values():
             _shut_down(accepted)
 
     async def _open(self, accepted: socket.socket, slot: ConnectionSlot) -> None:
-        """Make a connection of a socket; a client that does not shake hands in time is let go."""
+        """Create a connection on a socket; a client that does not complete the handshake in time is dropped."""
         connection = HttpConnection(self.context, slot)
         timeout_s = self.context.settings.request_head_ms_max / 1000 if self.tls else None
         try:
@@ -88,19 +88,19 @@ class Listener:
                 lambda: connection, accepted, ssl=self.tls, ssl_handshake_timeout=timeout_s
             )
             slot.evict = connection.abort
-        except OSError:  # gone, or no TLS: strangers may do that as often as they like
+        except OSError:  # gone, or no TLS: strangers can cause this at any rate
             self.context.table.leave(slot)
             accepted.close()
 
 
 def _shut_down(accepted: socket.socket) -> None:
-    """Have a connection that is being made meet its end. To cancel its making would leave a half-made one behind."""
-    with suppress(OSError):  # it has gone
+    """End a connection being created. Cancelling the creation would leave a half-created one behind."""
+    with suppress(OSError):  # it is closed already
         accepted.shutdown(socket.SHUT_RDWR)
 
 
 def _network_of(address: str) -> str:
-    """Whom connections are counted by: an IPv4 address, or the /64 of an IPv6 one, which is one subscriber's."""
+    """Returns the key for counting connections: an IPv4 address, or the /64 of an IPv6 one: one subscriber."""
     parsed = ip_address(address.partition("%")[0])
     if parsed.version == 4 or parsed.ipv4_mapped is not None:
         return address
@@ -108,7 +108,7 @@ def _network_of(address: str) -> str:
 
 
 class LoopErrors:
-    """The event loop's exception handler: logs what it is told of, but only so many lines a minute."""
+    """The event loop's exception handler: logs errors, with a rate limit."""
 
     def __init__(self) -> None:
         self._log_rate = LogRateLimit()

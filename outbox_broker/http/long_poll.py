@@ -1,10 +1,10 @@
-"""Long polls: who waits for which group, in turn, without a thread each. How messages are taken is the caller's.
+"""Long polls: queues of waiting pulls by group, without a thread each. How messages are taken is the caller's.
 
-All of it runs on the event loop, except Line.signal(). One line stands for each (topic, group) with somebody waiting;
-the engine wakes the line, and the line serves its waiters first come, first served until a pull comes back empty. So
-a message that a thousand wait for costs two pulls, not a thousand. A line stays for a while behind its last waiter: the
-next pull of a consumer need not be tried where nothing has come since one that found nothing. Readers of a broadcast
-wait for the same message, all of them: their line serves each as it comes, and everybody when something has.
+All of it runs on the event loop, except Line.signal(). Each (topic, group) with waiters has one line; the engine wakes
+the line, and the line serves its waiters in order of arrival until a pull comes back empty. So a message that a
+thousand wait for costs two pulls, not a thousand. A line outlives its last waiter for a while: the next pull of a
+consumer need not be tried if nothing has arrived since an empty one. Readers of a broadcast all wait for the same
+message: their line serves each on arrival, and all of them when something has come.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Final
 from outbox_broker.engine.topic_reader import READERS
 
 LINGER_S: Final = 10.0
-"""How long a line stays when nobody waits in it."""
+"""How long a line without waiters is kept."""
 LINES_MAX: Final = 1_000
-"""Where there are more, a line ends with its last waiter."""
+"""Above this number, a line ends with its last waiter."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolledMessages:
-    """What a pull handed out: the answer, ready to send, and the receipts, to give it back where it cannot be sent."""
+    """The result of a pull: the response, ready to send, and the receipts, to give them back if it cannot be sent."""
 
     answer: bytes | bytearray
     receipts: list[str]
 
 
 Take = Callable[[], Awaitable[PolledMessages | None]]
-"""One pull; None where nothing was ready."""
+"""One pull; None if nothing was ready."""
 Subscribe = Callable[[str, str, Callable[[], None]], Callable[[], None]]
 """Engine.subscribe: (topic, group, wake) -> unsubscribe."""
 
@@ -45,17 +45,17 @@ class _Waiter:
     leaving: bool = False
 
     def leave(self, *_: object) -> None:
-        """Stop waiting. A `take` that has begun is waited for, since what it took is already handed out."""
+        """Stop waiting. A `take` in progress is awaited, since its messages are already delivered."""
         self.leaving = True
         if not self.served:
             self.settle(None)
 
     def is_leaving(self) -> bool:
-        """Whether it stopped waiting; asked anew after each await, in which it may have."""
+        """Returns whether it stopped waiting; to be checked again after each await."""
         return self.leaving
 
     def settle(self, taken: PolledMessages | None) -> None:
-        """Give the waiter its answer, unless it was given up in the meantime."""
+        """Complete the waiter, unless it was completed in the meantime."""
         if not self.future.done():
             self.future.set_result(taken)
 
@@ -64,12 +64,12 @@ class _Waiter:
 class _Line:
     loop: asyncio.AbstractEventLoop
     is_common: bool = False
-    """Whether all who wait get the same, each from a place of its own."""
+    """Whether all waiters get the same messages, each from its own offset (broadcast readers)."""
     waiters: OrderedDict[_Waiter, None] = field(default_factory=OrderedDict)
     newcomers: list[_Waiter] = field(default_factory=list)
-    """Those of a common line who were not served yet: something may be there for them alone."""
+    """Waiters of a common line that were not served yet: there may be something for them alone."""
     signaled: bool = True
-    """Something may have come since the last pull that found nothing. Cleared before a pull, which sees what it was."""
+    """Whether something may have come since the last empty pull. Cleared before a pull, which sees what came before."""
     unsubscribe: Callable[[], None] | None = None
     server: asyncio.Task[None] | None = None
     ending: asyncio.TimerHandle | None = None
@@ -80,11 +80,11 @@ class _Line:
             self.signaled = True
             try:
                 self.loop.call_soon_threadsafe(self.serve)
-            except RuntimeError:  # the loop has ended: so has everybody who waited
+            except RuntimeError:  # the loop has ended, and with it all waiters
                 return
 
     def serve(self) -> None:
-        """Begin to serve who waits, if something may have come, and nobody is at it."""
+        """Start serving the waiters, if something may have come, and serving is not in progress."""
         if self.waiters and (self.signaled or self.newcomers) and self.server is None:
             self.server = self.loop.create_task(self._serve())
 
@@ -97,7 +97,7 @@ class _Line:
                 self.signaled = False
                 while self.waiters and await _serve_one(self, next(iter(self.waiters))):
                     if self.waiters:
-                        await asyncio.sleep(0)  # everybody else has a turn
+                        await asyncio.sleep(0)  # let other tasks run
                 if not self.waiters:
                     self.signaled = True  # there may be more than they took
         finally:
@@ -122,22 +122,22 @@ class LongPolls:
 
     @property
     def waiting(self) -> int:
-        """How many wait now."""
+        """The number of waiters now."""
         return sum(len(line.waiters) for line in self._lines.values())
 
     def waiting_in(self, topic: str, group: str) -> int:
-        """How many wait for a group, asked from any thread."""
+        """Returns how many wait for a group; callable from any thread."""
         line = self._lines.get((topic, group))
         return 0 if line is None else len(line.waiters)
 
     def has_line(self, topic: str, group: str) -> bool:
-        """Whether there is a line to wait in, which tries for who comes, where that may find something."""
+        """Returns whether there is a line to wait in, which pulls for a new waiter if that may find something."""
         return (topic, group) in self._lines
 
     async def wait(
         self, topic: str, group: str, *, take: Take, timeout_s: float, gone: asyncio.Future[None]
     ) -> PolledMessages | None:
-        """Wait in line until `take` brings something; None when time ran out, the client went or the server stops."""
+        """Wait in line until `take` returns something; None on timeout, if the client is gone, or the server stops."""
         if self._stopping:
             return None
         loop = asyncio.get_running_loop()
@@ -154,7 +154,7 @@ class LongPolls:
             self._leave(topic, group, line, waiter)
 
     def stop(self) -> None:
-        """Send everybody away empty-handed, now and from now on."""
+        """End all waits without a result, now and from now on."""
         self._stopping = True
         for (topic, group), line in list(self._lines.items()):
             for waiter in line.waiters:
@@ -194,7 +194,7 @@ class LongPolls:
 
 
 async def _serve_one(line: _Line, waiter: _Waiter) -> bool:
-    """Pull for one in line; whether the next one may find something, too."""
+    """Pull for one waiter; returns whether the next one may find something, too."""
     if waiter.is_leaving() or waiter.future.done():
         line.waiters.pop(waiter, None)
         return True

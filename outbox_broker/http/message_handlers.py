@@ -1,4 +1,4 @@
-"""Handlers of messages on their way in: publish, cancel, and what is scheduled. They run in worker threads."""
+"""Handlers of messages: publish, cancel, and queries of the schedule. They run in worker threads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import msgspec
 
 from outbox_broker.http.access_control import Role, authorize
 from outbox_broker.http.batch_decoding import WHERE
+from outbox_broker.http.bulk_publish_decoding import publish_plain
 from outbox_broker.http.content_negotiation import LONG_BYTES, Codec
-from outbox_broker.http.plain_publish import publish_plain
 from outbox_broker.http.problems import Problem
 from outbox_broker.http.request_context import Call, Entry
 from outbox_broker.http.uniform_responses import alike
@@ -49,7 +49,7 @@ _BUCKET_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 
 def publish(call: Call) -> PublishAnswer | msgspec.Raw:
-    """Store a batch; all of it is checked before any of it is stored."""
+    """Store a batch; all of it is validated before any of it is stored."""
     stored = None if call.body_codec is Codec.JSON else publish_plain(call)
     if stored is not None:
         return _all_stored(call, stored)
@@ -58,13 +58,13 @@ def publish(call: Call) -> PublishAnswer | msgspec.Raw:
 
 def publish_addressed(call: Call) -> PublishAnswer | msgspec.Raw:
     """Store a batch whose messages name their topics, each of which the sender must be allowed to publish to; all of it
-    is checked before any of it is stored.
+    is validated before any of it is stored.
     """
     return _store(call, _allowed(call, _addressed(call)))
 
 
 def cancel(call: Call) -> CancelAnswer:
-    """Cancel scheduled messages on the topics that the token covers: what others have is unknown to it."""
+    """Cancel scheduled messages on the topics that the token covers: other topics are invisible to it."""
     ids = call.read(CancelRequest).ids
     call.check_batch(ids, where="$.ids")
     for number, message_id in enumerate(ids):
@@ -76,7 +76,7 @@ def cancel(call: Call) -> CancelAnswer:
 
 
 def scheduled(call: Call) -> ScheduledAnswer:
-    """What fires when: counts per minute, hour or day, a bounded page of them."""
+    """Count scheduled messages per minute, hour or day, a bounded page of them."""
     query = call.read_query(ScheduledQuery)
     if query.topic is not None:
         _check_topic(query.topic, where="query.topic")
@@ -91,7 +91,7 @@ def scheduled(call: Call) -> ScheduledAnswer:
 
 
 def scheduled_message(call: Call) -> ScheduledMessage:
-    """One scheduled message; to a token whose topics do not cover it, it is not there."""
+    """Returns one scheduled message; not found if the token does not cover its topic."""
     found = call.served.producers.scheduled_message(_check_id(call.item, where="path.id"), topics=call.principal.topics)
     if found is None:
         raise Problem(ProblemKind.NOT_FOUND, f"no message is scheduled under the id {call.item}")
@@ -111,7 +111,7 @@ def _addressed(call: Call) -> Iterable[AddressedMessage | PackedAddressedMessage
 
 
 def _sent(call: Call, entry: type[Entry], read_whole: Callable[[], Sequence[Entry]]) -> Iterable[Entry]:
-    """The messages of a publish; those of a long one as they are decoded."""
+    """Yields the messages of a publish; those of a large one as they are decoded."""
     if len(call.body) > LONG_BYTES:
         return call.read_messages(entry)
     sent = read_whole()
@@ -122,7 +122,7 @@ def _sent(call: Call, entry: type[Entry], read_whole: Callable[[], Sequence[Entr
 def _allowed(
     call: Call, sent: Iterable[AddressedMessage | PackedAddressedMessage]
 ) -> Iterator[tuple[PublishedMessage, str]]:
-    """The messages with their topics, to each of which the sender may publish. Raises Problem at one to which not."""
+    """Yields messages with their topics. Raises Problem at the first topic to which the sender may not publish."""
     allowed: set[str] = set()
     for number, one in enumerate(sent):
         if one.topic not in allowed:

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, written from the table of routes and the shapes on the wire, not kept by hand."""
+"""Generates the OpenAPI 3.1 document from the table of routes and the shapes of the protocol."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAME: Final = {"type": "string", "pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,255
 _MESSAGE_ID: Final = {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,64}$"}
 _BASE64: Final = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _PATH_PARTS: Final = {"topic": _NAME, "group": _NAME, "id": _MESSAGE_ID}
-# What the shapes' types do not say, since the server checks it by hand, with a text of its own.
+# Rules beyond the shapes' types, which the server validates with error texts of its own.
 _QUERY_PARTS: Final = {
     ("/v1/scheduled", "topic"): _NAME,
     (GROUP + "/dead", "after"): {"type": "string", "pattern": "^[0-9]{1,18}$"},
@@ -33,7 +33,7 @@ _QUERY_PARTS: Final = {
 
 
 def _given(**properties: dict[str, Any]) -> dict[str, Any]:
-    """Each of these fields is there, and of this schema."""
+    """Returns a schema in which each of these fields is required."""
     return {"required": list(properties), "properties": properties}
 
 
@@ -72,7 +72,7 @@ _WITH_BODY: Final = (
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
-    """The whole document, as JSON-able data."""
+    """Returns the whole document, as JSON-able data."""
     shapes = {shape for route in routes for shape in (route.body, route.answer) if shape is not None}
     shapes |= {problem.ProblemAnswer, wire.HealthAnswer}
     _, components = msgspec.json.schema_components(sorted(shapes, key=lambda shape: shape.__name__), ref_template=_REFS)

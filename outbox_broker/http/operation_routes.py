@@ -1,4 +1,4 @@
-"""Routes of operation: probes, metrics and the OpenAPI document. Probes need no token, and tell strangers yes or no."""
+"""Routes of operation: probes, metrics and the OpenAPI document. Probes need no token, and then show no details."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Headers = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One path, which is asked for by GET."""
+    """One path, for GET requests."""
 
     path: str
     respond: Callable[[Services, Headers], Response]
     check: Callable[[Services, Headers], None] | None = None
-    """Raises Problem where the sender may not have it."""
+    """Raises Problem if the sender is not allowed."""
     method: str = "GET"
     work: WorkClass = WorkClass.OPERATE
 

@@ -1,4 +1,4 @@
-"""Requests that wait for messages: pulls, and readers of a topic. What they take is handed out by the handlers."""
+"""Requests that wait for messages: pulls, and broadcast reads. The handlers produce the deliveries."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from outbox_core.protocol.wire_broadcast import ReadRequest
 
 
 async def pull(call: Call, gone: asyncio.Future[None]) -> bytes | bytearray:
-    """Pull at once, then wait in line; where there is a line, wait in it from the start: it knows whether anything may
-    have come. To a client that has gone nothing is handed out, as far as can be known.
+    """Pull at once, then wait in line; if there is a line, wait in it from the start: it knows whether anything may
+    have come. Nothing is delivered to a client that is gone, as far as can be known.
     """
     services, wanted = call.services, call.read(PullRequest)
     loop, since = asyncio.get_running_loop(), call.consumers.deletions
@@ -44,7 +44,7 @@ async def pull(call: Call, gone: asyncio.Future[None]) -> bytes | bytearray:
 
 
 async def read_on(call: Call, gone: asyncio.Future[None]) -> bytes | bytearray:
-    """Read a topic on, waiting in its readers' line for the first message."""
+    """Read a topic from an offset, waiting in its readers' line for the first message."""
     services, wanted = call.services, call.read(ReadRequest)
     place = await in_thread(services.threads.pull, lambda: broadcast_handlers.place_of(call, wanted))
 

@@ -1,4 +1,4 @@
-"""Problems (RFC 9457): from what went wrong to an answer with a stable `type`. The one table of kinds and statuses."""
+"""Problems (RFC 9457): maps errors to responses with a stable `type`. The only table of kinds and statuses."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ _OF_ERRORS: Final[tuple[tuple[type[errors.OutboxError], ProblemKind], ...]] = (
     (errors.StorageFailed, ProblemKind.STORAGE_FAILED),
     (errors.BrokerUnavailable, ProblemKind.STORAGE_FAILED),
 )
-"""From the engine's errors to kinds: the first class that fits, so subclasses stand first."""
+"""Maps the engine's errors to kinds: the first class that matches, so subclasses come first."""
 
 CLOSE: Final = {"connection": "close"}
-"""The header of an answer with which the connection ends."""
+"""The header of a response after which the connection ends."""
 _WHERE = re.compile(r" - at `(?:key in )?(\$[^`]*)`$")
 _encode = msgspec.json.Encoder().encode
 
 
 class Problem(Exception):
-    """A request that cannot be served, on its way to becoming the answer."""
+    """A request that cannot be served; becomes the response."""
 
     def __init__(
         self,
@@ -101,17 +101,17 @@ class Problem(Exception):
         )
 
     def response(self) -> Response:
-        """The answer; always in JSON, whatever the request accepts."""
+        """Returns the response; always in JSON, whatever the request accepts."""
         return Response(_encode(self.answer), PROBLEM_TYPE, self.answer.status, self.headers)
 
 
 def malformed(detail: str) -> Problem:
-    """What is no request, or not clearly one. Its connection ends with it, since what follows is unknown."""
+    """Returns the problem of an invalid or ambiguous request. It closes the connection: what follows is unknown."""
     return Problem(ProblemKind.MALFORMED_REQUEST, detail, headers=CLOSE)
 
 
 def of_error(error: errors.OutboxError, *, storage_retry_after_ms: int) -> Problem:
-    """The problem that an error of the engine stands for."""
+    """Returns the problem for an error of the engine."""
     kind = next((kind for known, kind in _OF_ERRORS if isinstance(error, known)), ProblemKind.INTERNAL)
     retry_after_ms = storage_retry_after_ms if kind is ProblemKind.STORAGE_FAILED else None
     if isinstance(error, errors.BrokerThrottled):
@@ -122,7 +122,7 @@ def of_error(error: errors.OutboxError, *, storage_retry_after_ms: int) -> Probl
 
 
 def of_decoding(error: Exception, *, within: str = "$") -> Problem:
-    """The problem with a body: what is wrong and, where the body can be read at all, where. `within`: the part of the
+    """Returns the problem of a body: what is wrong and, if the body can be parsed, where. `within`: the part of the
     body that was decoded.
     """
     text = str(error)
@@ -137,7 +137,7 @@ def of_decoding(error: Exception, *, within: str = "$") -> Problem:
 
 
 def of_query(error: msgspec.ValidationError, *, unknown: Iterable[str]) -> Problem:
-    """The problem with a query: `where` is its wrong parameter; of those that the route does not know, the first."""
+    """Returns the problem of a query: `where` is the invalid parameter; of unknown parameters, the first."""
     text = str(error)
     found = _WHERE.search(text)
     name = found.group(1).removeprefix("$.") if found else next(iter(unknown), "")

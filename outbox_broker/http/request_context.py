@@ -1,4 +1,4 @@
-"""One request on its way through: what handlers get. And what a server consists of. It decides nothing."""
+"""The context of one request, for handlers; and the parts of a server. Makes no decisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outbox_broker.http.content_negotiation import Codec
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.long_poll import LongPolls
 from outbox_broker.http.problems import CLOSE, Problem, of_query
-from outbox_broker.http.served_ports import ForConsumers, ForOperators, ForReaders, GroupCatalog, Served
+from outbox_broker.http.service_ports import ForConsumers, ForOperators, ForReaders, GroupCatalog, Served
 from outbox_broker.http.work_classes import WorkClass
 from outbox_broker.http.worker_threads import WorkerThreads
 from outbox_core.common.clock import Clock
@@ -32,7 +32,7 @@ Entry = TypeVar("Entry", bound=msgspec.Struct)
 
 @dataclass(slots=True, kw_only=True)
 class Services:
-    """What one server is made of. Blocking calls to the engine run in these pools, of bounded size."""
+    """The parts of one server. Blocking calls to the engine run in these pools, of bounded size."""
 
     served: Served
     settings: HttpSettings
@@ -49,7 +49,7 @@ class Services:
 
     @classmethod
     def of(cls, served: Served, settings: HttpSettings, *, access: Access, clock: Clock) -> Services:
-        """The parts of a server."""
+        """Create the parts of a server."""
 
         def gate(name: str, requests_max: int) -> ConcurrencyLimit:
             return ConcurrencyLimit(
@@ -71,7 +71,7 @@ class Services:
         )
 
     def gate_of(self, work: WorkClass) -> ConcurrencyLimit:
-        """The bound that a kind of work falls under."""
+        """Returns the limit for a class of work."""
         match work:
             case WorkClass.PUBLISH:
                 return self.publishes
@@ -81,7 +81,7 @@ class Services:
                 return self.pulls
 
     def out_of_connections(self) -> Problem:
-        """The problem with a connection of the reserve that asks for what that is not kept for."""
+        """Returns the problem of a reserved connection with a request that the reserve is not for."""
         return Problem(
             ProblemKind.OVERLOADED,
             "there are as many connections as connections_max or connections_per_address_max allows; those in reserve "
@@ -91,14 +91,14 @@ class Services:
         )
 
     def stop(self) -> None:
-        """Turn unready and send away those who wait for messages; requests in work go on. On the loop only."""
+        """Become unready and end waits for messages; requests in progress go on. On the event loop only."""
         self.stopping = True
         self.polls.stop()
 
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """A request whose route, sender, names and codecs are known and allowed. Names that the path lacks are empty."""
+    """A routed and authorised request. Names that the path lacks are empty."""
 
     services: Services
     principal: Principal
@@ -113,40 +113,40 @@ class Call:
 
     @property
     def served(self) -> Served:
-        """What serves the call."""
+        """The served ports."""
         return self.services.served
 
     @property
     def consumers(self) -> ForConsumers:
-        """What hands out and settles. Raises NotSupported."""
+        """The consumers' port. Raises NotSupported."""
         return self.served.needed(self.served.consumers)
 
     @property
     def readers(self) -> ForReaders:
-        """What is read without a group. Raises NotSupported."""
+        """The broadcast readers' port. Raises NotSupported."""
         return self.served.needed(self.served.readers)
 
     @property
     def operators(self) -> ForOperators:
-        """What groups are told. Raises NotSupported."""
+        """The operators' port. Raises NotSupported."""
         return self.served.needed(self.served.operators)
 
     @property
     def groups(self) -> GroupCatalog:
-        """How groups are set and fare. Raises NotSupported."""
+        """The settings and statistics of groups. Raises NotSupported."""
         return self.served.needed(self.served.groups)
 
     @property
     def is_packed(self) -> bool:
-        """Whether the answer is MessagePack, which carries bodies as they are."""
+        """Whether the response is MessagePack, which carries binary bodies."""
         return self.answer_codec is Codec.MSGPACK
 
     def read(self, shape: type[Shape]) -> Shape:
-        """The body. Raises Problem that says where it is wrong."""
+        """Decode the body. Raises Problem that names the position."""
         return codecs.decode(self.body, self.body_codec, shape)
 
     def read_messages(self, entry: type[Entry]) -> Iterator[Entry]:
-        """The messages of a publish as they are decoded; `entry` fits the codec. Raises Problem, at any of them."""
+        """Yields the messages of a publish as they are decoded; `entry` matches the codec. Raises Problem at any."""
         limit, number = self.services.settings.batch_messages_max, 0
         entries = text_messages if self.body_codec is Codec.JSON else packed_messages
         try:
@@ -160,7 +160,7 @@ class Call:
             raise self._too_many(f"{number:,} entries or more", where=batch_decoding.WHERE)
 
     def read_query(self, shape: type[Shape]) -> Shape:
-        """The query. Raises Problem that says which part of it is wrong."""
+        """Parse the query. Raises Problem that names the parameter."""
         try:
             return msgspec.convert(self.query, known(shape), strict=False)
         except msgspec.ValidationError as error:
@@ -168,12 +168,12 @@ class Call:
             raise of_query(error, unknown=unknown) from error
 
     def check_batch(self, entries: Sequence[object], *, where: str) -> None:
-        """Raise Problem where a list has more entries than a request may have."""
+        """Raise Problem if a list has more entries than a request may have."""
         if len(entries) > self.services.settings.batch_messages_max:
             raise self._too_many(f"{len(entries):,} entries", where=where)
 
     def require(self, role: Role, topic: str | None) -> None:
-        """Raise Problem where the sender lacks this role for a topic that the path does not name; None: for all."""
+        """Raise Problem if the sender lacks this role for a topic that is not in the path; None: for all topics."""
         authorize(self.principal, role, topic)
         if topic is None and not self.principal.covers_all:
             raise Problem(ProblemKind.FORBIDDEN, f"the token {self.principal.name!r} is limited to some topics")

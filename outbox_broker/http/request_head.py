@@ -1,7 +1,7 @@
-"""The head of a request: parsed by llhttp (httptools), and checked for all that lets two servers read it differently.
+"""Parses a request head with llhttp (httptools), and rejects everything that two servers could read differently.
 
-RFC 9112 leaves servers some freedom, and llhttp takes part of it. Here each freedom that request smuggling was built on
-is refused: what is ambiguous gets an error and the end of its connection, never an interpretation.
+RFC 9112 leaves servers some freedom, and llhttp uses part of it. Each freedom that request smuggling was built on is
+rejected here: an ambiguous head gets an error and the end of its connection, never an interpretation.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _CONTROLS: Final = bytes({*range(32), 127} - set(b"\t\r\n"))
 _SINGLE: Final = frozenset(
     {"authorization", "content-encoding", "content-length", "content-type", "expect", "host", "transfer-encoding"}
 )
-"""Fields of which a second one would be a second meaning."""
+"""Fields that must not be repeated."""
 _REQUEST_LINE: Final = re.compile(rb"[^ ]+ [^ ]+ HTTP/\d\.\d\r\n")
 _HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+;=-]*)(?::[0-9]{0,5})?")
-"""RFC 9110, 7.2, without the comma, which makes lists of other fields."""
+"""RFC 9110, 7.2, without the comma, which separates lists in other fields."""
 _ABSOLUTE: Final = re.compile(r"https?://([^/?#]*)([/?].*)?", re.IGNORECASE)
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestHead:
-    """What the head of a request says. `path` is as it was sent, not decoded; names of fields are lower case."""
+    """A parsed request head. `path` is as sent, not decoded; field names are lower case."""
 
     method: str
     path: str
@@ -48,7 +48,7 @@ class RequestHead:
 
 
 def parse_head(data: bytes) -> RequestHead:
-    """Parse a whole head, its empty line included. Raises Problem, which closes the connection."""
+    """Parse a whole head, including its empty line. Raises Problem, which closes the connection."""
     check_bytes(data)
     if not _REQUEST_LINE.match(data):
         raise malformed("the request line is not a method, a target and a version with one blank in between")
@@ -57,7 +57,7 @@ def parse_head(data: bytes) -> RequestHead:
     try:
         parser.feed_data(data)
     except httptools.HttpParserUpgrade:
-        pass  # all of the head was read, and no other protocol is spoken here
+        pass  # all of the head was read, and no other protocol is supported
     except httptools.HttpParserError as error:
         raise malformed(f"the head is not well formed: {error}") from error
     if not found.is_complete:
@@ -66,7 +66,7 @@ def parse_head(data: bytes) -> RequestHead:
 
 
 class _HeadParts:
-    """What httptools finds in a head. It does not refer to the parser: that would be a cycle of garbage a request."""
+    """Collects the parts that httptools reports. No reference to the parser: that would be a cycle per request."""
 
     def __init__(self) -> None:
         self.target = b""
@@ -74,15 +74,15 @@ class _HeadParts:
         self.is_complete = False
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the target."""
+        """Append a piece of the target."""
         self.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field."""
+        """Append a field."""
         self.fields.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """The head ends."""
+        """Mark the head as complete."""
         self.is_complete = True
 
 
@@ -109,7 +109,7 @@ def _checked(found: _HeadParts, *, version: str, method: str) -> RequestHead:
 
 
 def check_bytes(data: bytes | bytearray) -> None:
-    """Raise Problem where lines of a head have what none may have: control bytes, a CR or LF alone, or folded lines.
+    """Raise Problem if head lines contain control bytes, a lone CR or LF, or folded lines.
 
     No client sends them, and servers differ in reading them.
     """
@@ -125,7 +125,7 @@ def check_bytes(data: bytes | bytearray) -> None:
 
 
 def _by_name(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Fields by their names; equal names are joined by commas, as RFC 9110 has it for those that are lists."""
+    """Returns fields by name; equal names are joined by commas, as RFC 9110 defines for lists."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in fields:
         name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1").strip(" \t")
@@ -138,7 +138,7 @@ def _by_name(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _framing(headers: Mapping[str, str], *, version: str) -> tuple[int, bool]:
-    """The length of the body, and whether it is chunked."""
+    """Returns the length of the body, and whether it is chunked."""
     length, coding = headers.get("content-length"), headers.get("transfer-encoding")
     if coding is not None:
         if length is not None or version != "1.1":
@@ -156,7 +156,7 @@ def _framing(headers: Mapping[str, str], *, version: str) -> tuple[int, bool]:
 
 
 def _origin_form(target: str, *, method: str, host: str) -> str:
-    """The path and query of a target; those of CONNECT and `*` name nothing that is here."""
+    """Returns the path and query of a target; those of CONNECT and `*` match no route."""
     if target.startswith("/") and "#" not in target:
         return target
     if method == "CONNECT" or (method == "OPTIONS" and target == "*"):

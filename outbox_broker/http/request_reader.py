@@ -1,4 +1,4 @@
-"""The bytes that a connection has received, taken apart into requests: a head, then the body that it tells of."""
+"""Splits the bytes received on a connection into requests: a head, then its body."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from outbox_broker.http.request_head import RequestHead, check_bytes, parse_head
 from outbox_core.protocol.problem import ProblemKind
 
 FREE_HEAD_BYTES: Final = 4 * 1024
-"""A head that is not whole counts against the budget from here on."""
+"""An incomplete head is leased from the budget above this size."""
 
 
 class RequestReader:
-    """One connection's. Problem is raised where its bytes are no request; nothing may be read of it after that."""
+    """Reads the requests of one connection. Raises Problem for invalid bytes; it must not be used after that."""
 
     def __init__(self, budget: ByteBudget, *, head_bytes_max: int) -> None:
         self._budget = budget
@@ -24,24 +24,24 @@ class RequestReader:
         self._received = bytearray()
         """Bytes that belong to no request yet."""
         self._searched = 0
-        """Where the last line of a head that is not whole ends."""
+        """The end of the last complete line of an incomplete head."""
         self._head_lease: BudgetLease | None = None
         self._chunked: ChunkedBody | None = None
         self._body = bytearray()
 
     @property
     def ahead_bytes(self) -> int:
-        """How many bytes came that belong to no request yet."""
+        """The number of received bytes that belong to no request yet."""
         return len(self._received)
 
     def feed(self, data: memoryview) -> None:
-        """Take bytes that have come; they are copied."""
+        """Append received bytes; they are copied."""
         self._received += data
 
     def read_head(self) -> RequestHead | None:
-        """The next request's head; None where it is not whole yet. Raises Problem."""
+        """Returns the next request's head; None if it is incomplete. Raises Problem."""
         received = self._received
-        while received.startswith(b"\r\n"):  # empty lines before a request are passed over (RFC 9112, 2.2)
+        while received.startswith(b"\r\n"):  # empty lines before a request are skipped (RFC 9112, 2.2)
             del received[:2]
         end = received.find(b"\r\n\r\n", self._searched)
         size = len(received) if end < 0 else end + 4
@@ -67,11 +67,11 @@ class RequestReader:
         return head
 
     def missing_bytes(self, head: RequestHead) -> int | None:
-        """How many bytes of the body are still to come; None where only its end will tell."""
+        """Returns how many bytes of the body are missing; None if its length is unknown."""
         return None if head.is_chunked else head.content_length - len(self._body)
 
     def read_body(self, admitted: Admitted) -> bytearray | None:
-        """Take what has come of a body; all of it where it is whole, else None. Raises Problem."""
+        """Read what has arrived of a body; returns all of it once it is complete, else None. Raises Problem."""
         if self._chunked is not None:
             is_whole = self._chunked.read(self._received)
             self._body = self._chunked.data
@@ -84,18 +84,18 @@ class RequestReader:
         return body
 
     def skip(self, count: int) -> int:
-        """Drop bytes; returns how many of these are still to come."""
+        """Drop bytes; returns how many of them have not arrived yet."""
         missing = max(0, count - len(self._received))
         del self._received[:count]
         return missing
 
     def clear(self) -> None:
-        """Drop everything, and give back what it is counted as."""
+        """Drop everything, and release its lease."""
         self._received.clear()
         self.drop_request()
 
     def drop_request(self) -> None:
-        """Drop what was read of a request that is not whole; what came behind it stays."""
+        """Drop what was read of an incomplete request; bytes after it stay."""
         self._end_head()
         self._body, self._chunked = bytearray(), None
 

@@ -1,4 +1,4 @@
-"""An HTTP response as a value, and its bytes on the wire."""
+"""An HTTP response as a value, and its serialisation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 @dataclass(slots=True)
 class Response:
-    """What a request is answered with: one body, whose length is known."""
+    """The response to a request: one body of known length."""
 
     body: bytes | bytearray
     media_type: str
@@ -24,12 +24,12 @@ class Response:
 
     @property
     def closes(self) -> bool:
-        """Whether the connection ends with it."""
+        """Whether the connection ends after it."""
         return self.headers.get("connection") == "close"
 
 
 def head_of(response: Response, *, date: bytes, keep_alive: bool) -> bytes:
-    """The status line and header fields, with the empty line behind them."""
+    """Returns the status line and header fields, with the empty line after them."""
     head = _head_start(response.status, response.media_type)
     fields = "".join(f"{name}: {value}\r\n" for name, value in response.headers.items()).encode("latin-1")
     end = b"" if keep_alive or response.closes else b"connection: close\r\n"

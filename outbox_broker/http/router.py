@@ -1,4 +1,4 @@
-"""From a method and a path to the route that serves it, and the names in the path. Parts are split before decoding."""
+"""Maps a method and a path to a route, and extracts the names in the path. Parts are split before decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outbox_core.protocol.problem import ProblemKind
 
 
 class Routed(Protocol):
-    """What is found by its method and path; `{name}` stands for one part of a path."""
+    """A route by method and path; `{name}` stands for one part of a path."""
 
     @property
     def method(self) -> str:
@@ -30,14 +30,14 @@ _ALL_METHODS: Final = "DELETE, GET, HEAD, POST, PUT"
 
 @dataclass(frozen=True, slots=True)
 class _Pattern(Generic[Found]):
-    """A path: its fixed parts by their places, the places of its names, and who serves it by method."""
+    """A path: its fixed parts and its names by index, and its routes by method."""
 
     fixed: tuple[tuple[int, str], ...]
     names: tuple[tuple[int, str], ...]
     by_method: Mapping[str, Found]
 
     def names_in(self, parts: list[str]) -> dict[str, str] | None:
-        """The names in a path of as many parts; None where it is another one."""
+        """Returns the names in a path with as many parts; None if it does not match."""
         for place, part in self.fixed:
             if parts[place] != part:
                 return None
@@ -60,7 +60,7 @@ class Router(Generic[Found]):
             self._patterns[len(parts)].append(_Pattern(fixed, names, by_method))
 
     def find(self, method: str, path: str) -> tuple[Found, dict[str, str]]:
-        """The route, and the names in the path as they were sent; HEAD is served by GET's. Raises Problem: 404, 405."""
+        """Returns the route, and the names in the path as sent; HEAD uses GET's route. Raises Problem: 404, 405."""
         if path == "*":
             raise Problem(
                 ProblemKind.METHOD_NOT_ALLOWED, f"{method[:20]} is not allowed here", headers={"allow": _ALL_METHODS}

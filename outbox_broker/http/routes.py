@@ -1,4 +1,4 @@
-"""The routes of the protocol: one table, from which the server routes and the OpenAPI document is written."""
+"""The table of the protocol's routes, from which the router and the OpenAPI document are made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUP: Final = TOPIC + "/groups/{group}"
 
 
 _SMALL_BYTES: Final = 64 * 1024
-"""What is no list has less."""
+"""Requests without lists are smaller."""
 _RECEIPTS_BYTES: Final = 1024 * 1024
 """1,000 receipts have up to 560 KB: two names, and three numbers."""
 _IDS_BYTES: Final = 256 * 1024
@@ -30,8 +30,9 @@ _SETTINGS_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One method on one path. `body_bytes_max` leaves its largest lawful body a lot of room; None: all that a request
-    may have. `handler` is None for what waits, whose own way is in poll_routes.py."""
+    """One method on one path. `body_bytes_max` is well above its largest valid body; None: the general request limit.
+    `handler` is None for requests that wait, which poll_routes.py handles.
+    """
 
     method: str
     path: str
@@ -146,4 +147,4 @@ ROUTES: Final = (
         summary="Send dead letters again",
     ),
 )  # fmt: skip
-"""Every route under /v1. Probes, metrics and the document itself are the app's."""
+"""Every route under /v1. Probes, metrics and the OpenAPI document are in operation_routes.py."""

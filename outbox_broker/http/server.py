@@ -1,4 +1,4 @@
-"""The heart of a server process: a socket, an event loop, an orderly end. The engine is its caller's."""
+"""The HTTP server: a socket, an event loop, an orderly shutdown. The engine belongs to the caller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outbox_broker.http.connection_table import ConnectionTable
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.listener import Listener, LoopErrors
 from outbox_broker.http.request_context import Services
-from outbox_broker.http.served_ports import Served
+from outbox_broker.http.service_ports import Served
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
 
@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 _OTHER_PORT: Final = "choose another --port, or 0 for a free one"
 FILES_KEPT: Final = 96
-"""Descriptors that connections may not use, or a third of all where there are few: the logs need them."""
+"""Descriptors kept free of connections for the logs, or a third of all if there are few."""
 SWEEP_MS_MIN: Final = 20
 SWEEP_MS_MAX: Final = 500
-"""How often deadlines are looked at: a tenth of the shortest, within these."""
+"""The interval of deadline checks: a tenth of the shortest deadline, within these limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Tls:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that holds the address, and takes no connections yet. Raises ConfigurationError that names the cure."""
+    """Returns a bound socket that does not accept yet. Raises ConfigurationError that names the cure."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -63,7 +63,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class HttpServer:
-    """One server on a bound socket; run() blocks until stop(), which any thread may call."""
+    """One server on a bound socket; run() blocks until stop(), which is thread-safe."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
+        """The URL for clients."""
         host, port = self._socket.getsockname()[:2]
         name = f"[{host}]" if ":" in host else host
         return f"{'https' if self._tls else 'http'}://{name}:{port}"
@@ -93,14 +93,14 @@ class HttpServer:
     def run(self, *, on_ready: Callable[[str], None] | None = None, handle_signals: bool = False) -> None:
         """Serve until stop(), or with `handle_signals` until SIGTERM or SIGINT; a second one ends it at once.
 
-        Requests in work when it stops are finished, within `shutdown_timeout_ms`.
+        Requests in progress are completed, within `shutdown_timeout_ms`.
         """
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(self._run(on_ready or _ignore, handle_signals=handle_signals))
 
     def stop(self) -> None:
-        """Begin to stop, from any thread; idempotent. A second call ends it at once."""
-        with self._stop_lock:  # against a loop that begins or ends at this moment
+        """Start the shutdown, from any thread; idempotent. A second call ends it at once."""
+        with self._stop_lock:  # protects against a loop that starts or ends concurrently
             if self._loop is None:
                 self._is_stopped_early = True
             elif not self._loop.is_closed():
@@ -137,7 +137,7 @@ class HttpServer:
             self.services.threads.close()
 
     async def _finish(self, context: ConnectionContext, listener: Listener) -> None:
-        """Let requests in work be answered; what is not within the time-out, or after a second stop(), is cut off."""
+        """Complete requests in progress; those that exceed the time-out, or a second stop(), are aborted."""
         listener.stop_opening()
         context.stop()
         loop = context.loop
@@ -171,7 +171,7 @@ async def _sweep(context: ConnectionContext) -> None:
 
 
 def _connection_table(settings: HttpSettings) -> ConnectionTable:
-    """As many connections as are allowed, and as there are descriptors for; the soft limit of these is raised."""
+    """Create the table, as large as settings and file descriptors allow; raises the soft descriptor limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = settings.connections_max + settings.connections_reserved + FILES_KEPT
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -198,7 +198,7 @@ def _tls_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop's loop where it is installed."""
+    """Returns uvloop's loop if it is installed."""
     if find_spec("uvloop") is None:
         return asyncio.new_event_loop
     import uvloop

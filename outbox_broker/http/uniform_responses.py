@@ -1,6 +1,6 @@
-"""Answers that say the same of every entry, put together from pieces: what a batch gets whose every message is stored.
+"""Builds responses with the same result for every entry from pieces: for example a batch whose messages are all stored.
 
-Not what is said where entries fare differently: that is encoded entry by entry.
+Responses with different results are encoded entry by entry elsewhere.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def alike(name: str, texts: Sequence[str], more: dict[str, str | None]) -> msgspec.Raw | None:
-    """`{"results": [{name: text, **more}, ...]}` in MessagePack; None where a text is not ASCII, or very long."""
+    """Encode `{"results": [{name: text, **more}, ...]}` in MessagePack; None if a text is not ASCII, or very long."""
     fields = len(more) + 1
     start = _text(bytes([0x80 | fields]) + _encode(name))
     heads = {size: start + head for size in {len(one) for one in texts} if (head := _head_of(size)) is not None}
     tail = _text(b"".join(_encode(one) for pair in more.items() for one in pair))
     try:
-        # Latin-1 takes every byte for a character and back: texts join faster than they turn to bytes one by one.
+        # Latin-1 maps every byte to a character and back: joining texts is faster than encoding them one by one.
         entries = "".join([heads[len(one)] + one + tail for one in texts])
     except KeyError:
         return None
@@ -32,7 +32,7 @@ def alike(name: str, texts: Sequence[str], more: dict[str, str | None]) -> msgsp
 
 
 def _head_of(size: int) -> str | None:
-    """What a text of so many bytes begins with."""
+    """Returns the MessagePack header of a text of this size."""
     if size <= _FIXSTR_MAX:
         return chr(0xA0 | size)
     return "\xd9" + chr(size) if size <= _STR8_MAX else None

@@ -1,4 +1,4 @@
-"""The kinds of work that requests ask for, each with a bound of its own."""
+"""The classes of work that requests need, each with its own limit."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from enum import StrEnum
 
 
 class WorkClass(StrEnum):
-    """How a route is worked on, which also says which bound keeps it in check."""
+    """How a route is executed, which also determines its limit."""
 
     PUBLISH = "publish"
     SETTLE = "settle"
-    """Acks and the like, and all that is short."""
+    """Acks and similar short operations."""
     PAGE = "page"
-    """A page of what is stored."""
+    """A page of stored data."""
     PULL = "pull"
     READ = "read"
     OPERATE = "operate"

@@ -1,4 +1,4 @@
-"""The threads that blocking work runs in, so that the event loop never waits for a disk or a lock."""
+"""Worker threads for blocking work, so that the event loop never waits for a disk or a lock."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerThreads:
-    """Pools of fixed size, so that no kind of work holds up another: a full disk stops publishes, not acks.
+    """Pools of fixed size, so that no class of work blocks another: a full disk stops publishes, not acks.
 
-    What computes for long has one thread: threads that compute take turns at the interpreter, milliseconds each, and
-    the event loop would wait for a turn of every one of them whenever it comes back from the network.
+    Long computations share one thread: threads that compute take turns at the interpreter, milliseconds each, and the
+    event loop would wait for a turn of every one of them whenever it returns from the network.
     """
 
     publish: ThreadPoolExecutor
     long_publish: ThreadPoolExecutor
-    """Publishes of more than codec.LONG_BYTES."""
+    """Publishes of more than content_negotiation.LONG_BYTES."""
     settle: ThreadPoolExecutor
     pull: ThreadPoolExecutor
     page: ThreadPoolExecutor
-    """Pages of what is stored."""
+    """Pages of stored data."""
     operate: ThreadPoolExecutor
     """Probes and metrics."""
 
     @classmethod
     def of(cls, settings: HttpSettings) -> WorkerThreads:
-        """The pools of one server; threads start when they are needed."""
+        """Create the pools of one server; threads start on demand."""
         return cls(
             publish=ThreadPoolExecutor(settings.publish_threads, "broker-publish"),
             long_publish=ThreadPoolExecutor(1, "broker-long-publish"),
@@ -45,13 +45,13 @@ class WorkerThreads:
         )
 
     def close(self) -> None:
-        """Let the threads end; what they work on is finished first. Idempotent."""
+        """Stop the threads after their current work. Idempotent."""
         for one in fields(self):
             getattr(self, one.name).shutdown(wait=False, cancel_futures=True)
 
 
 async def in_thread(pool: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
-    """run_in_executor() without the future between futures, which costs as much as a small request's work."""
+    """Like run_in_executor(), without its intermediate future, which costs as much as a small request's work."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
     outcome: _Outcome[Result] = _Outcome()
@@ -62,15 +62,15 @@ async def in_thread(pool: ThreadPoolExecutor, work: Callable[[], Result]) -> Res
 
 @dataclass(slots=True)
 class _Outcome(Generic[Result]):
-    """What work came to; taken once, so that no error stands in a circle with the frames that have raised it: such ones
-    would hold all that the request had until the next look for garbage.
+    """The result of work; taken once, so that no error forms a reference cycle with the frames that raised it: such a
+    cycle would keep all data of the request until the next garbage collection.
     """
 
     result: Result | None = None
     error: BaseException | None = None
 
     def take(self) -> Result:
-        """The result. Raises the error."""
+        """Returns the result. Raises the error."""
         result, error = self.result, self.error
         self.result = self.error = None
         if error is None:
@@ -88,7 +88,7 @@ def _run(
         outcome.result = work()
     except BaseException as error:  # noqa: BLE001  (it belongs to the request, which raises it)
         outcome.error = error
-    with suppress(RuntimeError):  # the loop has ended: so has whoever asked
+    with suppress(RuntimeError):  # the loop has ended, and with it the request
         loop.call_soon_threadsafe(_finish, done)
 
 

@@ -1,1 +1,1 @@
-"""The broker's logs on disk: segments, shared syncs, recovery, the folder's lock. No records, no messages."""
+"""The broker's logs on disk: segments, shared syncs, recovery, the folder's lock. Knows frames, not messages."""

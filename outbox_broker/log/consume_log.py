@@ -1,7 +1,8 @@
-"""A topic's consume log: sequence -> place in the message log, and when it became ready. An index, no I/O of its own.
+"""A topic's consume log: maps a sequence to its location in the message log and to the time when it became ready.
 
-Messages that stand behind each other in the message log are one run, 28 bytes. Runs of the segment that is written are
-in memory; those of sealed segments lie in blocks in the segments' index files, of which memory knows the place alone.
+Messages that are contiguous in the message log form one run of 28 bytes. The runs of the active segment are in memory;
+those of sealed segments are in blocks of the segments' index files, of which memory holds only the locations. Does no
+I/O.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import msgspec
 
 RUN_MESSAGES_MAX: Final = 64
 RUN_BYTES_MAX: Final = 64 * 1024
-"""A run ends behind the message that reaches either: what is read to get at one message."""
+"""A run ends after the message that reaches either limit: this bounds what is read to get at one message."""
 DAMAGED: Final = (1 << 64) - 1
-"""The offset of sequences whose records are not in the log any more, although later ones are: told to each group."""
+"""The offset of sequences whose records are lost although later records exist; every group is notified of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceRun:
-    """Sequences `first` to `end` (excluded), one behind the other from `offset` on; all ready at the same time."""
+    """Sequences `first` to `end` (exclusive), contiguous from `offset` on; all became ready at the same time."""
 
     first: int
     end: int
@@ -35,7 +36,7 @@ class PlaceRun:
 
     @property
     def is_stored(self) -> bool:
-        """Whether there are records at all."""
+        """Returns whether the run has records in the log."""
         return self.offset != DAMAGED
 
 
@@ -45,14 +46,14 @@ _TIME: Final = struct.Struct("<q")
 _ROW_BYTES: Final = _ROW.size
 _TIME_AT: Final = _ROW_BYTES - _TIME.size
 _COLUMNS: Final = ((0, 8), (8, 8), (20, 8), (16, 4))
-"""How columns stand in an index file: first sequence, offset, time, size; by where they are in a row, and how long."""
+"""Column order of an index file: first sequence, offset, time, size; each as (position in a row, width in bytes)."""
 
 
 class Runs(msgspec.Struct, gc=False):
-    """Runs in order, 28 bytes each: first sequence, offset, size, time. Where a run ends is where the next begins, or
-    the topic's part in this segment ends.
+    """Runs in order, 28 bytes each: first sequence, offset, size, time. A run ends where the next one begins, the last
+    one where the topic's part of this segment ends.
 
-    Nothing here is looked through for garbage, of which 40,000 topics would make much to look through, and none.
+    Excluded from garbage collection (gc=False): with 40,000 topics a scan would be expensive and could free nothing.
     """
 
     rows: bytearray
@@ -65,13 +66,13 @@ class Runs(msgspec.Struct, gc=False):
         self.rows += _ROW.pack(first, offset, size_bytes, ready_at_ms)
 
     def row(self, number: int) -> tuple[int, int, int, int]:
-        """First sequence, offset, size and time of a run; -1 is the last one."""
+        """Returns first sequence, offset, size and time of a run; -1 is the last run."""
         start = _ROW_BYTES * number if number >= 0 else len(self.rows) + _ROW_BYTES * number
         first, offset, size_bytes, ready_at_ms = _ROW.unpack_from(self.rows, start)
         return first, offset, size_bytes, ready_at_ms
 
     def replace_last(self, first: int, offset: int, size_bytes: int, ready_at_ms: int) -> None:
-        """Have this in place of the last run."""
+        """Replace the last run."""
         _ROW.pack_into(self.rows, len(self.rows) - _ROW_BYTES, first, offset, size_bytes, ready_at_ms)
 
     def first(self, number: int) -> int:
@@ -80,11 +81,11 @@ class Runs(msgspec.Struct, gc=False):
         return int(found)
 
     def number_of(self, sequence: int) -> int:
-        """The number of the run that holds a sequence; -1 where all begin behind it."""
+        """Returns the number of the run that contains a sequence; -1 if every run begins after it."""
         return bisect_right(range(len(self)), sequence, key=self.first) - 1
 
     def number_at(self, time_ms: int) -> int:
-        """The number of the first run that became ready at or after a time."""
+        """Returns the number of the first run that became ready at or after a time."""
         rows = self.rows
         return bisect_left(
             range(len(self)), time_ms,
@@ -92,7 +93,7 @@ class Runs(msgspec.Struct, gc=False):
         )  # fmt: skip
 
     def slice(self, start: int, end: int) -> Runs:
-        """A part of the runs."""
+        """Returns the runs from `start` to `end` (exclusive)."""
         return Runs(self.rows[_ROW_BYTES * start : _ROW_BYTES * end])
 
     def to_bytes(self) -> bytes:
@@ -107,7 +108,7 @@ class Runs(msgspec.Struct, gc=False):
 
     @staticmethod
     def of_bytes(data: bytes) -> Runs:
-        """The runs that to_bytes() wrote."""
+        """Decodes the output of to_bytes()."""
         count, rows, position = len(data) // _ROW_BYTES, bytearray(len(data)), 0
         for start, size in _COLUMNS:
             for part in range(size):
@@ -119,12 +120,12 @@ class Runs(msgspec.Struct, gc=False):
 _NO_SEQUENCES: Final = array("Q")
 _NO_TIMES: Final = array("q")
 _NO_PLACES: Final[list[BlockPlace]] = []
-"""Of a topic without blocks, of which there may be 40,000. Nobody changes them."""
+"""Shared by topics without blocks, of which there may be 40,000. Never modified."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
-    """Where a block of runs lies: in which segment's index file, from which byte on, how many runs, and their CRC."""
+    """The location of a block of runs: segment of the index file, byte position, number of runs, and their CRC."""
 
     segment: int
     position: int
@@ -134,7 +135,7 @@ class BlockPlace:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlaces:
-    """The sequences of a topic that stand in one sealed segment, and when the first became ready."""
+    """The sequences of a topic in one sealed segment, and when the first of them became ready."""
 
     first: int
     end: int
@@ -142,14 +143,14 @@ class SegmentPlaces:
 
 
 class Blocks(Protocol):
-    """Gets blocks of runs back from the index files."""
+    """Loads blocks of runs from index files."""
 
     def load(self, place: BlockPlace) -> Runs:
-        """The runs of a block. Raises StorageFailed where they cannot be read as they were written."""
+        """Returns the runs of a block. Raises StorageFailed if they cannot be read back intact."""
 
 
 class TopicIndex(msgspec.Struct, gc=False):
-    """Appended to under the engine's lock. `tail`: the runs in memory, those of the segment that is being written."""
+    """The consume log of one topic. Changed under the engine's lock. `tail`: the active segment's runs, in memory."""
 
     name: str
     blocks: Blocks
@@ -167,14 +168,15 @@ class TopicIndex(msgspec.Struct, gc=False):
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def begin_at(self, sequence: int) -> None:
-        """Have an empty index begin at a sequence: what came before was dropped."""
+        """Start an empty index at a sequence: earlier sequences were dropped."""
         if not self._places and not len(self.tail) and self.end < sequence:
             self.start = self.end = self._tail_first = sequence
 
     def place(self, count: int, offset: int, size_bytes: int, *, ready_at_ms: int, sealed_end: int = 0) -> None:
-        """Place messages that stand behind each other at the end.
+        """Append messages that are contiguous in the message log.
 
-        They join the last run where they go on from it, unless part of it lies before `sealed_end`: it may be visible.
+        They extend the last run if they continue it, unless part of that run lies before `sealed_end`, which may be
+        visible.
         """
         tail = self.tail
         if self.end > self._tail_first:
@@ -192,13 +194,13 @@ class TopicIndex(msgspec.Struct, gc=False):
         self.end += count
 
     def skip_to(self, sequence: int, *, ready_at_ms: int) -> None:
-        """Leave out the sequences up to one: their records are damaged."""
+        """Mark the sequences from the end to `sequence` (exclusive) as damaged."""
         if sequence > self.end:
             self.tail.append(self.end, DAMAGED, 0, ready_at_ms)
             self.end = sequence
 
     def add_block(self, first: int, end: int, first_time_ms: int, place: BlockPlace) -> None:
-        """A block that was read from an index file, behind all others. Its sequences go from `first` to `end`."""
+        """Append a block that was read from an index file. It covers the sequences `first` to `end` (exclusive)."""
         self.begin_at(first)
         if self._block_firsts is _NO_SEQUENCES:
             self._block_firsts, self._block_times, self._places = array("Q"), array("q"), []
@@ -208,23 +210,23 @@ class TopicIndex(msgspec.Struct, gc=False):
         self.end = self._tail_first = end
 
     def continues_at(self, sequence: int) -> bool:
-        """Whether add_block() may go on from this sequence: nothing is missing before it, and nothing stands there."""
+        """Returns whether add_block() can append at this sequence: without a gap before it, and without overlap."""
         return not (self._places or len(self.tail)) or sequence == self.end
 
     def forget_tail(self) -> None:
-        """Drop the runs in memory, which add_block() has taken over."""
+        """Drop the in-memory runs that add_block() has replaced."""
         self.tail = Runs(bytearray())
         self._tail_first = self.end
 
     def part_in(self, segment: int) -> SegmentPlaces | None:
-        """What a sealed segment has of this topic; None where that is nothing."""
+        """Returns this topic's sequences in a sealed segment; None if it has none there."""
         start, stop = self._blocks_in(segment)
         if start == stop:
             return None
         return SegmentPlaces(self._block_firsts[start], self._first_behind(stop), self._block_times[start])
 
     def replace_blocks(self, blocks: Sequence[tuple[int, int, BlockPlace]]) -> None:
-        """A segment's blocks lie elsewhere now: first sequence, first time and place of each. They hold the same."""
+        """Replace the locations of a segment's blocks: first sequence, first time and location of each."""
         start, stop = self._blocks_in(blocks[0][2].segment)
         self._block_firsts[start:stop] = array("Q", [first for first, _, _ in blocks])
         self._block_times[start:stop] = array("q", [time_ms for _, time_ms, _ in blocks])
@@ -233,29 +235,29 @@ class TopicIndex(msgspec.Struct, gc=False):
     # -- dropping ----------------------------------------------------------------------------------------------------
 
     def end_in(self, segment: int) -> int | None:
-        """The end of this topic's sequences in a sealed segment and those before it; None where it has none there."""
+        """Returns the end of this topic's sequences in a sealed segment and those before it; None if it has none."""
         count = sum(1 for _ in self._in_segments_up_to(segment))
         return self._first_behind(count) if count else None
 
     def drop(self, segment: int) -> None:
-        """Forget what stands in a sealed segment and those before it."""
+        """Drop the sequences of a sealed segment and of those before it."""
         count = sum(1 for _ in self._in_segments_up_to(segment))
         if count:
             self.start = self._first_behind(count)
             del self._block_firsts[:count], self._block_times[:count], self._places[:count]
 
     def is_empty(self) -> bool:
-        """Whether it has the place of no message."""
+        """Returns whether the index holds no message."""
         return not self._places and not len(self.tail)
 
     def begins_before(self, log_offset: int) -> bool:
-        """Whether the oldest of its messages may stand before an offset of the message log."""
+        """Returns whether the topic's oldest message may be stored before an offset of the message log."""
         if self._places:
             return self._places[0].segment < log_offset
         return any(self.tail.row(number)[1] < log_offset for number in range(len(self.tail)))
 
     def drop_below(self, sequence: int) -> None:
-        """Forget the messages below a sequence, and begin there; a run that reaches beyond is kept whole."""
+        """Drop the messages below a sequence and start there; a run that extends beyond it is kept whole."""
         count = sum(self._first_behind(number + 1) <= sequence for number in range(len(self._places)))
         if count:
             del self._block_firsts[:count], self._block_times[:count], self._places[:count]
@@ -269,7 +271,7 @@ class TopicIndex(msgspec.Struct, gc=False):
     # -- looking up --------------------------------------------------------------------------------------------------
 
     def runs(self, start: int, end: int) -> Iterator[PlaceRun]:
-        """The runs that hold sequences from `start` to `end` (excluded), whole, in order."""
+        """Yields the runs that contain sequences from `start` to `end` (exclusive), uncut, in order."""
         start = max(start, self.start)
         while start < min(end, self.end):
             columns, columns_end = self._columns_at(start)
@@ -280,7 +282,7 @@ class TopicIndex(msgspec.Struct, gc=False):
                 start, number = run.end, number + 1
 
     def visible_end(self, start: int, *, count_max: int, durable_end: int) -> int:
-        """The end of what may be handed out in order from `start` on: durable, and at most so many."""
+        """Returns the end of the sequences deliverable in order from `start` on: durable, and at most `count_max`."""
         end = min(self.end, start + count_max)
         tail = self.tail
         if not len(tail) or end <= self._tail_first:
@@ -297,7 +299,7 @@ class TopicIndex(msgspec.Struct, gc=False):
         return end
 
     def durable_end(self, durable_end: int) -> int:
-        """The end of what is durable, of all that there is: looked for from the end, where what is not stands."""
+        """Returns the end of the durable sequences. Searches from the end, where the runs that are not durable are."""
         found = self.end
         for number in reversed(range(len(self.tail))):
             first, offset, size, _ = self.tail.row(number)
@@ -309,16 +311,16 @@ class TopicIndex(msgspec.Struct, gc=False):
         return found
 
     def is_in_memory(self, sequence: int) -> bool:
-        """Whether this sequence, and all behind it, are looked up without reading an index file."""
+        """Returns whether this sequence and all later ones can be looked up without reading an index file."""
         return sequence >= self._tail_first
 
     def ready_at_ms(self, sequence: int) -> int:
-        """When the message was stored or, if it was scheduled, fell due."""
+        """Returns when the message was stored or, if scheduled, became due; 0 if there is no such message."""
         run = next(self.runs(sequence, sequence + 1), None)
         return 0 if run is None else run.ready_at_ms
 
     def sequence_at(self, time_ms: int) -> int:
-        """The first sequence that became ready at or after a time (times never go back far: clocks step)."""
+        """Returns the first sequence that became ready at or after a time (times are nearly monotonic: clocks step)."""
         number = bisect_left(self._block_times, time_ms) - 1
         if len(self.tail) and self.tail.row(0)[-1] < time_ms:
             return max(_sequence_at(self.tail, time_ms, self.end), self.start)
@@ -337,7 +339,7 @@ class TopicIndex(msgspec.Struct, gc=False):
         return self._block_firsts[number] if number < len(self._places) else self._tail_first
 
     def _blocks_in(self, segment: int) -> tuple[int, int]:
-        """The numbers of a segment's blocks: first, and behind the last."""
+        """Returns the block numbers of a segment: the first, and the end (exclusive)."""
         start = bisect_left(self._places, segment, key=lambda place: place.segment)
         return start, bisect_right(self._places, segment, lo=start, key=lambda place: place.segment)
 
@@ -349,7 +351,7 @@ class TopicIndex(msgspec.Struct, gc=False):
 
 
 def blocks_of(tail: Runs, end: int, *, runs_max: int) -> Iterator[tuple[int, int, Runs]]:
-    """A topic's runs in pieces of at most `runs_max`: (first, end, runs)."""
+    """Yields a topic's runs in chunks of at most `runs_max`: (first, end, runs)."""
     bounds = [*range(0, len(tail), runs_max), len(tail)]
     for start, stop in pairwise(bounds):
         yield tail.first(start), tail.first(stop) if stop < len(tail) else end, tail.slice(start, stop)

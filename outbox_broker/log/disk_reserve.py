@@ -1,9 +1,9 @@
-"""Room on the disk that is kept for what was stored to be consumed: a file, of which halves are let go when the disk is
-full.
+"""Reserves disk space for consuming what is already stored: a file that is released by halves when the disk is full.
 
-Publishes are taken while both halves are held, so that they don't take that room. What is due goes into the message log
-while one is: a million messages that fall due must leave room for their acknowledgements. Those, and all else that is
-small and lets something go in the end, may have both. They are taken again as soon as there is room.
+Publishes are accepted only while both halves are held, so that they cannot use up the reserved space. Messages that
+become due are written to the message log while at least one half is held: a million messages becoming due must leave
+space for their acknowledgements. Acknowledgements and other small writes that free space in the end may use both
+halves. Released halves are acquired again as soon as there is space.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What the system says where there is no room."""
+"""Errors that mean the disk or the quota is full."""
 TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""What the system says where this process, or all of them, have too many files open."""
+"""Errors that mean this process or the system has too many open files."""
 _BOTH: Final = 2
 _ROOM_PART: Final = 16
-"""Where less than such a part of the reserve is free beside it, the disk is taken for full."""
+"""The disk counts as full if its free space is below this fraction (1/16) of the reserve."""
 
 
 class Reserve:
-    """One file in the data folder. Safe in any thread."""
+    """One file in the data folder. Thread-safe."""
 
     def __init__(self, path: Path, *, size_bytes: int) -> None:
-        """`size_bytes` 0: no room is kept."""
+        """`size_bytes` 0 disables the reserve."""
         self._path = path
         self.size_bytes = size_bytes
         self._lock = threading.Lock()
@@ -43,39 +43,40 @@ class Reserve:
 
     @property
     def held_bytes(self) -> int:
-        """How much is held now."""
+        """Returns how many bytes are reserved now."""
         return self.size_bytes * self._halves // _BOTH
 
     def release(self) -> None:
-        """Let go of what an earlier process held, so that a full disk can be opened on; idempotent."""
+        """Release what an earlier process reserved, so that a broker can start on a full disk; idempotent."""
         with self._lock:
             self._halves = 0
             self._path.unlink(missing_ok=True)
 
     def take(self) -> None:
-        """Take as much as there is room for: once all is opened, and then whenever it is asked for."""
+        """Acquire as much of the reserve as there is space for: called after opening, and then periodically."""
         if not self.is_whole():
             with suppress(StorageFailed):
                 self.require(1)
 
     def is_whole(self) -> bool:
-        """Whether both halves are held, or can be taken now."""
+        """Returns whether both halves are held, or can be acquired now."""
         return not _is_refused(self.require)
 
     def has_room_beside(self) -> bool:
-        """Whether publishes find room beside what is held."""
+        """Returns whether there is space for publishes outside the reserve."""
         return not _is_refused(self.check_room)
 
     def check_room(self) -> None:
-        """Raise StorageFailed where publishes are refused, or find next to no room beside what is held."""
+        """Raise StorageFailed if publishes are refused, or if almost no space is left outside the reserve."""
         self.require()
         if self.size_bytes and self._free_bytes() < self.size_bytes // _ROOM_PART:
             raise _refused(_no_space())
 
     def require(self, halves: int = _BOTH) -> None:
-        """Take so many halves, where they are not held. Raises StorageFailed with what the system says.
+        """Acquire the given number of halves unless they are held. Raises StorageFailed with the system's error.
 
-        Nothing is taken of a disk that has less room than that, so nobody else finds it full for a moment.
+        Nothing is allocated if the disk has less free space than needed, so that no other process sees a full disk
+        meanwhile.
         """
         with self._lock:
             if self._halves >= halves or not self.size_bytes:
@@ -86,9 +87,9 @@ class Reserve:
                 raise _refused(error) from error
 
     def spend(self, write: Callable[[], T], *, keep_half: bool = False) -> T:
-        """Do a write that needs a little room; where the disk is full, in what is let go for it.
+        """Run a write that needs little space; if the disk is full, release halves of the reserve and retry.
 
-        Raises StorageFailed.
+        Raises StorageFailed if the write still fails.
         """
         if keep_half:
             self.require(1)
@@ -115,12 +116,12 @@ class Reserve:
         self._halves = halves
 
     def _free_bytes(self) -> int:
-        """What this process may fill of the disk: root may take what is kept for root."""
+        """Returns the space this process may use: root may also use the blocks reserved for root."""
         system = os.statvfs(self._path.parent)
         return system.f_frsize * (system.f_bavail if os.geteuid() else system.f_bfree)
 
     def _let_half_go(self, *, keep: int) -> bool:
-        """Whether there was a half to let go of beyond what is to be kept."""
+        """Release one half unless only `keep` halves are left; returns whether it did."""
         with self._lock:
             if self._halves <= keep or not self.size_bytes:
                 return False
@@ -153,7 +154,7 @@ def _is_refused(check: Callable[[], None]) -> bool:
 
 
 def cure_for(error: OSError) -> str:
-    """What an operator can do about a write that failed."""
+    """Returns what an operator can do about a write that failed."""
     if error.errno in FULL:
         return "free some disk space"
     if error.errno in TOO_MANY_FILES:
@@ -162,11 +163,11 @@ def cure_for(error: OSError) -> str:
 
 
 def is_disk_full(error: StorageFailed) -> bool:
-    """Whether a write failed because there is no room."""
+    """Returns whether a write failed because the disk is full."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL
 
 
 def may_pass(error: StorageFailed) -> bool:
-    """Whether a write failed for want of room, or of a free descriptor: nothing of it was done."""
+    """Returns whether a write failed for lack of space or file descriptors: transient, and nothing was written."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in FULL | TOO_MANY_FILES

@@ -1,5 +1,6 @@
-"""One writer a data folder: a lock that says who holds it, and that the kernel lets go of when the holder dies; and no
-data folder inside another one, whose owner might delete in it what it does not know.
+"""Locks a data folder for one writer, and refuses nested data folders.
+The lock file names its holder; the kernel releases the lock when the holder dies. The owner of an outer data folder
+might delete files of an inner one that it does not know.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ _PARTS: Final = ("messages", "actions", "schedule")
 
 
 def refuse_nested(folder: Path) -> None:
-    """Raise ConfigurationError where a broker's or delay service's data folder is inside another one, or holds one."""
+    """Raise ConfigurationError if the data folder of a broker or delay service is inside another, or contains one."""
     folder = folder.resolve()
     for above in folder.parents:
         if _is_data_folder(above):
             raise ConfigurationError(f"the data folder {folder} is inside another one, {above}; use a folder beside it")
-    with suppress(OSError):  # it is not there yet
+    with suppress(OSError):  # it does not exist yet
         for below in folder.iterdir():
             if below.name not in _PARTS and _is_data_folder(below):
                 raise ConfigurationError(f"the data folder {folder} holds another one, {below}; use a folder beside it")
 
 
 def _is_data_folder(folder: Path) -> bool:
-    """Whether a broker, or a delay service, has or had its data here."""
+    """Returns whether the folder is, or was, the data folder of a broker or delay service."""
     is_brokers = all(os.path.isdir(folder / part) for part in _PARTS)  # noqa: PTH112 - what may not be seen is none
     return is_brokers or all(os.path.isfile(folder / name) for name in ("epoch", "lock"))  # noqa: PTH113
 
 
 class FolderLock:
-    """Held from acquire() to release(), or to the end of the process."""
+    """A lock held from acquire() to release(), or to the end of the process."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "lock"
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock. Raises ConfigurationError that names the holder."""
+        """Take the lock. Raises ConfigurationError, which names the holder."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,13 +55,13 @@ class FolderLock:
                 f"the data folder {self._path.parent} is in use by {holder}; stop it, or use another folder"
             ) from error
         note = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
-        with suppress(OSError):  # a full disk: the lock is held whether it says by whom or not
-            os.pwrite(descriptor, note, 0)  # over the old note, whose room a full disk may not give again
+        with suppress(OSError):  # on a full disk the lock is held, even if its file cannot name the holder
+            os.pwrite(descriptor, note, 0)  # overwritten in place: a full disk may not give the old note's block back
             os.ftruncate(descriptor, len(note))
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let go; idempotent."""
+        """Release the lock; idempotent."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,6 +1,6 @@
-"""Messages out of the message log: runs in, records out, by as few reads as there are stretches. Any thread; no lock.
+"""Reads messages from the message log: one read per contiguous range of runs. Thread-safe, no lock.
 
-A record that is damaged is None, and those beside it are sound: they are told apart by the sequence in each record.
+A damaged record is returned as None; its neighbours stay readable, since each record holds its sequence.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ Found = tuple[int, MessageRecord | None]
 
 
 def read_runs(log: SegmentedLog, runs: Sequence[PlaceRun], *, first: int, end: int, bytes_max: int) -> list[Found]:
-    """The records of the sequences from first to end that these runs hold, in order, until about `bytes_max` are read.
+    """Returns the records of the sequences `first` to `end` (exclusive) in these runs, in order, until about
+    `bytes_max` are read.
 
-    At least those of one stretch of runs are read.
+    At least one contiguous range of runs is read.
     """
     found: list[Found] = []
     read_bytes = 0
@@ -34,7 +35,7 @@ def read_runs(log: SegmentedLog, runs: Sequence[PlaceRun], *, first: int, end: i
 
 
 def record_at(log: SegmentedLog, offset: int) -> MessageRecord | None:
-    """The record whose frame begins at an offset; None where it is damaged, or its segment was dropped."""
+    """Returns the record whose frame begins at an offset; None if it is damaged or its segment was dropped."""
     try:
         return decode_message(log.read(offset))
     except (SegmentDamaged, ValueError):
@@ -42,7 +43,7 @@ def record_at(log: SegmentedLog, offset: int) -> MessageRecord | None:
 
 
 def _stretches(runs: Sequence[PlaceRun]) -> Iterator[list[PlaceRun]]:
-    """Runs that stand behind each other in the log, together."""
+    """Groups runs that are contiguous in the log."""
     stretch: list[PlaceRun] = []
     size = 0
     for run in runs:
@@ -73,7 +74,7 @@ def _read_stretch(log: SegmentedLog, stretch: Sequence[PlaceRun], *, low: int, h
 
 
 def _sound(payloads: Sequence[bytes], *, first: int, low: int, high: int) -> list[Found] | None:
-    """The records where all are whole, and are those that are meant: the usual case, a few calls for all of them."""
+    """Returns the records if all are intact and have the expected sequences: the usual case, with few calls."""
     try:
         records = [decode_message(payload) for payload in payloads[low - first : high - first]]
     except ValueError:
@@ -84,14 +85,14 @@ def _sound(payloads: Sequence[bytes], *, first: int, low: int, high: int) -> lis
 
 
 def _salvaged(data: bytes, stretch: Sequence[PlaceRun], *, low: int, high: int) -> list[Found]:
-    """The records that are whole, where some are not."""
+    """Returns the intact records where some are damaged."""
     offset = stretch[0].offset
     sequence = stretch[0].first
     records: dict[int, MessageRecord | None] = dict.fromkeys(range(low, high))
     certain = True
     for one in frames_in(data, first_offset=offset):
         if not isinstance(one, Frame):
-            certain = False  # how many records were in there is not known: the next ones say who they are
+            certain = False  # the number of records in the gap is unknown: the sequences in later records identify them
         elif certain:
             if low <= sequence < high:
                 records[sequence] = _decoded(one.payload, sequence)
@@ -104,7 +105,7 @@ def _salvaged(data: bytes, stretch: Sequence[PlaceRun], *, low: int, high: int) 
 
 
 def _decoded(payload: bytes, sequence: int | None) -> MessageRecord | None:
-    """The record, if it is one, and has this sequence (any, where it is None)."""
+    """Returns the record if it is valid and has this sequence (None: any sequence)."""
     try:
         record = decode_message(payload)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A segment's file: begun whole or not at all. Not which segments a log has."""
+"""Creates a segment file atomically: header and first frames, or no file. Does not choose segments."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from outbox_core.journal.journal import HEADER_BYTES, SegmentHeader
 
 
 def begin_segment(path: Path, header: SegmentHeader, data: bytes, *, is_first: bool, storage: Storage) -> int:
-    """Make the file of a segment that begins with these frames; returns its descriptor. The frames are not synced yet.
+    """Create a segment file that begins with these frames; returns its descriptor. The frames are not synced yet.
 
-    `is_first`: the log's folder is new, too. Raises OSError, with the file removed: until the folder is synced, a power
-    cut may bring it back.
+    `is_first`: the log's folder is new, too. Raises OSError after removing the file; until the folder is synced, a
+    power failure may bring it back.
     """
     descriptor = storage.create(path)
     try:

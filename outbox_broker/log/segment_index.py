@@ -1,7 +1,7 @@
-"""The index file of a sealed message segment: the places of its messages by topic, their ids. Derived, never the truth.
+"""Reads and writes the index file of a sealed message segment: message locations by topic, and ids. Derived data.
 
-`<first offset>.index` beside the segment: blocks of runs, the ids in order, then a directory and its place. Everything
-is under a checksum; a file that is missing, torn, stale or damaged is made anew from its segment.
+`<first offset>.index` beside the segment: blocks of runs, the ids in order, then a directory and its location.
+Everything is covered by checksums; a missing, torn, stale or damaged file is rebuilt from its segment.
 
     file       blocks | ids (MessagePack) | directory (MessagePack) | footer
     footer     directory position u64 | its bytes u32 | its crc32c u32 | magic 8s "OUTBOXIX"
@@ -31,7 +31,7 @@ _MAGIC: Final = b"OUTBOXIX"
 
 
 class BlockEntry(msgspec.Struct, array_like=True, frozen=True):
-    """A block in the directory."""
+    """A directory entry for one block of runs."""
 
     first: int
     end: int
@@ -42,7 +42,7 @@ class BlockEntry(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Directory(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """What an index file holds. `special` are the offsets of records that are not simply placed (scheduled ones...)."""
+    """The directory of an index file. `special`: offsets of records that are not plain messages (scheduled ones...)."""
 
     segment_end: int
     topics: dict[str, list[BlockEntry]]
@@ -55,9 +55,9 @@ class Directory(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class IndexDamaged(StorageFailed):
-    """A segment's index cannot be read as it was written, and can be made anew from the segment.
+    """A segment's index file is not readable as written; it can be rebuilt from the segment.
 
-    `mended`: how many had been made anew by then.
+    `mended`: the number of index files rebuilt up to then.
     """
 
     def __init__(self, message: str, *, segment: int, mended: int) -> None:
@@ -72,7 +72,7 @@ _decode_ids = msgspec.msgpack.Decoder(list[tuple[str, list[str]]]).decode
 
 
 def index_path(folder: Path, segment: int) -> Path:
-    """Where the index of the segment that begins at this offset lives."""
+    """Returns the path of the index file of the segment that begins at this offset."""
     return folder / f"{segment:020d}.index"
 
 
@@ -80,7 +80,7 @@ def write_index(
     folder: Path, segment: int, segment_end: int, *, topics: Iterable[TopicIndex], ids: list[tuple[str, list[str]]],
     special: list[int], damaged_bytes: int = 0,
 ) -> Directory:  # fmt: skip
-    """Write what topics hold in memory as the index of a segment, whole or not at all. Raises OSError."""
+    """Write the topics' in-memory runs as a segment's index file, atomically. Raises OSError."""
     pieces: list[bytes] = []
     position, entries = 0, {}
     for topic in topics:
@@ -105,7 +105,7 @@ def write_index(
 
 
 def read_directory(folder: Path, segment: int, segment_end: int) -> Directory | None:
-    """The directory of a segment's index; None where there is none that fits and is sound."""
+    """Returns the directory of a segment's index file; None if there is none that matches and is intact."""
     try:
         with index_path(folder, segment).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -123,7 +123,7 @@ def read_directory(folder: Path, segment: int, segment_end: int) -> Directory | 
 
 def read_ids(folder: Path, segment: int, directory: Directory) -> list[tuple[str, list[str]]] | None:
     """The ids of a segment's messages, in order: each topic, and the ids that came of it one behind the other. None
-    where they are damaged, or by an earlier version, which left the topics out.
+    where they are damaged.
     """
     try:
         data = _read(index_path(folder, segment), directory.ids_position, directory.ids_bytes)
@@ -133,16 +133,16 @@ def read_ids(folder: Path, segment: int, directory: Directory) -> list[tuple[str
 
 
 class IndexFiles:
-    """Blocks of the index files of one folder, the last used ones in memory. Safe under the engine's lock only."""
+    """Loads blocks from the index files of one folder, with an LRU cache. Thread-safe only under the engine's lock."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._cached: OrderedDict[tuple[int, int], Runs] = OrderedDict()
         self.mended = 0
-        """How many index files were made anew since the opening."""
+        """The number of index files rebuilt since startup."""
 
     def load(self, place: BlockPlace) -> Runs:
-        """The runs of a block. Raises IndexDamaged where they cannot be read as they were written."""
+        """Returns the runs of a block. Raises IndexDamaged if they cannot be read back intact."""
         key = (place.segment, place.position)
         found = self._cached.get(key)
         if found is None:
@@ -154,12 +154,12 @@ class IndexFiles:
         return found
 
     def remove(self, segment: int) -> None:
-        """Remove a segment's index file, whose segment was dropped."""
+        """Remove the index file of a segment that was dropped."""
         index_path(self._folder, segment).unlink(missing_ok=True)
         self._forget(segment)
 
     def made_anew(self, segment: int) -> None:
-        """A segment's index file was written again: blocks are elsewhere in it."""
+        """Invalidate the cache of a segment whose index file was rebuilt: its blocks have moved."""
         self.mended += 1
         self._forget(segment)
 
@@ -176,7 +176,7 @@ class IndexFiles:
                 raise StorageFailed(f"{path.name} cannot be read: {error.strerror}; {cure_for(error)}") from error
             raise self._damaged(place.segment, f"cannot be read ({error.strerror})") from error
         if google_crc32c.value(data) != place.crc:
-            path.unlink(missing_ok=True)  # on opening it would look sound
+            path.unlink(missing_ok=True)  # at the next start it would pass as intact
             raise self._damaged(place.segment, "is damaged")
         return Runs.of_bytes(data)
 
@@ -191,7 +191,7 @@ def _read(path: Path, position: int, size_bytes: int) -> bytes:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """Not synced: a torn file is made anew, and costs no more than a missing one."""
+    """Write atomically, without a sync: a torn file is rebuilt, which costs no more than a missing one."""
     unfinished = path.with_suffix(".unfinished")
     try:
         unfinished.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Reading a segment from its bytes when a log is opened: whole frames, and what is damaged between them. No writing."""
+"""Scans the bytes of a segment when a log is opened: yields whole frames and the damaged gaps in between. Read-only."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _FRAME_HEAD: Final = struct.Struct("<II")
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Bytes of a log that are no whole frames although frames follow them: damage. They stay as they are."""
+    """A damaged byte range of a log: not valid frames, although frames follow. It is left as it is."""
 
     offset: int
     size_bytes: int
 
     @property
     def end(self) -> int:
-        """The offset behind the damage."""
+        """Returns the offset after the damage."""
         return self.offset + self.size_bytes
 
 
 @dataclass(slots=True)
 class Segment:
-    """A segment that is open. `end` is the offset behind its last frame; of a sealed one, where the next begins.
+    """An open segment. `end` is the offset after its last frame; for a sealed segment, where the next one begins.
 
-    `grown_from` is the offset from which its growth counts: behind the checkpoint that it begins with, if any.
+    `grown_from` is the offset from which its growth is counted: after the checkpoint that it begins with, if any.
     """
 
     path: Path
@@ -56,9 +56,10 @@ class Segment:
 
 
 def scan(segment: Segment, *, start: int) -> Iterator[Frame | Gap]:
-    """The frames of a segment from the offset `start`, where one begins, and the gaps between them.
+    """Yields the frames of a segment from the offset `start`, where a frame begins, and the gaps between them.
 
-    What follows the last whole frame is a gap in a sealed segment, and in the last one a torn tail, which is left out.
+    Bytes after the last whole frame are a gap in a sealed segment; in the active one they are a torn tail, which is
+    left out.
     """
     with segment.path.open("rb") as file:
         size = file.seek(0, 2)
@@ -76,7 +77,7 @@ def scan(segment: Segment, *, start: int) -> Iterator[Frame | Gap]:
 
 
 def frames_in(data: bytes, *, first_offset: int) -> Iterator[Frame | Gap]:
-    """The frames of a piece of a segment that begins and ends with a frame, and the gaps between them."""
+    """Yields the frames of a byte range that begins and ends on frame boundaries, and the gaps between them."""
     position = 0
     crc_of = google_crc32c.value
     while position < len(data):
@@ -98,7 +99,7 @@ def frames_in(data: bytes, *, first_offset: int) -> Iterator[Frame | Gap]:
 
 
 def payloads_of(data: bytes) -> list[bytes] | None:
-    """The payloads of a piece of a segment that begins and ends with a frame; None where one is not whole."""
+    """Returns the payloads of a byte range that begins and ends on frame boundaries; None if a frame is not whole."""
     payloads: list[bytes] = []
     position, size = 0, len(data)
     unpack, crc_of = _FRAME_HEAD.unpack_from, google_crc32c.value
@@ -117,9 +118,9 @@ def payloads_of(data: bytes) -> list[bytes] | None:
 
 
 def header_of(path: Path, *, kind: SegmentKind) -> SegmentHeader | None:
-    """A segment's header; None where it is damaged: its frames may be sound all the same.
+    """Returns a segment's header; None if it is damaged, in which case its frames may still be intact.
 
-    Raises SegmentDamaged where it is sound, but another log's or another version's.
+    Raises SegmentDamaged if the header is intact but belongs to another log or another version.
     """
     with path.open("rb") as file:
         data = file.read(HEADER_BYTES)

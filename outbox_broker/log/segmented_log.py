@@ -1,7 +1,7 @@
-"""An append-only log in segment files: append, group commit, read by offset, recovery. It knows frames, not records.
+"""An append-only log in segment files: append, group commit, reads by offset, recovery. Knows frames, not records.
 
-Order of trust: a frame is written, then synced, then answered. A failed sync is final (the kernel may have dropped the
-pages it could not write): the log refuses everything until it is opened, and so proven (sync_proof.py), again.
+A frame is written, then synced, then acknowledged. A failed sync is final (the kernel may have dropped the dirty pages
+that it could not write): the log refuses all writes until it is reopened and its content verified (sync_proof.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from outbox_broker.common.engine_options import Durability
-from outbox_broker.log import completeness
+from outbox_broker.log import missing_segments
+from outbox_broker.log.chunked_framing import Piece, pieces
 from outbox_broker.log.disk_reserve import cure_for
-from outbox_broker.log.frame_pieces import Piece, pieces
 from outbox_broker.log.segment_file import begin_segment
 from outbox_broker.log.segment_scan import Gap, Segment, frames_in, header_of, scan
 from outbox_broker.log.storage import Storage
@@ -29,7 +29,6 @@ from outbox_core.journal.journal import (
     FRAME_BYTES,
     HEADER_BYTES,
     RECORD_BYTES_MAX,
-    VERSION,
     Frame,
     SegmentDamaged,
     SegmentHeader,
@@ -45,9 +44,9 @@ _READ_AHEAD_BYTES: Final = 4096
 
 
 class SegmentedLog:
-    """One log in one folder, one writer.
+    """One log in one folder, with one writer.
 
-    append() needs the caller's lock; commit() and read() are safe in any thread.
+    append() needs the caller's lock; commit() and read() are thread-safe.
     """
 
     def __init__(
@@ -68,8 +67,7 @@ class SegmentedLog:
         self._sync_lock = threading.Lock()
         self._failure: OSError | None = None
         self._is_removal_unsynced = False
-        self._is_proven = False  # whether all of the newest segment that this process found is on the disk
-        self._is_outdated = False  # the last segment was begun by an earlier version, which would not know our records
+        self._is_proven = False  # whether all of the newest segment found on opening is known to be on the disk
         self.end = 0
         self.durable_end = 0
         self.bytes_written = 0
@@ -80,16 +78,16 @@ class SegmentedLog:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open all segments, without reading them. scan() each, at least the last, then ready().
+        """Open all segments without reading them. Then call scan() for each segment, at least the last, and ready().
 
-        Raises SegmentDamaged where one is missing, or another log's.
+        Raises SegmentDamaged if a segment is missing or belongs to another log.
         """
         paths = segment_paths(self.folder)
-        if paths and completeness.is_unfinished(paths[-1]):
+        if paths and missing_segments.is_unfinished(paths[-1]):
             logger.warning("unfinished_segment_removed", extra={"segment": paths[-1].name})
             paths.pop().unlink()
             self._storage.sync_folder(self.folder)
-        completeness.refuse_if_newest_is_missing(self.folder, paths)
+        missing_segments.refuse_if_newest_is_missing(self.folder, paths)
         for path in paths:
             try:
                 header = header_of(path, kind=self._kind)
@@ -99,20 +97,19 @@ class SegmentedLog:
                 ) from damage
             if header is None:
                 self._note_damage(Gap(int(path.stem), 0), path)
-            self._is_outdated = header is not None and header.version < VERSION
             created_at_ms = int(path.stat().st_mtime * 1000) if header is None else header.created_at_ms
             first_offset = int(path.stem)
             descriptor = self._storage.create(path)
             self.segments.append(Segment(path, first_offset, first_offset, created_at_ms, descriptor, first_offset))
-        completeness.end_where_the_next_begins(self.segments, segment_bytes=self._segment_bytes)
+        missing_segments.end_where_the_next_begins(self.segments, segment_bytes=self._segment_bytes)
         if self.segments:
             self.segments[-1].sealed = False
             self.end = self.segments[-1].first_offset
 
     def scan(self, segment: Segment, *, start: int = 0) -> Iterator[Frame | Gap]:
-        """What stands in a segment from the offset `start` on. Gaps are told to the log of the program, and counted.
+        """Yields the content of a segment from the offset `start` on. Gaps are logged and counted.
 
-        The last segment must be scanned to its end: its torn tail is cut off then.
+        The last segment must be scanned to its end, where its torn tail is cut off.
         """
         for one in scan(segment, start=max(start, segment.first_offset)):
             if isinstance(one, Gap):
@@ -124,7 +121,7 @@ class SegmentedLog:
             self._cut_torn_tail(segment)
 
     def ready(self) -> None:
-        """To be called once all has been read, before the first append: makes sure that what was read is durable."""
+        """Finish opening, after all reads and before the first append: makes sure that what was read is durable."""
         if self.segments:
             self._is_proven = self._prove_newest()
         else:
@@ -133,14 +130,14 @@ class SegmentedLog:
         self._note_proven()
 
     def recover(self) -> Iterator[Frame | Gap]:
-        """open(), all that stands in the log, oldest first, and ready(). To be exhausted."""
+        """Open the log, yield its whole content, oldest first, then call ready(). The iterator must be exhausted."""
         self.open()
         for segment in list(self.segments):
             yield from self.scan(segment)
         self.ready()
 
     def _prove_newest(self) -> bool:
-        """Have all that was read on the disk, whatever the process before may have lost; False where there is no room.
+        """Make all that was read durable, whatever the previous process may have lost; False if there is no space.
 
         Raises StorageFailed.
         """
@@ -158,7 +155,7 @@ class SegmentedLog:
             note_proven(self.folder, Proven(self.segments[-1].path.name, self.durable_end), self._storage)
 
     def _cut_torn_tail(self, segment: Segment) -> None:
-        excess = completeness.content_bytes(segment.path) - (self.end - segment.first_offset)
+        excess = missing_segments.content_bytes(segment.path) - (self.end - segment.first_offset)
         if excess:
             logger.warning("torn_tail_cut", extra={"segment": segment.path.name, "bytes": excess, "offset": self.end})
             self._storage.truncate(segment.descriptor, segment.path.stat().st_size - excess)
@@ -173,13 +170,13 @@ class SegmentedLog:
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def append(self, payloads: Iterable[bytes]) -> list[int]:
-        """append_pieces() of payloads without frames."""
+        """Append payloads, framing them; see append_pieces()."""
         return self.append_pieces(pieces(payloads))
 
     def append_pieces(self, framed: Iterable[Piece]) -> list[int]:
-        """Write frames behind each other; returns their offsets. Not durable before commit().
+        """Append frames; returns their offsets. Not durable before commit().
 
-        Raises StorageFailed (full disk...), or what making a payload raises, with nothing appended.
+        Raises StorageFailed (disk full...), or what generating a payload raises, with nothing appended.
         """
         self.refuse_if_failed()
         if not self.segments:
@@ -198,21 +195,19 @@ class SegmentedLog:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next append begins a new segment.
+        """Returns whether the next append starts a new segment.
 
-        What the segment begins with does not count, but no segment ends before it grew by as much: so all checkpoints
-        together are no larger than all that stands between them.
+        A checkpoint at the segment's start does not count towards its size, but no segment ends before it grew by as
+        much: so all checkpoints together are no larger than the records between them.
         """
         segment = self.segments[-1]
         head_bytes = segment.grown_from - segment.first_offset
-        return self.end - segment.grown_from >= max(self._segment_bytes, head_bytes) or (
-            self._is_outdated and self.end > segment.first_offset
-        )
+        return self.end - segment.grown_from >= max(self._segment_bytes, head_bytes)
 
     def commit(self, end: int | None = None) -> None:
         """Return once everything before `end` (all, by default) is durable; concurrent callers share one sync.
 
-        Raises StorageFailed when it cannot be known to be.
+        Raises StorageFailed if durability cannot be confirmed.
         """
         end = self.end if end is None else end
         with self._turn:
@@ -231,7 +226,7 @@ class SegmentedLog:
                     self._turn.notify_all()
 
     def _write(self, framed: Iterable[Piece]) -> list[int]:
-        """Write pieces of frames behind each other; returns the length of each frame."""
+        """Write chunks of frames contiguously; returns the length of each frame."""
         segment = self.segments[-1]
         start = position = HEADER_BYTES + self.end - segment.first_offset
         sizes: list[int] = []
@@ -246,7 +241,7 @@ class SegmentedLog:
         return sizes
 
     def _cut_back(self, segment: Segment, position: int) -> None:
-        """Take back a half-written piece; if even that fails, the log is not to be trusted any more."""
+        """Truncate a partial write; if that fails too, the log must not be trusted any more."""
         try:
             self._storage.truncate(segment.descriptor, position)
         except OSError as error:
@@ -260,7 +255,7 @@ class SegmentedLog:
         self.durable_end = max(self.durable_end, end)
 
     def _sync(self, descriptor: int) -> None:
-        """One sync at a time: the kernel reports a lost page to one caller only, and a second would be told "well"."""
+        """Run one sync at a time: the kernel reports a lost page to one caller only, and a second would see success."""
         with self._sync_lock:
             self.refuse_if_failed()
             try:
@@ -273,10 +268,10 @@ class SegmentedLog:
                 ) from error
 
     def roll(self, first: Sequence[bytes] = ()) -> None:
-        """Begin a new segment with these payloads; the old one is synced first, so that only the newest file is ever in
-        doubt. A segment in which nothing stands yet is begun with them instead.
+        """Start a new segment with these payloads. The old segment is synced first, so that only the newest file is
+        ever in doubt. If the active segment is empty, the payloads are written into it instead.
 
-        append() does it where the segment is full. Raises OSError with nothing changed, or StorageFailed.
+        append() calls this when the segment is full. Raises OSError with nothing changed, or StorageFailed.
         """
         self.refuse_if_failed()
         data, sizes = frames(first)
@@ -290,12 +285,12 @@ class SegmentedLog:
         self.bytes_written += len(data)
 
     def put_off_roll(self) -> None:
-        """Go on in the segment, although it is full, until it has doubled."""
+        """Keep appending to a full segment until it has doubled."""
         self.segments[-1].grown_from = self.end
 
     def _add_segment(self, data: bytes = b"") -> None:
-        """Begin a segment with these frames. Where that fails the log goes on in the one before, and grows into its
-        offsets: so nothing is appended until a power cut cannot bring it back.
+        """Start a segment with these frames. If that fails, the log continues in the previous segment and grows into
+        the new one's offsets: so nothing is appended until a power failure can no longer bring the failed file back.
         """
         path = segment_path(self.folder, self.end)
         header = SegmentHeader(kind=self._kind, first_offset=self.end, created_at_ms=self._now_ms())
@@ -306,7 +301,7 @@ class SegmentedLog:
             with suppress(OSError):
                 self._sync_removal()
             raise
-        self._is_outdated, self._is_proven = False, True
+        self._is_proven = True
         if self.segments:
             self.segments[-1].sealed = True
         segment = Segment(path, self.end, self.end, header.created_at_ms, descriptor, self.end, sealed=False)
@@ -321,7 +316,7 @@ class SegmentedLog:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: int) -> bytes:
-        """The payload whose frame begins at `offset`. Raises SegmentDamaged where its checksum does not match."""
+        """Returns the payload whose frame begins at `offset`. Raises SegmentDamaged if its checksum does not match."""
         data = self.read_span(offset, _READ_AHEAD_BYTES)
         size = FRAME_BYTES + int.from_bytes(data[:4], "little")
         if len(data) < size <= min(self.end - offset, FRAME_BYTES + RECORD_BYTES_MAX):
@@ -332,9 +327,9 @@ class SegmentedLog:
         return found.payload
 
     def read_span(self, offset: int, size_bytes: int) -> bytes:
-        """So many bytes from an offset on; fewer at the log's end. In any thread, also while the segment is dropped.
+        """Returns `size_bytes` from an offset on; fewer at the end. Thread-safe, even while the segment is dropped.
 
-        Raises SegmentDamaged where retention has dropped it before.
+        Raises SegmentDamaged if retention dropped the segment before.
         """
         with self._turn:
             segments = self.segments
@@ -376,7 +371,7 @@ class SegmentedLog:
         self._dropped.clear()
 
     def sync_and_close(self) -> None:
-        """Sync, where the log is sound, and close; idempotent."""
+        """Sync the log unless it failed, and close it; idempotent."""
         try:
             if self.segments and self._failure is None:
                 self._sync_current()
@@ -385,14 +380,14 @@ class SegmentedLog:
             self.close()
 
     def close(self) -> None:
-        """Close as it is; idempotent."""
+        """Close the log without a sync; idempotent."""
         for segment in self.segments:
             os.close(segment.descriptor)
         self.segments = []
         self._close_dropped()
 
     def refuse_if_failed(self) -> None:
-        """Raise StorageFailed where the log can take nothing until it is opened again."""
+        """Raise StorageFailed if the log refuses writes until it is reopened."""
         if self._failure is not None:
             raise StorageFailed(
                 f"the disk failed earlier ({self._failure.strerror}); "

@@ -1,4 +1,4 @@
-"""The system calls that durability rests on, as a port, so that a test can fail or kill at each of them."""
+"""A port for the system calls that durability depends on, so that tests can fail or kill at each of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Storage(Protocol):
-    """Writes and syncs of one process. Each raises OSError as the system does; a failed sync proves nothing durable."""
+    """Writes and syncs of one process. Each raises OSError like the system call; a failed sync guarantees nothing."""
 
     def create(self, path: Path) -> int:
         """Open a new or existing file for reading and writing; returns its descriptor."""
@@ -26,11 +26,11 @@ class Storage(Protocol):
         """Return once the folder's entries are on disk."""
 
     def remove(self, path: Path) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
 
 
 class DiskStorage:
-    """The real thing."""
+    """The operating system's files."""
 
     def create(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -60,7 +60,7 @@ class DiskStorage:
 
 
 class Unsynced:
-    """A storage whose syncs are left to the operating system: durability `os`."""
+    """Skips syncs, leaving them to the operating system: durability `os`."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -68,7 +68,7 @@ class Unsynced:
         self.truncate, self.remove = storage.truncate, storage.remove
 
     def sync(self, descriptor: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def sync_folder(self, folder: Path) -> None:
-        """Nothing."""
+        """Does nothing."""

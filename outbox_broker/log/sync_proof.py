@@ -1,10 +1,10 @@
-"""What a log's newest segment holds, proven to be on the disk and not only in memory. It knows no frames.
+"""Proves that the newest segment of a log is on the disk, not only in the page cache. Knows no frames.
 
-After a sync that failed the kernel takes the pages that it could not write for written: they are read from memory, the
-next sync says "well", and a power cut takes them (Rebello et al., "Can Applications Recover from fsync Failures?",
-USENIX ATC 2020). Nor is it told to whoever opens the file after a process that saw it. Writing the same bytes into the
-same file proves nothing: on ext4 their blocks stay marked as never written. So a process that does not know how the one
-before it ended copies the segment into a new file, syncs that, and puts it in the old one's place.
+After a failed sync the kernel marks the pages that it could not write as clean: reads return them from memory, the next
+sync succeeds, and a power failure loses them (Rebello et al., "Can Applications Recover from fsync Failures?", USENIX
+ATC 2020). A process that opens the file later is not informed of the error either. Writing the same bytes into the same
+file proves nothing: on ext4 their blocks stay marked as unwritten. So a process that does not know how the previous one
+ended copies the segment into a new file, syncs that, and renames it over the old one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _CURE: Final = "free as much as the segment has, and restart; then it is proven,
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """Up to which offset the newest segment was synced by a process that saw no sync fail. A note: never ahead."""
+    """The offset up to which the newest segment was synced by a process without failed syncs. May lag, never lead."""
 
     segment: str
     end: int
 
     def covers(self, path: Path, end: int) -> bool:
-        """Whether all of a segment up to an offset is proven."""
+        """Returns whether a segment is proven up to an offset."""
         return path.name == self.segment and end <= self.end
 
 
@@ -43,7 +43,7 @@ NOTHING: Final = Proven("", 0)
 
 
 def read_proven(folder: Path) -> Proven:
-    """What the log's note says; NOTHING where there is none that can be read."""
+    """Returns the log's proof note; NOTHING if it is missing or unreadable."""
     try:
         segment, end = (folder / NOTE).read_text(encoding="ascii").split()
         return Proven(segment, int(end))
@@ -52,9 +52,8 @@ def read_proven(folder: Path) -> Proven:
 
 
 def note_proven(folder: Path, proven: Proven, storage: Storage) -> None:
-    """Leave the note. It need not be durable: an older one says less, and a power cut leaves only what is on the disk.
-
-    Where it cannot be written, the next process copies once more than it must.
+    """Write the proof note. It need not be durable: an older note claims less, and a power failure leaves only what is
+    on the disk. If it cannot be written, the next process makes one unnecessary copy.
     """
     aside = folder / f"{NOTE}.new"
     with suppress(OSError):
@@ -68,12 +67,12 @@ def note_proven(folder: Path, proven: Proven, storage: Storage) -> None:
 
 
 def proven_copy(path: Path, descriptor: int, *, storage: Storage, sync: Callable[[int], None]) -> int | None:
-    """Put a copy of an open segment in its place, durably; returns the copy's descriptor. None: there is no room.
+    """Replace an open segment's file by a synced copy, durably; returns the copy's descriptor. None: there is no space.
 
-    Raises OSError, or what `sync` does: nothing is proven then.
+    Raises OSError, or what `sync` raises: nothing is proven then.
     """
     aside = path.with_suffix(".new")
-    aside.unlink(missing_ok=True)  # of a process that ended meanwhile: its blocks prove as little
+    aside.unlink(missing_ok=True)  # left by a process that crashed: its blocks are as unproven
     copy = storage.create(aside)
     try:
         if not _has_copied(descriptor, copy, storage):
@@ -91,7 +90,7 @@ def proven_copy(path: Path, descriptor: int, *, storage: Storage, sync: Callable
 
 
 def _has_copied(descriptor: int, copy: int, storage: Storage) -> bool:
-    """Copy all bytes; False where the disk is full."""
+    """Copy all bytes; returns False if the disk is full."""
     position = 0
     try:
         while data := os.pread(descriptor, _COPIED_AT_ONCE_BYTES, position):

@@ -1,4 +1,4 @@
-"""How long syncs of the disk take, as a histogram. It stands before any storage, measures, and decides nothing."""
+"""Measures how long disk syncs take, as a histogram. Wraps any storage and changes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0
 
 
 class TimedStorage:
-    """A storage, and the times of its syncs. Failed ones count: a disk that takes long to say no is worth knowing."""
+    """Wraps a storage and records its sync times. Failed syncs count too: a disk may be slow to fail."""
 
     def __init__(self, storage: Storage, *, clock_s: Callable[[], float]) -> None:
         """`clock_s`: monotonic seconds."""
@@ -38,6 +38,6 @@ class TimedStorage:
                 self.sum_s += took_s
 
     def counts(self) -> list[tuple[float | None, int]]:
-        """(bound, how many took at most so long and longer than the bound before); the last bound is None."""
+        """Returns (upper bound, syncs above the previous bound and up to this one); the last bound is None."""
         with self._lock:
             return list(zip((*BOUNDS_S, None), self._counts, strict=True))

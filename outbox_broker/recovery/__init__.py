@@ -1,1 +1,1 @@
-"""From a data folder to the state in memory, when a broker opens."""
+"""Recovery: rebuilds the in-memory state from a data folder when a broker starts."""

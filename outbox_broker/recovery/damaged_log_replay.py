@@ -1,8 +1,9 @@
-"""What a group came past by an action that is damaged: it is opened again, since nobody can say what became of it.
+"""Replays the action log after damage: messages that a group passed by a lost action are made deliverable again.
 
-After damage in the action log, an action that takes a group past messages which it does not name has another before it
-that is lost: a hand-out, most likely. They come again, rather than never. Those of an ordered group stand outside its
-order, as redriven ones do. That is told, and durable with the group's next checkpoint; until then it is found again.
+After damage in the action log, an action that advances a group over messages which it does not list implies a lost
+action before it: most likely a delivery. Its messages are redelivered, rather than lost. Those of an ordered group are
+then outside its key order, like redriven ones. This is logged, and durable with the group's next checkpoint; until then
+each start finds it again.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from outbox_core.journal.order_records import Filed
 logger = logging.getLogger(__name__)
 
 _LOOK_MESSAGES: Final = 1_000
-"""So many are read at a time, to see which of them a group's filter takes."""
+"""How many messages are read at a time, to apply a group's filter."""
 Range = tuple[int, int]
 
 
 class LostActions:
-    """Replays what stands behind damage in the action log."""
+    """Replays what follows damage in the action log."""
 
     def __init__(self, state: BrokerState, messages: SegmentedLog) -> None:
         self._state = state
         self._messages = messages
 
     def replay(self, action: journal.Action) -> None:
-        """Replay an action, and open again what it comes past without naming it."""
+        """Replay an action, and reopen messages over which it advances the group without listing them."""
         named = _named(action)
         if named is None:
             self._state.replay_action(action)
@@ -52,13 +53,13 @@ class LostActions:
     def _open_again(self, topic: str, group: Group, first: int, end: int) -> None:
         count = 0
         for low, high in self._wanted(topic, group, first, end):
-            group.unsettled.add(InFlightRun(low, high, 0, 0, 0, group.life, in_flight=False))
+            group.unsettled.add(InFlightRun(low, high, 0, 0, 0, group.generation, in_flight=False))
             count += high - low
         if count:
             logger.error("lost_action", extra={"topic": topic, "group": group.name, "messages_again": count})
 
     def _wanted(self, topic: str, group: Group, first: int, end: int) -> Iterator[Range]:
-        """Those of the sequences that the group's filter takes, as ranges; what cannot be read is wanted."""
+        """Returns the sequences that match the group's filter, as ranges; unreadable ones count as matching."""
         index = self._state.topic(topic).index
         if group.accepts is None:
             yield first, end
@@ -81,7 +82,7 @@ class LostActions:
 
 
 def _named(action: journal.Action) -> tuple[str, str, list[Range]] | None:
-    """Topic, group, and the sequences that an action says something of; None where it moves no group by itself."""
+    """Returns topic, group, and the sequences that an action lists; None if it does not advance a group by itself."""
     match action:
         case journal.Handed():
             ranges = [(one.first, one.first + count_of(one.ids)) for one in action.runs]
@@ -103,7 +104,7 @@ def _named(action: journal.Action) -> tuple[str, str, list[Range]] | None:
 
 
 def _beside(first: int, end: int, named: Sequence[Range]) -> Iterator[Range]:
-    """What of the sequences from first to end (excluded) is in none of the ranges."""
+    """Yields the parts of first to end (exclusive) that are in none of the ranges."""
     place = first
     for low, high in sorted(named):
         if low > place:

@@ -1,1 +1,1 @@
-"""The schedule: messages in until two years ahead, out when they are due."""
+"""The schedule: stores messages up to two years ahead and dispatches them when they are due."""

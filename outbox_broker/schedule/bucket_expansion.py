@@ -1,4 +1,4 @@
-"""Re-files buckets into finer ones as their time comes nearer, some runs at a time."""
+"""Re-files the messages of a bucket into finer buckets before the bucket's time begins, some runs at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STEP_BYTES_MAX: Final = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketExpansion:
-    """Moves messages from the earliest bucket whose turn it is."""
+    """Moves messages out of the earliest bucket that is to be expanded."""
 
     context: ScheduleContext
     horizon: DueHorizon
@@ -30,11 +30,12 @@ class BucketExpansion:
     garbage: SegmentGarbage
 
     def step(self, now_ms: int) -> bool:
-        """Re-file some runs of the earliest bucket whose turn it is; True where there may be more. Under `keeping`.
-        Raises StorageFailed with nothing moved.
+        """Re-file some runs of the earliest bucket that is to be expanded; True if there may be more. Under `keeping`.
 
-        They are read, written to their new buckets and synced while everything goes on: only that it counts needs the
-        lock. Where the bucket's time began meanwhile, it fires from where it is, and nothing has moved.
+        Raises StorageFailed with nothing moved.
+        The runs are read, written to their new buckets and synced without the lock, which is only taken to apply the
+        change. If the bucket's time began meanwhile, its messages are dispatched from where they are, and nothing has
+        moved.
         """
         context = self.context
         with context.lock:
@@ -57,7 +58,7 @@ class BucketExpansion:
         return True
 
     def _to_expand(self, now_ms: int) -> Bucket | None:
-        """The bucket that is to be re-filed first, sealed now where it is not yet."""
+        """Returns the bucket to re-file first, after sealing it if needed."""
         waiting = [
             bucket
             for bucket in self.context.state.buckets.values()
@@ -71,7 +72,7 @@ class BucketExpansion:
         return bucket
 
     def _next_to_leave(self, bucket: Bucket) -> list[_Leaving]:
-        """As many runs of a bucket as a step moves; one at least."""
+        """Returns the runs of a bucket that one step moves; at least one."""
         messages_max = self.context.options.expand_messages_max
         leaving: list[_Leaving] = []
         count = size = 0
@@ -82,7 +83,7 @@ class BucketExpansion:
         return leaving
 
     def _left_in(self, bucket: Bucket, leaving: Sequence[_Leaving]) -> Iterator[Entry]:
-        """What runs hold still, read past the caches, which are for who holds the lock."""
+        """Yields the remaining messages of runs, bypassing the caches, which belong to the holder of the lock."""
         reader = self.context.reader
         for one in leaving:
             columns = reader.read_columns(bucket.segment, one.run)
@@ -92,7 +93,7 @@ class BucketExpansion:
             yield from left.entries()
 
     def _move(self, bucket: Bucket, leaving: Sequence[_Leaving], filed: FiledRuns) -> None:
-        """What was re-filed counts from now on. What was canceled meanwhile is marked where it is now."""
+        """Apply the move of re-filed messages. Messages canceled meanwhile are marked in their new runs."""
         gone = {seq for one in leaving for seq in self._gone_since(bucket, one)}
         marks = filed.marks(gone) if gone else []
         taken = [(one.run.id, one.run.count) for one in leaving]
@@ -102,7 +103,7 @@ class BucketExpansion:
             self.garbage.finish(bucket)
 
     def _gone_since(self, bucket: Bucket, leaving: _Leaving) -> list[int]:
-        """The arrivals of those that were canceled since a run was read."""
+        """Returns the arrival numbers of messages that were canceled since a run was read."""
         run = leaving.run
         if run.gone is None or bytes(run.gone) == leaving.gone:
             return []
@@ -116,7 +117,7 @@ class BucketExpansion:
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """A run whose messages are re-filed, from which on, and which of them were canceled when it was read."""
+    """A run to be re-filed: from which index on, and which messages were canceled when it was read."""
 
     run: SortedRun
     start: int

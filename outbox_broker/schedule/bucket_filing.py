@@ -1,6 +1,4 @@
-"""Filing: messages into the buckets that they belong to, as runs at the ends of their segments. The caller makes it
-count.
-"""
+"""Files messages into their buckets, as runs at the ends of their segments. The caller applies the change."""
 
 from __future__ import annotations
 
@@ -20,14 +18,14 @@ from outbox_broker.schedule.sorted_run import DUE, TOPIC, Entry, SortedRun, cut,
 
 _APPENDED_BYTES_MAX: Final = 4 * 1024 * 1024
 _RECORDS: Final = 3
-"""Of each run: its columns, its messages, its spare."""
+"""Records per run: columns, messages, spare."""
 _UNSYNCED_MAX: Final = 64
-"""Segments with unsynced writes: few enough that the store closes none of them meanwhile, which would hold it up."""
+"""Limit of segments with unsynced writes: low enough that the store need not close any, which would delay it."""
 
 
 @dataclass(slots=True)
 class FiledRuns:
-    """Where messages stand now: what was added to buckets, and the messages of each run by its id."""
+    """Result of filing: what was added to buckets, and the messages of each run by its id."""
 
     added: list[RunsAdded] = field(default_factory=list)
     entries: list[tuple[int, Sequence[Entry]]] = field(default_factory=list)
@@ -35,7 +33,7 @@ class FiledRuns:
     def gone(
         self, alive: Container[int], passed: Container[int]
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """(run id, index) of those whose arrivals are not among the living any more; and of those that fired."""
+        """Returns (run id, index) of messages whose arrival numbers are not alive any more; and of dispatched ones."""
         gone = [
             (run_id, index, entry.seq)
             for run_id, entries in self.entries
@@ -46,7 +44,7 @@ class FiledRuns:
         return [one[:2] for one in gone], fired
 
     def marks(self, seqs: Collection[int]) -> list[tuple[int, int]]:
-        """(run id, index) of those that arrived with these numbers."""
+        """Returns (run id, index) of the messages with these arrival numbers."""
         return [
             (run_id, index)
             for run_id, entries in self.entries
@@ -56,7 +54,7 @@ class FiledRuns:
 
 
 class BucketFiling:
-    """Writes runs. What was written and never made to count is overwritten by the next attempt."""
+    """Writes runs. What was written but never applied to the state is overwritten by the next attempt."""
 
     def __init__(self, store: SegmentStore, state: ScheduleState) -> None:
         self._store = store
@@ -69,10 +67,9 @@ class BucketFiling:
         now_ms: int,
         below: int = -1,
     ) -> FiledRuns:
-        """Write messages to their buckets, on levels finer than `below`, and return where they are, durably.
+        """Write messages to their buckets, on levels finer than `below`, durably; returns their locations.
 
-        Messages of the same due time are given in order of arrival.
-
+        Messages with the same due time must be in order of arrival.
         Raises StorageFailed with nothing changed.
         """
         by_bucket: dict[BucketId, list[Entry]] = {}
@@ -91,7 +88,7 @@ class BucketFiling:
         return result
 
     def _placed(self, entries: list[Entry], *, now_ms: int, below: int) -> Iterator[tuple[BucketId, list[Entry]]]:
-        """Sorted messages by bucket, found for whole stretches of due times: up to a bucket's end, or to a barrier."""
+        """Groups sorted messages by bucket, for whole ranges of due times: up to a bucket's end, or to a barrier."""
         barriers = sorted(now_ms + level.barrier_ms for level in LEVELS)
         start = 0
         while start < len(entries):
@@ -150,7 +147,7 @@ class BucketFiling:
 
 
 def by_crowd(entries: list[Entry]) -> Iterator[tuple[str | None, list[Entry]]]:
-    """Sorted messages: those of each topic that has very many apart, and the rest together (None)."""
+    """Splits sorted messages: those of each topic with very many messages, and the others together (None)."""
     counts = Counter(map(TOPIC, entries))
     crowds: dict[str | None, list[Entry]] = {topic: [] for topic, n in counts.items() if n > CROWD_MESSAGES}
     if len(counts) == 1 or not crowds:
@@ -165,5 +162,5 @@ def by_crowd(entries: list[Entry]) -> Iterator[tuple[str | None, list[Entry]]]:
 
 
 def segment_name(bucket_id: BucketId, *, life: int) -> str:
-    """The name of a bucket's segment. A bucket that comes again after it was done gets another."""
+    """Returns the name of a bucket's segment. A bucket that is created again after it was done gets another one."""
     return f"{LEVELS[bucket_id.level].name.lower()}-{bucket_id.slot}-{life}"

@@ -1,4 +1,4 @@
-"""Cancels scheduled messages, and remembers the cancels of those that did not come yet."""
+"""Cancels scheduled messages, and remembers cancels that arrive before their messages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.schedule.schedule_records import ScheduleCanceled
 from outbox_broker.schedule.schedule_search import Covered, ScheduleSearch
-from outbox_broker.schedule.sorted_run import UNKNOWN_TOPIC, topic_hash
+from outbox_broker.schedule.sorted_run import topic_hash
 from outbox_core.messages.message import CancelStatus
 
 
 @dataclass(slots=True)
 class Stopped:
-    """What became of cancels: the status of each, the topics on which each id is canceled, and the log's place."""
+    """Result of cancels: the status of each, the topics on which each id is canceled, and the position in the log."""
 
     statuses: list[CancelStatus]
     topics: dict[str, set[str]]
@@ -34,8 +34,8 @@ class Cancellation:
     def stop(
         self, ids: Sequence[str], *, now_ms: int, scope: Scope = None, late: Container[str] = ()
     ) -> Stopped:  # fmt: skip
-        """Cancel without waiting for the disk: durable once the log is committed up to the place that is returned. Of
-        those that are `late`, the caller knows a message within the scope that was delivered. Raises StorageFailed.
+        """Cancel without waiting for the disk: durable once the log is committed up to the returned place. For ids in
+        `late` the caller knows of a delivered message within the scope. Raises StorageFailed.
         """
         with self._context.lock:
             self._context.refuse_if_closed()
@@ -55,16 +55,16 @@ class Cancellation:
     def _decide_cancel(
         self, message_id: str, record: ScheduleCanceled, *, covered: Covered, is_late: bool
     ) -> tuple[CancelStatus, set[str]]:
-        """What becomes of a cancel: of what waits under this id, was canceled, was delivered, or never came. And the
-        topics on which it is canceled.
+        """Decide one cancel: this id may be waiting, canceled, delivered, or unknown. Also returns the topics on which
+        it is canceled.
         """
         remembered = self._context.state.canceled
         canceled = remembered.topics(message_id, covered.scope)
         places, fired = self._search.places(message_id, covered, canceled=canceled)
         for topic, some in places.items():
             alive = [one for one in some if one is None or not one.run.is_gone(one.index)]
-            # Gone and not fired: canceled so long ago that it is forgotten. What the clock says proves nothing.
-            if not alive and (fired & {topic_hash(topic), UNKNOWN_TOPIC} or any(one and one.has_fired for one in some)):
+            # Gone and not dispatched: canceled so long ago that the cancel is forgotten. The clock proves nothing here.
+            if not alive and (topic_hash(topic) in fired or any(one and one.has_fired for one in some)):
                 is_late = True
                 continue
             record.marks.extend((one.run.id, one.index) for one in alive if one is not None)

@@ -1,7 +1,7 @@
-"""What of a damaged run can still be proven: each of its messages by a checksum of its own. No I/O.
+"""Recovers the intact messages of a damaged run, each verified by its own checksum. No I/O.
 
-A run has a third record, the spare: its columns once more, and of each message where it stands in the record of
-messages and what it must come to. It is read where one of the other two does not match its checksum, and never else.
+A run has a third record, the spare: a copy of its columns, and the location and checksum of each message in the
+messages record. It is read only if one of the other two does not match its checksum.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIXED_MAX: Final = 15
 _STR_HEADS: Final = ((31, 1), (0xFF, 2), (0xFFFF, 3))
 _BYTES_HEADS: Final = ((0xFF, 2), (0xFFFF, 3))
 _LONGEST_HEAD: Final = 5
-"""How many bytes MessagePack has before a text or bytes, by how long these are at most."""
+"""Size of the MessagePack header before a text or bytes, by their maximum length."""
 
 
 class _Spare(msgspec.Struct, array_like=True, frozen=True):
@@ -40,7 +40,7 @@ _decode = msgspec.msgpack.Decoder(_Spare).decode
 
 
 def encode_spare(entries: Sequence[Entry], columns: StoredColumns) -> bytes:
-    """The spare of a run; `entries` are sorted, and have these columns."""
+    """Encode the spare of a run; `entries` are sorted, and match these columns."""
     ids, payloads = list(map(str.encode, map(ID, entries))), list(map(PAYLOAD, entries))
     return _encode(
         _Spare(
@@ -52,20 +52,20 @@ def encode_spare(entries: Sequence[Entry], columns: StoredColumns) -> bytes:
 
 
 class Spare:
-    """The spare of a run, as it was read."""
+    """The decoded spare of a run."""
 
     def __init__(self, data: bytes) -> None:
         self._stored = _decode(data)
 
     def columns(self) -> Columns:
-        """What the first record of the run says."""
+        """Returns the columns of the run, as in its first record."""
         stored = self._stored
         return Columns(
             from_bytes("Q", stored.due), from_bytes("Q", stored.seq), from_bytes("I", stored.topic), stored.topics
         )
 
     def salvage(self, data: bytes) -> tuple[StoredRun, list[int]]:
-        """The messages in a damaged record, and the indexes of those that are lost, which are empty in it."""
+        """Returns the messages of a damaged record, and the indexes of the lost ones, which are empty in it."""
         id_sizes, sizes = from_bytes("I", self._stored.id_bytes), from_bytes("I", self._stored.payload_bytes)
         start = 1 + _array_head(len(sizes))
         ids = list(_cut(data, id_sizes, _STR_HEADS, start=start))
@@ -83,7 +83,7 @@ def _checks(ids: Sequence[bytes], payloads: Sequence[bytes]) -> Iterator[int]:
 
 
 def _cut(data: bytes, sizes: Sequence[int], heads: Sequence[tuple[int, int]], *, start: int) -> Iterator[bytes]:
-    """What stands one behind the other, each behind its head."""
+    """Yields consecutive values, skipping the header of each."""
     ends = accumulate((_head(size, heads) + size for size in sizes), initial=start)
     next(ends)
     for end, size in zip(ends, sizes, strict=True):
@@ -95,4 +95,4 @@ def _head(size: int, heads: Sequence[tuple[int, int]]) -> int:
 
 
 def _array_head(count: int) -> int:
-    return 1 if count <= _FIXED_MAX else 3  # a run is never of more than 65,535
+    return 1 if count <= _FIXED_MAX else 3  # a run has at most 65,535 messages

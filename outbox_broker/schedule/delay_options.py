@@ -1,4 +1,4 @@
-"""The bounds of one schedule: memory, log, batches, and how long what is remembered."""
+"""Limits of one schedule: memory, log, batches, and retention of ids and cancels."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayOptions:
-    """Bounds of one schedule. Memory and log are flushed to buckets where one of their bounds is reached."""
+    """Limits of one schedule. Memory and log are flushed to buckets when one of their limits is reached."""
 
     memory_bytes_max: int = 32 * 1024 * 1024
-    """Payloads of messages in memory that are in no bucket yet."""
+    """Payload bytes of messages in memory that are not in a bucket yet."""
     memory_messages_max: int = 65_536
-    """Messages in memory that are in no bucket yet, with those that fired before they were in one."""
+    """Messages in memory that are not in a bucket yet, including those dispatched before they were in one."""
     log_bytes_max: int = 64 * 1024 * 1024
-    """Bytes of the log behind its checkpoint."""
+    """Bytes of the log after its checkpoint."""
     batch_messages_max: int = 500
-    """Messages in a batch that is handed out."""
+    """Messages in a dispatched batch."""
     batch_bytes_max: int = 4 * 1024 * 1024
-    """Payloads in a batch that is handed out; its last message may go beyond."""
+    """Payload bytes in a dispatched batch; its last message may exceed the limit."""
     hand_outs_max: int = 8
-    """Batches that are handed out and not settled."""
+    """Batches dispatched and not settled."""
     expand_messages_max: int = 8_192
-    """Messages that a step of housekeeping re-files; a run is re-filed whole."""
+    """Messages re-filed by one step of housekeeping; a run is re-filed whole."""
     cancels_remembered_max: int = 100_000
-    """Cancels that are remembered, so that they stop a message that comes later."""
+    """Cancels that are remembered, so that they apply to messages that arrive later."""
     dedup_messages: int = 131_072
-    """So many of the newest ids at least are known, also after a restart, when they come again."""
+    """At least this many of the newest ids are recognised as duplicates, also after a restart."""
     fired_memory_ms: int = 24 * 3_600_000
-    """How long the id index keeps messages after their due time, where a merge leaves out what has fired."""
+    """How long the id index keeps messages after their due time; a merge drops older ones that were dispatched."""
     index_pieces_max: int = 64
-    """Pieces of the id index, each of which a look-up reads; more are merged."""
+    """Pieces of the id index, each of which a lookup reads; above this, pieces are merged."""
     index_merged_pieces_max: int = 48
-    """Pieces of the id index that one merge makes into one."""
+    """Pieces of the id index that one merge combines."""

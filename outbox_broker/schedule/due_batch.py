@@ -1,4 +1,4 @@
-"""A batch of messages that are due, as parallel lists, in order. No I/O; what becomes of it, others say."""
+"""A batch of due messages, as parallel lists, in order. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True)
 class DueBatch:
-    """Due messages in order of due time, then arrival; to be settled by DelayStore.fired(number)."""
+    """Due messages ordered by due time, then arrival; settled by DelayStore.fired(number)."""
 
     number: int = 0
     dues: list[int] = field(default_factory=list)
@@ -29,15 +29,15 @@ class DueBatch:
 
     @property
     def messages(self) -> list[Timed]:
-        """The messages one by one, made anew each time."""
+        """The messages as objects, created on each access."""
         return list(map(Timed, self.dues, self.ids, self.topics, self.payloads))
 
     def entries(self) -> Iterator[Entry]:
-        """The messages as they are kept in memory."""
+        """Yields the messages as in-memory entries."""
         return map(Entry, self.dues, self.seqs, self.ids, self.topics, self.payloads)
 
     def add_entry(self, entry: Entry) -> None:
-        """A message from memory."""
+        """Append a message from memory."""
         self.dues.append(entry.due_ms)
         self.seqs.append(entry.seq)
         self.ids.append(entry.id)
@@ -47,7 +47,7 @@ class DueBatch:
     def add_piece(
         self, columns: Columns, stored: StoredRun, *, gone: bytes | bytearray | None, start: int, stop: int
     ) -> None:
-        """Neighbours of a run, but for those whose bits say that they are gone."""
+        """Append a range of a run, without the messages whose bits mark them as gone."""
         part = slice(start, stop)
         alive = None if gone is None else [not is_marked(gone, index) for index in range(start, stop)]
         names = columns.topics
@@ -61,20 +61,20 @@ class DueBatch:
             self.topics += [names[number] for number in _alive(columns.topic[part], alive)]
 
     def sort(self) -> None:
-        """Bring what came from several places into order."""
+        """Sort messages that come from several sources."""
         keys = list(zip(self.dues, self.seqs, strict=True))
         order = sorted(range(len(keys)), key=keys.__getitem__)
         if order != list(range(len(keys))):
             self._pick(order)
 
     def without(self, gone: set[int]) -> DueBatch:
-        """The same but for those at these places."""
+        """Returns a copy without the messages at these indexes."""
         left = DueBatch(self.number, self.dues, self.seqs, self.ids, self.topics, self.payloads)
         left._pick([at for at in range(len(self)) if at not in gone])
         return left
 
     def by_topic(self) -> Iterable[tuple[str, Sequence[str], Sequence[bytes]]]:
-        """Each topic, with its ids and payloads in order."""
+        """Returns each topic with its ids and payloads in order."""
         names = dict.fromkeys(self.topics)
         if len(names) == 1:
             return [(self.topics[0], self.ids, self.payloads)]

@@ -1,4 +1,4 @@
-"""Hands out what is due in batches, and settles them."""
+"""Dispatches due messages in batches, and settles the batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outbox_core.common.errors import StorageFailed
 
 
 class DueDispatch:
-    """The batches that are out, and those that were when the schedule was last closed."""
+    """The unsettled batches, including those from before the schedule was last closed."""
 
     def __init__(self, context: ScheduleContext, horizon: DueHorizon) -> None:
         self._context = context
@@ -25,17 +25,18 @@ class DueDispatch:
         self._again: deque[int] = deque()
 
     def recover(self) -> None:
-        """Hand out again, first of all, what was out and not settled when the schedule was last closed, or killed."""
+        """Queue the batches that were unsettled when the schedule was last closed, or killed, ahead of others."""
         self._again.extend(sorted(self._context.state.hand_outs))
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether due() may have something. Waits for nobody."""
+        """Returns whether due() may have something. Takes no lock."""
         return bool(self._again) or self._horizon.soonest_ms <= now_ms
 
     def due(self, now_ms: int) -> DueBatch | None:
-        """What is due now and was not handed out yet, a batch of it; None where nothing is, or too much is out.
+        """Returns a batch of due messages that were not dispatched yet; None if there are none, or too many batches are
+        unsettled.
 
-        That it is handed out is durable before it is: no cancel wins after that.
+        The dispatch is durable before this returns: a cancel is too late after that.
         """
         with self._context.lock:
             self._context.refuse_if_closed()
@@ -52,15 +53,15 @@ class DueDispatch:
         return batch
 
     def unsettled(self) -> list[DueBatch]:
-        """The batches that were out when the schedule was last closed, or killed. due() then hands them out no more."""
+        """Returns the batches left unsettled by the last close or kill; due() skips them from then on."""
         with self._context.lock:
             self._context.refuse_if_closed()
             return [self._hand_again() for _ in range(len(self._again))]
 
     def fired(self, number: int, *, again: Sequence[Timed] = ()) -> None:
-        """A batch was delivered, but for those that are to be tried `again`, at the due times given with them.
+        """Settle a batch as delivered, except for messages to be dispatched `again` at the due times given with them.
 
-        Durable with the next thing that is. A batch that is not out is passed over.
+        Durable with the next durable write. A batch that is not unsettled is ignored.
         """
         with self._context.lock:
             self._context.refuse_if_closed()
@@ -71,7 +72,7 @@ class DueDispatch:
                 self._horizon.add(entries)
 
     def _take(self, now_ms: int) -> DueBatch | None:
-        """Take a batch out of the wheel, and write down that it is handed out."""
+        """Take a batch from the due queue, and log its dispatch."""
         while True:
             try:
                 taken = self._horizon.take(now_ms)
@@ -81,7 +82,7 @@ class DueDispatch:
                 self._horizon.advance(now_ms)
                 continue
             except StorageFailed:
-                self._horizon.rebuild()  # what was taken already is not handed out
+                self._horizon.rebuild()  # what was taken from the queue is not dispatched
                 raise
             if not taken.parts:
                 return None
@@ -93,13 +94,13 @@ class DueDispatch:
     def _hand_out(self, taken: TakenMessages, batch: DueBatch) -> None:
         try:
             parts = [_part(part) for part in taken.parts]
-            self._context.act(BatchHanded(batch.number, parts, [], Counter(batch.topics)))
+            self._context.act(BatchHanded(batch.number, parts, Counter(batch.topics)))
         except StorageFailed:
-            self._horizon.rebuild()  # nothing was handed out
+            self._horizon.rebuild()  # nothing was dispatched
             raise
 
     def _batch(self, taken: TakenMessages, *, number: int) -> DueBatch:
-        """All that was taken and not canceled, in order: its parts come lane by lane."""
+        """Returns the messages taken that were not canceled, in order: parts arrive lane by lane."""
         batch = DueBatch(number)
         for part in taken.parts:
             if isinstance(part, Entry):
@@ -113,7 +114,7 @@ class DueDispatch:
         return batch
 
     def _hand_again(self) -> DueBatch:
-        """A batch that was out when the schedule was last closed, or killed: the same once more."""
+        """Returns a batch that was unsettled when the schedule was last closed, or killed: with the same content."""
         out = self._context.state.hand_outs[self._again[0]]
         taken = TakenMessages()
         for run_id, start, stop in out.parts:

@@ -1,4 +1,4 @@
-"""What may fall due soon: messages in memory, and the runs of the buckets whose time has begun, in the wheel."""
+"""Tracks what may be due soon: messages in memory, and runs of buckets whose time has begun, in the due queue."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from outbox_broker.schedule.sorted_run import DUE, Entry
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
 
 NEAR_MS: Final = 120_000
-"""Messages in memory that are due later wait in a plain list, and are not in the wheel's heap yet."""
+"""Messages in memory that are due later than this wait in a plain list, outside the queue's heap."""
 
 
 class DueHorizon:
-    """The wheel and what is before it. All but `soonest_ms` and set_aside() is used under `lock`."""
+    """The due queue and what feeds it. All but `soonest_ms` and set_aside() is used under `lock`."""
 
     def __init__(self, context: ScheduleContext, quarantine: RunQuarantine) -> None:
         self._context = context
         self._quarantine = quarantine
         self.soonest_ms = 0
-        """A time before which nothing is due, for who asks without the lock."""
+        """A time before which nothing is due, for readers without the lock."""
         self._reset()
 
     def rebuild(self) -> None:
-        """From the state: on opening, and where what was taken out of the wheel could not be written down."""
+        """Rebuild from the state: on opening, and when messages taken from the queue could not be logged."""
         self._reset()
         self.add(self._context.state.pending.values())
 
@@ -44,7 +44,7 @@ class DueHorizon:
     # -- what comes and goes -----------------------------------------------------------------------------------------
 
     def add(self, entries: Collection[Entry]) -> None:
-        """Put messages in memory where they will be found in time."""
+        """Add messages in memory to the queue, or to the list of later ones."""
         if not entries:
             return
         first_ms = min(map(DUE, entries))
@@ -61,7 +61,7 @@ class DueHorizon:
         self._far_first_ms = first_ms if self._far_first_ms is None else min(first_ms, self._far_first_ms)
 
     def add_runs(self, added: Iterable[RunsAdded]) -> None:
-        """Buckets got runs: those of one that fires already go to the wheel."""
+        """Add new runs: those of a bucket that is already open go to the queue."""
         for one in added:
             bucket_id = BucketId(one.level, one.slot)
             if bucket_id in self._opened:
@@ -70,13 +70,13 @@ class DueHorizon:
         self.update_soonest()
 
     def replace_memory(self) -> None:
-        """Have those messages in memory that are there now, behind a flush, and no others."""
+        """Replace the messages in memory by those that remain after a flush."""
         self._wheel.clear_near()
         self._far, self._far_first_ms = [], None
         self.add(self._context.state.pending.values())
 
     def take(self, now_ms: int) -> TakenMessages:
-        """Take what is due out of the wheel, up to the bounds of a batch. Raises RunDamaged and StorageFailed."""
+        """Take due messages from the queue, up to the limits of a batch. Raises RunDamaged and StorageFailed."""
         options = self._context.options
         return self._wheel.take(
             now_ms,
@@ -88,24 +88,24 @@ class DueHorizon:
     # -- as time passes ----------------------------------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> None:
-        """Let the wheel have whatever may be due: messages in memory, and buckets whose time has begun."""
+        """Feed the queue with whatever may be due: messages in memory, and buckets whose time has begun."""
         while True:
             try:
                 self._add_near(now_ms)
                 if now_ms >= self._next_begin_ms:
                     self._open_buckets(now_ms)
-            except RunDamaged as damage:  # one that had fired by half: each is set aside once
+            except RunDamaged as damage:  # a partly dispatched run; each damaged run is set aside once
                 self.quarantine(damage)
             else:
                 return
 
     def update_soonest(self) -> None:
-        """Note when something may be due next, for who asks without the lock."""
+        """Update the time of the next possible due message, for readers without the lock."""
         times = (self._wheel.next_due_ms(), self._far_first_ms, self._next_begin_ms)
         self.soonest_ms = min(time_ms for time_ms in times if time_ms is not None)
 
     def next_due_ms(self) -> int | None:
-        """A time before which nothing is due; None where nothing is scheduled."""
+        """Returns a time before which nothing is due; None if nothing is scheduled."""
         times = [self._wheel.next_due_ms(), self._far_first_ms]
         buckets = self._context.state.buckets.values()
         times += [one.first_due_ms() for one in buckets if one.id not in self._opened]
@@ -129,26 +129,26 @@ class DueHorizon:
     # -- buckets whose time has begun --------------------------------------------------------------------------------
 
     def has_opened(self, bucket_id: BucketId) -> bool:
-        """Whether a bucket's time has begun: it fires from where it is, and is not re-filed any more."""
+        """Returns whether a bucket's time has begun: it is dispatched from where it is, and not re-filed any more."""
         return bucket_id in self._opened
 
     def opened(self) -> list[BucketId]:
-        """All buckets whose time has begun."""
+        """Returns all buckets whose time has begun."""
         return list(self._opened)
 
     def forget(self, bucket_id: BucketId) -> None:
-        """A bucket is done."""
+        """Drop a bucket that is done."""
         self._opened.discard(bucket_id)
 
     # -- damage ------------------------------------------------------------------------------------------------------
 
     def quarantine(self, damage: RunDamaged) -> None:
-        """What cannot be read of a run is never served; all else goes on."""
+        """Exclude the unreadable messages of a run from dispatch; everything else continues."""
         self._quarantine.add(damage)
         self.rebuild()
 
     def set_aside(self, damage: RunDamaged) -> None:
-        """quarantine() for who reads without the lock, where the run is in a bucket still."""
+        """Like quarantine(), for readers without the lock, if the run is still in a bucket."""
         with self._context.lock:
             if damage.run.id in self._context.state.bucket_of:
                 self.quarantine(damage)

@@ -1,8 +1,8 @@
-"""The wheel: what may fall due soon, handed out in order of due time, then arrival, and never before its time.
+"""The due queue: messages that may be due soon, in order of due time, then arrival, and never before their time.
 
-Pure: columns come from a function it is given, the time is an argument. It merges the messages in memory with the runs
-of every bucket whose time has begun (merging); a run is read only when its first message is next. So a minute of a
-million messages costs one open run at a time for each write that filled it, and holds up nothing that is due earlier.
+Pure: columns come from a function argument, and so does the time. It merges the messages in memory with the runs of
+every bucket whose time has begun (run_merge); a run is read only when its first message is next. So a minute with a
+million messages keeps few runs open at a time, and delays nothing that is due earlier.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from outbox_broker.schedule.run_merge import FAR, Cursor, MergeChoice, Piece
 from outbox_broker.schedule.sorted_run import Columns, Entry, SortedRun
 
 CROWD_MESSAGES: Final = 256
-"""A topic with more messages than this in memory, or in one bucket's write, has runs and a lane of its own."""
+"""A topic with more messages than this in memory, or in one bucket's write, gets runs and a lane of its own."""
 LANES_MAX: Final = 64
 
 
 @dataclass(slots=True)
 class TakenMessages:
-    """What was taken out: pieces of runs and messages in memory."""
+    """Messages taken from the queue: ranges of runs, and messages in memory."""
 
     parts: list[Piece | Entry] = field(default_factory=list)
     count: int = 0
     size_bytes: int = 0
     is_mixed: bool = True
-    """Whether its parts may not be in order: of several lanes, or side by side."""
+    """Whether parts may be out of order: from several lanes, or from overlapping runs."""
 
     def add(self, *parts: Piece | Entry) -> None:
-        """Put parts behind the others."""
+        """Append parts."""
         self.parts += parts
         for part in parts:
             if isinstance(part, Piece):
@@ -45,24 +45,24 @@ class TakenMessages:
 
     @property
     def pieces(self) -> list[Piece]:
-        """Those from runs."""
+        """The parts that are ranges of runs."""
         return [part for part in self.parts if isinstance(part, Piece)]
 
     @property
     def entries(self) -> list[Entry]:
-        """Those from memory."""
+        """The parts that are messages in memory."""
         return [part for part in self.parts if isinstance(part, Entry)]
 
 
 class _Due(NamedTuple):
-    """What may be taken: before an end, and alive."""
+    """Selects messages: before an end, and alive."""
 
     end: tuple[int, int]
     is_alive: Callable[[Entry], bool]
 
 
 class _Lane:
-    """Messages in memory beside a cursor over runs, in one order."""
+    """Messages in memory and a cursor over runs, merged into one order."""
 
     def __init__(self, columns: Callable[[SortedRun], Columns]) -> None:
         self.cursor = Cursor(columns)
@@ -72,7 +72,7 @@ class _Lane:
         return min(self.near[0].key if self.near else FAR, self.cursor.next_key())
 
     def take(self, taken: TakenMessages, due: _Due, *, until_count: int, until_bytes: int) -> list[Entry]:
-        """Take what is due, until the batch has grown to either bound; returns all that left memory."""
+        """Take due messages until the batch has grown to either limit; returns all messages removed from memory."""
         popped: list[Entry] = []
         while taken.count < until_count and taken.size_bytes < until_bytes and self.next_key() < due.end:
             count_max, bytes_max = until_count - taken.count, until_bytes - taken.size_bytes
@@ -85,7 +85,7 @@ class _Lane:
         return popped
 
     def _pop_near(self, choice: MergeChoice, *, count_max: int, bytes_max: int) -> list[Entry]:
-        """Take what lies in memory below the bound of what was chosen of the runs, which is lowered for it."""
+        """Take messages in memory below the bound of the chosen runs, lowering the bound to fit the limits."""
         near: list[Entry] = []
         while self.near and len(near) < count_max and bytes_max > 0 and self.near[0].key < choice.bound:
             near.append(heapq.heappop(self.near))
@@ -99,11 +99,12 @@ class _Lane:
 
 
 class Wheel:
-    """Everything that may be due soon, in lanes: one for all topics together, one for each that has very many messages.
+    """Everything that may be due soon, in lanes: one shared by all topics, and one for each topic with very many
+    messages.
 
-    What is due comes in order of due time, then arrival. Where more is due than a batch holds, the lanes share it, each
-    in that order, so that a million messages of one topic hold up no other. Every second batch is short where lanes
-    share: whoever is beside a crowd waits for one long batch at the most, and then for little more than itself.
+    Due messages come in order of due time, then arrival. If more is due than a batch holds, the lanes share it, each in
+    that order, so that a million messages of one topic delay no other topic. While lanes share, every second batch is
+    short: a small topic waits for at most one long batch, and otherwise for little more than its own messages.
     """
 
     def __init__(self, columns: Callable[[SortedRun], Columns]) -> None:
@@ -111,10 +112,10 @@ class Wheel:
         self._shared = _Lane(columns)
         self._own: dict[str, _Lane] = {}
         self._shared_near: Counter[str] = Counter()
-        self._is_short = False  # the last batch was
+        self._is_short = False  # whether the last batch was short
 
     def push(self, entry: Entry) -> None:
-        """Take in a message in memory."""
+        """Add a message in memory."""
         topic = entry.topic
         lane = self._own.get(topic) if self._own else None
         if lane is None:
@@ -125,36 +126,36 @@ class Wheel:
         heapq.heappush(lane.near, entry)
 
     def add(self, runs: Iterable[SortedRun]) -> None:
-        """Take in runs of a bucket whose time has begun."""
+        """Add runs of a bucket whose time has begun."""
         for run in runs:
             if run.taken < run.count:
                 self._lane_of(run.topic).cursor.add((run,))
 
     def near_count(self) -> int:
-        """How many messages in memory are here, canceled ones among them."""
+        """Returns how many messages in memory are queued, including canceled ones."""
         return sum(len(lane.near) for lane in self._lanes())
 
     def clear_near(self) -> None:
-        """Forget the messages in memory: they stand in runs now."""
+        """Drop the messages in memory: they are in runs now."""
         for lane in self._lanes():
             lane.near = []
         self._shared_near.clear()
 
     def next_due_ms(self) -> int | None:
-        """The earliest due time of anything here, or of something canceled."""
+        """Returns the earliest due time in the queue, which may be of a canceled message."""
         due_ms = min(lane.next_key() for lane in self._lanes())[0]
         return None if due_ms == FAR[0] else due_ms
 
     def take(self, now_ms: int, *, count_max: int, bytes_max: int, is_alive: Callable[[Entry], bool]) -> TakenMessages:
-        """Take out what is due, up to either bound. The one place where a due time meets the clock."""
+        """Take due messages, up to either limit. The only place that compares due times with the clock."""
         due = _Due((now_ms + 1, 0), is_alive)  # nothing due later than now
         lanes = sorted((lane for lane in self._lanes() if lane.next_key() < due.end), key=_Lane.next_key)
         self._is_short = len(lanes) > 1 and not self._is_short
         if self._is_short:
             count_max = min(count_max, len(lanes) * CROWD_MESSAGES)
-        shares = [len(lanes) - number for number in range(len(lanes))]  # what one leaves is for those behind,
+        shares = [len(lanes) - number for number in range(len(lanes))]  # what one leaves goes to those after it,
         if len(lanes) > 1:
-            lanes, shares = lanes * 2, shares + [1] * len(lanes)  # and what all leave for whoever has more
+            lanes, shares = lanes * 2, shares + [1] * len(lanes)  # and what all leave to those that have more
         taken = TakenMessages(is_mixed=len(lanes) > 1)
         for lane, share in zip(lanes, shares, strict=True):
             popped = lane.take(

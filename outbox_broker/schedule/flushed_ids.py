@@ -1,4 +1,4 @@
-"""Tells which message ids came lately, so that a repeated publish is known to be one."""
+"""Remembers which message ids arrived recently, so that a repeated publish is recognised."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from outbox_broker.schedule.schedule_context import ScheduleContext
-from outbox_broker.schedule.sorted_run import UNKNOWN_TOPIC, id_hashes, topic_hash
+from outbox_broker.schedule.sorted_run import id_hashes, topic_hash
 from outbox_broker.state.message_identities import Identities
 
 
 class Identified(Protocol):
-    """What tells which message it is."""
+    """A message identity: topic and id."""
 
     @property
     def topic(self) -> str:
@@ -23,20 +23,20 @@ class Identified(Protocol):
 
 
 class FlushedIds:
-    """The ids of the last flushes, beside those that the state knows. Questions wait for nobody.
+    """The ids of the last flushes, in addition to those in the state. Readers take no lock.
 
-    What they read is replaced and never changed in place, since others look meanwhile.
+    Collections are replaced and never changed in place, since other threads read concurrently.
     """
 
     def __init__(self, context: ScheduleContext) -> None:
         self._context = context
         self._flushed: tuple[Identities[str], ...] = ()  # topics and ids of the last flushes
-        self._recovered: dict[int, set[int]] = {}  # hashes of topics and ids that came lately, before this was opened
+        self._recovered: dict[int, set[int]] = {}  # ids by topic, as hashes, of before the opening
 
     def may_know(self, ids: Sequence[str], topics: Iterable[str]) -> bool:
-        """Whether anything may be known of messages of these ids on these topics.
+        """Returns whether any message with these ids on these topics may be known.
 
-        Every id is looked for in the places that it passes, in the order in which it passes them.
+        Every id is searched in the places through which it moves, in that order, so that none is missed in transit.
         """
         state = self._context.state
         return (
@@ -47,7 +47,7 @@ class FlushedIds:
         )
 
     def knows(self, topic: str, message_id: str) -> bool:
-        """Whether this message waits, fired lately, or was canceled, before or after it came."""
+        """Returns whether this message is waiting, was dispatched recently, or was canceled, even in advance."""
         state = self._context.state
         return (
             state.known.get(topic, message_id) is not None
@@ -56,19 +56,19 @@ class FlushedIds:
         )
 
     def canceled_among(self, messages: Sequence[Identified]) -> list[int]:
-        """Which of these messages were canceled, before or after they came, as far as remembered."""
+        """Returns the indexes of messages that were canceled, before or after they arrived, as far as remembered."""
         canceled = self._context.state.canceled
         if not len(canceled):
             return []
         return [at for at, one in enumerate(messages) if canceled.knows(one.topic, one.id)]
 
     def has(self, topic: str, message_id: str) -> bool:
-        """Whether this message came with one of the last flushes."""
+        """Returns whether this message was in one of the last flushes."""
         some_have = any(some.get(topic, message_id) is not None for some in self._flushed)
         return some_have or self._may_be_recovered([message_id], [topic])
 
     def add_flushed(self, newest: Identities[str]) -> None:
-        """Remember the ids of the last flushes; at least `dedup_messages`. Under `lock`."""
+        """Add the ids of a flush and drop old ones; at least `dedup_messages` are kept. Under `lock`."""
         dedup_messages = self._context.options.dedup_messages
         kept = [*self._flushed, newest]
         while kept and sum(map(len, kept[1:])) >= dedup_messages:
@@ -78,17 +78,17 @@ class FlushedIds:
             self._recovered = {}
 
     def add_recovered(self, hashes: Iterable[tuple[int, int]]) -> None:
-        """Hashes of topics and ids that came before this was opened."""
-        recovered = {topic: set(some) for topic, some in self._recovered.items()}  # others look meanwhile
+        """Add hashes of topics and ids that arrived before this process opened the store."""
+        recovered = {topic: set(some) for topic, some in self._recovered.items()}  # others read concurrently
         for topic, hash_ in hashes:
             recovered.setdefault(topic, set()).add(hash_)
         self._recovered = recovered
 
     def _may_be_recovered(self, ids: Sequence[str], topics: Iterable[str]) -> bool:
-        """Whether one of these ids came lately, before this was opened, on one of these topics."""
+        """Returns whether one of these ids arrived on one of these topics shortly before the store was opened."""
         recovered = self._recovered
         if not recovered:
             return False
-        known = recovered.keys() & {UNKNOWN_TOPIC, *map(topic_hash, topics)}
+        known = recovered.keys() & set(map(topic_hash, topics))
         hashes = id_hashes(ids) if known else []
         return any(not recovered[topic].isdisjoint(hashes) for topic in known)

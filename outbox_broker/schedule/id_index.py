@@ -1,10 +1,9 @@
-"""The id index: from a message id's hash to its due times, arrivals and topics, on disk, in sorted pieces. Hints, no
-proof.
+"""The id index: maps a message id's hash to its due times, arrival numbers and topics, on disk, in sorted pieces.
 
-It says where to look and not what is there: a due time names the buckets that may hold a message on whatever level it
-stands by now, so nothing here changes when a message is re-filed. In memory is one fence for every 128 ids, so ten
-million ids cost 1.3 MB. A piece is written with each flush; when there are many, the smallest are merged, and what has
-fired long ago is left out. A look-up reads one block of four kilobytes a piece.
+Its entries are hints, which say where to look and not what is there: a due time determines the buckets that may hold a
+message on any level, so nothing changes here when a message is re-filed. Memory holds one fence per 128 ids, so ten
+million ids cost 1.3 MB. A piece is written with each flush; if there are many, the smallest are merged, and messages
+dispatched long ago are dropped. A lookup reads one block of four kilobytes per piece.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from outbox_core.journal.journal import SegmentDamaged
 logger = logging.getLogger(__name__)
 
 ENTRY_BYTES: Final = 32
-"""Hash of the id, due time, arrival, hash of the topic. Pieces of before have entries without the last."""
-_NO_TOPIC: Final = bytes(8)
+"""Hash of the id, due time, arrival, hash of the topic."""
 BLOCK_IDS: Final = 128
 _SLICE_IDS: Final = 32_768
 _KEYS: Final = 1 << 64
@@ -50,7 +48,7 @@ _decode = msgspec.msgpack.Decoder(_Fences).decode
 
 
 class Found(NamedTuple):
-    """Where a message may stand; `topic` is its topic's hash, 0 where it is not known."""
+    """Where a message may be; `topic` is its topic's hash."""
 
     due_ms: int
     seq: int
@@ -60,14 +58,14 @@ class Found(NamedTuple):
 def index_entries(
     hashes: Iterable[int], dues: Iterable[int], seqs: Iterable[int], topics: Iterable[str]
 ) -> list[bytes]:  # fmt: skip
-    """Entries, in order of their hashes."""
+    """Returns entries, ordered by their hashes."""
     names = list(topics)
     topic_hashes = {name: topic_hash(name) for name in set(names)}
     return sorted(map(_pack, hashes, dues, seqs, map(topic_hashes.__getitem__, names)))
 
 
 def unpacked(entry: bytes) -> tuple[int, Found]:
-    """The hash of an entry, and what it says."""
+    """Returns the hash of an entry, and its content."""
     hash_, *found = _ENTRY.unpack(entry)
     return hash_, Found(*found)
 
@@ -81,24 +79,24 @@ class IndexPiece:
     positions: array[int]
 
     def block_bytes(self, block: int) -> int:
-        """The size of a block; the last one is shorter."""
+        """Returns the size of a block; the last one is shorter."""
         last = len(self.hashes) - 1
-        return (BLOCK_IDS if block < last else self.stored.count - last * BLOCK_IDS) * self.stored.entry_bytes
+        return (BLOCK_IDS if block < last else self.stored.count - last * BLOCK_IDS) * ENTRY_BYTES
 
 
 class IdIndex:
-    """Look-ups in all pieces. The list of pieces is its owner's; add() and remove() follow it."""
+    """Lookups in all pieces. The owner's list of pieces is authoritative; add() and remove() follow it."""
 
     def __init__(self, store: SegmentStore, *, pieces_max: int, merged_pieces_max: int) -> None:
-        """Where there are more than `pieces_max`, up to `merged_pieces_max` of them become one."""
+        """If there are more than `pieces_max` pieces, up to `merged_pieces_max` of them are merged into one."""
         self._store = store
         self._pieces_max = pieces_max
         self._merged_pieces_max = merged_pieces_max
-        self._pieces: list[IndexPiece] = []  # in order of arrival, but for what is merged, which is old
+        self._pieces: list[IndexPiece] = []  # in order of arrival, except for merged pieces, which are old
         self._damaged: set[str] = set()
 
     def load(self, stored: StoredIndex) -> IndexPiece:
-        """Read a piece's fences; to be added then. One that is damaged or gone is empty, and among the damaged()."""
+        """Read a piece's fences; the caller adds it. A damaged or missing piece is empty, and listed by damaged()."""
         try:
             fences = _decode(self._store.read(stored.segment, stored.fences_position, stored.fences_bytes))
         except (SegmentDamaged, StorageFailed) as damage:
@@ -109,15 +107,15 @@ class IdIndex:
         return IndexPiece(stored, array("Q", fences.hashes), array("Q", fences.positions))
 
     def damaged(self) -> list[StoredIndex]:
-        """The pieces that cannot be read whole: to be made anew."""
+        """Returns the pieces that cannot be read completely and must be rebuilt."""
         return [one.stored for one in self._pieces if one.stored.segment in self._damaged]
 
     def add(self, piece: IndexPiece) -> None:
-        """Look in this piece too."""
-        self._pieces = [*self._pieces, piece]  # who merges goes through them without a lock
+        """Include this piece in lookups."""
+        self._pieces = [*self._pieces, piece]  # a merge iterates over it without a lock
 
     def replace(self, merged: Iterable[StoredIndex], pieces: Sequence[IndexPiece]) -> list[StoredIndex]:
-        """Look in other pieces instead of these, at the place of the first of them; returns all there are now."""
+        """Replace pieces by others, at the position of the first of them; returns all that remain."""
         gone = {one.segment for one in merged}
         at = next(number for number, one in enumerate(self._pieces) if one.stored.segment in gone)
         later = [one for one in self._pieces[at:] if one.stored.segment not in gone]
@@ -126,16 +124,13 @@ class IdIndex:
         return [one.stored for one in self._pieces]
 
     def find(self, hash_: int) -> list[Found]:
-        """Every message whose id has this hash, newest piece first, each once.
+        """Returns every message whose id has this hash, newest piece first, each once.
 
-        Raises StorageFailed while a piece is damaged: what it is silent about may be in there.
+        Raises StorageFailed while a piece is damaged: it may contain more matches.
         """
         try:
             found = chain.from_iterable(self._look_up(piece, hash_) for piece in reversed(self._pieces))
-            once: dict[tuple[int, int], Found] = {}
-            for one in found:  # the same may stand in two pieces, in one of them without its topic
-                once[one[:2]] = max(one, once.get(one[:2], one))
-            return list(once.values())
+            return list(dict.fromkeys(found))  # the same message may be in two pieces
         except SegmentDamaged as damage:
             raise StorageFailed(f"{damage}; the id index is being made anew, try again in a minute") from damage
 
@@ -148,7 +143,7 @@ class IdIndex:
         for piece in reversed(self._pieces):
             if count_min <= 0:
                 return
-            if piece.stored.count > count_max:  # merged long ago, and put last by an earlier version
+            if piece.stored.count > count_max:  # made of many by a merge
                 continue
             count_min -= piece.stored.count
             for block in range(len(piece.hashes)):
@@ -156,32 +151,32 @@ class IdIndex:
                     yield found.topic, hash_
 
     def write(self, segment: str, entries: Sequence[bytes]) -> StoredIndex:
-        """A new piece of sorted entries; the caller syncs it, and adds it where it counts."""
+        """Write a new piece of sorted entries; the caller syncs it, and adds it when it is applied."""
         writer = _Writer(self._store, segment)
         writer.add(entries)
         return writer.finish()
 
     def to_merge(self, *, newest: int) -> list[StoredIndex]:
-        """The pieces that are to become one, when there are too many: the smallest of those that are old.
+        """Returns the pieces to merge if there are too many: the smallest of the old ones.
 
-        The `newest` ids stay apart from what is older, for newest_hashes(): where they are in most of the pieces, the
-        first of these are merged.
+        The `newest` ids stay in separate pieces, for newest_hashes(): if most of the pieces hold them, the first of
+        these are merged instead.
         """
         pieces = self._pieces
         if len(pieces) <= self._pieces_max:
             return []
         totals = accumulate(one.stored.count for one in reversed(pieces))
         young = sum(total <= newest for total in totals)
-        old = pieces[: len(pieces) - young - 1]  # the one between has some of the newest too
+        old = pieces[: len(pieces) - young - 1]  # the piece in between has some of the newest too
         some = sorted(old, key=lambda one: one.stored.count) if len(old) > young else pieces[len(pieces) - young :]
         if len(some) <= 1:
-            return []  # one alone would never end
+            return []  # merging a single piece would never end
         return [one.stored for one in some[: self._merged_pieces_max]]
 
     def merge(self, merged: Iterable[StoredIndex], segment: str, *, due_min_ms: int) -> Iterator[StoredIndex | None]:
-        """Write one piece of many, in small steps: yields None after each, and the new piece last.
+        """Write one piece from many, in small steps: yields None after each, and the new piece last.
 
-        What was due before `due_min_ms` is left out. Raises SegmentDamaged; that piece is among the damaged() then.
+        Entries due before `due_min_ms` are dropped. Raises SegmentDamaged; that piece is then listed by damaged().
         """
         names = {one.segment for one in merged}
         pieces = [one for one in self._pieces if one.stored.segment in names]
@@ -210,13 +205,12 @@ class IdIndex:
             raise SegmentDamaged(f"{piece.stored.segment} is damaged")
         first = max(0, bisect_left(piece.hashes, hash_) - 1)
         for block in range(first, bisect_right(piece.hashes, hash_)):
-            yield from _found_in(self._read(piece, block), hash_.to_bytes(8, "big"), size=piece.stored.entry_bytes)
+            yield from _found_in(self._read(piece, block), hash_.to_bytes(8, "big"))
 
     def _entries(self, piece: IndexPiece, block: int) -> list[bytes]:
-        """The entries of a block, as they are written today."""
-        data, size = self._read(piece, block), piece.stored.entry_bytes
-        entries = [data[at : at + size] for at in range(0, len(data), size)]
-        return entries if size == ENTRY_BYTES else [one + _NO_TOPIC for one in entries]
+        """The entries of a block."""
+        data = self._read(piece, block)
+        return [data[at : at + ENTRY_BYTES] for at in range(0, len(data), ENTRY_BYTES)]
 
     def _read(self, piece: IndexPiece, block: int) -> bytes:
         segment = piece.stored.segment
@@ -233,7 +227,7 @@ class IdIndex:
 
 
 class IndexMerge:
-    """The merge that is under way, if any. Used under the owner's `keeping` lock."""
+    """The merge in progress, if any. Used under the owner's `keeping` lock."""
 
     def __init__(self) -> None:
         self.merged: list[StoredIndex] = []
@@ -241,19 +235,19 @@ class IndexMerge:
 
     @property
     def is_begun(self) -> bool:
-        """Whether there are steps to do."""
+        """Returns whether a merge is in progress."""
         return self._steps is not None
 
     def begin(self, merged: list[StoredIndex], steps: Iterator[StoredIndex | None]) -> None:
-        """Merge these pieces in the steps of IdIndex.merge()."""
+        """Start merging these pieces by the steps of IdIndex.merge()."""
         self.merged, self._steps = merged, steps
 
     def step(self) -> StoredIndex | None:
-        """Do a step; the new piece with the last one. Raises as IdIndex.merge() does."""
+        """Do one step; returns the new piece with the last one. Raises as IdIndex.merge() does."""
         return None if self._steps is None else next(self._steps)
 
     def abandon(self) -> None:
-        """Do no more of it: what it has written is the caller's to delete, or to add."""
+        """Stop the merge: the caller deletes, or adds, what it has written."""
         self.merged, self._steps = [], None
 
 
@@ -272,7 +266,7 @@ class _Writer:
         self._count = 0
 
     def add(self, entries: Sequence[bytes]) -> None:
-        """Entries behind all earlier ones."""
+        """Append entries, which must follow all earlier ones."""
         self._count += len(entries)
         self._rest += entries
         whole = len(self._rest) // BLOCK_IDS * BLOCK_IDS
@@ -280,11 +274,11 @@ class _Writer:
         self._rest = self._rest[whole:]
 
     def finish(self) -> StoredIndex:
-        """The last block and the fences."""
+        """Write the last block and the fences."""
         self._append(self._rest)
         fences = _encode(_Fences(self._hashes, self._positions))
         position, _ = self._store.append(self._segment, [fences], position=self._end)
-        return StoredIndex(self._segment, self._count, position, len(fences), ENTRY_BYTES)
+        return StoredIndex(self._segment, self._count, position, len(fences))
 
     def _append(self, entries: list[bytes]) -> None:
         blocks = [b"".join(entries[at : at + BLOCK_IDS]) for at in range(0, len(entries), BLOCK_IDS)]
@@ -295,9 +289,9 @@ class _Writer:
             self._hashes += [int.from_bytes(block[:8], "big") for block in some]
 
 
-def _found_in(data: bytes, key: bytes, *, size: int) -> Iterator[Found]:
+def _found_in(data: bytes, key: bytes) -> Iterator[Found]:
     at = data.find(key)
     while at >= 0:
-        if at % size == 0:
-            yield unpacked(data[at : at + size].ljust(ENTRY_BYTES, b"\0"))[1]
+        if at % ENTRY_BYTES == 0:
+            yield unpacked(data[at : at + ENTRY_BYTES])[1]
         at = data.find(key, at + 1)

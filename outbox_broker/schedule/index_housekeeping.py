@@ -1,4 +1,4 @@
-"""Housekeeping of the id index: a piece for each flush, merges of many pieces, new pieces for damaged ones."""
+"""Housekeeping of the id index: a piece for each flush, merges of many pieces, rebuilds of damaged ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 IDS_PREFIX: Final = "ids-"
 _RECOVERED_FACTOR: Final = 4
-"""A piece of the id index that has so many times the ids that are to be remembered is not read for them."""
+"""On opening, a piece with more than this many times the ids to remember is not read."""
 
 
 class IndexHousekeeping:
@@ -44,8 +44,8 @@ class IndexHousekeeping:
         self._segments_made = 0
 
     def open(self, segments: Iterable[str]) -> None:
-        """Read what is to be in memory of the id index; what of it is damaged is made anew. `segments`: all that the
-        store had as it was opened, so that none of their names is used again.
+        """Load the in-memory part of the id index, rebuilding damaged pieces. `segments`: all segments of the store
+        when it was opened, so that none of their names is reused.
         """
         numbers = (int(one.removeprefix(IDS_PREFIX)) for one in segments if one.startswith(IDS_PREFIX))
         self._segments_made = max(numbers, default=0)
@@ -63,9 +63,9 @@ class IndexHousekeeping:
             return
 
     def write_piece(self, came: Sequence[Entry | Passed]) -> IndexPiece | None:
-        """A piece of the id index for all that came since the last flush, fired or not; durable, and to be added.
+        """Write a piece of the id index for all messages since the last flush, dispatched or not; durable, to be added.
 
-        None where nothing came. Raises StorageFailed.
+        None if there were no messages. Raises StorageFailed.
         """
         if not came:
             return None
@@ -78,7 +78,7 @@ class IndexHousekeeping:
         return index.load(stored)
 
     def mend(self) -> bool:
-        """Make the pieces that are damaged anew; False where none is. Raises StorageFailed."""
+        """Rebuild damaged pieces; False if there are none. Raises StorageFailed."""
         if not self._context.index.damaged():
             return False
         with self._garbage.deleted_if_refused():
@@ -86,9 +86,9 @@ class IndexHousekeeping:
         return True
 
     def merge_step(self, now_ms: int) -> bool:
-        """Merge a little of the id index; False where nothing is to be merged. Raises StorageFailed.
+        """Do one step of a merge of the id index; False if there is nothing to merge. Raises StorageFailed.
 
-        What was merged counts from the next checkpoint on.
+        The merged piece is in effect from the next checkpoint on.
         """
         if not self._merge.is_begun and not self._begin_merge(now_ms):
             return False
@@ -97,9 +97,9 @@ class IndexHousekeeping:
                 stored = self._merge.step()
                 if stored is not None:
                     merged = self._merge.merged
-                    self._merge.abandon()  # done: what fails from here on is begun anew
+                    self._merge.abandon()  # done: a failure from here on starts a new merge
                     self._replace(merged, [stored])
-        except SegmentDamaged:  # that piece is made anew before the next merge
+        except SegmentDamaged:  # that piece is rebuilt before the next merge
             self._merge.abandon()
         return True
 
@@ -116,7 +116,7 @@ class IndexHousekeeping:
         return True
 
     def _next_segment(self) -> str:
-        """A name that no piece has or had, so that a piece that is to be deleted still is another's."""
+        """Returns a name that no piece has or had, since a piece waiting for deletion must not share it."""
         self._segments_made += 1
         return f"{IDS_PREFIX}{self._segments_made:012d}"
 
@@ -132,9 +132,10 @@ class IndexHousekeeping:
             self._garbage.add_at_checkpoint(sorted(one.segment for one in old))
 
     def _mend(self) -> None:
-        """Make the pieces that are damaged anew, of all that stands in buckets: more than was in them.
+        """Rebuild damaged pieces from everything in buckets, which is more than they contained.
 
-        What had fired of it is not known any more: that it is too late to cancel, and that its id came before.
+        Dispatched messages are no longer known: neither that they are too late to cancel, nor that their ids are
+        duplicates.
         """
         context = self._context
         damaged = context.index.damaged()
@@ -144,7 +145,7 @@ class IndexHousekeeping:
         for some in self._standing_entries():
             written.append(context.index.write(self._next_segment(), sorted(some)))
             recent += ((one.topic, hash_) for hash_, one in map(unpacked, some) if one.seq >= newest_seq)
-        self._merge.abandon()  # of what was there before
+        self._merge.abandon()  # it read the old pieces
         self._recent.add_recovered(recent)
         self._replace(damaged, written)
         logger.warning(
@@ -153,7 +154,7 @@ class IndexHousekeeping:
         )
 
     def _standing_entries(self) -> Iterator[list[bytes]]:
-        """Entries of the id index for all that stands in buckets, so many at a time as are in memory anyway."""
+        """Yields entries of the id index for everything in buckets, in portions as large as the in-memory limit."""
         context = self._context
         with context.lock:
             places = [(one.segment, run) for one in context.state.buckets.values() for run in one.runs.values()]
@@ -167,7 +168,7 @@ class IndexHousekeeping:
             yield entries
 
     def _entries_of(self, segment: str, run: SortedRun) -> list[bytes]:
-        """Entries of the id index for a run, but for those that are lost."""
+        """Returns the index entries of a run, without the lost messages."""
         reader = self._context.reader
         for _ in range(2):
             try:

@@ -1,4 +1,4 @@
-"""How late messages were handed out, as a histogram. It measures, and decides nothing."""
+"""Measures how late messages were dispatched, as a histogram. Changes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1_000, 5_000, 30_000, 30
 
 
 class Lateness:
-    """Counts of messages by how many milliseconds after their due time they were delivered. One thread writes."""
+    """Message counts by delivery delay after the due time, in milliseconds. One thread writes."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS_MS) + 1)
@@ -19,22 +19,22 @@ class Lateness:
         self.sum_ms = 0
 
     def add(self, late_ms: int, *, messages: int = 1) -> None:
-        """One message, or some that are equally late."""
+        """Count a message, or several with the same lateness."""
         self._counts[bisect_left(BOUNDS_MS, late_ms)] += messages
         self.worst_ms = max(self.worst_ms, late_ms)
         self.sum_ms += late_ms * messages
 
     def add_due(self, due_ms: Iterable[int], *, now_ms: int) -> None:
-        """Messages that were due at these times, and are delivered now."""
+        """Count messages with these due times that are delivered now."""
         for one, messages in Counter(due_ms).items():
             self.add(max(0, now_ms - one), messages=messages)
 
     def counts(self) -> list[tuple[int | None, int]]:
-        """(bound, how many were at most this late and later than the bound before); the last bound is None."""
+        """Returns (upper bound, messages later than the previous bound and up to this one); the last bound is None."""
         return list(zip((*BOUNDS_MS, None), self._counts, strict=True))
 
     def quantile_ms(self, share: float) -> int:
-        """The bound under which this share of the messages lies; the worst where it is behind every bound."""
+        """Returns the smallest bound that covers this share of the messages; the maximum if no bound does."""
         left = share * sum(self._counts)
         for bound, count in self.counts():
             left -= count

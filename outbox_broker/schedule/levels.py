@@ -1,6 +1,6 @@
-"""The levels of the schedule and the arithmetic of their buckets: where a due time belongs, and when it moves on.
+"""Levels of the schedule and the arithmetic of their buckets: the bucket of a due time, and when it is expanded.
 
-Pure; the clock is an argument, and a slot is an integer number of UTC: no time zone, no calendar.
+Pure; the clock is an argument, and a slot is an integer division of UTC milliseconds: no time zone, no calendar.
 
     level  takes messages due after  one bucket  buckets in two years
     L1w    T + 14 days               1 week      104
@@ -8,9 +8,9 @@ Pure; the clock is an argument, and a slot is an integer number of UTC: no time 
     L1h    T + 2 hours               1 hour       48
     L0m    now                       1 minute    120
 
-After the sliding multi-level schedule that Ctrip put on BookKeeper. The barrier of L1w, L1d and L1h is twice the
+After the sliding multi-level schedule that Ctrip built on BookKeeper. The barrier of L1w, L1d and L1h is twice the
 bucket's length, so that direct writes to a bucket end one length before it begins, which is when it is sealed and
-re-filed into finer levels. A message is re-filed three times at the most.
+re-filed into finer levels. A message is re-filed at most three times.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WEEK_MS: Final = 7 * DAY_MS
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A row of the table: direct writes need a due time `barrier_ms` ahead or more."""
+    """One level: direct writes need a due time at least `barrier_ms` ahead."""
 
     name: str
     length_ms: int
@@ -43,11 +43,11 @@ LEVELS: Final = (
 )
 FINEST: Final = len(LEVELS) - 1
 BUCKETS_MAX: Final = 286
-"""Buckets that are open at once for due times spread over two years."""
+"""The maximum number of open buckets for due times spread over two years."""
 
 
 class BucketState(StrEnum):
-    """A bucket's life, as it is written down; nothing of it is inferred from the clock after a restart."""
+    """The persistent state of a bucket; nothing of it is inferred from the clock after a restart."""
 
     OPEN = "open"
     SEALED = "sealed"
@@ -63,17 +63,17 @@ class BucketId(NamedTuple):
 
     @property
     def start_ms(self) -> int:
-        """When the bucket's time begins."""
+        """The start of the bucket's time."""
         return self.slot * LEVELS[self.level].length_ms
 
     @property
     def end_ms(self) -> int:
-        """When the bucket's time is over."""
+        """The end of the bucket's time (exclusive)."""
         return (self.slot + 1) * LEVELS[self.level].length_ms
 
     @property
     def expand_at_ms(self) -> int:
-        """From when on the bucket is re-filed: one length before it begins. The finest level never is."""
+        """When the bucket is to be re-filed: one length before it begins. The finest level never is."""
         return self.start_ms - LEVELS[self.level].length_ms
 
     def __str__(self) -> str:
@@ -81,9 +81,10 @@ class BucketId(NamedTuple):
 
 
 def place(due_ms: int, *, now_ms: int, is_open: Callable[[BucketId], bool], below: int = -1) -> BucketId:
-    """The bucket of a due time: the coarsest level whose barrier it clears and whose bucket takes writes still.
+    """Returns the bucket of a due time: on the coarsest level whose barrier it clears and whose bucket still accepts
+    writes.
 
-    `below` is the level it comes from, when it is re-filed. The finest level takes everything, the past too.
+    `below` is the level from which the message is re-filed. The finest level accepts everything, including the past.
     """
     ahead_ms = due_ms - now_ms
     for number in range(below + 1, FINEST):
@@ -96,15 +97,15 @@ def place(due_ms: int, *, now_ms: int, is_open: Callable[[BucketId], bool], belo
 
 
 def is_to_expand(bucket: BucketId, *, now_ms: int) -> bool:
-    """Whether a bucket is to be re-filed now. Once its own time has begun it fires from where it is instead."""
+    """Returns whether to re-file a bucket now. Once its time has begun, it is dispatched from where it is."""
     return bucket.level != FINEST and bucket.expand_at_ms <= now_ms < bucket.start_ms
 
 
 def is_to_fire(bucket: BucketId, *, now_ms: int) -> bool:
-    """Whether messages of a bucket may be due: its time has begun."""
+    """Returns whether messages of a bucket may be due: its time has begun."""
     return bucket.start_ms <= now_ms
 
 
 def candidates(due_ms: int) -> tuple[BucketId, ...]:
-    """The buckets in which a message of this due time may stand, coarsest first."""
+    """Returns the buckets that may contain a message of this due time, coarsest first."""
     return tuple(BucketId(number, due_ms // level.length_ms) for number, level in enumerate(LEVELS))

@@ -1,6 +1,6 @@
 """Segments as files of one folder on a local disk: the segment store's first implementation.
 
-A file is a header, then frames (outbox_broker.schedule.frames). Positions count behind the header.
+A file is a header, then frames (outbox_broker.schedule.frame_format). Positions count behind the header.
 
     header   magic 8s "OUTBOXDL" | version u32 | epoch of the writer that made it u64 | crc32c u32
 
@@ -28,7 +28,7 @@ import google_crc32c
 from outbox_broker.log.disk_reserve import Reserve, cure_for
 from outbox_broker.log.folder_lock import FolderLock
 from outbox_broker.log.storage import DiskStorage, Storage
-from outbox_broker.schedule.frames import FRAME_BYTES, frame_at, frames, mark, was_synced_beyond
+from outbox_broker.schedule.frame_format import FRAME_BYTES, frame_at, frames, mark, was_synced_beyond
 from outbox_broker.schedule.segment_store import Record, RecordDamaged, WriterFenced
 from outbox_broker.schedule.writer_epoch import epoch_file, read_epoch, write_epoch
 from outbox_core.common.errors import StorageFailed
@@ -37,7 +37,7 @@ from outbox_core.journal.journal import SegmentDamaged
 logger = logging.getLogger(__name__)
 
 MAGIC: Final = b"OUTBOXDL"
-VERSION: Final = 3
+VERSION: Final = 1
 _HEAD: Final = struct.Struct("<8sIQ")
 HEADER_BYTES: Final = _HEAD.size + 4
 SUFFIX: Final = ".delay"
@@ -48,10 +48,10 @@ _NAME: Final = re.compile(r"[a-z0-9-]{1,64}")
 
 @dataclass(slots=True, eq=False)
 class _File:
-    """An open file. `written` counts appends, `synced` those that are durable; `turn` guards both.
+    """An open file. `written` counts appends, `synced` the durable ones; `turn` guards both.
 
-    `written_end` is the position behind the last append of this process, which may have found a torn tail; `synced_end`
-    is the one up to which all is durable.
+    `written_end` is the position after this process's last append; older content may include a torn tail. `synced_end`
+    is the position up to which everything is durable.
     """
 
     descriptor: int
@@ -66,13 +66,13 @@ class _File:
 
 
 class LocalSegmentStore:
-    """A SegmentStore in a folder. close() gives the folder to the next writer."""
+    """A SegmentStore in a folder. close() releases the folder to the next writer."""
 
     def __init__(self, folder: Path, *, storage: Storage, epoch: int, lock: FolderLock, open_files_max: int) -> None:
-        """For open()."""
+        """Called by open() only."""
         self.epoch = epoch
         self._folder = folder
-        self._seen_epoch: tuple[int, int] | None = None  # the file that was read last, and is ours
+        self._seen_epoch: tuple[int, int] | None = None  # the epoch file as last read, while it was ours
         self._storage = storage
         self._folder_lock = lock
         self._open_files_max = open_files_max
@@ -93,10 +93,10 @@ class LocalSegmentStore:
         reserve: Reserve | None = None,
         open_files_max: int = OPEN_FILES_MAX,
     ) -> LocalSegmentStore:
-        """Become the folder's writer; it is made where it is missing. Raises ConfigurationError naming the holder.
+        """Become the folder's writer, creating it if needed. Raises ConfigurationError naming the holder.
 
-        What an earlier writer held in reserve is let go of: so a full disk takes what opening writes. More than
-        `open_files_max` segments are open only while so many are in use.
+        The disk reserve of an earlier writer is released, so that a store can be opened on a full disk. More than
+        `open_files_max` segments are open only while that many are in use.
         """
         storage = storage or DiskStorage()
         lock = FolderLock(folder)
@@ -127,9 +127,10 @@ class LocalSegmentStore:
         return ends
 
     def sync(self, names: Iterable[str]) -> None:
-        """Make segments durable, and the folder where a file is new; see the port.
+        """Make segments durable, and the folder if a file is new; see the port.
 
-        Whether another writes is asked behind it: what was synced too late is not to be answered.
+        Fencing is checked after the sync: a sync that completed after another writer took over must not be
+        acknowledged.
         """
         self._refuse_if_failed()
         try:
@@ -164,7 +165,7 @@ class LocalSegmentStore:
         except OSError as error:
             raise StorageFailed(f"cannot read {name}: {error.strerror}") from error
         if not _is_header(data[:HEADER_BYTES]):
-            if len(data) < HEADER_BYTES or not any(data[:HEADER_BYTES]):  # its writer died while making it
+            if len(data) < HEADER_BYTES or not any(data[:HEADER_BYTES]):  # its writer died while creating it
                 return
             raise SegmentDamaged(f"{name}: its header does not match its checksum; restore it from a copy")
         view, end = memoryview(data)[HEADER_BYTES:], 0
@@ -174,11 +175,11 @@ class LocalSegmentStore:
             end = one.end
         if was_synced_beyond(view, end):
             raise SegmentDamaged(f"{name}: damaged record at {end}; restore {name}{SUFFIX} from a copy")
-        if len(view) > end:  # never synced, as far as anything says
+        if len(view) > end:  # never synced, as far as any frame records
             logger.warning("torn_tail_passed", extra={"segment": name, "bytes": len(view) - end, "position": end})
 
     def seal(self, name: str) -> None:
-        """Let go of the file; see the port. Behind its records it then says that they are durable."""
+        """Close the file; see the port. A mark after its records then says that they are durable."""
         with self._guard:
             file = self._files.get(name)
             if file is not None and not file.users and file.written == file.synced:
@@ -187,7 +188,7 @@ class LocalSegmentStore:
                 os.close(self._files.pop(name).descriptor)
 
     def list(self) -> Sequence[str]:
-        """Names by the folder's entries; see the port."""
+        """List names from the folder's entries; see the port."""
         return sorted(path.name.removesuffix(SUFFIX) for path in self._folder.glob(f"*{SUFFIX}"))
 
     def delete(self, names: Iterable[str]) -> None:
@@ -209,7 +210,7 @@ class LocalSegmentStore:
             raise StorageFailed(f"cannot delete a segment: {error.strerror}") from error
 
     def close(self) -> None:
-        """Close all files and let the folder go; idempotent. Syncs nothing."""
+        """Close all files and release the folder; idempotent. Syncs nothing."""
         with self._guard:
             self._closed = True
             while self._files:
@@ -238,7 +239,7 @@ class LocalSegmentStore:
         try:
             size = os.fstat(descriptor).st_size
             if not _is_header(os.pread(descriptor, HEADER_BYTES, 0)):
-                if size > HEADER_BYTES:  # what is behind it has checksums of its own
+                if size > HEADER_BYTES:  # what follows it has checksums of its own
                     logger.error("segment_header_made_anew", extra={"segment": name})
                 self._storage.write(descriptor, _header(self.epoch), position=0)
                 self._folder_changed = True
@@ -249,7 +250,7 @@ class LocalSegmentStore:
         return _File(descriptor, size, written=1)  # what an earlier process wrote may never have been synced
 
     def _close_idle(self) -> None:
-        """Keep few files open. Unsynced writes are synced first: the loss of one is told to its descriptor only."""
+        """Limit the number of open files. Unsynced writes are synced first: only this descriptor reports their loss."""
         for name in list(self._files)[: max(0, len(self._files) - self._open_files_max)]:
             file = self._files[name]
             if not file.users:
@@ -259,21 +260,21 @@ class LocalSegmentStore:
                 os.close(file.descriptor)
 
     def _write(self, file: _File, data: bytes, *, position: int) -> None:
-        if file.size > HEADER_BYTES + position:  # the tail of an append that nobody was told of
+        if file.size > HEADER_BYTES + position:  # the tail of an append that was never acknowledged
             self._storage.truncate(file.descriptor, HEADER_BYTES + position)
             file.synced_end = min(file.synced_end, position)
         file.size = HEADER_BYTES + position + len(data)
         self._storage.write(file.descriptor, data, position=HEADER_BYTES + position)
         file.written_end = position + len(data)
-        file.written += 1  # behind it: a sync that is under way covers no more than what it saw written
+        file.written += 1  # after the write: a concurrent sync covers only what it saw written
 
     def _mark(self, file: _File) -> None:
-        """Say behind the last record that all of it is durable; what finds no room is not said."""
+        """Write a mark after the last record that all of it is durable; skipped if there is no space."""
         with suppress(OSError):
             self._storage.write(file.descriptor, mark(file.synced_end), position=HEADER_BYTES + file.synced_end)
 
     def _sync_files(self, names: tuple[str, ...]) -> None:
-        """Several at a time: the disk does in one go what is asked of it together."""
+        """Sync several files concurrently: the disk combines flushes that are issued together."""
         if len(names) < _SYNCS_AT_ONCE:
             for name in names:
                 self._sync_file(name)
@@ -283,7 +284,7 @@ class LocalSegmentStore:
                 pass
 
     def _sync_file(self, name: str) -> None:
-        """Callers share a sync: whoever waited for the turn may find its own write synced by another."""
+        """Callers share a sync: after waiting for the turn, a caller may find its write synced by another."""
         with self._guard:
             if name not in self._files and not self._path(name).exists():
                 return  # deleted meanwhile
@@ -305,7 +306,7 @@ class LocalSegmentStore:
         file.synced, file.synced_end = covered, covered_end
 
     def _failed(self, error: OSError) -> StorageFailed:
-        """A failed sync is final: the kernel may have dropped the pages it could not write."""
+        """A failed sync is final: the kernel may have dropped the pages that it could not write."""
         self._failure = error
         logger.critical("sync_failed", extra={"folder": self._folder.name, "error": error.strerror})
         return StorageFailed(f"the disk did not confirm a write: {error.strerror}; restart the broker")
@@ -339,7 +340,7 @@ class LocalSegmentStore:
 
 
 class _Use:
-    """A file that must stay open while it is used."""
+    """Keeps a file open while it is used."""
 
     def __init__(self, file: _File, guard: threading.RLock) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Flushes messages from memory into buckets and the id index, and begins a new log segment where that is due."""
+"""Flushes messages from memory into buckets and the id index, and starts a new log segment when one is due."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from outbox_broker.schedule.sorted_run import ID, TOPIC, Entry
 from outbox_broker.state.message_identities import Identities
 
 _CHEAP_PART: Final = 8
-"""A checkpoint is cheap with so small a part of what memory may hold."""
+"""A checkpoint is cheap if at most this fraction (1/8) of the memory limit is pending."""
 _FREED_AT_ONCE: Final = 2_048
 _SMALL_PART: Final = 8
-"""Of the reserve, that a flush may take where there is no other room."""
+"""The fraction (1/8) of the disk reserve that a flush may use when there is no other space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFlush:
-    """Writes what is in memory to buckets, in one go, and makes it count."""
+    """Writes the messages in memory to buckets as one batch, and applies the change."""
 
     context: ScheduleContext
     horizon: DueHorizon
@@ -35,7 +35,7 @@ class MemoryFlush:
     index: IndexHousekeeping
 
     def is_full(self, *, fill: int = 1) -> bool:
-        """Whether memory is `fill` times as full as it may be. Waits for nobody."""
+        """Returns whether memory is at `fill` times its limits. Takes no lock."""
         state, options, log = self.context.state, self.context.options, self.context.log
         return (
             state.pending_bytes >= fill * options.memory_bytes_max
@@ -44,23 +44,23 @@ class MemoryFlush:
         )
 
     def is_small(self) -> bool:
-        """Whether a flush takes a small part of the room that is kept for others: it lets go of the log in return."""
+        """Returns whether a flush needs a small part of the disk reserve: it frees log segments in return."""
         reserve = self.context.reserve
         return reserve is not None and _SMALL_PART * self.context.state.flushed_bytes_max <= reserve.size_bytes
 
     def make_room(self, now_ms: int, *, fill: int) -> None:
-        """Flush where memory is `fill` times as full as it may be; takes `keeping` then. Raises StorageFailed."""
+        """Flush if memory is at `fill` times its limits; takes `keeping` then. Raises StorageFailed."""
         if self.is_full(fill=fill):
             with self.context.keeping:
                 if self.is_full(fill=fill):
                     self.flush(now_ms)
 
     def flush(self, now_ms: int) -> None:
-        """Put what is in memory into buckets and the id index, and begin a new log segment where that is due. Under
+        """Move the messages in memory into buckets and the id index, and start a new log segment when one is due. Under
         `keeping`. Raises StorageFailed with nothing lost.
 
-        Everything goes on while it is written: the lock is held to see what is in memory, and to make it count. What
-        fires or is canceled in between is marked then.
+        The lock is held only to capture what is in memory, and to apply the change, not during the writes. Messages
+        dispatched or canceled in between are marked when the change is applied.
         """
         context, state = self.context, self.context.state
         with context.lock:
@@ -84,10 +84,10 @@ class MemoryFlush:
         self.garbage.add(segments)
         filed.entries.clear()
         while entries:
-            del entries[-_FREED_AT_ONCE:]  # all at once would hold every thread up
+            del entries[-_FREED_AT_ONCE:]  # freeing all at once would block every thread
 
     def _take_over(self, filed: FiledRuns, piece: IndexPiece | None, recent: Identities[str], seen: _Seen) -> None:
-        """What was written counts from now on."""
+        """Apply the flush to the state."""
         state = self.context.state
         self.recent.add_flushed(recent)
         gone, fired = filed.gone(state.pending, state.passed) if state.removed != seen.removed else ([], [])
@@ -98,7 +98,7 @@ class MemoryFlush:
         self.horizon.add_runs(filed.added)
 
     def _is_checkpoint_due(self) -> bool:
-        """A checkpoint has all that came during the flush in it, once more: so not behind each, where that is much."""
+        """A checkpoint repeats all messages that arrived during the flush: if they are many, it is skipped."""
         options = self.context.options
         is_little = self.context.state.pending_bytes <= options.memory_bytes_max // _CHEAP_PART
         return is_little or self.context.log.grown_bytes >= options.log_bytes_max
@@ -106,7 +106,7 @@ class MemoryFlush:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a flush saw of the state when it began."""
+    """The state as a flush saw it at its start."""
 
     before_seq: int
     removed: int

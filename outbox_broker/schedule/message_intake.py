@@ -1,4 +1,4 @@
-"""Takes messages into the schedule: which are stored, which came before, which were canceled before they came."""
+"""Accepts messages into the schedule: decides which are stored, duplicates, or canceled in advance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox_core.messages.message import PublishStatus
 
 
 class MessageIntake:
-    """Decides on messages that come, and writes them to the log."""
+    """Decides on arriving messages, and writes them to the log."""
 
     def __init__(self, context: ScheduleContext, *, horizon: DueHorizon, recent: FlushedIds) -> None:
         self._context = context
@@ -23,8 +23,8 @@ class MessageIntake:
         self._recent = recent
 
     def put(self, batch: Sequence[Timed], *, now_ms: int) -> tuple[list[PublishStatus], Place]:
-        """Store messages without waiting for the disk; one status each, in order, and the place of the log up to which
-        it is to be committed before they are answered. Raises StorageFailed with nothing stored.
+        """Store messages without waiting for the disk; returns one status each, in order, and the log position that
+        must be committed before they are acknowledged. Raises StorageFailed with nothing stored.
         """
         with self._context.lock:
             self._context.refuse_if_closed()

@@ -1,7 +1,7 @@
-"""The cancels of late: so that one which came before its publish still wins, and a repeated one gets the same answer.
+"""Remembers recent cancels, so that a cancel before its publish still wins, and a repeated cancel gets the same answer.
 
-Each is remembered with its scope: the topics that whoever sent it may cancel on. Bounded by count and by time. Where
-there are too many, the scope with the most forgets its oldest: nobody's flood pushes out the few of others.
+Each has a scope: the topics on which its sender may cancel. Bounded by count and by time. If there are too many, the
+scope with the most drops its oldest: one client's flood does not evict the few cancels of others.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Final
 
 import msgspec
 
-from outbox_broker.common.cancel_scope import ANY_TOPIC, Scope, covers
+from outbox_broker.common.cancel_scope import Scope, covers
 
 CANCEL_MEMORY_MS: Final = 7 * 24 * 3_600_000
 """How long a cancel waits for its publish; the compensator resends within minutes of an outage's end."""
 CANCEL_RENEWED_MS: Final = 3_600_000
-"""A repeated cancel whose forerunner is older is remembered anew, so that it waits as long as a first one."""
+"""A cancel repeated after this time is remembered as a new one, so that it waits as long as a first one."""
 
 
 class Cancel(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A cancel of `scope`, as it is remembered: the topic whose message it stopped; None: it came before its message,
-    and stops all of its id that come within its scope.
+    """A remembered cancel with its `scope`. `topic`: of the message that it stopped; None: it arrived before its
+    message, and applies to all messages of its id that arrive within its scope.
     """
 
     id: str
@@ -44,44 +44,44 @@ class RememberedCancels:
         return self._count
 
     def has_any(self, message_ids: Iterable[str]) -> bool:
-        """Whether one of these ids is remembered, on whatever topic."""
+        """Returns whether any of these ids is remembered, on any topic."""
         return bool(self._by_id) and not self._by_id.keys().isdisjoint(message_ids)
 
     def has_stopped(self, topic: str, message_id: str) -> bool:
-        """Whether this message was canceled."""
-        return any(one.topic in {topic, ANY_TOPIC} for one in self._by_id.get(message_id, ()))
+        """Returns whether this message was canceled."""
+        return any(one.topic == topic for one in self._by_id.get(message_id, ()))
 
     def will_stop(self, topic: str, message_id: str) -> bool:
-        """Whether this message is canceled, should it come."""
+        """Returns whether this message would be canceled on arrival."""
         return self._early(topic, message_id) is not None
 
     def knows(self, topic: str, message_id: str) -> bool:
-        """Whether this message was canceled, before or after it came."""
+        """Returns whether this message was canceled, before or after it arrived."""
         found = self._by_id
         return message_id in found and (self.has_stopped(topic, message_id) or self.will_stop(topic, message_id))
 
     def topics(self, message_id: str, scope: Scope) -> set[str]:
-        """The topics of a scope on which the messages of this id were canceled."""
+        """Returns the topics of a scope on which messages of this id were canceled."""
         cancels = self._by_id.get(message_id)
         if cancels is None:
             return set()
         return {one.topic for one in cancels if one.topic is not None and covers(scope, one.topic)}
 
     def awaits(self, message_id: str, scope: Scope, *, since_ms: int = 0) -> bool:
-        """Whether a cancel of this scope, or of all topics, waits for messages of this id: one that is no older."""
+        """Returns whether a cancel of this scope, or of all topics, since `since_ms` waits for messages of this id."""
         cancels = self._by_id.get(message_id)
         return cancels is not None and any(
             one.topic is None and one.scope in {scope, None} and one.at_ms >= since_ms for one in cancels
         )
 
     def add(self, cancels: Sequence[Cancel], *, at_ms: int) -> None:
-        """Remember cancels; the oldest are forgotten where there are too many, and those of more than a week ago."""
+        """Remember cancels; drops the oldest above the limit, and those older than a week."""
         for one in cancels:
             known = self._by_id.get(one.id, ())
             same = next((other for other in known if other.topic == one.topic and other.scope == one.scope), None)
             if same is not None and one.at_ms - same.at_ms < CANCEL_RENEWED_MS:
                 continue
-            # What it takes the place of stays in its scope's line, and is forgotten there in its turn.
+            # A replaced cancel stays in the queue of its scope, and is dropped there in its turn.
             self._by_id[one.id] = (*(other for other in known if other is not same), one)
             self._by_scope.setdefault(one.scope, deque()).append(one)
             self._count += 1
@@ -91,16 +91,16 @@ class RememberedCancels:
                 self._forget_oldest(scope)
 
     def stop(self, topics: Iterable[str], message_ids: Iterable[str]) -> None:
-        """These messages have come, and were stopped."""
+        """Record that these messages arrived and were stopped."""
         found = [(topic, self._early(topic, one)) for topic, one in zip(topics, message_ids, strict=True)]
         self.add([Cancel(one.id, one.at_ms, topic, one.scope) for topic, one in found if one is not None], at_ms=0)
 
     def stored(self) -> list[Cancel]:
-        """All of them, each scope's from the oldest on, as they are written down."""
+        """Returns all cancels, each scope's from the oldest on, for a checkpoint."""
         return [one for some in self._by_scope.values() for one in some]
 
     def restore(self, stored: Sequence[Cancel]) -> None:
-        """Remember what was written down."""
+        """Load the cancels of a checkpoint."""
         self.add(stored, at_ms=0)
 
     def _early(self, topic: str, message_id: str) -> Cancel | None:

@@ -1,8 +1,8 @@
-"""Runs, and messages in memory, merged by (due time, arrival): up to a common bound, not one by one. No I/O of its own.
+"""Merges runs and messages in memory by (due time, arrival): up to a common bound, not one by one. No I/O of its own.
 
-Where many runs lie side by side, each neighbour of a message stands in another run. So a batch is not taken message by
-message: a bound is found by bisection, below which all of them together hold as many as are wanted, and each run gives
-one piece. What the pieces come to is sorted once.
+If many runs overlap, each neighbour of a message is in another run. So a batch is not taken message by message:
+bisection finds a bound below which all of them together hold as many messages as wanted, and each run contributes one
+range. The result is sorted once.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final
 from outbox_broker.schedule.sorted_run import Columns, SortedRun
 
 Key = tuple[int, int]
-"""(due, seq), which no two messages share."""
+"""(due, seq), unique to each message."""
 FAR: Final = (1 << 63, 0)
-"""A key behind everything."""
+"""A key after all others."""
 _SEQ_END: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Neighbours of a run: entries from `start` up to `stop`, canceled ones included."""
+    """A range of a run: entries from `start` up to `stop` (exclusive), including canceled ones."""
 
     run: SortedRun
     start: int
@@ -33,7 +33,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A run whose columns were read, and from which entry on it is left."""
+    """A run whose columns were read, and the index of its next entry."""
 
     run: SortedRun
     start: int
@@ -47,14 +47,14 @@ class _Open:
 
 
 class MergeChoice:
-    """Runs from which something is to be taken, and the bound below which it is. No other run has anything there."""
+    """Runs to take from, and the bound below which to take. No other run has entries there."""
 
     def __init__(self, runs: Sequence[_Open], bound: Key) -> None:
         self.runs = runs
         self.bound = bound
 
     def narrow(self, count_max: int, *, beside: Sequence[Key] = ()) -> None:
-        """Lower the bound until no more than `count_max` are below it, with the sorted keys that are merged in."""
+        """Lower the bound until at most `count_max` entries are below it, including the sorted keys `beside`."""
         if self.count(beside=beside) <= count_max:
             return
         first = min([*(one.key(one.start) for one in self.runs), *beside[:1]])
@@ -63,12 +63,12 @@ class MergeChoice:
         self.bound = (due_ms, seq)
 
     def count(self, bound: Key | None = None, *, beside: Sequence[Key] = ()) -> int:
-        """How many are below the bound, or another."""
+        """Returns how many entries are below the bound, or below another one."""
         bound = bound or self.bound
         return sum(one.stop(bound) - one.start for one in self.runs) + bisect_left(beside, bound)
 
     def fit(self, count_max: int, *, bytes_max: int) -> None:
-        """Lower the bound until no more are below it than may be, by their number and about by their bytes."""
+        """Lower the bound to fit both limits, by the number of entries and approximately by bytes."""
         self.narrow(count_max)
         sizes = [(one.stop(self.bound) - one.start) * one.run.messages_bytes // one.run.count for one in self.runs]
         if sum(sizes) > bytes_max:
@@ -76,27 +76,27 @@ class MergeChoice:
 
 
 class Cursor:
-    """Runs in order of what is next in them. A run is in one cursor at a time, from its first entry not taken on."""
+    """Runs ordered by their next entries. A run is in one cursor at a time, from its first entry not taken on."""
 
     def __init__(self, columns: Callable[[SortedRun], Columns]) -> None:
         self._columns = columns
         self._heads: list[tuple[int, int, SortedRun, int]] = []
 
     def add(self, runs: Iterable[SortedRun]) -> None:
-        """Let runs take part, from where they were left."""
+        """Add runs, from the point reached in each."""
         for run in runs:
             if run.taken < run.count:
                 heapq.heappush(self._heads, self._head(run))
 
     def next_key(self) -> Key:
-        """The key that is next; FAR where there is none."""
+        """Returns the next key; FAR if there is none."""
         return self._heads[0][:2] if self._heads else FAR
 
     def choose(self, limit: Key, *, count_max: int, bytes_max: int) -> MergeChoice:
-        """The runs that are next, below the limit: as few as hold `count_max`. To be given to take() then.
+        """Choose the next runs below the limit: as few as hold `count_max`. The choice must be passed to take().
 
-        A run is read only when its first entry may be among these. That they are enough is asked each time their number
-        has doubled, so that the asking costs no more than the reading.
+        A run is read only if its first entry may be included. Whether they suffice is checked each time their number
+        has doubled, so that the checks cost no more than the reads.
         """
         opened: list[_Open] = []
         asked_at = 1
@@ -113,9 +113,9 @@ class Cursor:
         return choice
 
     def take(self, choice: MergeChoice) -> tuple[list[Piece], bool]:
-        """What was chosen, and whether its pieces lie side by side: else they are in order as they come.
+        """Returns the chosen ranges, and whether they overlap: otherwise they are in order.
 
-        The rest of the runs, and those of which nothing was chosen, take part again.
+        The remainders of the runs, and the runs from which nothing was taken, are queued again.
         """
         pieces: list[Piece] = []
         is_mixed, last = False, (0, 0)
@@ -137,5 +137,5 @@ class Cursor:
 
 
 def _last(low: int, high: int, count_max: int, count: Callable[[int], int]) -> int:
-    """The last number from `low`, where that holds, to `high` at which no more than `count_max` are counted."""
+    """Returns the last number from `low` (which must satisfy it) to `high` at which at most `count_max` are counted."""
     return low + bisect_right(range(low, high + 1), count_max, key=count) - 1

@@ -1,4 +1,4 @@
-"""Sets damaged runs aside: what cannot be read of them is never served, and all else goes on."""
+"""Quarantines damaged runs: their unreadable messages are never dispatched, and everything else continues."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 
 
 class RunQuarantine:
-    """Writes down what of a run is lost. Used under `lock`."""
+    """Logs which messages of a run are lost. Used under `lock`."""
 
     def __init__(self, context: ScheduleContext) -> None:
         self._context = context
 
     def add(self, damage: RunDamaged) -> None:
-        """Write down what is lost of a run which is in a bucket. Raises StorageFailed with nothing changed."""
+        """Log the lost messages of a run in a bucket. Raises StorageFailed with nothing changed."""
         run = damage.run
         bucket = self._context.state.bucket_of[run.id]
         lost = damage.lost
@@ -36,7 +36,7 @@ class RunQuarantine:
         self._context.reader.forget(run)
 
     def _topics_of(self, bucket: Bucket, run: SortedRun, indexes: Sequence[int]) -> dict[str, int]:
-        """How many of each topic are among these; none where that cannot be read either."""
+        """Returns the number of these messages by topic; empty if that is unreadable too."""
         try:
             columns = self._context.reader.read_columns(bucket.segment, run)
         except RunDamaged:

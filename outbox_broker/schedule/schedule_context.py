@@ -1,6 +1,6 @@
-"""What every part of the schedule is given: the locks and their order, the log, the state, the store, the options.
+"""Shared parts of a schedule: the locks and their order, the log, the state, the store, the options.
 
-A change is written to the log, then done by the very code that replays it.
+A change is written to the log, then applied by the same code that replays it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Lock = AbstractContextManager[object]
 class ScheduleLocks:
     """The two locks of a schedule, both re-entrant. A thread that takes both takes `keeping` first.
 
-    `keeping` is held over a whole step of housekeeping, disk writes included, so nobody who holds `lock` may wait for
-    it. `lock` is held for a moment: to decide on a change, to append it to the log and to apply it. Syncs of the log
-    are waited for without `lock`. The guards of the log and of the segment store are inside both, and take no other.
+    `keeping` is held for a whole step of housekeeping, including disk writes, so no holder of `lock` may wait for it.
+    `lock` is held briefly: to decide on a change, to append it to the log and to apply it. Callers wait for syncs of
+    the log without `lock`. The guards of the log and of the segment store are innermost, and take no other lock.
     """
 
     keeping: Lock = field(default_factory=threading.RLock)
@@ -36,8 +36,8 @@ class ScheduleLocks:
 
 
 class ScheduleContext:
-    """One schedule's shared parts. `state`, `log` and `reader` are used under `lock`, except where a method of theirs
-    says that it is for any thread; buckets change only under `keeping`.
+    """One schedule's shared parts. `state`, `log` and `reader` are used under `lock`, except for methods documented as
+    thread-safe; buckets change only under `keeping`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ScheduleContext:
         reserve: Reserve | None = None,
         locks: ScheduleLocks | None = None,
     ) -> None:
-        """`reserve`: room that is kept, where the store is on a disk, for all but new messages."""
+        """`reserve`: disk space withheld from new messages, if the store is on a disk."""
         locks = locks or ScheduleLocks()
         self.keeping = locks.keeping
         self.lock = locks.lock
@@ -66,20 +66,20 @@ class ScheduleContext:
         self.is_closed = False
 
     def act(self, record: LogRecord) -> Place:
-        """Write a change to the log, then do it, under `lock`; durable once the log is committed up to the place that
-        is returned. Raises StorageFailed with nothing changed.
+        """Write a change to the log, then apply it, under `lock`; durable once the log is committed up to the returned
+        place. Raises StorageFailed with nothing changed.
         """
         place = self._write(record)
         self.state.apply(record)
         return place
 
     def refuse_if_closed(self) -> None:
-        """Raise StorageFailed where the schedule is closed."""
+        """Raise StorageFailed if the schedule is closed."""
         if self.is_closed:
             raise StorageFailed("the schedule is closed")
 
     def _write(self, record: LogRecord) -> Place:
-        """Where the disk is full, in the room that is kept for all but new messages."""
+        """Append to the log; on a full disk, all but new messages may use the disk reserve."""
         if self.reserve is None or isinstance(record, Scheduled):
             return self.log.append(record)
         return self.reserve.spend(lambda: self.log.append(record))

@@ -1,6 +1,6 @@
-"""The schedule's log: records of changes, in segments that begin with a checkpoint. It decides nothing.
+"""The schedule's log: records of changes, in segments that begin with a checkpoint. Makes no decisions.
 
-Schedule log and dispatch log are one, so that their order needs no proof.
+Scheduling and dispatch share one log, so that their relative order is given by it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 PREFIX: Final = "log-"
 Place = tuple[str, int]
-"""Where a record ends: the segment and its end behind it."""
+"""The end of a record: the segment and the position in it."""
 
 
 class ScheduleLog:
-    """One log. append() and begin() need the caller's lock; commit() is for any thread, and shares syncs."""
+    """One log. append() and begin() need the caller's lock; commit() is thread-safe, and shares syncs."""
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
@@ -38,17 +38,17 @@ class ScheduleLog:
 
     @property
     def name(self) -> str:
-        """The segment that is written to."""
+        """The active segment."""
         return f"{PREFIX}{self._number:012d}"
 
     @property
     def place(self) -> Place:
-        """Where the log ends now."""
+        """The current end of the log."""
         return self.name, self._end
 
     @property
     def grown_bytes(self) -> int:
-        """Bytes of the records behind the checkpoint, without what a store adds to each: positions are the store's, and
+        """Bytes of the records after the checkpoint, without the store's overhead: positions belong to the store, and
         need not be bytes.
         """
         return self._grown_bytes
@@ -59,9 +59,9 @@ class ScheduleLog:
         return self._durable.get(self.name, 0) < self._end
 
     def recover(self) -> Iterator[schedule_records.LogRecord]:
-        """Every record since the newest whole checkpoint; none in an empty store. To be exhausted.
+        """Yields every record since the newest whole checkpoint; none in an empty store. Must be exhausted.
 
-        Raises SegmentDamaged where that checkpoint is damaged, or anything but a last record.
+        Raises SegmentDamaged if that checkpoint is damaged, or any record but the last.
         """
         names = [name for name in self._store.list() if name.startswith(PREFIX)]
         while names:
@@ -76,13 +76,13 @@ class ScheduleLog:
                 yield from self._follow(first, found)
                 return
             if len(names) == 1 and names[0] != f"{PREFIX}{1:012d}":
-                # Its predecessor went only when its checkpoint was durable: this was whole.
+                # Its predecessor was deleted only after its checkpoint was durable: it was whole.
                 raise SegmentDamaged(f"{names[0]}: its checkpoint is damaged; restore {names[0]} from a copy")
             logger.warning("unfinished_log_removed", extra={"segment": names[-1]})
             self._store.delete([names.pop()])
 
     def append(self, record: schedule_records.LogRecord) -> Place:
-        """Write a record down; not durable before commit(). Raises StorageFailed with nothing appended."""
+        """Append a record; not durable before commit(). Raises StorageFailed with nothing appended."""
         payload = schedule_records.encode(record)
         *_, end = self._store.append(self.name, [payload], position=self._end)
         self._end = end
@@ -93,7 +93,7 @@ class ScheduleLog:
         """Return once everything up to a place (all, by default) is durable."""
         with self._guard:
             name, end = place or (self.name, self._end)
-            if name < self.name:  # a later segment's checkpoint holds all of an earlier one
+            if name < self.name:  # a later segment's checkpoint includes all of an earlier one
                 name, end = self.name, self._begun
             if self._durable.get(name, 0) >= end:
                 return
@@ -104,17 +104,17 @@ class ScheduleLog:
                 self._durable[name] = max(self._durable.get(name, 0), written)
 
     def seal(self) -> None:
-        """Take no record any more; what is durable is said to be."""
+        """Accept no more records; marks the durable end."""
         self._store.seal(self.name)
 
     def check_ready(self) -> None:
-        """Raise StorageFailed where the store takes nothing until it is opened again."""
+        """Raise StorageFailed if the store refuses writes until it is reopened."""
         self._store.sync(())
 
     def begin(self, checkpoint: schedule_records.ScheduleCheckpoint) -> None:
-        """Begin a new segment; once it is durable, the older ones have nothing to say any more. Raises StorageFailed.
+        """Start a new segment; once it is durable, the older ones are obsolete. Raises StorageFailed.
 
-        Where that fails, the log goes on in the old segment.
+        If that fails, the log continues in the old segment.
         """
         name = f"{PREFIX}{self._number + 1:012d}"
         try:
@@ -131,10 +131,10 @@ class ScheduleLog:
             self._durable = {}
 
     def begin_anew(self, checkpoint: schedule_records.ScheduleCheckpoint) -> None:
-        """Begin a new segment, durably, once all has been recovered: what was read may be in memory alone, where a sync
-        of the process before failed, and only in a new file is it proven (outbox_broker.log.sync_proof).
+        """Start a new segment, durably, after recovery: what was read may be in the page cache only, if a sync of the
+        previous process failed; only a new file proves it (outbox_broker.log.sync_proof).
 
-        Without room for it the log goes on in the old one, as long as there is one. Raises StorageFailed.
+        Without space for it the log continues in the old segment, if there is one. Raises StorageFailed.
         """
         try:
             self.begin(checkpoint)
@@ -145,7 +145,7 @@ class ScheduleLog:
         self.commit()
 
     def old_segments(self) -> list[str]:
-        """The segments that may be deleted; each is told once."""
+        """Returns the segments that may be deleted; each is returned once."""
         old, self._old = self._old, []
         return old
 

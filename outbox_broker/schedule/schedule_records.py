@@ -1,6 +1,6 @@
-"""What the schedule's log says: each change of its state, as a record. Written down, then done by what replays it.
+"""Records of the schedule's log: changes of its state, written to the log, then applied by the code that replays it.
 
-A log segment begins with a Checkpoint, the whole state but for the messages in buckets; then come changes, in order.
+A log segment begins with a Checkpoint, the whole state except for the messages in buckets; then come changes, in order.
 A record is a MessagePack array whose first element is its tag; new fields go last and have defaults.
 """
 
@@ -15,23 +15,25 @@ from outbox_broker.schedule.recent_cancels import Cancel
 from outbox_broker.schedule.sorted_run import Entry, SortedRun
 
 Part = tuple[int, int, int]
-"""A piece of a hand-out: (run id, from, up to), or (0, seq, 0) for a message that was in memory."""
+"""A part of a dispatched batch: (run id, from, up to), or (0, seq, 0) for a message that was in memory."""
 FROM_MEMORY: Final = 0
 
 
 class Scheduled(msgspec.Struct, array_like=True, frozen=True, tag="scheduled"):
-    """Messages came. Those in `dead` were canceled before they came, and go nowhere."""
+    """Messages came. Those in `dead`, of which `dead_topics` has the topic of each, were canceled before they came, and
+    go nowhere.
+    """
 
     entries: list[Entry]
     dead: list[str]
-    dead_topics: list[str] = []  # of each of those; none of them by an earlier version: any
+    dead_topics: list[str]
 
 
 class ScheduleCanceled(msgspec.Struct, array_like=True, frozen=True, tag="canceled"):
     """Ids were canceled: `stopped` were scheduled (in memory, or at `marks`: run id, index), `early` are to come.
 
-    `stopped_topics`: the topic of each of the stopped (none by an earlier version: any); `scope`: patterns of the
-    topics that the cancel is good for (None: all).
+    `stopped_topics`: the topic of each of the stopped; `scope`: patterns of the topics that the cancel is good for
+    (None: all).
     """
 
     at_ms: int
@@ -39,31 +41,27 @@ class ScheduleCanceled(msgspec.Struct, array_like=True, frozen=True, tag="cancel
     early: list[str]
     marks: list[tuple[int, int]]
     topics: dict[str, int]
-    stopped_topics: list[str] = []
+    stopped_topics: list[str]
     scope: Scope = None
 
 
 class BatchHanded(msgspec.Struct, array_like=True, frozen=True, tag="handed"):
-    """A batch is about to be handed out: from here on it will be delivered, and a cancel is too late.
-
-    `ids` were those of what was in memory, which `parts` say as well; they are not written any more.
-    """
+    """A batch is about to be handed out: from here on it will be delivered, and a cancel is too late."""
 
     batch: int
     parts: list[Part]
-    ids: list[str]
     topics: dict[str, int]
 
 
 class BatchFired(msgspec.Struct, array_like=True, frozen=True, tag="fired"):
-    """A batch was delivered, but for those of it that are scheduled `again`, under later due times."""
+    """A batch was delivered, except for the messages that are scheduled `again`, under later due times."""
 
     batch: int
     again: list[Entry] = []
 
 
 class BucketChanged(msgspec.Struct, array_like=True, frozen=True, tag="bucket"):
-    """A bucket's state (levels.BucketState) changed. One that is done is gone."""
+    """A bucket's state (levels.BucketState) changed. A bucket that is done is removed."""
 
     level: int
     slot: int
@@ -71,7 +69,7 @@ class BucketChanged(msgspec.Struct, array_like=True, frozen=True, tag="bucket"):
 
 
 class RunsAdded(msgspec.Struct, array_like=True, frozen=True):
-    """Runs at the end of a bucket's segment, which is made where it is new."""
+    """Runs appended to a bucket's segment, which is created if it is new."""
 
     level: int
     slot: int
@@ -81,7 +79,7 @@ class RunsAdded(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Moved(msgspec.Struct, array_like=True, frozen=True, tag="moved"):
-    """Messages were re-filed: `taken` is how far each run of the parent got, `added` where they are now.
+    """Messages were re-filed: `taken` is the index reached in each run of the parent, `added` the new locations.
 
     `gone` (run id, index) are those among them that were canceled while they were written.
     """
@@ -94,9 +92,11 @@ class Moved(msgspec.Struct, array_like=True, frozen=True, tag="moved"):
 
 
 class Quarantined(msgspec.Struct, array_like=True, frozen=True, tag="quarantined"):
-    """Messages of a run do not match their checksum: they are never served, and its segment is kept for the operator.
+    """Messages of a run do not match their checksum: they are never dispatched, and its segment is kept for the
+    operator.
 
-    `lost` are their indexes; None: none of those that are left can be read. `topics`: how many of each were to come.
+    `lost` are their indexes; None: none of the remaining ones is readable. `topics`: how many of each were still to be
+    dispatched.
     """
 
     run: int
@@ -117,22 +117,18 @@ class StoredBucket(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StoredIndex(msgspec.Struct, array_like=True, frozen=True):
-    """A sorted piece of the id index: its segment, where its fences are, and the size of an entry: in those of 24 bytes
-    the topic is missing.
-    """
+    """A sorted piece of the id index: its segment, how many entries it has, and where its fences are."""
 
     segment: str
     count: int
     fences_position: int
     fences_bytes: int
-    entry_bytes: int = 24
 
 
 class Flushed(msgspec.Struct, array_like=True, frozen=True, tag="flushed"):
-    """What was in memory and came before `before_seq` stands in buckets now, and in a new piece of the id index.
+    """Messages in memory that arrived before `before_seq` are now in buckets, and in a new piece of the id index.
 
-    `gone` (run id, index) are those among it that fired or were canceled while it was written; `fired` those
-    that fired.
+    `gone` (run id, index) are those dispatched or canceled while it was written; `fired` those that were dispatched.
     """
 
     added: list[RunsAdded]
@@ -143,7 +139,7 @@ class Flushed(msgspec.Struct, array_like=True, frozen=True, tag="flushed"):
 
 
 class StoredHandOut(msgspec.Struct, array_like=True, frozen=True):
-    """A batch that was handed out and not settled, with those of its messages that were in memory."""
+    """A dispatched and unsettled batch, with those of its messages that were in memory."""
 
     batch: int
     parts: list[Part]
@@ -151,7 +147,7 @@ class StoredHandOut(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Passed(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A message that fired before it was in a bucket."""
+    """A message that was dispatched before it was in a bucket."""
 
     due_ms: int
     seq: int
@@ -160,7 +156,7 @@ class Passed(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ScheduleCheckpoint(msgspec.Struct, array_like=True, frozen=True, tag="checkpoint", kw_only=True):
-    """The state when a log segment begins. `canceled` and `passed` are of earlier versions, which noted no topics."""
+    """The state when a log segment begins."""
 
     next_seq: int
     next_run: int
@@ -168,10 +164,8 @@ class ScheduleCheckpoint(msgspec.Struct, array_like=True, frozen=True, tag="chec
     buckets: list[StoredBucket]
     index: list[StoredIndex]
     hand_outs: list[StoredHandOut]
-    canceled: list[tuple[str, int, bool]]
     topics: dict[str, int]
     pending: list[Entry]
-    passed: dict[str, tuple[int, int]]
     cancels: list[Cancel] = []
     fired: list[Passed] = []
 

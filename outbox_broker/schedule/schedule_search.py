@@ -1,4 +1,4 @@
-"""Finds scheduled messages by id, and lists those of a topic. It changes nothing."""
+"""Finds scheduled messages by id, and lists those of a topic. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from outbox_broker.common.cancel_scope import Scope, covers
 from outbox_broker.schedule.due_horizon import DueHorizon
 from outbox_broker.schedule.levels import candidates
 from outbox_broker.schedule.schedule_context import ScheduleContext
-from outbox_broker.schedule.sorted_run import UNKNOWN_TOPIC, Columns, SortedRun, id_hashes, topic_hash, topic_number
+from outbox_broker.schedule.sorted_run import Columns, SortedRun, id_hashes, topic_hash, topic_number
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
 
 _PAGE: Final = 1_000
-"""So many ids at a time are told of what is in memory; of what is in buckets, those of a run."""
+"""Page size for ids of messages in memory; for those in buckets, a page is a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a message stands in a bucket, or stood."""
+    """The current or former location of a message in a bucket."""
 
     run: SortedRun
     index: int
@@ -40,24 +40,24 @@ class Standing:
 
     @property
     def has_fired(self) -> bool:
-        """Whether it fired before it stood here."""
+        """Whether the message was dispatched before it was written here."""
         return self.run.has_fired(self.index)
 
 
 class Covered:
-    """What a scope has of the topics of a schedule, as they are now."""
+    """The topics of a schedule that a scope covers."""
 
     def __init__(self, scope: Scope, topics: Mapping[str, int]) -> None:
         self.scope = scope
         self._topics = topics
 
     def may_wait(self, but: Container[str]) -> bool:
-        """Whether anything waits on topics of the scope, but for these."""
+        """Returns whether anything waits on topics of the scope other than these."""
         return any(topic not in but for topic in self._waiting)
 
     def has_any(self, hashes: AbstractSet[int]) -> bool:
-        """Whether one of these hashes is of a topic of the scope, as far as its name is known; that of a topic which
-        nobody knows counts for the scope of all topics alone.
+        """Returns whether one of these hashes belongs to a topic of the scope, as far as its name is known; the hash of
+        an unknown topic counts only for the scope of all topics.
         """
         return bool(hashes) and (self.scope is None or not self._hashes.isdisjoint(hashes))
 
@@ -71,15 +71,15 @@ class Covered:
 
 
 class ScheduleSearch:
-    """Where messages are, by id and by topic."""
+    """Locates messages by id and by topic."""
 
     def __init__(self, context: ScheduleContext, horizon: DueHorizon) -> None:
         self._context = context
         self._horizon = horizon
 
     def find(self, message_id: str, scope: Scope = None) -> Listed | None:
-        """The scheduled message of this id on the topics of a scope, the first to be due where there are several; None
-        where there is none, or it has fired or was canceled.
+        """Returns the scheduled message with this id on the topics of a scope, the first to be due if there are
+        several; None if there is none, or it was dispatched or canceled.
         """
         with self._context.lock:
             state, covered = self._context.state, Covered(scope, self._context.state.topics)
@@ -95,10 +95,10 @@ class ScheduleSearch:
         return Listed(message_id, topic, due_ms) if found else None
 
     def ids_of(self, topic: str, *, before_seq: int) -> Iterator[list[str]]:
-        """The ids of a topic's scheduled messages whose numbers are lower, some at a time.
+        """Yields the ids of a topic's scheduled messages with arrival numbers below `before_seq`, in pages.
 
-        Whoever takes some may cancel them before asking for more. What moves to another bucket meanwhile may be passed
-        over.
+        The caller may cancel the ids of a page before it requests the next. Messages moved to another bucket meanwhile
+        may be missed.
         """
         with self._context.lock:
             entries = [
@@ -116,7 +116,7 @@ class ScheduleSearch:
                 yield page
 
     def _ids_in(self, run_id: int, topic: str, *, before_seq: int) -> list[str]:
-        """The ids of a topic's messages that wait in a run; none of one that is gone."""
+        """Returns the ids of a topic's waiting messages in a run; empty if the run is gone."""
         with self._context.lock:
             if run_id not in self._context.state.bucket_of:
                 return []
@@ -140,8 +140,9 @@ class ScheduleSearch:
     def places(
         self, message_id: str, covered: Covered, *, canceled: set[str]
     ) -> tuple[dict[str, list[Standing | None]], set[int]]:
-        """Where messages of this id are on topics of a scope, or were, by topic (None: in memory); and the hashes of
-        the topics of those that have fired, perhaps on others. `canceled`: topics on which it is known to be.
+        """Returns the current or former locations of messages of this id on topics of a scope, by topic (None: in
+        memory); and the topic hashes of dispatched ones, perhaps outside the scope. `canceled`: topics on which the
+        cancel is known.
         """
         state, scope = self._context.state, covered.scope
         places: dict[str, list[Standing | None]] = {}
@@ -152,7 +153,7 @@ class ScheduleSearch:
             if near.seq in state.pending:
                 places[near.topic] = [None]
             elif near.seq in state.passed:
-                fired.add(topic_hash(near.topic) if near.topic else UNKNOWN_TOPIC)
+                fired.add(topic_hash(near.topic))
         known = canceled.union(places)
         if state.canceled.awaits(message_id, scope) or ((known or fired) and not covered.may_wait(known)):
             return places, fired
@@ -163,10 +164,10 @@ class ScheduleSearch:
         return places, fired | fired_long_ago
 
     def _standing(self, message_id: str) -> tuple[list[Standing], set[int]]:
-        """Where messages of this id stand in buckets; and the hashes of the topics of those that have fired.
+        """Returns the locations of messages of this id in buckets; and the topic hashes of dispatched ones.
 
-        The index tells a hash's due times; the message itself proves that it is the one. One that is damaged is
-        neither: nobody can tell what it was.
+        The index maps a hash to due times; only the message itself proves a match. A damaged message is in neither
+        result: nobody can tell what it was.
         """
         found: list[Standing] = []
         fired: set[int] = set()
@@ -183,7 +184,7 @@ class ScheduleSearch:
         return found, fired
 
     def _look_up(self, message_id: str, key: tuple[int, int]) -> Standing | None:
-        """The message of this (due, seq), where it waits; None where it has fired. Coarsest bucket first."""
+        """Returns the message of this (due, seq); None if it was dispatched. Searches the coarsest bucket first."""
         is_lost = False
         for bucket_id in candidates(key[0]):
             bucket = self._context.state.buckets.get(bucket_id)
@@ -200,7 +201,7 @@ class ScheduleSearch:
         return _NOT_IT if is_lost else None
 
     def _columns_of(self, run: SortedRun) -> Columns | None:
-        """A run's columns; None where they are damaged, and it is set aside already."""
+        """Returns a run's columns; None if they are damaged and the run is already quarantined."""
         try:
             return self._context.reader.columns(run)
         except RunDamaged:
@@ -215,4 +216,4 @@ _NOT_IT: Final = Standing(
         first_seq=0, last_due_ms=0, last_seq=0,
     ), 0, "", 0,
 )  # fmt: skip
-"""Says that another id has the same hash, or that the message is damaged: it neither fired nor can it be canceled."""
+"""Marks a hash collision, or a damaged message: it was not dispatched, and it cannot be canceled."""

@@ -1,6 +1,6 @@
-"""The schedule's state in memory, and the one way in which it changes: by applying a record of the log.
+"""In-memory state of the schedule, changed only by applying records of the log.
 
-No I/O, no clock. What it does not hold is messages in buckets: of those it knows runs, some two hundred bytes each.
+No I/O, no clock. Messages in buckets are not in it: their runs are, at some two hundred bytes each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import assert_never
 
-from outbox_broker.common.cancel_scope import ANY_TOPIC
 from outbox_broker.schedule import schedule_records
 from outbox_broker.schedule.levels import BucketId, BucketState
 from outbox_broker.schedule.recent_cancels import Cancel, RememberedCancels
@@ -22,7 +21,7 @@ from outbox_broker.state.message_identities import Identities
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """A bucket: a segment of runs. `handed` counts unsettled hand-outs from it, which keep it alive."""
+    """A bucket: a segment of runs. `handed` counts the unsettled batch parts from it, which keep it alive."""
 
     id: BucketId
     segment: str
@@ -33,17 +32,17 @@ class Bucket:
     handed: int = 0
 
     def is_empty(self) -> bool:
-        """Whether every message of it has fired, moved on or been canceled, for good."""
+        """Returns whether every message of it was dispatched and settled, moved on or canceled."""
         return not self.handed and not self.quarantined and all(run.taken == run.count for run in self.runs.values())
 
     def first_due_ms(self) -> int | None:
-        """A due time that none of what is left comes before."""
+        """Returns a lower bound of the due times that remain."""
         return min((run.first_due_ms for run in self.runs.values() if run.taken < run.count), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleHandOut:
-    """A batch that was handed out; `entries` are those of its messages that were in memory."""
+    """A dispatched batch; `entries` are those of its messages that were in memory."""
 
     batch: int
     parts: list[schedule_records.Part]
@@ -51,16 +50,16 @@ class ScheduleHandOut:
 
 
 class ScheduleState:
-    """Everything the schedule knows. Changed under its owner's lock, and by replay before that."""
+    """The whole state. Changed under its owner's lock, and by replay before that."""
 
     def __init__(self, *, cancels_max: int) -> None:
         self.next_seq = 1
         self.next_run = 1
         self.next_batch = 1
         self.pending: dict[int, Entry] = {}  # in the log, not in a bucket yet; by arrival, in that order
-        self.removed = 0  # how many left it, but by a flush
+        self.removed = 0  # how many left it other than by a flush
         self.pending_bytes = 0
-        self.passed: dict[int, Passed] = {}  # what fired before it was in a bucket; by arrival
+        self.passed: dict[int, Passed] = {}  # dispatched before they were in a bucket; by arrival
         self.known: Identities[Entry | Passed] = Identities(TOPIC)  # both of these
         self.buckets: dict[BucketId, Bucket] = {}
         self.bucket_of: dict[int, Bucket] = {}  # by run id
@@ -70,11 +69,11 @@ class ScheduleState:
         self.topics: Counter[str] = Counter()
 
     def apply(self, record: schedule_records.LogRecord) -> None:  # noqa: C901 - one arm a record
-        """Do what a record says."""
+        """Apply a record."""
         match record:
             case schedule_records.Scheduled():
                 self._schedule(record.entries)
-                self.canceled.stop(record.dead_topics or [ANY_TOPIC] * len(record.dead), record.dead)
+                self.canceled.stop(record.dead_topics, record.dead)
             case schedule_records.ScheduleCanceled():
                 self._cancel(record)
             case schedule_records.BatchHanded():
@@ -100,21 +99,21 @@ class ScheduleState:
                 assert_never(record)
 
     def run(self, run_id: int) -> tuple[Bucket, SortedRun]:
-        """A run and its bucket. KeyError where it is gone."""
+        """Returns a run and its bucket. Raises KeyError if the run is gone."""
         bucket = self.bucket_of[run_id]
         return bucket, bucket.runs[run_id]
 
     def is_open(self, bucket_id: BucketId) -> bool:
-        """Whether direct writes may go to a bucket: it is not there yet, or takes them still."""
+        """Returns whether direct writes may go to a bucket: it does not exist yet, or still accepts them."""
         bucket = self.buckets.get(bucket_id)
         return bucket is None or bucket.state is BucketState.OPEN
 
     def is_alive(self, entry: Entry) -> bool:
-        """Whether a message in memory is still to be delivered."""
+        """Returns whether a message in memory is still to be delivered."""
         return entry.seq in self.pending
 
     def segments(self) -> Iterator[str]:
-        """The names of all segments that are in use, without the log's."""
+        """Yields the names of all segments in use, except for the log's."""
         for bucket in self.buckets.values():
             yield bucket.segment
         for one in self.index:
@@ -122,11 +121,11 @@ class ScheduleState:
 
     @property
     def flushed_bytes_max(self) -> int:
-        """How much a flush of what is in memory takes on the disk, at most: messages, columns and spares; ids."""
+        """The maximum disk space of a flush of what is in memory, in bytes: messages, columns and spares; ids."""
         return 2 * self.pending_bytes + 64 * (len(self.pending) + len(self.passed))
 
     def checkpoint(self) -> schedule_records.ScheduleCheckpoint:
-        """All of it, as a record. What is in memory is in it whole, so it is written when little is."""
+        """Returns the state as a record. It contains everything in memory, so it is written when that is little."""
         return schedule_records.ScheduleCheckpoint(
             next_seq=self.next_seq,
             next_run=self.next_run,
@@ -143,16 +142,14 @@ class ScheduleState:
                 schedule_records.StoredHandOut(one.batch, one.parts, list(one.entries.values()))
                 for one in self.hand_outs.values()
             ],
-            canceled=[],
             topics={topic: count for topic, count in self.topics.items() if count},
             pending=list(self.pending.values()),
-            passed={},
             cancels=self.canceled.stored(),
             fired=list(self.passed.values()),
         )  # fmt: skip
 
     def add_runs(self, added: Iterable[schedule_records.RunsAdded]) -> None:
-        """Put runs into their buckets, which are made where they are new; the runs' ids are used up."""
+        """Add runs to their buckets, which are created if new; reserves the runs' ids."""
         for one in added:
             bucket_id = BucketId(one.level, one.slot)
             bucket = self.buckets.get(bucket_id)
@@ -176,13 +173,13 @@ class ScheduleState:
 
     def _cancel(self, record: schedule_records.ScheduleCanceled) -> None:
         at_ms, scope = record.at_ms, record.scope
-        stopped = list(zip(record.stopped, record.stopped_topics or [ANY_TOPIC] * len(record.stopped), strict=True))
+        stopped = list(zip(record.stopped, record.stopped_topics, strict=True))
         cancels = [Cancel(message_id, at_ms, topic, scope) for message_id, topic in stopped]
         self.canceled.add([*cancels, *(Cancel(one, at_ms, None, scope) for one in record.early)], at_ms=at_ms)
-        for message_id, topic in stopped:  # afterwards, so that who looks without the lock finds it in one of them
-            for one in self.known.of_id(message_id):
-                if topic in {one.topic, ANY_TOPIC} and one.seq in self.pending:
-                    self._forget(self.pending.pop(one.seq))
+        for message_id, topic in stopped:  # afterwards, so that readers without the lock find it in one of them
+            known = self.known.get(topic, message_id)
+            if known is not None and known.seq in self.pending:
+                self._forget(self.pending.pop(known.seq))
         for run_id, index in record.marks:
             self.run(run_id)[1].mark_gone(index)
         self.topics.subtract(record.topics)
@@ -229,7 +226,7 @@ class ScheduleState:
         self._restore_memory(newer[::-1], [one for one in self.passed.values() if one.seq >= before])
 
     def _restore_memory(self, pending: Sequence[Entry], passed: Sequence[Passed]) -> None:
-        """Have these in memory, and nothing else."""
+        """Replace what is in memory."""
         self.pending = dict(zip(map(SEQ, pending), pending, strict=True))
         self.passed = {one.seq: one for one in passed}
         self.pending_bytes = sum(map(len, map(PAYLOAD, pending)))
@@ -269,11 +266,6 @@ class ScheduleState:
             bucket = self.buckets[BucketId(one.level, one.slot)]
             bucket.state = BucketState(one.state)
             bucket.quarantined = set(one.quarantined)
-            for run in map(bucket.runs.__getitem__, one.quarantined):
-                if run.lost is None:  # by an earlier version, which did not note what was left of it
-                    run.is_unreadable = True
-                    for index in range(run.count):
-                        run.mark_lost(index)
         for out in record.hand_outs:
             self.hand_outs[out.batch] = ScheduleHandOut(
                 out.batch, out.parts, {entry.seq: entry for entry in out.entries}
@@ -283,8 +275,6 @@ class ScheduleState:
                     self.bucket_of[run_id].handed += 1
         self.next_seq, self.next_run, self.next_batch = record.next_seq, record.next_run, record.next_batch
         self.index = list(record.index)
-        before = [Cancel(one, at_ms, ANY_TOPIC if stopped else None) for one, at_ms, stopped in record.canceled]
-        self.canceled.restore([*before, *record.cancels])
+        self.canceled.restore(record.cancels)
         self.topics = Counter(record.topics)
-        passed = [Passed(due_ms, seq, one, ANY_TOPIC) for one, (due_ms, seq) in record.passed.items()]
-        self._restore_memory(record.pending, [*passed, *record.fired])
+        self._restore_memory(record.pending, record.fired)

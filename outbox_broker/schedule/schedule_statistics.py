@@ -1,4 +1,4 @@
-"""How much is scheduled, of which topics and due when. It changes nothing."""
+"""Counts what is scheduled, by topic and by due time. Changes nothing."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from outbox_core.common.errors import StorageFailed
 
 
 class ScheduleStatistics:
-    """Counts, which may be asked for at any time."""
+    """Counts, available at any time."""
 
     def __init__(self, context: ScheduleContext, horizon: DueHorizon) -> None:
         self._context = context
         self._horizon = horizon
 
     def count(self, topic: str | None = None) -> int:
-        """How many are scheduled, of a topic or in all."""
+        """Returns how many messages are scheduled, of a topic or in all."""
         with self._context.lock:
             return self._context.state.topics.total() if topic is None else self._context.state.topics[topic]
 
     def topics(self) -> dict[str, int]:
-        """How many are scheduled, by topic."""
+        """Returns how many messages are scheduled, by topic."""
         with self._context.lock:
             return {topic: count for topic, count in sorted(self._context.state.topics.items()) if count}
 
     def histogram(self, *, topic: str | None, from_ms: int, to_ms: int, bucket_ms: int) -> list[tuple[int, int]]:
-        """(start, how many are due in it) for each `bucket_ms` of [from_ms, to_ms) in which any are.
+        """Returns (start, number of messages due) for each non-empty `bucket_ms` of [from_ms, to_ms).
 
-        Reads columns, no messages, and holds up nothing meanwhile: what fires while it reads may be counted or not.
+        Reads columns only, and blocks nothing: messages dispatched during the read may be counted or not.
         """
         counts: Counter[int] = Counter()
         with self._context.lock:
@@ -54,9 +54,9 @@ class ScheduleStatistics:
         return [(number * bucket_ms, count) for number, count in sorted(counts.items())]
 
     def due_within(self, spans_ms: Sequence[int], *, now_ms: int) -> list[int]:
-        """How many are due within each span from now, which ascend; and last, how many there are.
+        """Returns how many messages are due within each ascending span from now; and last, the total.
 
-        Of the runs only those are read that go across the end of a span.
+        Only runs that cross the end of a span are read.
         """
         ends_ms = [now_ms + span_ms for span_ms in spans_ms]
         counts = [0] * (len(ends_ms) + 1)
@@ -76,12 +76,12 @@ class ScheduleStatistics:
         return list(accumulate(counts))
 
     def next_due_ms(self) -> int | None:
-        """A time before which nothing is due; None where nothing is scheduled."""
+        """Returns a time before which nothing is due; None if nothing is scheduled."""
         with self._context.lock:
             return self._horizon.next_due_ms()
 
     def figures(self) -> dict[str, int]:
-        """Sizes, for operators."""
+        """Returns sizes, for operators."""
         with self._context.lock:
             runs = [run for bucket in self._context.state.buckets.values() for run in bucket.runs.values()]
             return {

@@ -1,4 +1,4 @@
-"""Segments that are not needed any more: finished buckets, old logs, and what a refused write left behind."""
+"""Deletes segments that are no longer needed: finished buckets, old logs, and the remains of failed writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outbox_core.common.errors import StorageFailed
 
 
 class SegmentGarbage:
-    """Finishes buckets, and deletes segments once it is durable that nothing names them."""
+    """Finishes buckets, and deletes segments once it is durable that nothing references them."""
 
     def __init__(self, context: ScheduleContext, horizon: DueHorizon, merge: IndexMerge) -> None:
         self._context = context
@@ -26,7 +26,7 @@ class SegmentGarbage:
         self._at_checkpoint: list[str] = []
 
     def finish(self, bucket: Bucket) -> None:
-        """A bucket is done: its segment goes once that is durable. Under `lock`. Raises StorageFailed."""
+        """Mark a bucket as done: its segment is deleted once that is durable. Under `lock`. Raises StorageFailed."""
         self._context.act(BucketChanged(bucket.id.level, bucket.id.slot, BucketState.DONE))
         for run in bucket.runs.values():
             self._context.reader.forget(run)
@@ -34,25 +34,25 @@ class SegmentGarbage:
         self._segments.append(bucket.segment)
 
     def finish_empty(self) -> None:
-        """Every bucket in which nothing waits is done. Under `lock`, before anybody uses the schedule."""
+        """Finish every bucket in which nothing waits. Under `lock`, before the schedule is used."""
         for bucket in [one for one in self._context.state.buckets.values() if one.is_empty()]:
             self.finish(bucket)
 
     def add(self, segments: Iterable[str]) -> None:
-        """Segments that nothing which is durable names any more. Under `keeping`."""
+        """Add segments that no durable record references any more. Under `keeping`."""
         self._segments += segments
 
     def add_at_checkpoint(self, segments: Iterable[str]) -> None:
-        """Segments that nothing will name from the next checkpoint on. Under `lock`."""
+        """Add segments that nothing will reference from the next checkpoint on. Under `lock`."""
         self._at_checkpoint += segments
 
     def pop_at_checkpoint(self) -> list[str]:
-        """Those segments, as a checkpoint begins: for add() once it is durable. Under `lock`."""
+        """Returns those segments as a checkpoint begins: for add() once it is durable. Under `lock`."""
         segments, self._at_checkpoint = self._at_checkpoint, []
         return segments
 
     def delete(self, now_ms: int) -> None:
-        """Delete segments that have nothing to say any more. Under `keeping`. Raises StorageFailed."""
+        """Delete obsolete segments. Under `keeping`. Raises StorageFailed."""
         context = self._context
         with context.lock:
             context.refuse_if_closed()
@@ -60,15 +60,15 @@ class SegmentGarbage:
             self._finish_opened()
             self._horizon.update_soonest()
             place = context.log.place
-            segments = list(self._segments)  # done with by what the log says up to this place
+            segments = list(self._segments)  # obsolete by the log up to this place
         context.log.commit(place)
         context.store.delete(segments)
         del self._segments[: len(segments)]
 
     @contextmanager
     def deleted_if_refused(self) -> Iterator[None]:
-        """Delete the segments that were made for what could not be written to its end: they take room, and nothing will
-        ever name them. Those of a merge of the id index are among them, which is therefore abandoned.
+        """Delete the segments of a write that failed halfway: they use space, and nothing will ever reference them.
+        They include those of a merge of the id index, which is therefore abandoned.
         """
         try:
             yield

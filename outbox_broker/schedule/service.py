@@ -1,7 +1,7 @@
-"""The threads that turn a schedule: one hands what is due to a target, one keeps house. What a target is, others say.
+"""Runs a schedule in two threads: one delivers due messages to a target function, one does housekeeping.
 
-Never early: the wall clock is asked right before each batch is taken. It waits on monotonic time in slices of at most
-a second, so that a wall clock that steps, or a process that was suspended, is noticed within one.
+Never early: the wall clock is read right before each batch is taken. The threads wait on monotonic time in slices of at
+most a second, so that a step of the wall clock, or a suspended process, is noticed within one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from outbox_core.common.errors import BrokerThrottled, OutboxError
 logger = logging.getLogger(__name__)
 
 Deliver = Callable[[Sequence[Timed]], Sequence[Timed]]
-"""Deliver a batch; returns those that were refused. Raises OutboxError where it may be tried again as it is."""
+"""Delivers a batch; returns the rejected messages. Raises OutboxError if the whole batch may be retried."""
 SLICE_MS: Final = 1_000
 REFUSED_AGAIN_MS: Final = 3_600_000
-"""A message that the target refuses is kept, and tried again each hour; it is never dropped."""
+"""A message rejected by the target is kept, and retried each hour; it is never dropped."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Held:
 
 
 class DelayService:
-    """Two threads on one schedule. start() and stop() are idempotent; wake() is for any thread."""
+    """Two threads on one schedule. start() and stop() are idempotent; wake() is thread-safe."""
 
     def __init__(self, schedule: DelayStore, *, deliver: Deliver, clock: Clock, backoff: Backoff | None = None) -> None:
         self._schedule = schedule
@@ -57,7 +57,7 @@ class DelayService:
         self.failures = 0
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         if not self._threads:
             self._threads = [
                 threading.Thread(target=self._run, args=(self.turn,), name="delay-service", daemon=True),
@@ -67,7 +67,7 @@ class DelayService:
                 thread.start()
 
     def stop(self, *, timeout_ms: int = 10_000) -> None:
-        """End after what is in work, waiting up to a deadline. What was not delivered comes again."""
+        """Stop after the work in progress, waiting up to a deadline. Undelivered messages come again later."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -75,13 +75,13 @@ class DelayService:
             thread.join(timeout_ms / 1000)
 
     def wake(self) -> None:
-        """Something was scheduled that may be due earlier than all else."""
+        """Signal that something was scheduled that may be due earlier than all else."""
         with self._changed:
             self._wakes += 1
             self._changed.notify_all()
 
     def turn(self) -> int:
-        """Deliver one batch; returns how long to wait then."""
+        """Deliver one batch; returns how long to wait then, in milliseconds."""
         batch = self._take()
         if batch is not None:
             self._try(batch)
@@ -91,7 +91,7 @@ class DelayService:
         return max(0, min(self._schedule.soonest_ms() - self._clock.now_ms(), SLICE_MS))
 
     def keep(self) -> int:
-        """Do one step of housekeeping; returns how long to wait then."""
+        """Do one step of housekeeping; returns how long to wait then, in milliseconds."""
         return 0 if self._schedule.maintain(self._clock.now_ms()) else SLICE_MS
 
     def _take(self) -> DueBatch | None:
@@ -118,7 +118,7 @@ class DelayService:
         self.lateness.add_due(_dues(batch, but=refused), now_ms=now_ms)
 
     def _hold(self, batch: DueBatch, error: OutboxError) -> None:
-        """Keep the batch, and everything behind it, until the target takes it."""
+        """Retain the batch, and everything after it, until the target accepts it."""
         failures = 1 if self._held is None else self._held.failures + 1
         pause_ms = self._backoff.delay_ms(failures)
         if isinstance(error, BrokerThrottled):
@@ -134,7 +134,7 @@ class DelayService:
                 wait_ms = turn()
             except OutboxError as error:
                 logger.warning("delay_service_failed", extra={"error": str(error)})
-            except Exception:  # the thread boundary: a service that ends silently would hold every scheduled message
+            except Exception:  # the thread boundary: if this thread ended silently, nothing would be delivered any more
                 logger.exception("delay_service_failed")
             with self._changed:
                 if wait_ms > 0 and self._wakes == wakes and not self._stopping:
@@ -142,7 +142,7 @@ class DelayService:
 
 
 def _dues(batch: DueBatch, *, but: Sequence[Timed]) -> list[int]:
-    """When the messages of a batch were due, but for those."""
+    """Returns the due times of a batch's messages, except for some."""
     if not but:
         return batch.dues
     others = {(one.topic, one.id) for one in but}

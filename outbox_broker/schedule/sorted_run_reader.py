@@ -1,4 +1,4 @@
-"""Reading runs from their segments, with what was read lately kept in bounded caches. It changes nothing."""
+"""Reads runs from their segments through bounded caches. Changes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGES_CACHED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class RunDamaged(SegmentDamaged):
-    """A run of which something cannot be proven that is not known to be lost: some of its messages, or all (None)."""
+    """A run has damage that is not known to be lost yet: some of its messages (`lost`), or all (None)."""
 
     def __init__(self, run: SortedRun, why: SegmentDamaged, *, lost: list[int] | None = None) -> None:
         super().__init__(str(why))
@@ -38,7 +38,7 @@ class RunReader:
         self._messages_bytes = 0
 
     def columns(self, run: SortedRun) -> Columns:
-        """Due times, arrivals and topics of a run."""
+        """Returns due times, arrival numbers and topics of a run."""
         found = self._columns.get(run.id)
         if found is None:
             found = self._columns[run.id] = self.read_columns(self._state.bucket_of[run.id].segment, run)
@@ -49,7 +49,7 @@ class RunReader:
         return found
 
     def read_columns(self, segment: str, run: SortedRun) -> Columns:
-        """The same past the cache, for any thread; from the run's spare where they are damaged."""
+        """Like columns(), bypassing the cache, thread-safe; damaged columns are read from the run's spare."""
         try:
             return decode_columns(self._store.read(segment, run.position, run.columns_bytes))
         except SegmentDamaged as damage:
@@ -57,7 +57,7 @@ class RunReader:
             return self._spare(segment, run, damage).columns()
 
     def messages(self, run: SortedRun) -> StoredRun:
-        """All messages of a run."""
+        """Returns all messages of a run."""
         found = self._messages.get(run.id)
         if found is None:
             messages = self.read_messages(self._state.bucket_of[run.id].segment, run)
@@ -67,28 +67,26 @@ class RunReader:
         return found[1]
 
     def read_messages(self, segment: str, run: SortedRun) -> StoredRun:
-        """The same past the cache, for any thread; those that are known to be lost are empty."""
+        """Like messages(), bypassing the cache, thread-safe; messages known to be lost are empty."""
         try:
             return decode_messages(self._store.read(segment, run.messages_position, run.messages_bytes))
         except RecordDamaged as damage:
             found, lost = self._spare(segment, run, damage).salvage(damage.found)
             bucket = self._state.bucket_of.get(run.id)
-            start = 0 if bucket is None or bucket.handed else run.taken  # what was delivered is not missed
+            start = 0 if bucket is None or bucket.handed else run.taken  # delivered messages are not needed
             missed = [index for index in lost if index >= start and not run.is_gone(index)]
             if missed:
                 raise RunDamaged(run, damage, lost=missed) from damage
             return found
 
     def _spare(self, segment: str, run: SortedRun, damage: SegmentDamaged) -> Spare:
-        if not run.spare_bytes:
-            raise RunDamaged(run, damage) from damage
         try:
             return Spare(self._store.read(segment, run.spare_position, run.spare_bytes))
         except SegmentDamaged:
             raise RunDamaged(run, damage) from damage
 
     def forget(self, run: SortedRun) -> None:
-        """Nothing of a run is needed any more."""
+        """Drop a run from the caches."""
         self._columns.pop(run.id, None)
         size, _ = self._messages.pop(run.id, (0, None))
         self._messages_bytes -= size

@@ -1,4 +1,4 @@
-"""The epoch of a folder's writer, in a file: one higher with each opening, so that an earlier writer is fenced."""
+"""The epoch of a folder's writer, in a file: incremented with each opening, so that an earlier writer is fenced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TEXT_BYTES_MAX: Final = 24
 
 
 def epoch_file(folder: Path) -> tuple[int, int] | None:
-    """Which file the epoch is in, and when it was written: asked with each write, by one system call."""
+    """Returns identity and write time of the epoch file: checked with each write, by one system call."""
     try:
         status = (folder / _NAME).stat()
     except FileNotFoundError:
@@ -22,7 +22,7 @@ def epoch_file(folder: Path) -> tuple[int, int] | None:
 
 
 def read_epoch(folder: Path) -> int:
-    """The folder's epoch, 0 where it has none; by three system calls, where a file object makes eight."""
+    """Returns the folder's epoch, 0 if it has none; with three system calls, where a file object makes eight."""
     try:
         descriptor = os.open(folder / _NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def read_epoch(folder: Path) -> int:
 
 
 def write_epoch(folder: Path, epoch: int, storage: Storage) -> None:
-    """Write the epoch aside and rename it, so that a cut leaves the old one or the new one."""
+    """Write the epoch to a new file and rename it, so that a power failure leaves either the old or the new one."""
     aside = folder / f"{_NAME}.new"
     descriptor = storage.create(aside)
     try:

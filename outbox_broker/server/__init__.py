@@ -1,1 +1,1 @@
-"""The command `outbox broker`, its process, and commands for operators of a broker that runs."""
+"""The command `outbox broker`, its process, and commands for operators of a running broker."""

@@ -1,4 +1,4 @@
-"""A request of the command line to a broker that runs, by the standard library alone. Not the client of programs."""
+"""HTTP client of the command line for a running broker, with the standard library only. Not for programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_URL: Final = "a broker's URL looks like http://127.0.0.1:7788"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """Where a broker is, and how it is spoken to."""
+    """Connection settings for a broker."""
 
     url: str
     timeout_ms: int
@@ -35,9 +35,9 @@ class Asking:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, str]:
-        """The status and the text of the answer. Raises BrokerUnavailable where there is none.
+        """Send a request; returns status and text of the response. Raises BrokerUnavailable if there is none.
 
-        Raises BrokerRefused where it is too long.
+        Raises BrokerRefused if the response is too long.
         """
         connection = self._connection()
         headers = {} if body is None else {"content-type": "application/json"}
@@ -57,7 +57,7 @@ class Asking:
         return response.status, answer.decode("utf-8", "replace")
 
     def told(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer. Raises BrokerRefused, with the broker's words, where it is a problem."""
+        """Send a request; returns the decoded response. Raises BrokerRefused, with the broker's text, on a problem."""
         status, text = self.ask(method, path, body)
         try:
             answer = json.loads(text)

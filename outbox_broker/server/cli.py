@@ -1,7 +1,6 @@
-"""`outbox broker serve | check | scheduled | token | group | delete-topic | delete-group`: a broker's process, and
-questions to one.
+"""Commands `outbox broker serve | check | scheduled | token | group | delete-topic | delete-group`.
 
-Only `serve` loads the server's libraries.
+They run a broker, and query one; only `serve` loads the server's libraries.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from outbox_broker.server import delete_cli, group_cli
 from outbox_broker.server.admin_http_client import Asking
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.runtime.logs import LogFormat
-from outbox_core.runtime.terminal_text import moment
+from outbox_core.runtime.terminal_text import utc_text
 
 app = typer.Typer(no_args_is_help=True, help="Run the broker, and probe one.")
 app.add_typer(group_cli.app, name="group")
@@ -112,13 +111,13 @@ def scheduled(
     asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     if message_id is not None:
         found = asking.told("GET", f"/v1/scheduled/{quote(message_id, safe='')}")
-        print(f"{moment(found['deliver_at_ms'])}\t{found['topic']}\t{found['id']}")
+        print(f"{utc_text(found['deliver_at_ms'])}\t{found['topic']}\t{found['id']}")
         return
     asked = {"bucket": bucket} if topic is None else {"bucket": bucket, "topic": topic}
     while True:
         page = asking.told("GET", f"/v1/scheduled?{urlencode(asked)}")
         for one in page["counts"]:
-            print(f"{moment(one['at_ms'])}\t{one['messages']}")
+            print(f"{utc_text(one['at_ms'])}\t{one['messages']}")
         if page["next_from_ms"] is None:
             return
         asked["from_ms"] = str(page["next_from_ms"])

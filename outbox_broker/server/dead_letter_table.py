@@ -1,4 +1,4 @@
-"""How dead letters are shown to people: a table. Not how they are asked for."""
+"""Prints dead letters as a table."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outbox_core.runtime.terminal_text import moment, plain
+from outbox_core.runtime.terminal_text import escaped, utc_text
 
 NO_ID: Final = "(damaged)"
 PIPED_WIDTH: Final = 1_000
-"""What goes to a file, or another program, has a line for each entry of a history."""
+"""Output to a file or another program uses one line per entry of a history."""
 
 
 def print_dead(letters: Sequence[Mapping[str, Any]], *, following: str | None) -> None:
-    """A page of dead letters, and how the next one is asked for."""
+    """Print a page of dead letters, and the option for the next one."""
     console = Console()
     if not console.is_terminal:
         console.width = PIPED_WIDTH
@@ -31,14 +31,14 @@ def print_dead(letters: Sequence[Mapping[str, Any]], *, following: str | None) -
         )  # ids are copied
     for one in letters:
         table.add_row(
-            Text(plain(one["id"]) or NO_ID), str(one["attempts"]), moment(one["dead_at_ms"]),
-            Text(plain(one["reason"])), Text(_history(one["history"])),
+            Text(escaped(one["id"]) or NO_ID), str(one["attempts"]), utc_text(one["dead_at_ms"]),
+            Text(escaped(one["reason"])), Text(_history(one["history"])),
         )  # fmt: skip
     console.print(table)
     if following is not None:
-        console.print(f"more: --after {plain(following)}", markup=False, highlight=False)
+        console.print(f"more: --after {escaped(following)}", markup=False, highlight=False)
 
 
 def _history(failures: Sequence[Mapping[str, Any]]) -> str:
-    """So many attempts, and what went wrong: a line for those that failed alike one after the other."""
-    return "\n".join(f"{one['attempts']} x {plain(one['reason'])}" for one in failures)
+    """Returns a history as text: number of attempts and reason, one line per group of equal consecutive failures."""
+    return "\n".join(f"{one['attempts']} x {escaped(one['reason'])}" for one in failures)

@@ -1,4 +1,4 @@
-"""`outbox broker delete-topic | delete-group`: what a broker that runs is to have no more."""
+"""Commands `outbox broker delete-topic | delete-group`: deletions on a running broker."""
 
 from __future__ import annotations
 

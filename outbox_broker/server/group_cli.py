@@ -1,4 +1,4 @@
-"""`outbox broker group ...`: consumer groups of a broker that runs: settings, seek, pause, dead letters."""
+"""Commands `outbox broker group ...`: settings, seek, pause and dead letters of consumer groups on a running broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TokenFile = Annotated[
     Path | None, typer.Option(envvar="OUTBOX_BROKER__TOKEN_FILE", help="File that holds the bearer token.")
 ]
 DEAD_BYTES_MAX: Final = 128 * 1024 * 1024
-"""A page of dead letters has their bodies in it."""
+"""A page of dead letters contains their bodies."""
 _URL = "http://127.0.0.1:7788"
 
 

@@ -1,4 +1,4 @@
-"""The broker's process, from its configuration to exit code 0: address, engine, server, and the end in reverse."""
+"""Runs the broker's process from its configuration to exit code 0: address, engine, server, and shutdown in reverse."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from outbox_broker.engine.engine import Engine
-from outbox_broker.http.served_ports import Served
 from outbox_broker.http.server import HttpServer, bind
+from outbox_broker.http.service_ports import Served
 from outbox_broker.log.disk_reserve import FULL
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime import logs
@@ -25,7 +25,7 @@ _ENGINE_CLOSE_MS: Final = 10_000
 
 
 def run(config: BrokerConfig) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ConfigurationError or StorageFailed where it cannot begin."""
+    """Serve until SIGTERM or SIGINT. Raises ConfigurationError or StorageFailed if it cannot start."""
     chosen = config.log_format or logs.fitting_format(sys.stderr)
     logs.configure(format=chosen, level=config.log_level)
     access, tls = config.access(), config.tls
@@ -33,7 +33,7 @@ def run(config: BrokerConfig) -> None:
     try:
         engine = Engine.open(config.data, options=config.engine_options)
         try:
-            _forget(config.ready_file)  # one that a killed server left behind
+            _forget(config.ready_file)  # left behind by a killed server
             server = HttpServer(Served.of(engine), bound, settings=config.http_settings, access=access, tls=tls)
             _leave_alone_what_stays()
             server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
@@ -46,15 +46,15 @@ def run(config: BrokerConfig) -> None:
 
 
 def _leave_alone_what_stays() -> None:
-    """What is there by now, most of it code, stays to the end: looking through it for garbage would hold up every
-    request for a tenth of a second, now and then.
+    """Freeze the objects that exist by now, mostly code, which stay to the end: garbage collections over them would
+    block every request for a tenth of a second, now and then.
     """
     gc.collect()
     gc.freeze()
 
 
 def _announce(url: str, ready_file: Path | None) -> None:
-    """Say that the broker serves: in the file for scripts, then, since they may wait for it, in a line for people."""
+    """Report readiness: in the file for scripts first, then, since people may wait for it, on stderr."""
     if ready_file is not None:
         _write_whole(ready_file, url + "\n")
     print(f"broker ready at {url}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,1 +1,1 @@
-"""What the engine keeps in memory of topics, groups and messages, and its checkpoints."""
+"""In-memory state of topics, groups and messages, and its checkpoints."""

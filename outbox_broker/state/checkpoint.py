@@ -1,9 +1,9 @@
-"""A checkpoint: all that the action log has come to so far, written into the action log itself, as its segment begins.
+"""Checkpoints: the state that results from the action log, written into the log itself at the start of a segment.
 
-So replay begins with the newest segment, and older ones may go. It is a part of the log, under the log's checksums and
-syncs: where one is torn or damaged, replay begins with the segment before, which is slower and comes to the same. What
-follows from the message log alone (places, recent ids) is not in it: that is what the segments' index files are for.
-Nor is the schedule, which is durable by itself.
+So replay begins at the newest segment, and older ones can be removed. A checkpoint is covered by the log's checksums
+and syncs: if one is torn or damaged, replay begins at the segment before, which is slower and gives the same state.
+State that follows from the message log alone (locations, recent ids) is not included: the segments' index files hold
+it. Nor is the schedule, which is durable by itself.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Final
 import msgspec
 
 from outbox_broker.group.consumer_group import Group
-from outbox_broker.group.dead_letters import DeadRun, DeadState
+from outbox_broker.group.dead_letters import DeadState
 from outbox_broker.group.failure_reasons import ReasonTexts
 from outbox_broker.group.in_flight import InFlightRun, Unsettled
 from outbox_broker.group.key_order import KeyOrder, OrderState
 from outbox_broker.log.segment_scan import Gap, Segment, scan
 from outbox_broker.state.engine_state import BrokerState, Tombstone, config_of, settings_of
-from outbox_core.common.pace import Pace
+from outbox_core.common.rate_limit import RateLimit
 from outbox_core.journal import journal
 
 PART_BYTES: Final = 1024 * 1024
@@ -30,14 +30,14 @@ PART_BYTES: Final = 1024 * 1024
 
 class _Held(msgspec.Struct, array_like=True, frozen=True):
     first: int
-    ids: journal.Ids
+    count: int
     visible_at_ms: int
     delivery: int
     attempts_used: int
-    life: int
+    generation: int
     in_flight: bool
-    reason: int | str | None  # a text in checkpoints before there were numbers
-    history: tuple[tuple[int | str, int], ...] = ()
+    reason: int | None  # its number among the reasons of the group, as in the history
+    history: tuple[tuple[int, int], ...] = ()
 
 
 class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -46,23 +46,22 @@ class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     settings: dict[str, str | int | float | bool | None]
     position: int
     paused: bool
-    life: int
-    sought_in_life: int
+    generation: int
+    seek_generation: int
     held: list[_Held]
-    dead: list[tuple[int, journal.Ids, int, str, int]]  # of checkpoints before there were columns
     order: OrderState | None = None
     redrive_pace: tuple[int, int] = (0, 0)
-    dead_columns: DeadState | None = None
+    dead: DeadState | None = None
     reasons: ReasonTexts = []
 
 
 class _Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     messages_end: int
-    openings: int
+    epoch: int
     topics: dict[str, int]
     groups: list[_Group]
     deleted: dict[str, Tombstone] = {}
-    life: int = 0
+    generation: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -71,9 +70,9 @@ _decode = msgspec.msgpack.Decoder(_Checkpoint).decode
 
 
 def records_of(state: BrokerState, *, messages_end: int, at_ms: int) -> list[bytes]:
-    """The state as records of the action log.
+    """Encode the state as records of the action log.
 
-    `messages_end`: before it, nothing in the message log says more of the schedule than the schedule itself does.
+    `messages_end`: records of the message log before this offset add nothing to the durable schedule.
     """
     data = _encode(_capture(state, messages_end))
     parts = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
@@ -84,9 +83,10 @@ def records_of(state: BrokerState, *, messages_end: int, at_ms: int) -> list[byt
 
 
 def read(records: Iterator[journal.Action | None]) -> bytes | None:
-    """The checkpoint that a segment's records begin with; None where they do not, or it is not whole (None is damage).
+    """Returns the checkpoint at the start of a segment's records; None if there is none, or it is incomplete (None is
+    damage).
 
-    Takes no more of the records than belong to it.
+    Consumes no more of the records than belong to it.
     """
     parts: list[bytes] = []
     for record in records:
@@ -99,7 +99,7 @@ def read(records: Iterator[journal.Action | None]) -> bytes | None:
 
 
 def read_from(segment: Segment) -> tuple[bytes, int] | None:
-    """The whole checkpoint that a segment begins with, and the offset behind it; None where it begins with none."""
+    """Returns the complete checkpoint at the start of a segment, and the offset after it; None if there is none."""
     end = segment.first_offset
 
     def records() -> Iterator[journal.Action | None]:
@@ -113,9 +113,10 @@ def read_from(segment: Segment) -> tuple[bytes, int] | None:
 
 
 def second_newest(segments: Sequence[Segment]) -> int:
-    """Where in these segments replay begins if the newest whole checkpoint is damaged yet: at the one before it.
+    """Returns the index of the segment where replay begins if the newest complete checkpoint becomes damaged: the one
+    before it.
 
-    Found by reading; 0 where there is none. The first segment of all needs no checkpoint.
+    Determined by reading; 0 if there is none. The first segment of all needs no checkpoint.
     """
     whole = (
         number
@@ -127,8 +128,8 @@ def second_newest(segments: Sequence[Segment]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a checkpoint says of the message log: from where on it says something of the schedule, and the end of each
-    topic, and which were deleted. `is_newest`: whether replay begins with the newest segment.
+    """A checkpoint's view of the message log: the offset from which records add to the schedule, the end of each topic,
+    and the deleted topics. `is_newest`: whether replay begins with the newest segment.
     """
 
     messages_end: int = 0
@@ -138,43 +139,43 @@ class Restored:
 
 
 def restore(state: BrokerState, data: bytes, *, is_newest: bool = True) -> Restored:
-    """Put a checkpoint into an empty state; what it says of the messages is to be held against the message log."""
+    """Load a checkpoint into an empty state; what it says of the messages must be checked against the message log."""
     found = _decode(data)
-    state.openings = found.openings
+    state.epoch = found.epoch
     for one in found.groups:
         _restore_group(state.declare(one.topic, one.name, config_of(one.settings), position=one.position), one)
-    state.life = found.life
+    state.generation = found.generation
     return Restored(found.messages_end, found.topics, is_newest, found.deleted)
 
 
 def _capture(state: BrokerState, messages_end: int) -> _Checkpoint:
     return _Checkpoint(
         messages_end=messages_end,
-        openings=state.openings,
+        epoch=state.epoch,
         topics={name: topic.index.end for name, topic in state.topics.items()},
         groups=[_group(name, group) for name, topic in state.topics.items() for group in topic.groups.values()],
         deleted=state.deleted,
-        life=state.life,
+        generation=state.generation,
     )
 
 
 def _group(topic: str, group: Group) -> _Group:
     return _Group(
         topic=topic, name=group.name, settings=settings_of(group.config), position=group.position,
-        paused=group.paused, life=group.life, sought_in_life=group.sought_in_life,
+        paused=group.paused, generation=group.generation, seek_generation=group.seek_generation,
         held=_encode_held(group.unsettled),  # type: ignore[arg-type]  # which is written as the list is
-        dead=[], dead_columns=group.dead.capture() if group.dead else None,
+        dead=group.dead.capture() if group.dead else None,
         redrive_pace=(group.redrive_pace.second_ms, group.redrive_pace.used),
         order=None if group.order is None else group.order.capture(), reasons=group.reasons.capture(),
     )  # fmt: skip
 
 
 def _encode_held(unsettled: Unsettled) -> msgspec.Raw:
-    """A list of them, each encoded by itself: there may be a hundred thousand, and no call is to hold everybody."""
+    """Encode a list of runs, each on its own: there may be a hundred thousand, and no call may block others."""
     runs = [
         _encode(
-            _Held(one.first, one.count, one.visible_at_ms, one.delivery, one.attempts_used, one.life, one.in_flight,
-                  one.reason, one.history)
+            _Held(one.first, one.count, one.visible_at_ms, one.delivery, one.attempts_used, one.generation,
+                  one.in_flight, one.reason, one.history)
         )
         for one in unsettled
     ]  # fmt: skip
@@ -183,24 +184,17 @@ def _encode_held(unsettled: Unsettled) -> msgspec.Raw:
 
 def _restore_group(group: Group, found: _Group) -> None:
     group.position, group.paused = found.position, found.paused
-    group.life, group.sought_in_life = found.life, found.sought_in_life
+    group.generation, group.seek_generation = found.generation, found.seek_generation
     group.reasons.restore(found.reasons)
     for one in found.held:
-        end = one.first + journal.count_of(one.ids)
+        end = one.first + one.count
         group.unsettled.add(
-            InFlightRun(one.first, end, one.visible_at_ms, one.delivery, one.attempts_used, one.life, one.in_flight,
-                 None if not one.reason else _number_of(group, one.reason),
-                 tuple((_number_of(group, reason), attempts) for reason, attempts in one.history))
+            InFlightRun(one.first, end, one.visible_at_ms, one.delivery, one.attempts_used, one.generation,
+                 one.in_flight, one.reason or None, one.history)
         )  # fmt: skip
-    for first, ids, attempts, reason, dead_at_ms in found.dead:
-        group.dead.add(DeadRun(first, first + journal.count_of(ids), attempts, reason, dead_at_ms))
-    if found.dead_columns is not None:
-        group.dead.restore(found.dead_columns)
-    group.redrive_pace = Pace(*found.redrive_pace)
+    if found.dead is not None:
+        group.dead.restore(found.dead)
+    group.redrive_pace = RateLimit(*found.redrive_pace)
     if found.order is not None:
         group.order = KeyOrder()
         group.order.restore(found.order)
-
-
-def _number_of(group: Group, reason: int | str) -> int:
-    return group.reasons.number_of(reason) if isinstance(reason, str) else reason

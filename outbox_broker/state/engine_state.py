@@ -1,6 +1,6 @@
-"""What the engine keeps in memory: topics, groups, recent ids; all of it rebuilt from the logs.
+"""In-memory state of the engine: topics, groups, recent ids; rebuilt from the logs.
 
-Not the logs, nor the schedule.
+Excludes the logs and the schedule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.filter import compile_condition, parse
 from outbox_broker.group.consumer_group import Death, DeathCause, Group, Requeue
-from outbox_broker.group.dead_letters import Weight
+from outbox_broker.group.dead_letters import MemoryUse
 from outbox_broker.group.failure_reasons import ReasonBudget
 from outbox_broker.group.in_flight import InFlightCount
 from outbox_broker.group.key_order import KeyOrder
@@ -34,22 +34,22 @@ _SETTINGS = tuple(one.name for one in fields(GroupConfig))
 
 
 class Topic(msgspec.Struct, gc=False):
-    """A topic's index and its groups; `wanted` where one of them has, or had, a filter."""
+    """A topic's index and its groups; `matcher` is set if a group has, or had, a filter."""
 
     index: TopicIndex
     groups: dict[str, Group] = msgspec.field(default_factory=dict)
-    wanted: SubscriptionMatcher | None = None
+    matcher: SubscriptionMatcher | None = None
 
-    def come_past(self, group: Group) -> int:
-        """Have a group come past what its filter did not take as it was published; returns how many messages."""
+    def skip_filtered(self, group: Group) -> int:
+        """Advances the group's position over messages its filter rejected at publish time; returns how many."""
         place = group.position
-        if self.wanted is not None:
-            group.position = self.wanted.passed(group.name, place)
+        if self.matcher is not None:
+            group.position = self.matcher.position_after_filtered(group.name, place)
         return group.position - place
 
 
 class Tombstone(msgspec.Struct, array_like=True, frozen=True):
-    """What is remembered of a deleted topic, as long as a log holds anything of it (DeletedTopic)."""
+    """Bounds of a deleted topic, kept as long as a log holds anything of it (see DeletedTopic)."""
 
     end: int
     scheduled_end: int
@@ -58,40 +58,38 @@ class Tombstone(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BrokerState:
-    """Everything that is in memory. Changed under the engine's lock, and by replay() before the engine opens."""
+    """All in-memory state. Changed under the engine's lock, and by replay() before the engine is open."""
 
     def __init__(self, options: EngineOptions, blocks: Blocks) -> None:
         self._blocks = blocks
         self._options = options
         self.topics: dict[str, Topic] = {}
         self.deleted: dict[str, Tombstone] = {}
-        """Topics that were deleted, also those of which another one was made since."""
-        self.life = 0
-        """The life in which a group begins: above that of all groups that were deleted."""
+        """Deleted topics, including those created again since."""
+        self.generation = 0
+        """The generation in which a new group starts: above that of all deleted groups."""
         self.coverage = Coverage(self.topics)
         self.recent = RecentIds(options.dedup_messages_max)
         self.counters: Counter[tuple[str, str, str]] = Counter()
-        self.openings = 0
-        self.in_hand = InFlightCount()
-        self.dead_weight = Weight()
+        self.epoch = 0
+        self.in_flight_total = InFlightCount()
+        self.dead_letter_memory = MemoryUse()
         self.reason_budget = ReasonBudget(options.reasons_bytes_max, options.group_reasons_bytes_min)
         self.is_filtering = False
         """Whether any group has, or had, a filter."""
-        self.written: dict[str, TopicIndex] = {}
-        """The topics with messages in the segment that is being written."""
-        self.written_special = array("Q")
-        """Offsets in it of messages that fell due: what an index file names, so that they are found again."""
-        self.fired_before: dict[tuple[str, str], int] = {}
-        """Sequences, by topic and id, of messages that fell due before a restart, and that the schedule will hand out
-        again.
-        """
-        self.fired_from: int | None = None
-        """Where the first of those stands in the message log."""
+        self.active_segment_topics: dict[str, TopicIndex] = {}
+        """The topics with messages in the active segment."""
+        self.active_segment_special = array("Q")
+        """Offsets in it of messages that became due: the index file lists them, so that they are found again."""
+        self.dispatched_before: dict[tuple[str, str], int] = {}
+        """Sequences, by topic and id, of messages dispatched before a restart that the schedule will dispatch again."""
+        self.dispatched_from: int | None = None
+        """The offset of the first of those in the message log."""
         self.recent_before_written = 0
-        """How many ids had come when that segment was begun."""
+        """How many ids had been added when that segment was started."""
 
     def topic(self, name: str) -> Topic:
-        """The topic, made where it is new."""
+        """Returns the topic, created if it is new."""
         found = self.topics.get(name)
         if found is None:
             found = Topic(TopicIndex(name, self._blocks))
@@ -101,7 +99,7 @@ class BrokerState:
         return found
 
     def end_of(self, name: str) -> int:
-        """The sequence that the topic's next message takes, also where the topic is new."""
+        """Returns the sequence of the topic's next message, also for a new topic."""
         found = self.topics.get(name)
         if found is not None:
             return found.index.end
@@ -109,21 +107,21 @@ class BrokerState:
         return 0 if before is None else before.end
 
     def group(self, topic: str, name: str) -> Group | None:
-        """The group, or None where there is none."""
+        """Returns the group, or None."""
         found = self.topics.get(topic)
         return None if found is None else found.groups.get(name)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def place(self, topic: str, count: int, offset: int, size_bytes: int, *, ready_at_ms: int, sealed_end: int) -> None:
-        """Messages of a topic that stand behind each other in the message log take the topic's next sequences."""
+        """Assign the topic's next sequences to messages that are contiguous in the message log."""
         index = self.topic(topic).index
-        self.written[topic] = index
+        self.active_segment_topics[topic] = index
         index.place(count, offset, size_bytes, ready_at_ms=ready_at_ms, sealed_end=sealed_end)
 
     def replay_message(self, record: journal.MessageRecord, *, offset: int, size_bytes: int) -> None:
-        """A message as the message log tells it: its id and its place."""
-        if record.copy != journal.SCHEDULED:  # which the schedule knows, or forgot with a power cut: it is asked
+        """Apply a record of the message log: its id and its location."""
+        if record.copy != journal.SCHEDULED:  # the schedule is asked: a power failure may have lost it there
             self.recent.add(record.topic, record.id)
         if record.sequence is not None:
             index = self.topic(record.topic).index
@@ -133,22 +131,22 @@ class BrokerState:
                 index.skip_to(record.sequence, ready_at_ms=ready_at_ms)
             self.place(record.topic, 1, offset, size_bytes, ready_at_ms=ready_at_ms, sealed_end=0)
         if record.copy == journal.FIRED_COPY:
-            self.written_special.append(offset)
+            self.active_segment_special.append(offset)
 
-    def take_over(self, segment: int, directory: Directory) -> None:
-        """The segment's index file is made: what memory knows of the places of its messages goes."""
+    def replace_locations(self, segment: int, directory: Directory) -> None:
+        """Replace the in-memory locations of a segment's messages by those of its index file, which is complete."""
         for name, entries in directory.topics.items():
             index = self.topic(name).index
             index.forget_tail()
             for one in entries:
                 place = BlockPlace(segment, one.position, one.runs, one.crc)
                 index.add_block(one.first, one.end, one.first_time_ms, place)
-        self.written.clear()
-        self.written_special = array("Q")
+        self.active_segment_topics.clear()
+        self.active_segment_special = array("Q")
         self.recent_before_written = self.recent.added
 
-    def put_in_place(self, segment: int, directory: Directory) -> None:
-        """The segment's index file was made anew: its blocks lie elsewhere."""
+    def update_locations(self, segment: int, directory: Directory) -> None:
+        """Update the block locations of a segment whose index file was rebuilt."""
         for name, entries in directory.topics.items():
             known = self.topics.get(name)
             if known is None or known.index.part_in(segment) is None:
@@ -163,16 +161,16 @@ class BrokerState:
     # -- actions -----------------------------------------------------------------------------------------------------
 
     def replay_action(self, action: journal.Action) -> None:
-        """An action as the action log tells it, in order, all messages having been replayed."""
+        """Apply a record of the action log, in order, after all messages were replayed."""
         match action:
             case journal.Fired() | journal.Canceled():
-                pass  # for whoever reads the log: the schedule has a log of its own
+                pass  # for readers of the log: the schedule has a log of its own
             case journal.Opened():
-                self.openings = action.number
+                self.epoch = action.number
             case journal.Checkpoint():
-                pass  # read before, or made from what has been replayed
+                pass  # restored before, or made from what has been replayed
             case journal.Declared():
-                if action.is_new:  # one of this name was deleted: if it is still here, that action is damaged
+                if action.is_new:  # if one of this name still exists, the record of its deletion is damaged
                     self.delete_group(action.topic, action.group)
                 self.declare(action.topic, action.group, config_of(action.settings), position=action.position)
             case DeletedGroup():
@@ -186,14 +184,15 @@ class BrokerState:
                     _replay_on_group(group, action)
 
     def declare(self, topic: str, name: str, config: GroupConfig, *, position: int) -> Group:
-        """Make a group at a position, or change the settings of one that is there."""
+        """Create a group at a position, or change the settings of an existing one."""
         groups = self.topic(topic).groups
         if name in groups:
             groups[name].config = config
         else:
             groups[name] = Group(
-                name=name, config=config, position=position, tally=self.in_hand, dead_weight=self.dead_weight,
-                reason_budget=self.reason_budget, life=self.life,
+                name=name, config=config, position=position, total=self.in_flight_total,
+                dead_letter_memory=self.dead_letter_memory, reason_budget=self.reason_budget,
+                generation=self.generation,
             )  # fmt: skip
         if config.ordered and groups[name].order is None:
             groups[name].order = KeyOrder()
@@ -203,21 +202,21 @@ class BrokerState:
     # -- deleting ----------------------------------------------------------------------------------------------------
 
     def delete_group(self, topic: str, name: str) -> None:
-        """Let a group go, with all that is kept of it; nothing where there is none."""
+        """Delete a group with all of its state; idempotent."""
         known = self.topics.get(topic)
         group = None if known is None else known.groups.pop(name, None)
         if known is None or group is None:
             return
-        self.life = max(self.life, group.life + 1)
+        self.generation = max(self.generation, group.generation + 1)
         group.delete()
-        if known.wanted is not None:
-            known.wanted.declare(name, None, end=known.index.end)
+        if known.matcher is not None:
+            known.matcher.declare(name, None, end=known.index.end)
         self._forget_counters(lambda counted: counted[1:] == (topic, name))
 
     def delete_topic(self, name: str, place: Tombstone, *, is_kept: bool = False) -> None:
-        """Let a topic's messages go that came before it was deleted, and all its groups.
+        """Remove the messages that a topic got before it was deleted, and all its groups.
 
-        What came later is another topic's, and `is_kept` says that there is such a one even without messages.
+        Later messages belong to another topic of this name; `is_kept` says that there is one even without messages.
         """
         if place.end or place.scheduled_end:
             self.deleted[name] = place
@@ -227,17 +226,17 @@ class BrokerState:
         if not is_kept:
             for group in list(known.groups):
                 self.delete_group(name, group)
-            known.wanted = None
+            known.matcher = None
         if known.index.is_empty() or known.index.begins_before(place.messages_end):
             known.index.drop_below(place.end)
         if not is_kept and known.index.is_empty():
             del self.topics[name]
-            self.written.pop(name, None)
+            self.active_segment_topics.pop(name, None)
             self.coverage.deleted(name)
             self._forget_counters(lambda counted: counted[1] == name)
 
     def forget_deleted(self, *, messages_start: int, actions_start: int) -> None:
-        """Forget deleted topics of which neither log, whose beginnings are given, holds anything any more."""
+        """Forget deleted topics of which neither log, whose starts are given, holds anything any more."""
         self.deleted = {
             name: one
             for name, one in self.deleted.items()
@@ -245,7 +244,7 @@ class BrokerState:
         }
 
     def is_void(self, topic: str, seq: int) -> bool:
-        """Whether a scheduled message, by its number in the schedule, came to a topic that was deleted since."""
+        """Returns whether a scheduled message, by its arrival number, was published to a topic deleted since."""
         before = self.deleted.get(topic)
         return before is not None and seq < before.scheduled_end
 
@@ -257,25 +256,25 @@ class BrokerState:
         known = self.topic(topic)
         if text is None:
             group.accepts = None
-            if known.wanted is not None:
-                known.wanted.declare(group.name, None, end=known.index.end)
+            if known.matcher is not None:
+                known.matcher.declare(group.name, None, end=known.index.end)
             return
         self.is_filtering = True
         node = parse(text)
         group.accepts = compile_condition(node)
-        if known.wanted is None:
+        if known.matcher is None:
             options = self._options
-            known.wanted = SubscriptionMatcher(options.filter_index_headers.get(topic, options.filter_index_header))
-        known.wanted.declare(group.name, text, node, end=known.index.end)
+            known.matcher = SubscriptionMatcher(options.filter_index_headers.get(topic, options.filter_index_header))
+        known.matcher.declare(group.name, text, node, end=known.index.end)
 
 
 def settings_of(config: GroupConfig) -> dict[str, str | int | float | bool | None]:
-    """A group's settings as they are written down."""
+    """Returns a group's settings in their serialised form."""
     return {name: getattr(config, name) for name in _SETTINGS}
 
 
 def config_of(settings: dict[str, str | int | float | bool | None]) -> GroupConfig:
-    """A group's settings as they were written down; what this version does not know is left out."""
+    """Parses a group's serialised settings; settings unknown to this version are ignored."""
     return GroupConfig(**{name: value for name, value in settings.items() if name in _SETTINGS})  # type: ignore[arg-type]
 
 
@@ -283,7 +282,7 @@ def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C90
     match action:
         case journal.Handed(visible_at_ms=visible_at_ms):
             for run in action.runs:
-                group.hand_out(
+                group.deliver(
                     run.first, count_of(run.ids), delivery=run.delivery, attempt=run.attempt,
                     visible_at_ms=visible_at_ms,
                 )  # fmt: skip
@@ -292,7 +291,7 @@ def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C90
                 group.ack(first, count_of(ids))
         case journal.Delivered(visible_at_ms=visible_at_ms):
             for sequence, _, delivery, attempt in action.entries:
-                group.hand_out(sequence, 1, delivery=delivery, attempt=attempt, visible_at_ms=visible_at_ms)
+                group.deliver(sequence, 1, delivery=delivery, attempt=attempt, visible_at_ms=visible_at_ms)
         case journal.Acked():
             for sequence, _ in action.entries:
                 group.ack(sequence)
@@ -311,7 +310,7 @@ def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C90
             ranges = [(first, first + count_of(ids)) for first, ids in action.entries]
             group.redrive(ranges, now_ms=action.at_ms, per_second=action.per_second)
         case journal.Sought():
-            group.seek(action.position, life=action.life)
+            group.seek(action.position, generation=action.life)
         case journal.Dropped():
             group.drop_before(action.position)
         case Filed():

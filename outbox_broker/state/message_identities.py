@@ -1,15 +1,13 @@
-"""What is known of messages by topic and id, which together say which message is meant; and by the id alone.
+"""Values by topic and id, which together identify a message, with lookups by the id alone.
 
-Nearly every id is of one topic: then it takes one entry of one dictionary, and whoever asks for many ids, of which none
-is known, makes no key for any of them. Only an id of several topics has a dictionary of its own.
+Nearly every id is used on one topic only: then it takes one dictionary entry, and a lookup of many unknown ids builds
+no key for any of them. Only an id on several topics has a dictionary of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
-
-from outbox_broker.common.cancel_scope import ANY_TOPIC
 
 Value = TypeVar("Value")
 
@@ -19,7 +17,7 @@ class _Several(dict[str, Value]):
 
 
 class Identities(Generic[Value]):
-    """Values that tell their topic, by (topic, id). One thread changes it; others may look meanwhile."""
+    """Values that know their topic, by (topic, id). One writer thread; other threads may read concurrently."""
 
     def __init__(
         self, topic_of: Callable[[Value], str], ids: Sequence[str] = (), values: Iterable[Value] = ()
@@ -29,31 +27,31 @@ class Identities(Generic[Value]):
         self.put_all(ids, values)
 
     def __len__(self) -> int:
-        """How many ids there are."""
+        """Returns the number of ids."""
         return len(self._by_id)
 
     def has_any(self, ids: Iterable[str]) -> bool:
-        """Whether one of these ids is there, on whatever topic."""
+        """Returns whether any of these ids exists, on any topic."""
         return not self._by_id.keys().isdisjoint(ids)
 
     def of_id(self, message_id: str) -> Iterable[Value]:
-        """The values of an id, on all its topics."""
+        """Returns the values of an id, on all its topics."""
         found = self._by_id.get(message_id)
         if found is None:
             return ()
         return list(found.values()) if isinstance(found, _Several) else (found,)
 
     def get(self, topic: str, message_id: str) -> Value | None:
-        """The value of a message; or of one of its id whose topic is not known, which may be this one."""
+        """Returns the value of a message."""
         found = self._by_id.get(message_id)
         if found is None:
             return None
         if isinstance(found, _Several):
-            return found.get(topic, found.get(ANY_TOPIC))
-        return found if self._topic_of(found) in {topic, ANY_TOPIC} else None
+            return found.get(topic)
+        return found if self._topic_of(found) == topic else None
 
     def put(self, message_id: str, value: Value) -> None:
-        """A value, in place of that of the same topic and id."""
+        """Store a value, replacing that of the same topic and id."""
         found, topic = self._by_id.get(message_id), self._topic_of(value)
         if isinstance(found, _Several):
             found[topic] = value
@@ -63,7 +61,7 @@ class Identities(Generic[Value]):
             self._by_id[message_id] = _Several({self._topic_of(found): found, topic: value})
 
     def put_all(self, ids: Sequence[str], values: Iterable[Value]) -> None:
-        """Many values."""
+        """Store many values."""
         if len(set(ids)) == len(ids) and not self.has_any(ids):
             self.put_new(ids, values)
             return
@@ -71,11 +69,11 @@ class Identities(Generic[Value]):
             self.put(message_id, value)
 
     def put_new(self, ids: Iterable[str], values: Iterable[Value]) -> None:
-        """Many values under ids of which none is there, nor twice among them."""
+        """Store many values under distinct ids that do not exist yet."""
         self._by_id.update(zip(ids, values, strict=True))
 
     def pop(self, topic: str, message_id: str) -> None:
-        """Let go of a value, where there is one of this very topic and id."""
+        """Remove the value of exactly this topic and id, if there is one."""
         found = self._by_id.get(message_id)
         if isinstance(found, _Several):
             found.pop(topic, None)

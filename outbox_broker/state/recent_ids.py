@@ -1,4 +1,4 @@
-"""The messages seen lately, by topic and id, so that a repeated publish is recognised. Bounded."""
+"""Remembers recent messages by topic and id, so that a repeated publish is recognised. Bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RecentIds:
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
-        self._known: Identities[str] = Identities(str)
+        self._topics_of_ids: Identities[str] = Identities(str)
         self._ids: deque[str] = deque()
         self._topics: deque[str] = deque()  # of each of the ids
         self.added = 0
@@ -23,25 +23,25 @@ class RecentIds:
         return len(self._ids)
 
     def has(self, topic: str, message_id: str) -> bool:
-        """Whether this message is remembered."""
-        return self._known.get(topic, message_id) is not None
+        """Returns whether this message is remembered."""
+        return self._topics_of_ids.get(topic, message_id) is not None
 
     def has_any(self, message_ids: Iterable[str]) -> bool:
-        """Whether one of these ids is remembered, on whatever topic."""
-        return self._known.has_any(message_ids)
+        """Returns whether any of these ids is remembered, on any topic."""
+        return self._topics_of_ids.has_any(message_ids)
 
     def topics(self, message_id: str) -> Iterable[str]:
-        """The topics that have a message of this id."""
-        return self._known.of_id(message_id)
+        """Returns the topics that have a message of this id."""
+        return self._topics_of_ids.of_id(message_id)
 
     def add(self, topic: str, message_id: str) -> None:
-        """Remember a message; the oldest one is forgotten when there is no more room."""
+        """Remember a message; the oldest one is dropped at the limit."""
         if not self.has(topic, message_id):
-            self._known.put(message_id, topic)
-            self._note([message_id], [topic])
+            self._topics_of_ids.put(message_id, topic)
+            self._append([message_id], [topic])
 
     def add_all(self, topics: Iterable[str], message_ids: Sequence[str]) -> None:
-        """Remember messages, some of which may be remembered."""
+        """Remember messages, some of which may be known already."""
         if len(set(message_ids)) == len(message_ids) and not self.has_any(message_ids):
             self.add_new(list(topics), message_ids)
             return
@@ -49,19 +49,19 @@ class RecentIds:
             self.add(topic, message_id)
 
     def add_new(self, topics: Sequence[str], message_ids: Sequence[str]) -> None:
-        """Remember messages under ids of which none is remembered, nor twice among them."""
-        self._known.put_new(message_ids, topics)
-        self._note(message_ids, topics)
+        """Remember messages under distinct ids of which none is known."""
+        self._topics_of_ids.put_new(message_ids, topics)
+        self._append(message_ids, topics)
 
     def newest(self, count: int) -> list[tuple[str, list[str]]]:
-        """The last so many that came, in order: each topic, and the ids that came of it one behind the other."""
+        """Returns the last `count` messages, in order: each topic with the consecutive ids on it."""
         start = max(0, len(self._ids) - count)
         pairs = zip(islice(self._topics, start, None), islice(self._ids, start, None), strict=True)
         return [(topic, [one for _, one in some]) for topic, some in groupby(pairs, key=lambda pair: pair[0])]
 
-    def _note(self, message_ids: Sequence[str], topics: Sequence[str]) -> None:
+    def _append(self, message_ids: Sequence[str], topics: Sequence[str]) -> None:
         self._ids.extend(message_ids)
         self._topics.extend(topics)
         self.added += len(message_ids)
         while len(self._ids) > self._count_max:
-            self._known.pop(self._topics.popleft(), self._ids.popleft())
+            self._topics_of_ids.pop(self._topics.popleft(), self._ids.popleft())

@@ -1,4 +1,4 @@
-"""How many topics one client may have: what is counted, and what is allowed. Not who the client is."""
+"""How many topics one client may create: counting and limits. Does not identify clients."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Final
 from outbox_core.common.errors import ConfigurationError
 
 SHARE: Final = 10
-"""One client may have one in so many of the server's topics, where nothing else is said."""
+"""By default one client may have 1/SHARE of the server's topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicQuota:
-    """The topics that these patterns cover may be so many; None: the server's `topics_max`, divided by SHARE."""
+    """Limit of the number of topics that match these patterns; None: the server's `topics_max`, divided by SHARE."""
 
     patterns: tuple[str, ...]
     topics_max: int | None = None
@@ -25,30 +25,30 @@ class TopicQuota:
             raise ConfigurationError("topics_max must be at least 1")
 
     def limit(self, server_max: int) -> int:
-        """How many are allowed on a server that takes so many in all."""
+        """Returns the limit on a server that allows `server_max` topics in all."""
         return max(1, server_max // SHARE) if self.topics_max is None else self.topics_max
 
 
 class Coverage:
-    """How many of the topics that there are each set of patterns covers. Counted once, then kept: under the lock."""
+    """Counts the existing topics that match each set of patterns. Counted once, then updated: under the lock."""
 
     def __init__(self, topics: Collection[str]) -> None:
         self._topics = topics
         self._counts: dict[tuple[str, ...], int] = {}
 
     def count(self, patterns: tuple[str, ...]) -> int:
-        """How many topics these patterns cover."""
+        """Returns how many topics match these patterns."""
         found = self._counts.get(patterns)
         if found is None:
             found = self._counts[patterns] = sum(is_covered(one, patterns) for one in self._topics)
         return found
 
     def made(self, topic: str) -> None:
-        """There is a topic more."""
+        """Count a new topic."""
         self._add(topic, 1)
 
     def deleted(self, topic: str) -> None:
-        """There is a topic less."""
+        """Count a deleted topic."""
         self._add(topic, -1)
 
     def _add(self, topic: str, more: int) -> None:
@@ -58,5 +58,5 @@ class Coverage:
 
 
 def is_covered(topic: str, patterns: tuple[str, ...]) -> bool:
-    """Whether one of the patterns matches a topic."""
+    """Returns whether one of the patterns matches a topic."""
     return any(fnmatchcase(topic, one) for one in patterns)

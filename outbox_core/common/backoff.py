@@ -1,4 +1,4 @@
-"""How long to wait before the next try. Pure; randomness is an argument."""
+"""Exponential backoff: the delay before the next retry. Pure; randomness is an argument."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from random import Random
 class Backoff:
     """Exponential backoff with a cap: initial * multiplier ** (attempt - 1), never above `max_ms`.
 
-    `jitter` spreads each delay evenly over [(1 - jitter) * delay, delay], at the cap too, so that rows that
-    failed together do not come back together.
+    `jitter` spreads each delay evenly over [(1 - jitter) * delay, delay], at the cap too, so that rows that failed
+    together are not retried together.
     """
 
     initial_ms: int = 1_000
@@ -26,7 +26,7 @@ class Backoff:
             raise ValueError("backoff needs multiplier >= 1 and 0 <= jitter <= 1")
 
     def delay_ms(self, attempt: int, random: Random | None = None) -> int:
-        """The delay after the `attempt`-th failure (1 is the first); without `random` there is no jitter."""
+        """Returns the delay after the `attempt`-th failure (1 is the first); without `random` there is no jitter."""
         delay = float(self.max_ms)
         if self.multiplier == 1:
             delay = float(self.initial_ms)

@@ -1,4 +1,4 @@
-"""Time as an argument: wall time to compare with due times, monotonic time to wait by. Not a scheduler."""
+"""Clocks, passed as arguments: wall time to compare with due times, monotonic time for waits. Not a scheduler."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What code asks for the time. `now_ms` may step either way; `monotonic_ms` never goes back."""
+    """A source of time. `now_ms` may step either way; `monotonic_ms` never goes back."""
 
     def now_ms(self) -> int:
-        """Wall clock, integer milliseconds since the Unix epoch, UTC."""
+        """Returns the wall clock's time, integer milliseconds since the Unix epoch, UTC."""
 
     def monotonic_ms(self) -> int:
-        """Milliseconds from an arbitrary origin; only differences mean anything."""
+        """Returns milliseconds from an arbitrary origin; only differences mean anything."""
 
     def wait(self, condition: threading.Condition, timeout_ms: int | None) -> bool:
-        """Wait on a condition that the caller holds, at most `timeout_ms` of this clock; False when time ran out."""
+        """Wait on a condition that the caller holds, for `timeout_ms` of this clock at most; False after a time-out."""
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of the operating system."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -35,7 +35,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock for tests: it moves only when told to, and wakes whoever waits on it. Thread-safe."""
+    """A clock for tests: only advance() and step_wall() move it, and wake the threads that wait on it. Thread-safe."""
 
     def __init__(self, now_ms: int = 1_800_000_000_000) -> None:
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class ManualClock:
             return self._monotonic_ms
 
     def advance(self, ms: int) -> None:
-        """Let `ms` milliseconds pass on both clocks."""
+        """Advance both clocks by `ms` milliseconds."""
         if ms < 0:
             raise ValueError("time passes forward; use step_wall() for a clock step")
         with self._lock:

@@ -1,25 +1,25 @@
-"""The one error tree, and for each error whether trying again can help.
+"""The tree of all errors, and for each whether a retry can help.
 
 OutboxError
-├── UsageError                       the caller must change something; trying again cannot help
+├── UsageError                       the caller must change something; a retry cannot help
 │   ├── InvalidMessage               a topic, key, header, body, id or time that breaks a named bound
 │   ├── FilterError                  a group's filter that cannot be read: carries the position
-│   ├── NoTransaction                publish() or cancel() where no transaction is open
+│   ├── NoTransaction                publish() or cancel() outside a transaction
 │   ├── ConfigurationError           a URL, option or engine that cannot work
-│   └── SchemaMissing                the message tables are not there: `outbox db upgrade`
-├── TransactionDoomed                the database ended the transaction behind the caller's back; run all of it again
+│   └── SchemaMissing                the message tables are missing: run `outbox db upgrade`
+├── TransactionDoomed                the database ended the transaction, the error was swallowed; run all of it again
 ├── DuplicateMessageId               a message with this id was published already
-├── DatabaseUnavailable              the database did not answer; trying again can help
+├── DatabaseUnavailable              the database did not answer; a retry can help
 ├── SegmentDamaged                   a log segment has a flipped bit (outbox_core.journal); restore it from a copy
 └── BrokerError
-    ├── BrokerUnavailable            no answer, or "not now": it may have arrived; trying again can help
-    │   └── BrokerThrottled          "later": carries retry_after_ms; nothing was stored
-    ├── BrokerRefused                the broker will never take this request as it is; trying again cannot help
+    ├── BrokerUnavailable            no answer, or a temporary failure: the request may have arrived; a retry can help
+    │   └── BrokerThrottled          back-pressure: carries retry_after_ms; nothing was stored
+    ├── BrokerRefused                the broker will never accept this request as it is; a retry cannot help
     │   ├── InUse                    a topic or consumer group is in use, and is not deleted: stop its clients, or force
-    │   ├── GroupDeleted             the consumer group was deleted while the pull waited; a new pull makes a new group
+    │   ├── GroupDeleted             the consumer group was deleted while the pull waited; a new pull creates a new one
     │   ├── NotAuthorized            the token lacks the role for this topic
-    │   │   └── NotAuthenticated     token missing or wrong: it is good for no topic
-    │   └── NotSupported             the broker behind this adapter cannot do that at all
+    │   │   └── NotAuthenticated     the token is missing or wrong, for every topic
+    │   └── NotSupported             the broker behind this adapter does not have this operation
     └── StorageFailed                the broker cannot make anything durable now (full disk, failed fsync)
 """
 
@@ -49,7 +49,7 @@ class FilterError(UsageError, ValueError):
 
 
 class NoTransaction(UsageError):
-    """publish() and cancel() belong to a transaction, and none is open here."""
+    """publish() or cancel() was called outside a transaction."""
 
 
 class ConfigurationError(UsageError):
@@ -63,7 +63,7 @@ class SchemaMissing(UsageError):
 class TransactionDoomed(OutboxError):
     """The database rolled back (part of) this transaction and the error was swallowed.
 
-    Commit is refused; all of the transaction must run again.
+    The commit is refused; all of the transaction must run again.
     """
 
     retryable = True
@@ -80,17 +80,17 @@ class DatabaseUnavailable(OutboxError):
 
 
 class BrokerError(OutboxError):
-    """Anything that goes wrong between us and a broker."""
+    """Any failure of a request to a broker."""
 
 
 class BrokerUnavailable(BrokerError):
-    """No answer, or "not now". What was sent may have arrived: send it again under the same message id."""
+    """No answer, or a temporary failure. The request may have arrived: repeat it with the same message ids."""
 
     retryable = True
 
 
 class BrokerThrottled(BrokerUnavailable):
-    """The broker asks for a pause; nothing of this request was stored."""
+    """The broker applies back-pressure: retry after `retry_after_ms`. Nothing of this request was stored."""
 
     def __init__(self, message: str, *, retry_after_ms: int) -> None:
         super().__init__(message)
@@ -98,7 +98,7 @@ class BrokerThrottled(BrokerUnavailable):
 
 
 class BrokerRefused(BrokerError):
-    """The broker will never take this request as it is; nothing of it was stored."""
+    """The broker will never accept this request as it is; nothing of it was stored."""
 
 
 class InUse(BrokerRefused):
@@ -108,25 +108,25 @@ class InUse(BrokerRefused):
 class GroupDeleted(BrokerRefused):
     """The consumer group was deleted while this pull waited.
 
-    A new pull makes a new group of that name, as for any name that is new.
+    A new pull creates a new group of that name, as for any unknown name.
     """
 
 
 class NotAuthorized(BrokerRefused):
     """The token is missing, wrong, or lacks the role for this topic.
 
-    An operator can mend it, so rows are not parked for it.
+    An operator can correct this, so no row is parked because of it.
     """
 
     retryable = True
 
 
 class NotAuthenticated(NotAuthorized):
-    """The token is missing or wrong: nothing goes through with it, whatever the topic."""
+    """The token is missing or wrong: the broker rejects every request with it, for any topic."""
 
 
 class NotSupported(BrokerRefused):
-    """The broker behind this adapter cannot do this at all (cancel, delay, seek...)."""
+    """The broker behind this adapter does not have this operation (cancel, delay, seek...)."""
 
 
 class StorageFailed(BrokerError):

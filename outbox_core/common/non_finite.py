@@ -1,4 +1,4 @@
-"""Finds the number that JSON cannot say, NaN or an infinity, in what is to be written as JSON. Writes nothing."""
+"""Finds numbers that JSON cannot represent (NaN and infinities) in a body, before it is encoded. Encodes nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 
 
 def non_finite_path(body: object) -> str | None:
-    """Where the first such number is, as `$.items[3].price`; None where all numbers are finite.
+    """Returns the path of the first such number, as `$.items[3].price`; None if all numbers are finite.
 
-    msgspec writes these as `null`: a body whose JSON has no `null` need not be looked through.
+    msgspec writes these as `null`: a body whose JSON has no `null` need not be searched.
     """
     waiting: list[tuple[str, Any]] = [("$", msgspec.to_builtins(body))]
     while waiting:

@@ -1,7 +1,7 @@
-"""What readers other than the broker take from a checkpoint of the action log: the consumer groups that it carries.
+"""Reads the consumer groups from a checkpoint of the action log, for readers other than the broker.
 
-The broker defines and reads the whole checkpoint; here are only the leading fields of its arrays. MessagePack arrays
-are decoded by position, and fields are only ever added behind these.
+The broker defines and reads the whole checkpoint; this module has only the leading fields of its arrays. MessagePack
+arrays are decoded by position, and new fields are only ever added after these.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _decode = msgspec.msgpack.Decoder(_Checkpoint).decode
 
 
 def groups_in(payloads: Iterable[bytes]) -> list[tuple[str, str]] | None:
-    """The (topic, group) pairs of the checkpoint with which a segment of the action log begins.
+    """Returns the (topic, group) pairs of the checkpoint at the start of a segment of the action log.
 
-    `payloads`: the segment's records, from its first one on; no more are taken than belong to the checkpoint. None
-    where the segment does not begin with a whole checkpoint. Raises msgspec.MsgspecError where a record is none.
+    `payloads`: the segment's records, from its first one on; reading stops after the checkpoint. Returns None if the
+    segment does not begin with a whole checkpoint. Raises msgspec.MsgspecError if a payload is not a record.
     """
     parts: list[bytes] = []
     for payload in payloads:

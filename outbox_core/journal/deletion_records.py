@@ -1,4 +1,4 @@
-"""What the broker writes down of topics and consumer groups that are deleted: records of the journal."""
+"""Journal records of deleted topics and consumer groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class DeletedGroup(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="deleted_group"):
-    """A consumer group was deleted: it owes nothing any more. Another of the same name is another group."""
+    """A consumer group was deleted, and retains no messages any more. A later one of the same name is a new group."""
 
     topic: str
     group: str
@@ -14,10 +14,10 @@ class DeletedGroup(msgspec.Struct, array_like=True, frozen=True, kw_only=True, t
 
 
 class DeletedTopic(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="deleted_topic"):
-    """A topic was deleted, and its `groups` with it: its messages below the sequence `end` are delivered to nobody.
+    """A topic was deleted with its `groups`: messages below the sequence `end` are never delivered again.
 
     Nor are its scheduled messages that the schedule had counted by then (below `scheduled_end`). `messages_end` and
-    `actions_end`: where the logs ended. Another topic of the same name goes on at `end`.
+    `actions_end`: the offsets of the logs' ends. A later topic of the same name continues at the sequence `end`.
     """
 
     topic: str

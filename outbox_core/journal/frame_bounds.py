@@ -1,4 +1,4 @@
-"""Where the whole frames of a segment's bytes are, many at once. What is damage or a torn tail is judged by journal."""
+"""Finds the bounds of whole frames in a segment's bytes, in bulk. journal tells damage and a torn tail apart."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _FRAME: Final = struct.Struct("<II")
 
 
 def payload_bounds(data: bytes, *, start: int, frames_max: int) -> tuple[list[int], int]:
-    """Where the payloads of whole frames begin, from the byte `start` on, and the byte behind the last of them.
+    """Returns where the payloads of whole frames begin, from the byte `start` on, and the end of the last of them.
 
-    It stops before anything that read_frames() must judge: a torn tail or damage; nothing else is read and judged here.
+    It stops before a torn tail or damage, which only read_frames() classifies.
     """
     unpack, crc, end = _FRAME.unpack_from, google_crc32c.value, len(data)
     begins: list[int] = []

@@ -1,6 +1,6 @@
-"""What the broker writes on its disk: segments, frames and the two families of records.
+"""The file format of the broker's logs: segments, frames, and the records of messages and actions.
 
-The broker writes them, reconciliation reads them in place, so their shapes stand here, where both may look.
+The broker writes these files and the reconciliation reads them in place, so both import their shapes from here.
 
 A segment is a file `<first offset, 20 digits>.log`: a 32-byte header, then frames. An offset is a byte position in
 the log as if headers did not exist and all segments were one file.
@@ -31,29 +31,28 @@ from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
 from outbox_core.journal.order_records import Filed
 
 MAGIC: Final = b"OUTBOXMQ"
-VERSION: Final = 4
-OLDEST_VERSION: Final = 3
-"""In logs of version 3, actions name the ids of messages: see Ids."""
+VERSION: Final = 1
 _HEADER: Final = struct.Struct("<8sHHQQ")
 _CRC: Final = struct.Struct("<I")
 _FRAME: Final = struct.Struct("<II")
 HEADER_BYTES: Final = _HEADER.size + _CRC.size
 FRAME_BYTES: Final = _FRAME.size
 RECORD_BYTES_MAX: Final = 128 * 1024 * 1024
-"""No frame is longer: a longer length is damage, not a record, and nothing is allocated for it."""
+"""The limit of a frame's payload: a greater length is damage, not a record, and no memory is allocated for it."""
 
 
 class SegmentKind(IntEnum):
-    """Which family of records a segment holds."""
+    """Whether a segment holds message records or action records."""
 
     MESSAGES = 1
     ACTIONS = 2
 
 
 Copy = Literal[0, 1, 2, 3]
-"""What a message record is: 0 as it was published; 1 a scheduled message, written with its sequence when it fell due;
-2 canceled before it was published, so that it is neither scheduled nor placed; 3 a note that a message was scheduled:
-its body is the SHA-256 of the message's, and its headers are left out, since both are in the schedule until it is due.
+"""The kind of a message record: 0 a message as published; 1 a scheduled message, written with its sequence when it
+fell due; 2 a message that was canceled before it was published, so that it is neither scheduled nor given a sequence;
+3 a schedule marker: its body is the SHA-256 of the message's and its headers are left out, since both are in the
+schedule until the message is due.
 """
 PUBLISHED: Final = 0
 FIRED_COPY: Final = 1
@@ -62,7 +61,7 @@ SCHEDULED: Final = 3
 
 
 class MessageRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
-    """A stored message. `sequence` is its place in its topic, from 0; None while it is scheduled (see Fired)."""
+    """A stored message. `sequence` is its number in its topic, from 0; None while it is scheduled (see Fired)."""
 
     sequence: int | None
     id: str
@@ -77,7 +76,7 @@ class MessageRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True, 
 
 
 class Fired(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="fired"):
-    """Scheduled messages fell due and took their places in the topic: entries are (sequence, message id)."""
+    """Scheduled messages fell due and got their sequences in the topic: entries are (sequence, message id)."""
 
     topic: str
     at_ms: int
@@ -85,32 +84,33 @@ class Fired(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="fir
 
 
 class Canceled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="canceled"):
-    """Scheduled messages will never be delivered: `topics` has the topic of each, none of them in logs of before.
+    """Scheduled messages were canceled. `topics` has the topic of each, or is empty in old logs.
 
-    Empty where an id is unknown yet: its publish to a topic of `scope` (patterns; None: all) is dead on arrival.
+    A topic is empty if its id is still unknown: a later publish of it to a topic of `scope` (patterns; None: all) is
+    canceled on arrival.
     """
 
     at_ms: int
     ids: list[str]
     messages_end: int | None = None
-    """The message log's end at that moment: what was published behind it under the same id is another message."""
+    """The end of the message log at that time: a message published after it under the same id is another one."""
     topics: list[str] = []
     scope: tuple[str, ...] | None = None
 
 
 class Declared(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="declared"):
-    """A consumer group was made (`position`: the first sequence it will see) or its settings were changed."""
+    """A consumer group was created (`position`: the first sequence it will receive) or its settings were changed."""
 
     topic: str
     group: str
     at_ms: int
     position: int
     settings: dict[str, str | int | float | bool | None]
-    is_new: bool = False  # it was made, so nothing is left of one of this name; False in logs of before
+    is_new: bool = False  # created: no state of an earlier group of this name applies; False in old logs
 
 
 class Delivered(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="delivered"):
-    """Handed, as it was written once: entries are (sequence, message id, delivery number, attempt)."""
+    """The earlier form of Handed: entries are (sequence, message id, delivery number, attempt)."""
 
     topic: str
     group: str
@@ -121,7 +121,7 @@ class Delivered(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag=
 
 
 class Acked(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="acked"):
-    """Settled, as it was written once: entries are (sequence, message id)."""
+    """The earlier form of Settled: entries are (sequence, message id)."""
 
     topic: str
     group: str
@@ -130,14 +130,14 @@ class Acked(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="ack
 
 
 Ids = int | str | list[str]
-"""Messages that follow each other in their topic: how many. Their ids are in the message log.
+"""The count of messages with consecutive sequences. Their ids are in the message log.
 
-In logs of version 3 they are named here, one or all.
+Logs of version 3 have the ids here: one, or all.
 """
 
 
 class Requeued(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="requeued"):
-    """Deliveries came back by nack: visible again at the time given with each; entries are (first sequence, how many,
+    """Deliveries were nacked: they become visible again at their `visible_at_ms`; entries are (first sequence, count,
     visible_at_ms, attempts used).
     """
 
@@ -149,7 +149,7 @@ class Requeued(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
 
 
 class Extended(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="extended"):
-    """Deliveries stay invisible longer: entries are (first sequence, how many)."""
+    """Invisible times were extended: entries are (first sequence, count)."""
 
     topic: str
     group: str
@@ -159,9 +159,9 @@ class Extended(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
 
 
 class Died(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="died"):
-    """Messages became dead letters of a group: entries are (first sequence, how many, attempts).
+    """Messages became dead letters of a group: entries are (first sequence, count, attempts).
 
-    `expired`: as their last invisible time ran out, whatever the reason says of the attempts before.
+    `expired`: because their last invisible time expired; `reason` may be that of an earlier attempt.
     """
 
     topic: str
@@ -173,18 +173,18 @@ class Died(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="died
 
 
 class Redriven(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="redriven"):
-    """Dead letters got a new life, `per_second` a second (None: at once); entries are (first sequence, how many)."""
+    """Dead letters were redriven, `per_second` a second (None: at once); entries are (first sequence, count)."""
 
     topic: str
     group: str
     at_ms: int
     entries: list[tuple[int, Ids]]
     per_second: int | None = None
-    pace: tuple[int, int] = (0, 0)  # what earlier redrives had given away of the seconds, see Pace
+    pace: tuple[int, int] = (0, 0)  # the state of the group's rate limit before this redrive, see RateLimit
 
 
 class Sought(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="sought"):
-    """A group was moved to a sequence; receipts of earlier lives are stale."""
+    """A group was moved to a sequence; receipts of earlier generations (`life`) are stale."""
 
     topic: str
     group: str
@@ -194,7 +194,7 @@ class Sought(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="so
 
 
 class Paused(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="paused"):
-    """Hand-outs to a group were stopped or resumed."""
+    """Deliveries to a group were paused or resumed."""
 
     topic: str
     group: str
@@ -203,7 +203,7 @@ class Paused(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="pa
 
 
 class HandedRun(msgspec.Struct, array_like=True, frozen=True):
-    """Messages that follow each other in their topic, handed out alike, from the sequence `first` on."""
+    """Messages with consecutive sequences from `first` on, delivered with equal attributes."""
 
     first: int
     ids: Ids
@@ -212,7 +212,7 @@ class HandedRun(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Handed(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="handed"):
-    """Messages were handed to a consumer, by runs."""
+    """Messages were delivered to a consumer, by runs."""
 
     topic: str
     group: str
@@ -223,7 +223,7 @@ class Handed(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="ha
 
 
 class Settled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="settled"):
-    """Deliveries were settled, by runs of (first sequence, how many)."""
+    """Deliveries were settled, by runs of (first sequence, count)."""
 
     topic: str
     group: str
@@ -232,14 +232,14 @@ class Settled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="s
 
 
 class Opened(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="opened"):
-    """The broker opened its folder for the `number`-th time: delivery numbers of before are never given again."""
+    """The broker opened its folder for the `number`-th time: earlier delivery numbers are never used again."""
 
     at_ms: int
     number: int
 
 
 class Dropped(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="dropped"):
-    """Retention was told to drop messages that a group had not settled: all below `position`."""
+    """Retention was configured to drop messages that a group had not settled: all below `position` are dropped."""
 
     topic: str
     group: str
@@ -248,7 +248,7 @@ class Dropped(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="d
 
 
 class Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="checkpoint"):
-    """A part of all that the actions before it have come to, of the broker's own making; a segment begins with it."""
+    """A part of the state that all earlier actions result in, in the broker's own format; a segment begins with it."""
 
     at_ms: int
     part: bytes
@@ -266,7 +266,7 @@ decode_action = msgspec.msgpack.Decoder(Action).decode
 
 
 def count_of(ids: Ids) -> int:
-    """How many messages are meant."""
+    """Returns the count of messages."""
     if isinstance(ids, int):
         return ids
     return 1 if isinstance(ids, str) else len(ids)
@@ -275,7 +275,7 @@ def count_of(ids: Ids) -> int:
 class SegmentDamaged(OutboxError):
     """A frame in a segment's middle, or its header, does not match its checksum: a flipped bit, not a torn tail.
 
-    Trying again cannot help: the file must be restored from a copy.
+    A retry cannot help: the file must be restored from a copy.
     """
 
 
@@ -286,38 +286,35 @@ class SegmentHeader:
     kind: SegmentKind
     first_offset: int
     created_at_ms: int
-    version: int = VERSION
 
     def encode(self) -> bytes:
-        head = _HEADER.pack(MAGIC, self.version, self.kind, self.first_offset, self.created_at_ms)
+        head = _HEADER.pack(MAGIC, VERSION, self.kind, self.first_offset, self.created_at_ms)
         return head + _CRC.pack(google_crc32c.value(head))
 
     @staticmethod
     def decode(data: bytes) -> SegmentHeader:
-        """Raises SegmentDamaged where these are not the first bytes of a segment that this version can read."""
+        """Raises SegmentDamaged if these are not the first bytes of a segment that this version can read."""
         if len(data) < HEADER_BYTES:
             raise SegmentDamaged("the file is shorter than a segment's header")
         magic, version, kind, first_offset, created_at_ms = _HEADER.unpack_from(data)
         (crc,) = _CRC.unpack_from(data, _HEADER.size)
         if magic != MAGIC or crc != google_crc32c.value(data[: _HEADER.size]):
             raise SegmentDamaged("the segment's header does not match its checksum")
-        if not OLDEST_VERSION <= version <= VERSION:
+        if version != VERSION:
             raise SegmentDamaged(
-                f"the segment has version {version}; this code reads versions {OLDEST_VERSION} to {VERSION}: "
-                "drain it with the version that wrote it, and begin with a new data folder"
+                f"the segment has version {version}; this code reads version {VERSION}: drain it with the version that "
+                "wrote it, and begin with a new data folder"
             )
-        return SegmentHeader(
-            kind=SegmentKind(kind), first_offset=first_offset, created_at_ms=created_at_ms, version=version
-        )
+        return SegmentHeader(kind=SegmentKind(kind), first_offset=first_offset, created_at_ms=created_at_ms)
 
 
 def frame(payload: bytes) -> bytes:
-    """One payload as it stands in a segment."""
+    """Returns a payload with its frame header, as a segment holds it."""
     return _FRAME.pack(len(payload), google_crc32c.value(payload)) + payload
 
 
 def frames(payloads: Sequence[bytes]) -> tuple[bytes, list[int]]:
-    """Payloads as they stand in a segment, one behind the other, and the length of each with its frame."""
+    """Returns payloads with their frame headers, concatenated, and the length of each frame."""
     sizes = list(map(len, payloads))
     heads = map(_FRAME.pack, sizes, map(google_crc32c.value, payloads))
     return b"".join(chain.from_iterable(zip(heads, payloads, strict=True))), [FRAME_BYTES + size for size in sizes]
@@ -325,22 +322,22 @@ def frames(payloads: Sequence[bytes]) -> tuple[bytes, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A payload that was read, and the log offset of its frame."""
+    """A payload read from a segment, and the log offset of its frame."""
 
     offset: int
     payload: bytes
 
     @property
     def end(self) -> int:
-        """The offset behind this frame."""
+        """Returns the offset of this frame's end."""
         return self.offset + FRAME_BYTES + len(self.payload)
 
 
 def read_frames(data: bytes | memoryview, *, first_offset: int) -> Iterator[Frame]:
-    """Yield the frames of a segment's bytes behind its header, up to a torn tail.
+    """Yield the frames of a segment's bytes after its header, up to a torn tail.
 
-    A tail is torn where the last frame is cut short or fails its checksum, and no whole frame follows it.
-    Raises SegmentDamaged where a frame that others follow fails its checksum.
+    A tail is torn if the last frame is cut short or fails its checksum, and no whole frame follows it.
+    Raises SegmentDamaged if a frame that others follow fails its checksum.
     """
     view = memoryview(data)
     position = 0
@@ -361,33 +358,33 @@ def read_frames(data: bytes | memoryview, *, first_offset: int) -> Iterator[Fram
 
 
 def segment_path(folder: Path, first_offset: int) -> Path:
-    """Where the segment that begins at this offset lives."""
+    """Returns the path of the segment that begins at this offset."""
     return folder / f"{first_offset:020d}.log"
 
 
 def segment_paths(folder: Path) -> list[Path]:
-    """All segments of a log, in order of their first offsets."""
+    """Returns the paths of all segments of a log, in order of their first offsets."""
     return sorted(path for path in folder.glob("*.log") if path.stem.isdigit() and len(path.stem) == 20)
 
 
 def read_segment(path: Path) -> tuple[SegmentHeader, Iterator[Frame]]:
-    """A segment's header and its frames. Raises SegmentDamaged (also while the frames are read)."""
+    """Returns a segment's header and its frames. Raises SegmentDamaged (also while the frames are read)."""
     data = path.read_bytes()
     header = SegmentHeader.decode(data[:HEADER_BYTES])
     return header, read_frames(memoryview(data)[HEADER_BYTES:], first_offset=header.first_offset)
 
 
 def next_whole_frame(view: memoryview, start: int) -> int | None:
-    """Where the next whole, valid frame begins at or behind `start`; None where there is none.
+    """Returns where the next whole, valid frame at or after `start` begins; None if there is none.
 
-    Where one is, what came before is damage, not a torn tail. All is searched: a record may be RECORD_BYTES_MAX long.
+    If there is one, the bytes before it are damage, no torn tail. All is searched: a record may have RECORD_BYTES_MAX.
     """
     found = (one.start() for one in _FRAME_MAY_BEGIN.finditer(view, start))
     return next((position for position in found if _is_whole_frame(view, position)), None)
 
 
 _FRAME_MAY_BEGIN: Final = re.compile(rb"(?s)(?=(?!\x00{4})...[\x00-\x08]....[\x90-\x9f\xdc])")
-"""A length of 1 to RECORD_BYTES_MAX, a checksum, the first byte of a record: of an array. Spares a checksum a byte."""
+"""A length of 1 to RECORD_BYTES_MAX, a checksum, the first byte of an array: avoids a checksum at every byte."""
 
 
 def _is_whole_frame(view: memoryview, position: int) -> bool:

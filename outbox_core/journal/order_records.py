@@ -1,4 +1,4 @@
-"""What an ordered group writes down of the messages that it came past: a record of the journal."""
+"""The journal record of the messages that an ordered group has passed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class Filed(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="filed"):
-    """A group came past messages, up to `position`; of an ordered one runs are (first sequence, hashes of keys).
+    """A group advanced past messages, to `position`; for an ordered group, runs are (first sequence, hashes of keys).
 
-    0 stands for no key, -1 for what the group has nothing to do with.
+    The hash 0 means no key, -1 a message that the group does not receive.
     """
 
     topic: str

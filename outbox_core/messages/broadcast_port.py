@@ -1,4 +1,4 @@
-"""Broadcast: every consumer gets every message of a topic. The part of the port that does it, and what it answers."""
+"""Broadcast reads of a topic without a group, where every reader gets every message: the port and its result."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 Start = Literal["latest", "earliest"]
 NO_RECEIPT: Final = ""
-"""Of a message that was read: there is nothing to settle."""
+"""The receipt of a message that was read without a group: there is nothing to settle."""
 
 
 class TopicRead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Messages of a topic, in its order, that stand from `offset` up to `next_offset` (excluded), where the next read
-    goes on. Fewer where records are damaged.
+    """The messages of a topic from `offset` to `next_offset` (excluded), in order; the next read begins at the latter.
+    Damaged records are left out.
 
-    `offset` is higher than the one that was asked for where retention has dropped messages, and `next_offset` lower
-    where the topic ends before it: then the broker's data is not what it was.
+    `offset` is higher than the requested one if retention has dropped messages. `next_offset` is lower than it if the
+    topic ends before it: then the broker has lost data or was restored from an older copy.
     """
 
     deliveries: list[Delivery]
@@ -32,21 +32,21 @@ class TopicRead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @runtime_checkable
 class Broadcaster(Protocol):
-    """A broker that can be read without a group. Errors are those of Broker."""
+    """A broker whose topics can be read without a group. Errors are those of Broker."""
 
     def read(
         self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,
         wait_ms: int = 0,
     ) -> TopicRead:  # fmt: skip
-        """The durable messages of a topic from `offset` on; waits up to `wait_ms` for the first one.
+        """Returns the durable messages of a topic from `offset` on; waits up to `wait_ms` for the first one.
 
-        Without an offset it begins at `start`. The broker remembers nothing of who reads: any number may, each at a
-        place of its own. A topic that is not there has no messages yet.
+        Without an offset, reads begin at `start`. The broker keeps no state of readers: any number may read, each from
+        its own offset. A topic that does not exist has no messages yet.
         """
 
 
 def delivery_read(message: Message | MessageRecord) -> Delivery:
-    """A message as a reader gets it."""
+    """Returns a message as a Delivery that needs no settlement."""
     return Delivery(
         receipt=NO_RECEIPT, id=message.id, topic=message.topic, body=message.body, key=message.key,
         headers=message.headers, attempt=1, created_at_ms=message.created_at_ms, deliver_at_ms=message.deliver_at_ms,
@@ -54,6 +54,6 @@ def delivery_read(message: Message | MessageRecord) -> Delivery:
 
 
 def check_start(start: str) -> None:
-    """Raise InvalidMessage where a reader cannot begin there."""
+    """Raise InvalidMessage unless this is a valid start of a read."""
     if start not in {"latest", "earliest"}:
         raise InvalidMessage(f'start is "latest" or "earliest", not {start!r}')

@@ -1,29 +1,66 @@
-"""connect(url): from a URL to a Broker, by entry point, so that nothing here imports an adapter."""
+"""connect(url): makes a Broker from a URL. Finds adapters by entry point, so that this package imports none."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
-from urllib.parse import urlsplit
+from typing import Final
+from urllib.parse import unquote
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.delayed_broker import DelayedBroker
+from outbox_core.messages.url_parts import shown_url, split_url
 
 ENTRY_POINT_GROUP = "outbox.brokers"
+EXTRAS: Final = {
+    "https": "http",
+    "embedded": "broker",
+    "memory": "testing",
+    "rediss": "redis",
+    "redis+cluster": "redis",
+    "rediss+cluster": "redis",
+    "natss": "nats",
+    "tls": "nats",
+    "rabbitmqs": "rabbitmq",
+}
+"""The names of extras that differ from their URL schemes."""
 
 
 def connect(url: str, **options: object) -> Broker:
-    """A Broker for this URL, e.g. `http://127.0.0.1:7788` or `embedded:./broker-data`; does no I/O until it is used.
+    """Returns a Broker for this URL, e.g. `http://127.0.0.1:7788` or `embedded:./broker-data`. Does no I/O yet.
 
-    `options` go to the adapter as they are (http: token, timeout_ms, ca_file...). Raises ConfigurationError for a URL
-    whose scheme has no adapter installed.
+    `?delay=URL`, percent-encoded if it has a query itself, puts a delay service in front of the broker.
+    `options` go to the adapter unchanged (http: token, timeout_ms, ca_file...), those that begin with `delay_` to
+    the delay service's. Raises ConfigurationError for a URL whose scheme has no adapter installed.
     """
+    url, delay_url = _without_delay(url)
+    if delay_url is None:
+        return _open(url, options)
+    of_delay = {name.removeprefix("delay_"): value for name, value in options.items() if name.startswith("delay_")}
+    of_target = {name: value for name, value in options.items() if not name.startswith("delay_")}
+    return DelayedBroker(_open(url, of_target), _open(delay_url, of_delay))
+
+
+def _without_delay(url: str) -> tuple[str, str | None]:
+    """Returns the URL without its `delay` option, and the value of that option."""
+    address, question, query = url.partition("?")
+    options = query.split("&") if question else []
+    delays = [unquote(one.partition("=")[2]) for one in options if one.partition("=")[0] == "delay"]
+    if not delays:
+        return url, None
+    rest = "&".join(one for one in options if one.partition("=")[0] != "delay")
+    return f"{address}?{rest}" if rest else address, delays[-1]
+
+
+def _open(url: str, options: Mapping[str, object]) -> Broker:
     scheme = _scheme(url)
     found = entry_points(group=ENTRY_POINT_GROUP, name=scheme) if scheme else ()
     for entry_point in found:
         try:
             adapter = entry_point.load()
         except ModuleNotFoundError as error:
-            extra = {"https": "http", "embedded": "broker"}.get(scheme, scheme)
+            extra = EXTRAS.get(scheme, scheme)
             raise ConfigurationError(
                 f"the {scheme} adapter needs the package {error.name!r}, which comes with the extra {extra!r}: "
                 f"pip install '.[{extra}]' in a checkout"
@@ -38,10 +75,11 @@ def connect(url: str, **options: object) -> Broker:
 
 
 def _scheme(url: str) -> str:
-    """The URL's scheme; a port that is none is said now, and not by the first request."""
+    """Returns the URL's scheme; reports an invalid port now, and not at the first request."""
     try:
-        parts = urlsplit(url)
-        _ = parts.port
+        parts = split_url(url)
+        if "," not in parts.netloc:  # the URL of a cluster names several hosts, each with a port
+            _ = parts.port
     except ValueError as error:
         raise ConfigurationError(
             "not a broker's URL: its address or its port cannot be read; use one like http://127.0.0.1:7788"
@@ -50,9 +88,4 @@ def _scheme(url: str) -> str:
 
 
 def _shown(url: str) -> str:
-    """The URL without user, password and query, which may hold secrets."""
-    parts = urlsplit(url)
-    if not parts.scheme:
-        return repr(url)
-    host = parts.netloc.rpartition("@")[2]
-    return repr(f"{parts.scheme}://{host}{parts.path}" if host else f"{parts.scheme}:{parts.path}")
+    return repr(shown_url(url) if split_url(url).scheme else url)

@@ -1,11 +1,11 @@
-"""How the attempts at a message went, in short: what went wrong, and how many times in a row. Pure."""
+"""The failure history of a message: the reasons of its failed attempts, each with its count of repeats. Pure."""
 
 from __future__ import annotations
 
 from typing import Final, TypeVar
 
 HISTORY_MAX: Final = 8
-"""So many entries are kept, the newest ones."""
+"""The number of entries that are kept, the newest ones."""
 REFUSED: Final = "refused by its consumer"
 EXPIRED: Final = "invisible time ran out"
 
@@ -15,17 +15,17 @@ Reason = TypeVar("Reason")
 
 
 def failed(history: tuple[tuple[Reason, int], ...], reason: Reason) -> tuple[tuple[Reason, int], ...]:
-    """The history after one more failed attempt; reasons may stand under numbers."""
+    """Returns the history after one more failed attempt; reasons may be given by number."""
     if history and history[-1][0] == reason:
         return (*history[:-1], (reason, history[-1][1] + 1))
     return (*history, (reason, 1))[-HISTORY_MAX:]
 
 
 def with_count(reason: str, attempts: int) -> str:
-    """A reason that nobody gave, as a dead letter tells it."""
+    """Returns a reason that no consumer gave, as a dead letter shows it."""
     return f"{reason}, {attempts} attempts"
 
 
 def without_count(reason: str, attempts: int) -> str:
-    """What with_count() was given; any other reason as it is."""
+    """Returns the reason that with_count() was given; any other reason unchanged."""
     return reason.removesuffix(f", {attempts} attempts")

@@ -1,4 +1,4 @@
-"""Message ids: time-ordered, so that rows are appended to an index rather than scattered over it (UUIDv7, RFC 9562)."""
+"""Message ids: time-ordered, so that index entries are appended, not scattered (UUIDv7, RFC 9562)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 def new_message_id() -> str:
-    """A fresh id: 32 lower-case hex digits, 48 bits of milliseconds then 74 random bits (RFC 9562, section 5.7)."""
+    """Returns a new id: 32 lower-case hex digits, 48 bits of milliseconds, 74 random bits (RFC 9562, section 5.7)."""
     value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
@@ -15,5 +15,5 @@ def new_message_id() -> str:
 
 
 def new_token() -> str:
-    """An owner's token that no other owner, nor the same one later, will ever have: 32 hex digits."""
+    """Returns a token for one owner of rows, never used again by any owner: 32 hex digits."""
     return os.urandom(16).hex()

@@ -1,4 +1,4 @@
-"""The named bounds that every room shares; each is a default that configuration may lower, not a law of the format."""
+"""Limits that all packages share. Each is a default that configuration may lower, not a limit of the format."""
 
 from datetime import timedelta
 from typing import Final

@@ -1,7 +1,7 @@
-"""A message and what happens to it, as plain values checked where they are made. No I/O.
+"""A message, its deliveries and the results of operations, as values that are validated when they are made. No I/O.
 
-What there is one of for each message is a msgspec Struct: made in a quarter of a dataclass's time, and off the wire
-without a step in between.
+Values of which each message needs one are msgspec Structs: they are made in a quarter of a dataclass's time, and
+decoded from the wire directly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outbox_core.messages.failure_history import History
 CONTENT_TYPE: Final = "content-type"
 JSON_CONTENT_TYPE: Final = "application/json"
 DUE_HEADER: Final = "outbox-deliver-at-ms"
-"""Written by a delay service: the due time that was asked for, where the broker behind it gets the message for now."""
+"""The header in which a delay service passes on the requested due time of a message that it publishes as due now."""
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
@@ -34,10 +34,10 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One message as its producer made it.
+    """A message as its producer publishes it.
 
-    Times are milliseconds since the Unix epoch, UTC. `deliver_at_ms` None means at once.
-    Raises InvalidMessage, with the bound named, where a part is out of bounds.
+    Times are milliseconds since the Unix epoch, UTC. `deliver_at_ms` None: deliver immediately.
+    Raises InvalidMessage, which names the limit, if a part exceeds one.
     """
 
     id: str
@@ -63,9 +63,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One hand-out of a message to one consumer of a group; settle it with `receipt` before the invisible time ends.
+    """A delivery of a message to one consumer of a group; settle it with `receipt` before the invisible time ends.
 
-    `attempt` counts from 1. `created_at_ms` is the producer's time, `deliver_at_ms` the due time, if one was asked for.
+    `attempt` counts from 1. `created_at_ms` is the producer's time, `deliver_at_ms` the requested due time, if any.
     """
 
     receipt: str
@@ -79,7 +79,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     deliver_at_ms: int | None = None
 
     def json(self) -> Any:
-        """The body, decoded from JSON. Raises InvalidMessage where it is not JSON."""
+        """Returns the body, decoded from JSON. Raises InvalidMessage if it is not JSON."""
         try:
             return msgspec.json.decode(self.body)
         except msgspec.DecodeError as error:
@@ -87,15 +87,26 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PublishStatus(StrEnum):
-    """What a broker says of one message of a batch."""
+    """The result of publishing one message of a batch.
+
+    `rejected`: the message can never be stored as it is. `deferred`: it was not stored for a reason that an operator
+    can remove (its topic does not exist, is full or forbidden); retry it later. Only adapters of other brokers
+    return `deferred`.
+    """
 
     STORED = "stored"
     DUPLICATE = "duplicate"
     REJECTED = "rejected"
+    DEFERRED = "deferred"
+
+    @property
+    def is_success(self) -> bool:
+        """Returns whether the broker has the message."""
+        return self in {PublishStatus.STORED, PublishStatus.DUPLICATE}
 
 
 class AckStatus(StrEnum):
-    """What became of one acknowledgement."""
+    """The result of one acknowledgement."""
 
     ACKED = "acked"
     ALREADY_ACKED = "already_acked"
@@ -104,7 +115,7 @@ class AckStatus(StrEnum):
 
 
 class NackStatus(StrEnum):
-    """What became of one negative acknowledgement."""
+    """The result of one negative acknowledgement."""
 
     REQUEUED = "requeued"
     DEAD = "dead"
@@ -112,14 +123,14 @@ class NackStatus(StrEnum):
 
 
 class ExtendStatus(StrEnum):
-    """What became of one request for more invisible time."""
+    """The result of one extension of an invisible time."""
 
     EXTENDED = "extended"
     STALE = "stale"
 
 
 class CancelStatus(StrEnum):
-    """What became of one cancel: `canceled` means never delivered, whatever restarts."""
+    """The result of one cancel: `canceled` means never delivered, also after restarts."""
 
     CANCELED = "canceled"
     TOO_LATE = "too_late"
@@ -127,7 +138,7 @@ class CancelStatus(StrEnum):
 
 
 class PublishResult(msgspec.Struct, frozen=True, gc=False):
-    """The broker's word on one message; `error` says why it was rejected. `duplicate` counts as success."""
+    """The broker's result for one message; `error` says why it was rejected or deferred. `duplicate` is a success."""
 
     id: str
     status: PublishStatus
@@ -136,7 +147,7 @@ class PublishResult(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConfig:
-    """How a consumer group behaves; None in `start_at_ms` with start "at" is refused."""
+    """The settings of a consumer group; start "at" requires `start_at_ms`."""
 
     start: str = "earliest"  # "earliest" | "latest" | "at"
     start_at_ms: int | None = None
@@ -158,7 +169,7 @@ class GroupConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A message that a group gave up on, with why and after how many attempts."""
+    """A message that a group failed to process, with the reason and the number of attempts."""
 
     id: str
     topic: str
@@ -174,10 +185,10 @@ class DeadLetter:
 
 
 def encode_body(body: object) -> tuple[bytes, str | None]:
-    """Turn what a user publishes into bytes and the content type that says what they are (None for bytes and str).
+    """Encode a published body: returns its bytes and their content type (None for bytes and str).
 
-    bytes pass through, str becomes UTF-8, anything else JSON. Raises InvalidMessage where JSON cannot say it: NaN and
-    infinities are no numbers there.
+    bytes stay unchanged, str becomes UTF-8, anything else JSON. Raises InvalidMessage for values that JSON cannot
+    represent, NaN and infinities among them.
     """
     match body:
         case bytes():
@@ -258,14 +269,14 @@ def check_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def check_mapping(headers: object) -> None:
-    """Raise InvalidMessage where headers are no mapping: dict() would make some of text and pairs."""
+    """Raise InvalidMessage if headers are not a mapping: dict() would also accept a list of pairs."""
     if not isinstance(headers, Mapping):
         raise InvalidMessage(f"the headers must be a mapping of names to values, not {type(headers).__name__}")
 
 
 def check_deliver_at(deliver_at_ms: int, *, now_ms: int) -> int:
-    """Return the due time, or raise InvalidMessage when it is more than 731 days ahead; the past means now, however
-    long past: what lies before 1970 becomes 1970.
+    """Return the due time, or raise InvalidMessage if it is more than 731 days ahead. A past time means now;
+    times before 1970 become 1970.
     """
     if deliver_at_ms - now_ms > limits.DELAY_MAX_MS:
         raise InvalidMessage(
@@ -285,12 +296,12 @@ def _check_name(name: str, *, what: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _is_name(name: str) -> bool:
-    """Remembered: a program has few topics, and many messages of each."""
+    """Cached: a program has few topics, and many messages of each."""
     return _NAME.fullmatch(name) is not None and name not in {".", ".."}
 
 
 def _is_text(value: object) -> bool:
-    """Callers without a type checker pass anything: ask for real."""
+    """Checked at run time, for callers without a type checker."""
     return isinstance(value, str)
 
 

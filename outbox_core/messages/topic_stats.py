@@ -1,4 +1,4 @@
-"""A topic's figures out of those of its groups. Computes only."""
+"""Aggregates a topic's statistics from those of its groups. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _SUMMED: Final = ("backlog", "in_flight", "dead")
 
 
 def topic_figures(*, stored: int, scheduled: int, groups: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """stored and scheduled as given; backlog, in_flight and dead of all groups together, so that a message counts once
-    for each group that it waits for; oldest_unacked_age_ms of the group that is furthest behind (0 without any).
+    """Returns stored and scheduled as given; backlog, in_flight and dead as sums over all groups, so that a message
+    counts once for each group that it waits for; the maximum of oldest_unacked_age_ms (0 without groups).
     """
     found = list(groups)
     return {

@@ -1,1 +1,1 @@
-"""The HTTP protocol as its server and its clients share it: shapes and problems."""
+"""The HTTP protocol that the server and its clients share: shapes and problems."""

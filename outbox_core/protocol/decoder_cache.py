@@ -1,8 +1,8 @@
-"""Decoders of shapes, each built once, and one at a time. Not the shapes.
+"""A cache of decoders of shapes. Builds each once, and one at a time.
 
-msgspec (0.22) keeps what it knows of a shape with the class, and puts it there before it is whole: where two threads
-build a decoder of the same shape at the same moment, one may decode by the other's half, and the process dies. So every
-decoder that is not built while its module is imported is built here.
+msgspec (0.22) stores the type information of a shape in its class, and does so before it is complete: if two threads
+build a decoder of the same shape at the same time, one may use the other's incomplete information, and the process
+crashes. So every decoder that is not built while its module is imported is built here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _msgpack: dict[object, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def json_decoder(shape: type[Shape]) -> msgspec.json.Decoder[Shape]:
-    """The decoder of this shape from JSON."""
+    """Returns the decoder of this shape from JSON."""
     if shape not in _json:
         with _building:
             _json.setdefault(shape, msgspec.json.Decoder(shape))
@@ -28,7 +28,7 @@ def json_decoder(shape: type[Shape]) -> msgspec.json.Decoder[Shape]:
 
 
 def msgpack_decoder(shape: type[Shape]) -> msgspec.msgpack.Decoder[Shape]:
-    """The decoder of this shape from MessagePack."""
+    """Returns the decoder of this shape from MessagePack."""
     if shape not in _msgpack:
         with _building:
             _msgpack.setdefault(shape, msgspec.msgpack.Decoder(shape))
@@ -36,6 +36,6 @@ def msgpack_decoder(shape: type[Shape]) -> msgspec.msgpack.Decoder[Shape]:
 
 
 def known(shape: type[Shape]) -> type[Shape]:
-    """The same shape, of which msgspec knows all from now on: for msgspec.convert(), which has no decoder."""
+    """Returns the shape once msgspec's type information is complete: for msgspec.convert(), which has no decoder."""
     json_decoder(shape)
     return shape

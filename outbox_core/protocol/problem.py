@@ -1,4 +1,4 @@
-"""Problems of the HTTP protocol (RFC 9457), as its server and its clients share them. Not what causes them."""
+"""Problems (RFC 9457) of the HTTP protocol: their shape and kinds. Does not map errors to problems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROBLEM_PREFIX: Final = "urn:outbox-mq:problem:"
 
 
 class ProblemAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """RFC 9457: `type` is stable, `detail` is for people; `where` is a path into the request, `bound` a named limit.
+    """RFC 9457: `type` is stable, `detail` is for people; `where` is a path in the request, `bound` a limit's name.
 
     `position` counts the characters of the text at `where` from 1.
     """
@@ -29,7 +29,7 @@ class ProblemAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ProblemKind(StrEnum):
-    """Every problem the server may answer with; a `type` is `urn:outbox-mq:problem:` and one of these."""
+    """Every kind of problem that the server may return; a `type` is `urn:outbox-mq:problem:` and one of these."""
 
     MALFORMED_BODY = "malformed-body"
     WRONG_SHAPE = "wrong-shape"
@@ -65,5 +65,5 @@ class ProblemKind(StrEnum):
 
     @property
     def uri(self) -> str:
-        """The value of `type` on the wire."""
+        """Returns the value of `type` on the wire."""
         return PROBLEM_PREFIX + self.value

@@ -1,8 +1,8 @@
-"""The shapes of the HTTP protocol, version 1, that its server and clients share. Not the rules: those are the engine's.
+"""The shapes of the HTTP protocol, version 1, shared by server and clients. The engine has the rules.
 
-Requests refuse fields they do not know, so that a misspelt one is an error and not a default; answers may grow fields,
-and clients pass over those they do not know. Times are integer milliseconds since the epoch, durations milliseconds.
-A body travels as text ("utf8"), as base64 text, or, in MessagePack alone, as it is ("binary").
+Unknown fields of a request are rejected, so that a misspelt one is an error and not a default; responses may get new
+fields, and clients ignore unknown ones. Times are integer milliseconds since the epoch, durations milliseconds.
+A body is sent as text ("utf8"), as base64 text, or, in MessagePack only, as bytes ("binary").
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from outbox_core.messages.message import AckStatus, CancelStatus, ExtendStatus, 
 JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"
 TIME_MS_MAX: Final = 2**53 - 1
-"""The largest integer that every JSON reader keeps exactly."""
+"""The largest integer that every JSON parser represents exactly."""
 
 TimeMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 DurationMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
-# Bounds that Message and the server check, so that there is one text for them; here they are only told.
+# Documentation only: Message and the server check these limits, so that each has one error text.
 MessageId = Annotated[str, Meta(extra_json_schema={"pattern": "^[A-Za-z0-9._:-]{1,64}$"})]
 Key = Annotated[str, Meta(description="1 to 1,024 bytes in UTF-8", extra_json_schema={"minLength": 1})]
 Headers = Annotated[
@@ -36,7 +36,7 @@ Batch = Meta(extra_json_schema={"maxItems": limits.BATCH_MESSAGES_MAX})
 
 
 class Encoding(StrEnum):
-    """How a body is written in a request or an answer; `binary` in MessagePack only."""
+    """How a body is encoded in a request or a response; `binary` in MessagePack only."""
 
     UTF8 = "utf8"
     BASE64 = "base64"
@@ -44,18 +44,18 @@ class Encoding(StrEnum):
 
 
 class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a client sends."""
+    """The base of requests."""
 
 
 class _Answer(Struct, frozen=True, kw_only=True):
-    """What the server sends back."""
+    """The base of responses."""
 
 
 # -- publish ----------------------------------------------------------------------------------------------------------
 
 
 class PublishedMessage(Request, frozen=True, kw_only=True):
-    """One message of a publish; without an id the server makes one, and a repeat is then no duplicate."""
+    """One message of a publish; without an id the server generates one, and cannot recognise a repeat."""
 
     body: str
     id: MessageId | None = None
@@ -68,7 +68,7 @@ class PublishedMessage(Request, frozen=True, kw_only=True):
 
 
 class PackedMessage(PublishedMessage, frozen=True, kw_only=True):
-    """The same in MessagePack, where the body may be `bin`, too."""
+    """The same in MessagePack, where the body may also be `bin`."""
 
     body: Any  # checked in body_bytes(): msgspec has no union of str and bytes
 
@@ -86,7 +86,7 @@ class PackedPublishRequest(Request, frozen=True, kw_only=True):
 
 
 class PublishOutcome(_Answer, frozen=True, kw_only=True):
-    """What became of one message; `error` says why it was rejected."""
+    """The outcome of one message; `error` is the reason why it was rejected."""
 
     id: str
     status: PublishStatus
@@ -103,7 +103,7 @@ class PublishAnswer(_Answer, frozen=True, kw_only=True):
 
 
 class PullRequest(Request, frozen=True, kw_only=True):
-    """POST .../groups/{group}/pull. `consumer` names the puller in the broker's log."""
+    """POST .../groups/{group}/pull. `consumer` names the client in the broker's log."""
 
     max_messages: Annotated[int, Meta(ge=1, le=limits.PULL_MESSAGES_MAX)] = 100
     wait_ms: Annotated[int, Meta(ge=0, le=limits.PULL_WAIT_MS_MAX)] = 0
@@ -135,7 +135,7 @@ class PackedPulledMessage(PulledMessage, frozen=True, kw_only=True):
 
 
 class PullAnswer(_Answer, frozen=True, kw_only=True):
-    """What was ready, oldest first; empty when nothing came within `wait_ms`."""
+    """The deliveries, oldest first; empty if no message was ready within `wait_ms`."""
 
     deliveries: list[PulledMessage]
 
@@ -169,7 +169,7 @@ class ExtendRequest(Request, frozen=True, kw_only=True):
 
 
 class AckOutcome(_Answer, frozen=True, kw_only=True):
-    """What became of one acknowledgement."""
+    """The outcome of one acknowledgement."""
 
     receipt: str
     status: AckStatus
@@ -182,7 +182,7 @@ class AckAnswer(_Answer, frozen=True, kw_only=True):
 
 
 class NackOutcome(_Answer, frozen=True, kw_only=True):
-    """What became of one negative acknowledgement."""
+    """The outcome of one negative acknowledgement."""
 
     receipt: str
     status: NackStatus
@@ -195,7 +195,7 @@ class NackAnswer(_Answer, frozen=True, kw_only=True):
 
 
 class ExtendOutcome(_Answer, frozen=True, kw_only=True):
-    """What became of one extension."""
+    """The outcome of one extension."""
 
     receipt: str
     status: ExtendStatus
@@ -217,7 +217,7 @@ class CancelRequest(Request, frozen=True, kw_only=True):
 
 
 class CancelOutcome(_Answer, frozen=True, kw_only=True):
-    """What became of one cancel."""
+    """The outcome of one cancel."""
 
     id: str
     status: CancelStatus
@@ -239,14 +239,14 @@ class ScheduledQuery(Request, frozen=True, kw_only=True):
 
 
 class ScheduledCount(_Answer, frozen=True, kw_only=True):
-    """How many messages fire in the bucket that begins at `at_ms`."""
+    """The number of messages that are due in the bucket that begins at `at_ms`."""
 
     at_ms: int
     messages: int
 
 
 class ScheduledAnswer(_Answer, frozen=True, kw_only=True):
-    """What fires when; `next_from_ms` goes on where the page was cut short."""
+    """Counts of scheduled messages by due time; `next_from_ms` is where the next page begins, if any."""
 
     bucket: Literal["minute", "hour", "day"]
     counts: list[ScheduledCount]
@@ -254,7 +254,7 @@ class ScheduledAnswer(_Answer, frozen=True, kw_only=True):
 
 
 class ScheduledMessage(_Answer, frozen=True, kw_only=True):
-    """A message that waits for its time."""
+    """A message that waits for its due time."""
 
     id: str
     topic: str
@@ -265,13 +265,13 @@ class ScheduledMessage(_Answer, frozen=True, kw_only=True):
 
 
 class StartAt(Struct, frozen=True, forbid_unknown_fields=True):
-    """A group that starts at a time."""
+    """The start of a group at a time."""
 
     at_ms: TimeMs
 
 
 class BackoffSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a group's retries space out."""
+    """The backoff between a group's retries."""
 
     initial_ms: Annotated[int, Meta(ge=1, le=limits.DELAY_MAX_MS)] = 1_000
     multiplier: Annotated[float, Meta(ge=1, le=1000)] = 2.0
@@ -279,7 +279,7 @@ class BackoffSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class GroupSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """PUT /v1/topics/{topic}/groups/{group}, and what GET tells of a group."""
+    """PUT /v1/topics/{topic}/groups/{group}, and the settings that GET returns."""
 
     start: Literal["earliest", "latest"] | StartAt = "earliest"
     filter: str | None = None
@@ -296,21 +296,21 @@ class SeekRequest(Request, frozen=True, kw_only=True):
 
 
 class NoRequest(Request, frozen=True, kw_only=True):
-    """The body of a request that says all it has to say by its path: empty, or `{}`."""
+    """The body of a request that has no fields: empty, or `{}`."""
 
 
 class NoAnswer(_Answer, frozen=True, kw_only=True):
-    """Done; there is nothing more to say."""
+    """A response without fields: the request has succeeded."""
 
 
 class DeleteQuery(Request, frozen=True, kw_only=True):
-    """`force`: also where it is in use."""
+    """`force`: delete it even if it is in use."""
 
     force: bool = False
 
 
 class PageQuery(Request, frozen=True, kw_only=True):
-    """A page of a list: `after` is the cursor that the page before gave as `next`."""
+    """A page of a list: `after` is the cursor that the previous page returned as `next`."""
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
     after: Annotated[str, Meta(max_length=1024)] | None = None
@@ -324,7 +324,7 @@ class TopicsAnswer(_Answer, frozen=True, kw_only=True):
 
 
 class TopicAnswer(_Answer, frozen=True, kw_only=True):
-    """A topic's figures and the names of its groups."""
+    """A topic's statistics and the names of its groups."""
 
     topic: str
     figures: dict[str, int]
@@ -332,7 +332,7 @@ class TopicAnswer(_Answer, frozen=True, kw_only=True):
 
 
 class GroupAnswer(_Answer, frozen=True, kw_only=True):
-    """A group's figures and settings."""
+    """A group's statistics and settings."""
 
     topic: str
     group: str
@@ -341,7 +341,7 @@ class GroupAnswer(_Answer, frozen=True, kw_only=True):
 
 
 class Check(_Answer, frozen=True, kw_only=True):
-    """One thing that was looked at."""
+    """The result of one health check."""
 
     name: str
     status: Literal["ok", "failed"]

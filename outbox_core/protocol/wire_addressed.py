@@ -1,4 +1,4 @@
-"""The shapes of a publish to many topics, whose messages name theirs. All others of the protocol are in wire."""
+"""The shapes of a publish to several topics, in which each message names its topic. Extends wire."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 from outbox_core.protocol.wire import Batch, PackedMessage, PublishedMessage, Request
 
 TopicName = Annotated[str, Meta(extra_json_schema={"pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}$"})]
-"""Checked by the server, so that there is one text for it; here it is only told."""
+"""Documentation only: the server checks the limit, so that it has one error text."""
 
 
 class AddressedMessage(PublishedMessage, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class PackedAddressedMessage(PackedMessage, frozen=True, kw_only=True):
 
 
 class AddressedPublishRequest(Request, frozen=True, kw_only=True):
-    """POST /v1/publish; answered with a PublishAnswer."""
+    """POST /v1/publish; the response is a PublishAnswer."""
 
     messages: Annotated[list[AddressedMessage], Batch]
 

@@ -1,4 +1,4 @@
-"""The shapes of POST /v1/topics/{topic}/read, beside those of wire."""
+"""The shapes of broadcast reads: POST /v1/topics/{topic}/read. Extends wire."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PackedReadMessage(ReadMessage, frozen=True, kw_only=True):
 
 
 class ReadAnswer(Struct, frozen=True, kw_only=True):
-    """The messages from `offset` up to `next_offset`, where the next read goes on; none when none came in time."""
+    """The messages from `offset` up to `next_offset`, where the next read begins; empty if none came in time."""
 
     messages: list[ReadMessage]
     offset: int
@@ -60,7 +60,7 @@ class PackedReadAnswer(Struct, frozen=True, kw_only=True):
 
 
 def read_message(delivery: Delivery, *, packed: bool) -> ReadMessage:
-    """A message that was read, as the server sends it."""
+    """Returns a message that was read, as the server sends it."""
     fields: dict[str, Any] = {
         "id": delivery.id, "topic": delivery.topic, "key": delivery.key, "headers": dict(delivery.headers),
         "created_at_ms": delivery.created_at_ms, "deliver_at_ms": delivery.deliver_at_ms,
@@ -72,7 +72,7 @@ def read_message(delivery: Delivery, *, packed: bool) -> ReadMessage:
 
 
 def delivery_read(message: ReadMessage) -> Delivery:
-    """The message that a client reads from an answer, in either codec."""
+    """Returns the delivery that a client decodes from a response, in either codec."""
     return Delivery(
         receipt=NO_RECEIPT, id=message.id, topic=message.topic, body=body_bytes(message.body, message.encoding),
         key=message.key, headers=message.headers, attempt=1, created_at_ms=message.created_at_ms,

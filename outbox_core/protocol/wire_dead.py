@@ -1,4 +1,4 @@
-"""The shapes of dead letters, beside those of wire: looked through, and sent again."""
+"""The shapes of listing and redriving dead letters. Extends wire."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from outbox_core.protocol.wire import Encoding, Request
 
 
 class Failures(Struct, frozen=True, kw_only=True):
-    """So many attempts failed one after the other, with this reason."""
+    """A number of consecutive attempts that failed with the same reason."""
 
     reason: str
     attempts: int
 
 
 class DeadMessage(Struct, frozen=True, kw_only=True):
-    """A message that a group gave up on; key, headers and body are null for a token that may only `read`."""
+    """A dead letter of a group; key, headers and body are null for a token that may only `read`."""
 
     id: str
     topic: str
@@ -61,6 +61,6 @@ class RedriveRequest(Request, frozen=True, kw_only=True):
 
 
 class RedriveAnswer(Struct, frozen=True, kw_only=True):
-    """How many dead letters went back to their group."""
+    """The number of dead letters that were redriven."""
 
     redriven: int

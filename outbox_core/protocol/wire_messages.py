@@ -1,4 +1,4 @@
-"""From messages and deliveries to what stands for them on the wire, and back. Pure; the shapes are in wire."""
+"""Converts messages and deliveries to the shapes of wire, and back. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from outbox_core.protocol.wire_addressed import AddressedMessage, PackedAddresse
 
 _LONG_BYTES: Final = 4 * 1024
 _ESCAPED_PART: Final = 10
-"""One byte in so many may be escaped: so text grows by no more than half for it."""
+"""One byte in this many may be escaped, so that escapes lengthen a text by half at most."""
 _CONTROLS: Final = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
 
 
 def body_bytes(body: object, encoding: Encoding | None) -> bytes:
-    """The bytes that a body on the wire stands for. Raises InvalidMessage."""
+    """Decodes a body from the wire to bytes. Raises InvalidMessage."""
     match body, encoding:
         case bytes(), None | Encoding.BINARY:
             return body
@@ -33,8 +33,8 @@ def body_bytes(body: object, encoding: Encoding | None) -> bytes:
 
 
 def text_body(body: bytes) -> tuple[str, Encoding]:
-    """A body for JSON: as text where it is UTF-8, as base64 where it is not, or is long and JSON would escape much of
-    it, six bytes for one.
+    """Encodes a body for JSON: as text if it is UTF-8, else as base64; also as base64 if it is long and JSON would
+    escape many of its bytes, to six bytes each.
     """
     if len(body) >= _LONG_BYTES and _ESCAPED_PART * _escaped(body) > len(body):
         return _base64_text(body)
@@ -45,7 +45,7 @@ def text_body(body: bytes) -> tuple[str, Encoding]:
 
 
 def packed_message(message: Message) -> PackedMessage:
-    """A message as a client sends it in MessagePack."""
+    """Returns a message as a client sends it in MessagePack."""
     return PackedMessage(
         body=message.body,
         id=message.id,
@@ -62,7 +62,7 @@ def packed_addressed_message(message: Message) -> PackedAddressedMessage:
 
 
 def text_message(message: Message) -> PublishedMessage:
-    """A message as a client sends it in JSON."""
+    """Returns a message as a client sends it in JSON."""
     body, encoding = text_body(message.body)
     return PublishedMessage(body=body, encoding=encoding, **_message_fields(message))
 
@@ -74,18 +74,18 @@ def text_addressed_message(message: Message) -> AddressedMessage:
 
 
 def pulled_message(delivery: Delivery) -> PulledMessage:
-    """A delivery for JSON."""
+    """Returns a delivery as the server sends it in JSON."""
     body, encoding = text_body(delivery.body)
     return PulledMessage(body=body, encoding=encoding, **_delivery_fields(delivery))
 
 
 def packed_pulled_message(delivery: Delivery) -> PackedPulledMessage:
-    """A delivery for MessagePack."""
+    """Returns a delivery as the server sends it in MessagePack."""
     return PackedPulledMessage(body=delivery.body, encoding=Encoding.BINARY, **_delivery_fields(delivery))
 
 
 def delivery_of(pulled: PulledMessage) -> Delivery:
-    """The delivery that a client reads from an answer, in either codec."""
+    """Returns the delivery that a client decodes from a response, in either codec."""
     return Delivery(
         receipt=pulled.receipt,
         id=pulled.id,
@@ -104,7 +104,7 @@ def _base64_text(body: bytes) -> tuple[str, Encoding]:
 
 
 def _escaped(body: bytes) -> int:
-    """How many of its bytes JSON writes as six."""
+    """Returns how many of its bytes JSON escapes to six bytes."""
     return len(body) - len(body.translate(None, _CONTROLS))
 
 

@@ -1,1 +1,1 @@
-"""What processes of ours share: logging, values of configuration, and the command `outbox`."""
+"""Code that our processes share: logging, settings, and the command `outbox`."""

@@ -1,4 +1,4 @@
-"""Which build of the project runs here, by what its installation noted."""
+"""Reads the version and the revision of the running build from the installation's metadata."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DISTRIBUTION: Final = "outbox-mq"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """`version` and `revision` (the commit that was installed from a repository) are empty where nobody noted them."""
+    """`version` and `revision` (the commit that was installed from a repository) are empty if unknown."""
 
     version: str
     revision: str
@@ -23,7 +23,7 @@ class Build:
 
 @cache
 def build() -> Build:
-    """The build of this process. A revision is noted where the installer was given a repository (PEP 610)."""
+    """Returns the build of this process. It has a revision if it was installed from a repository (PEP 610)."""
     try:
         found = distribution(_DISTRIBUTION)
     except PackageNotFoundError:

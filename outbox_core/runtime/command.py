@@ -1,6 +1,6 @@
-"""The command `outbox` as a process: an interrupt ends it with a sentence, also while it is still being imported.
+"""The entry point of the command `outbox`: an interrupt ends it with a message, also during its import.
 
-It imports nothing of ours: what the command does is found by entry point, as brokers are.
+It imports none of our packages: the command's implementation is found by entry point, as brokers are.
 """
 
 from __future__ import annotations

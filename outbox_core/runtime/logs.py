@@ -1,7 +1,7 @@
-"""How a process of ours writes its log: an event and its fields a line, as JSON or as text. Not what is logged.
+"""Log output of our processes: an event and its fields on each line, as JSON or as text.
 
-Keys are `ts`, `level`, `event`, `logger`, then `message_id`, `topic`, `trace_id`, `span_id` where there are any, then
-the event's own fields. Secrets do not get through, wherever they stand: in a field by name, a URL, an error's text.
+Keys are `ts`, `level`, `event`, `logger`, then `message_id`, `topic`, `trace_id`, `span_id` if present, then
+the event's own fields. Secrets are masked everywhere: in fields with secret names, in URLs, in texts of errors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any, Final, TextIO, assert_never
 
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.runtime.terminal_text import plain
+from outbox_core.runtime.terminal_text import escaped
 
 FIELD_CHARS_MAX: Final = 8 * 1024
 EXCEPTION_CHARS_MAX: Final = 32 * 1024
@@ -27,14 +27,14 @@ MASK: Final = "***"
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 Context = Callable[[], Mapping[str, object]]
-"""Fields of the moment, `trace_id` and `span_id` for instance, asked for with each line. Must not raise nor log."""
+"""Returns fields of the current context, for instance `trace_id`, for each line. Must neither raise nor log."""
 
 _LEADING: Final = ("message_id", "topic", "trace_id", "span_id")
 _OWN: Final = frozenset({"ts", "level", "event", "logger", "exception"})
 _RECORD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _SECRET_NAME: Final = re.compile(r"passw|secret|token|authorization|api_?key|credential|cookie", re.IGNORECASE)
-# A password may hold an @ or a slash of its own: better too much is masked than too little. Repetitions are bounded, so
-# that a long text costs time in proportion.
+# A password may contain @ or a slash, so rather too much is masked than too little. Repetitions are bounded, so that
+# the time is proportional to the text's length.
 _URL_PASSWORD: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s:/@]{0,200}):[^\s]{0,500}@")
 _QUERY_SECRET: Final = re.compile(
     r"([?&;][\w-]{0,50}(?:passw|secret|token|api_?key|credential)[\w-]{0,50}=)[^&;\s\"']+", re.IGNORECASE
@@ -50,7 +50,7 @@ class LogFormat(StrEnum):
 
 
 def fitting_format(stream: TextIO) -> LogFormat:
-    """What fits a stream where nobody chose: text on a terminal, where people read; JSON elsewhere."""
+    """Returns the default format for a stream: text on a terminal, JSON elsewhere."""
     return LogFormat.TEXT if stream.isatty() else LogFormat.JSON
 
 
@@ -62,10 +62,10 @@ def configure(
     context: Context | None = None,
     quiet: Mapping[str, str] | None = None,
 ) -> None:
-    """Let this process log to `stream` (standard error) and nowhere else; only entry points call it. Idempotent.
+    """Make this process log to `stream` (standard error) and nowhere else; only entry points call it. Idempotent.
 
-    `quiet` gives loggers a level of their own, e.g. {"apscheduler": "error"}. Raises ConfigurationError for words that
-    are none of ours.
+    `quiet` sets the levels of single loggers, e.g. {"apscheduler": "error"}. Raises ConfigurationError for an unknown
+    level or format.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(formatter(format, context=context))
@@ -79,7 +79,7 @@ def configure(
 
 
 def formatter(format: LogFormat | str, *, context: Context | None = None) -> logging.Formatter:  # noqa: A002
-    """The formatter of that name."""
+    """Returns the formatter of that name."""
     try:
         chosen = LogFormat(format)
     except ValueError as error:
@@ -124,7 +124,7 @@ class TextLines(logging.Formatter):
 
 
 def fields(record: logging.LogRecord, *, context: Context | None = None) -> dict[str, Any]:
-    """A record's fields in their order, safe to be written: bounded, without secrets, without bytes."""
+    """Returns a record's fields in order, safe to write: of limited size, without secrets and bytes."""
     line: dict[str, Any] = {
         "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "level": "error" if record.levelno >= logging.ERROR else record.levelname.lower(),
@@ -134,13 +134,13 @@ def fields(record: logging.LogRecord, *, context: Context | None = None) -> dict
     extra = dict(_extra(record))
     found = dict(context()) | extra if context else extra
     for name in [*(one for one in _LEADING if one in found), *(one for one in found if one not in _LEADING)]:
-        # An event's field cannot pass itself off as the line's own.
+        # An event's field must not replace one of the line's own.
         line[f"field_{name}" if name in _OWN else name] = _safe(name, found[name], depth=0)
     return line
 
 
 def mask_secrets(text: str) -> str:
-    """The text without passwords of URLs, secrets of query strings, and bearer or basic credentials."""
+    """Returns the text without passwords of URLs, secrets of query strings, and bearer or basic credentials."""
     if "://" in text:
         text = _URL_PASSWORD.sub(rf"\1:{MASK}@", text)
     if "=" in text:
@@ -157,7 +157,7 @@ def _level(word: str) -> int:
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except (TypeError, ValueError):  # arguments that don't fit: a line of another library's must not be lost for it
+    except (TypeError, ValueError):  # wrong arguments of a format string: a line of another library must not be lost
         return f"{record.msg} {record.args}"
 
 
@@ -166,7 +166,7 @@ def _extra(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
 
 
 def _safe(name: str, value: object, *, depth: int) -> Any:
-    """A value as JSON can hold it."""
+    """Returns a value that JSON can represent."""
     if _SECRET_NAME.search(name) and value not in (None, "", True, False):
         return MASK
     match value:
@@ -177,7 +177,7 @@ def _safe(name: str, value: object, *, depth: int) -> Any:
         case str():
             return _text(value)
         case bytes() | bytearray() | memoryview():
-            return f"<{len(value)} bytes>"  # it may be a body
+            return f"<{len(value)} bytes>"  # may be a message's body
         case Mapping() | list() | tuple() | set() | frozenset() if depth >= FIELD_DEPTH_MAX:
             return f"<{type(value).__name__} of {len(value)}>"
         case Mapping():
@@ -197,7 +197,7 @@ def _shown(value: object) -> str:
 
 
 def _text(text: str, *, chars_max: int = FIELD_CHARS_MAX) -> str:
-    # Masked before it is cut: what is cut through is not recognised any more.
+    # Masked before it is cut: a secret that is cut in two is not recognised.
     masked = mask_secrets(text)
     return masked if len(masked) <= chars_max else f"{masked[:chars_max]}... ({len(masked):,} characters)"
 
@@ -212,7 +212,7 @@ def _stack(form: logging.Formatter, record: logging.LogRecord) -> str | None:
 
 
 def _one_line(value: object) -> str:
-    """A value on one line that cannot steer a terminal, quoted where it has a space in it."""
+    """Returns a value on one line, without control characters, quoted if it contains a space."""
     text = value if isinstance(value, str) else json.dumps(value)
-    shown = plain(text)
+    shown = escaped(text)
     return f'"{shown}"' if " " in shown or not shown else shown

@@ -1,4 +1,4 @@
-"""Reads the small files that a configuration names: a secret, and the configuration itself. Not what they mean."""
+"""Reads small files: secrets that a configuration names, and the TOML of the configuration itself."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ TOML_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 def read_secret(path: Path, *, what: str) -> str:
-    """A file's text without the white space around it; `what` it is, for people. Raises ConfigurationError, which
+    """Returns a file's text, stripped of white space; `what` describes it in errors. Raises ConfigurationError, which
     quotes nothing of it."""
     try:
         return _read(path, bytes_max=SECRET_BYTES_MAX, what=f"{what} file").strip()
-    except UnicodeDecodeError:  # not chained: it quotes what it could not read
+    except UnicodeDecodeError:  # not chained: it quotes the file's bytes
         raise ConfigurationError(f"the {what} file {path} is not UTF-8") from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a configuration. Raises ConfigurationError."""
+    """Returns the tables of a configuration file. Raises ConfigurationError."""
     try:
         return tomllib.loads(_read(path, bytes_max=TOML_BYTES_MAX, what="configuration"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

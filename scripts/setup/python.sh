@@ -6,7 +6,7 @@ PYTHON=$REPO/.venv/bin/python
 # An interpreter of 3.11 or later: $PYTHON3 where it is set, else the newest that the project is tested on.
 find_python() {
     local candidate
-    for candidate in ${PYTHON3:+"$PYTHON3"} python3.13 python3.12 python3.11 python3 python; do
+    for candidate in ${PYTHON3:+"$PYTHON3"} python3.14 python3.13 python3.12 python3.11 python3 python; do
         if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             printf '%s\n' "$candidate"
             return 0
@@ -54,6 +54,18 @@ install_lock() {
     # build it are the one thing the lock does not fix.
     "$PYTHON" -m pip install --disable-pip-version-check --no-input --progress-bar off --require-hashes \
         -r "$REPO/requirements.lock"
+}
+
+OLDEST_SQLALCHEMY=$REPO/.venv/oldest-sqlalchemy
+
+# Beside the packages of requirements.lock, in a folder that PYTHONPATH puts before them.
+set_up_oldest_sqlalchemy() {
+    local lock=$REPO/scripts/setup/sqlalchemy.lock
+    cmp -s "$lock" "$OLDEST_SQLALCHEMY/.lock" && return 0
+    rm -rf "$OLDEST_SQLALCHEMY"
+    step "install the oldest SQLAlchemy" "$PYTHON" -m pip install --disable-pip-version-check --no-input \
+        --progress-bar off --require-hashes --no-deps --target "$OLDEST_SQLALCHEMY" -r "$lock" || return 1
+    cp "$lock" "$OLDEST_SQLALCHEMY/.lock"
 }
 
 install_project() {

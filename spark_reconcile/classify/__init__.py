@@ -1,1 +1,1 @@
-"""Puts the rules on the evidence: one verdict for each message, delivery and business row."""
+"""Applies the rules to the evidence: one verdict for each message, delivery and business row."""

@@ -1,4 +1,4 @@
-"""Puts the rules on the evidence: three tables, one verdict a row. Neither the rules nor the evidence are here."""
+"""Applies the rules to the evidence: three tables, one verdict a row. Rules and evidence are defined elsewhere."""
 
 from __future__ import annotations
 
@@ -32,45 +32,45 @@ RULES: Final[Mapping[Scope, Sequence[Rule]]] = {
     Scope.BUSINESS: BUSINESS_RULES,
 }
 _IN_DOUBT: Final = "rule = 'not_wanted_or_waiting'"
-"""Given to every delivery that a filter decides on, before its filter is evaluated."""
+"""The rule of every delivery whose verdict depends on a filter, before the filter is evaluated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class ClassifiedEvidence:
     """Evidence with verdicts: columns `rule`, `state`, `severity` and `window_ms` are added to each row."""
 
     messages: DataFrame
     deliveries: DataFrame
     business: DataFrame
     kept: Sequence[DataFrame] = ()
-    """What Spark keeps for these."""
+    """The frames that Spark has cached for these."""
 
     @property
     def frames(self) -> tuple[DataFrame, DataFrame, DataFrame]:
-        """All three."""
+        """All three frames."""
         return self.messages, self.deliveries, self.business
 
-    def map(self, change: Callable[[DataFrame], DataFrame]) -> Judged:
-        """The same with a change to each frame."""
+    def map(self, change: Callable[[DataFrame], DataFrame]) -> ClassifiedEvidence:
+        """Returns the same verdicts with `change` applied to each frame."""
         messages, deliveries, business = map(change, self.frames)
-        return Judged(messages=messages, deliveries=deliveries, business=business, kept=self.kept)
+        return ClassifiedEvidence(messages=messages, deliveries=deliveries, business=business, kept=self.kept)
 
-    def checkpointed(self) -> Judged:
-        """The same rows without the plans that they come from: where these are joined again and again, planning takes
-        longer than running.
+    def checkpointed(self) -> ClassifiedEvidence:
+        """Returns the same rows without their query plans: if these are joined repeatedly, planning takes longer than
+        execution.
         """
         messages, deliveries, business = in_parallel(*(frame.localCheckpoint for frame in self.frames))
         self.release()
-        return Judged(messages=messages, deliveries=deliveries, business=business)
+        return ClassifiedEvidence(messages=messages, deliveries=deliveries, business=business)
 
     def release(self) -> None:
-        """Let go of Spark's copies."""
+        """Release the frames that Spark has cached."""
         for frame in self.kept:
             frame.unpersist()
 
 
 def bounds_of(grace: Grace, evidence: Evidence, *, now_ms: int) -> dict[str, int]:
-    """The numbers of this run that rules ask for beside a row's facts."""
+    """Returns the bounds of this run, which rules use in addition to a row's facts."""
     return {
         "now_ms": now_ms,
         "earliest_ms": EARLIEST_MS,
@@ -88,10 +88,10 @@ def bounds_of(grace: Grace, evidence: Evidence, *, now_ms: int) -> dict[str, int
 
 def judge(
     evidence: Evidence, bounds: Mapping[str, int], *, placement: WindowPlacement, span: Span | None = None
-) -> Judged:
-    """One verdict for each message, each message in each group, and each rule and key of business rows.
+) -> ClassifiedEvidence:
+    """Classify each message, each message in each group, and each rule and key of business rows.
 
-    `span`: business rows are of these times alone, so only messages of these times are theirs.
+    `span`: business rows were read of this time range only, so only messages of it are compared with them.
     """
     messages = judged(
         message_evidence(
@@ -121,7 +121,7 @@ def judge(
     def placed(frame: DataFrame, window: str) -> DataFrame:
         return frame.selectExpr("*", f"{window} as window_ms").where(placement.chosen)
 
-    return Judged(
+    return ClassifiedEvidence(
         messages=placed(copies.where("not is_other_copy"), placement.message),
         deliveries=placed(deliveries, placement.delivery),
         business=placed(business, placement.business),
@@ -130,7 +130,7 @@ def judge(
 
 
 def _decided_by_filters(deliveries: DataFrame, evidence: Evidence, bounds: Mapping[str, int]) -> DataFrame | None:
-    """Deliveries whose verdict depends on what a group's filter takes, judged by that; None: no group has a filter."""
+    """Classify deliveries whose verdict depends on a group's filter; None: no group has a filter."""
     groups = [one for one in evidence.groups if one.filtered]
     if not groups:
         return None
@@ -140,13 +140,13 @@ def _decided_by_filters(deliveries: DataFrame, evidence: Evidence, bounds: Mappi
 
 
 def _is_shared(evidence: Evidence) -> bool:
-    """Whether rows of several rules ask for messages on one topic."""
+    """Whether several rules cover one topic."""
     asking = {(one.topic, one.note) for one in evidence.counts if one.leg == Leg.BUSINESS}
     return len(asking) > len({topic for topic, _ in asking})
 
 
 def judged(evidence: DataFrame, rules: Sequence[Rule], bounds: Mapping[str, int]) -> DataFrame:
-    """The evidence with `rule`, `state` and `severity`."""
+    """Returns the evidence with the columns `rule`, `state` and `severity`."""
     named = evidence.selectExpr("*", f"{case_sql(rules, bounds)} as rule")
     return named.selectExpr(
         "*", *(f"{lookup_sql(rules, attribute, column='rule')} as {attribute}" for attribute in ("state", "severity"))

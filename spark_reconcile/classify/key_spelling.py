@@ -1,7 +1,7 @@
 """Finds business rows and messages whose keys differ only in case or trailing blanks, among the findings alone.
 
 Spark compares keys byte by byte; MySQL's default collations compare such keys as equal, so the code that published the
-message may have seen one key where two are read here. Without this the row would be called lost, its message a phantom.
+message may have seen one key where Spark reads two. Without this the row would be lost, and its message a phantom.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _OF_ROW: Final = "message_key_respelled"
 
 
 def with_respelled_keys(table: DataFrame, business: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """Both verdict tables, in which a phantom message and the row that asks for it get one finding: `key_respelled`.
+    """Returns both verdict tables; a phantom message and the row that requires it get the rule `key_respelled`.
 
-    Rows of other verdicts are as they were; nothing is changed, or joined, where there is no such pair.
+    Rows with other verdicts are not changed; without such a pair, nothing is joined.
     """
     unanswered = business.where(_UNANSWERED).selectExpr("topic", "message_key", _FOLDED)
     unasked = table.where(_UNASKED).selectExpr("message_id", "topic", _FOLDED)
@@ -44,6 +44,6 @@ def with_respelled_keys(table: DataFrame, business: DataFrame) -> tuple[DataFram
 
 
 def _renamed(frame: DataFrame, among: DataFrame, on: list[str], rule: Rule, *, where: str) -> DataFrame:
-    """The rows that are `among` these by the rule."""
+    """Apply the rule to the rows that are also in `among`."""
     marked = frame.join(among.selectExpr("*", "true as respelled"), on, "left")
     return overruled(marked, rule, where=f"respelled and {where}").select(*frame.columns)

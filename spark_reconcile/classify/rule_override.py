@@ -1,4 +1,4 @@
-"""Gives rows of a table of verdicts another rule, with its state and severity. Which rows is the caller's to say."""
+"""Replaces the rule, state and severity of rows in a verdict table. The caller selects the rows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def rule_named(rules: Sequence[Rule], name: str) -> Rule:
-    """The rule of this name, which is among these."""
+    """Returns the rule of this name, which must be one of `rules`."""
     return next(rule for rule in rules if rule.name == name)
 
 
 def overruled(frame: DataFrame, rule: Rule, *, where: str) -> DataFrame:
-    """The frame with the verdict of this rule in the rows that `where`, in SQL, chooses; null chooses none."""
+    """Returns the frame with the verdict of this rule in the rows that match `where` (SQL); null does not match."""
     from pyspark.sql.functions import expr
 
     given = {"rule": rule.name, "state": rule.state, "severity": rule.severity}

@@ -1,7 +1,7 @@
-"""One message whose copies name two topics: published to one, stored by the broker on another, under the same id.
+"""Detects messages whose copies name two topics: published to one, stored by the broker on another, with one id.
 
-A message is known by its topic and its id, so these look like a message that was lost and one that nobody published.
-They are one mismatch: the broker's copy has the verdict, as consumers saw that one.
+A message is identified by its topic and its id, so these look like one that was lost and one that was not published.
+They are one mismatch: the broker's copy gets the verdict, since consumers saw that one.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _STORED_ALONE: Final = "topic is not null and broker > 0 and outbox + archive = 
 
 
 def with_topic_differences(messages: DataFrame) -> DataFrame:
-    """Judged messages with the column `is_other_copy`: whether the message's verdict is given to the copy on another
-    topic. Those whose copies name two topics are `topic_differs`, unless a rule that comes before says more.
+    """Returns classified messages with the column `is_other_copy`: whether the copy on another topic has the message's
+    verdict. Those whose copies name two topics get `topic_differs`, unless a rule of higher precedence applies.
 
-    An id with several copies on either side is left as it is.
+    An id with several copies on either side is not changed.
     """
     published = messages.where(_PUBLISHED_ALONE).select("id", "topic").localCheckpoint()
     count = published.count()
     if not count:
         return messages.selectExpr("*", "false as is_other_copy")
     single = grouped(published, "id", n="count(*)").where("n = 1").select("id")
-    # A broker that is out for long leaves millions of rows unsent: so many are not sent to every worker.
+    # After a long outage of the broker millions of rows are unsent: too many to broadcast.
     single = single.hint("broadcast") if count <= BROADCAST_MAX else single
     stored = messages.where(_STORED_ALONE).select("id").join(single, "id", "left_semi")
     pairs = grouped(stored, "id", n="count(*)").where("n = 1").selectExpr("id", "true as is_pair").localCheckpoint()

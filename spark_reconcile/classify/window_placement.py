@@ -1,4 +1,4 @@
-"""In which window each verdict is counted: the hour of its message or row, or a bucket of the report's time axis."""
+"""Assigns each verdict to a window: the hour of its message or row, or a bucket of the report's time axis."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NO_WINDOW: Final = -1
 MESSAGE_AT_MS: Final = "if(created_ms > 0, created_ms, stored_ms)"
 DELIVERY_AT_MS: Final = "if(ready_ms > 0, ready_ms, greatest(last_ms, effect_ms))"
 BUSINESS_AT_MS: Final = "time_ms"
-"""The time that a verdict on a message, a delivery or a business row is shown with."""
+"""The displayed time of a verdict on a message, a delivery or a business row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPlacement:
-    """The window of each verdict, as SQL for its beginning in milliseconds, by scope.
+    """The window of each verdict, by scope: an SQL expression for its start in milliseconds.
 
-    `chosen`: a condition on `window_ms`: verdicts of other windows are left out, though their rows are evidence.
+    `chosen`: a condition on `window_ms`; verdicts of other windows are omitted, though their rows are evidence.
     """
 
     message: str
@@ -31,7 +31,7 @@ class WindowPlacement:
 
 
 def by_hour(windows: Sequence[int], *, slack_ms: int) -> WindowPlacement:
-    """Verdicts in the hours that begin so, each in the hour of its message or row."""
+    """Assign verdicts to these hours (start times), each to the hour of its message or row."""
 
     def window(created: str, *, otherwise: str) -> str:
         return window_of_message(created, otherwise=otherwise, slack_ms=slack_ms, slot=slot())
@@ -46,7 +46,7 @@ def by_hour(windows: Sequence[int], *, slack_ms: int) -> WindowPlacement:
 
 
 def by_bucket(axis: Axis) -> WindowPlacement:
-    """All verdicts, each in the bucket of the axis that is nearest to its time; NO_WINDOW where that cannot be true."""
+    """Assign all verdicts to the bucket of the axis nearest to their time; NO_WINDOW if the time is impossible."""
 
     def bucket(time: str) -> str:
         number = f"greatest(least(({time} - {axis.start_ms}L) div {axis.width_ms}L, {axis.buckets - 1}L), 0L)"
@@ -59,9 +59,7 @@ def by_bucket(axis: Axis) -> WindowPlacement:
 
 
 def among_windows(column: str, windows: Sequence[int]) -> str:
-    """Whether a time is the beginning of one of these windows; windows that follow each other are compared by the ends
-    of their row.
-    """
+    """SQL condition: a time is the start of one of these windows; adjacent windows are compared as one range."""
     rows: list[list[int]] = []
     for start in windows:
         if rows and start == rows[-1][1] + HOUR_MS:

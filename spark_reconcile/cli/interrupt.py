@@ -1,7 +1,7 @@
-"""Runs a job that talks to Spark so that an interrupt can end it. What the job does is not known here.
+"""Runs a job that calls Spark so that an interrupt can end it.
 
-An interrupt that comes in the middle of a talk with Java leaves half an answer behind, and PySpark's own handler begins
-another talk in it. So the job has a thread of its own, and the main thread, which gets the interrupt, only waits.
+An interrupt during a call of Java leaves half of an answer unread, and PySpark's own handler begins another call on the
+same connection. So the job runs in a thread of its own, and the main thread, which gets the interrupt, only waits.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ Result = TypeVar("Result")
 
 
 class Stop:
-    """Whether the job shall end; asked between its steps."""
+    """A request to stop the job, checked between its steps."""
 
     def __init__(self) -> None:
         self.asked = False  # not an Event, whose lock a signal handler must not take
 
     def ask(self) -> None:
-        """Let the job end at its next step."""
+        """Request that the job stops at its next step."""
         self.asked = True
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt where it was asked for."""
+        """Raises KeyboardInterrupt if a stop was requested."""
         if self.asked:
             raise KeyboardInterrupt
 
 
 def interruptible(job: Callable[[Stop], Result]) -> Result:
-    """The job's result. An interrupt cancels what Spark does, lets the job clean up after itself, and is raised then.
+    """Returns the job's result. An interrupt cancels Spark's jobs, lets the job clean up, and is raised then.
 
-    A second one ends the process at once. Main thread only, which alone runs the handlers of signals.
+    A second one ends the process at once. Main thread only: no other thread runs signal handlers.
     """
     stop = Stop()
     reader, writer = socket.socketpair()
-    writer.settimeout(0)  # as set_wakeup_fd wants it
+    writer.settimeout(0)  # required by set_wakeup_fd
 
     def interrupted(_number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -64,10 +64,10 @@ def interruptible(job: Callable[[Stop], Result]) -> Result:
 
 @contextmanager
 def _sigint(handler: Callable[[int, FrameType | None], None], *, wakes: socket.socket) -> Iterator[None]:
-    """The handler of SIGINT, for a while, and a byte into `wakes` for each signal.
+    """Install a handler of SIGINT temporarily, and write a byte to `wakes` for each signal.
 
-    Any thread may be the one that the kernel interrupts: a fork takes what is pending for the process (PySpark forks
-    to start Java). Then the main thread, which is to run the handler, goes on waiting unless a byte wakes it.
+    The kernel may interrupt any thread: one that forks takes the process's pending signals (PySpark forks to start
+    Java). Then the main thread, which must run the handler, waits on unless a byte wakes it.
     """
     before = signal.signal(signal.SIGINT, handler)
     waked = signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
@@ -79,10 +79,10 @@ def _sigint(handler: Callable[[int, FrameType | None], None], *, wakes: socket.s
 
 
 def _cancel_jobs() -> None:
-    """Of the session of this process, if it has one. Where Spark is elsewhere (Connect), the step ends by itself.
+    """Cancel the jobs of this process's session, if it has one. With Spark Connect, the step ends by itself.
 
-    The job, which has been asked to end, may be starting or stopping that session just now, and PySpark tells that in
-    many ways. What could not be canceled ends at the job's next step.
+    The job, whose stop was requested, may be starting or stopping that session, and PySpark raises many errors then.
+    What could not be canceled ends at the job's next step.
     """
     from pyspark.sql import SparkSession
 

@@ -1,4 +1,4 @@
-"""What the commands of `outbox reconcile` share: options, the settings that they make, exit statuses. Runs nothing."""
+"""Common parts of the commands of `outbox reconcile`: options, settings from options, exit statuses."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def given_settings(
     config: Path | None, *, url: str | None, schema: str | None, broker_data: Path | None, output: Path | None,
     grace_seconds: float | None,
 ) -> Settings:  # fmt: skip
-    """The file, with what is given as a flag put over it."""
+    """Returns the settings of the file, overridden by the given flags."""
     flags: dict[str, dict[str, Any]] = {
         "database": {"url": url, "schema": schema},
         "broker": {"data": str(broker_data.resolve()) if broker_data else None},
@@ -77,7 +77,7 @@ def given_settings(
 
 @contextmanager
 def exit_statuses() -> Iterator[None]:
-    """Say why nothing was judged or changed, and end with the status for it."""
+    """Print why nothing was evaluated or changed, and exit with the status of the error."""
     try:
         yield
     except (NotComparable, DatabaseUnavailable) as error:

@@ -1,4 +1,4 @@
-"""What `outbox reconcile run --repair` and `repair apply` say and ask. Plans are repair's, the doing repairing's."""
+"""The output and prompts of `outbox reconcile run --repair` and `repair apply`. Package repair plans and applies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ app = typer.Typer(help="Do later what a --dry-run planned.", no_args_is_help=Tru
 def repair(
     settings: Settings, tables: Sequence[Path], *, repairs_max: int, yes: bool, dry_run: bool, folder: Path
 ) -> list[Repair]:
-    """Show what would be done, ask, do it; returns what was done. `tables`: the folders in which the verdicts stand.
+    """Show the planned repairs, ask, apply them; returns those applied. `tables`: the folders of the verdicts.
 
     The plan is written to repairs.jsonl in `folder`.
     """
@@ -83,7 +83,7 @@ def apply(
 
 
 def _do(repairs: Sequence[Repair], *, yes: bool, dry_run: bool) -> list[Repair]:
-    """Show them, ask, do them; returns those that were done."""
+    """Show the repairs, ask, apply them; returns those applied."""
     talk = _talk()
     _show(talk, repairs)
     possible = [one for one in repairs if one.action is not RepairAction.NOTHING]

@@ -1,4 +1,4 @@
-"""`outbox reconcile report`: the page and the numbers of what was judged before, made anew. It judges nothing."""
+"""The command `outbox reconcile report`: creates the report of an earlier run again, without evaluation."""
 
 from __future__ import annotations
 

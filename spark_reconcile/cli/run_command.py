@@ -1,6 +1,6 @@
-"""`outbox reconcile run|watch|explain`: settings in, verdicts out. PySpark is imported only when a run begins.
+"""The commands `outbox reconcile run`, `watch` and `explain`. PySpark is imported only when a run begins.
 
-`report` and `repair` hang here, too.
+`report` and `repair` are registered here, too.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _run(settings: Settings, *, master: str | None, now_ms: int, span: tuple[int
 
 @contextmanager
 def _stopped_by_signals(watching: ScheduledRuns) -> Iterator[None]:
-    """The handler itself must take no lock: the thread that it interrupts may hold it."""
+    """Stop at SIGTERM or SIGINT. The handler must take no lock: the thread that it interrupts may hold it."""
 
     def stop(_number: int, _frame: object) -> None:
         threading.Thread(target=watching.stop, name="reconcile-stop", daemon=True).start()
@@ -207,7 +207,7 @@ def _stopped_by_signals(watching: ScheduledRuns) -> Iterator[None]:
 
 @contextmanager
 def _talk() -> Iterator[Console]:
-    """Standard error on a descriptor of its own: the first is lent to Spark while it starts."""
+    """A console on a duplicate of standard error: the original is redirected while Spark starts."""
     with os.fdopen(os.dup(sys.stderr.fileno()), "w") as file:
         yield Console(file=file, highlight=False)
 

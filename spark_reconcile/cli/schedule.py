@@ -1,4 +1,4 @@
-"""Runs again and again, once an interval, until told to stop. What a run does, and what it finds, is not known here."""
+"""Repeats a run once an interval, until stopped."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed
 logger = logging.getLogger(__name__)
 
 RETRY_MS: Final = 60_000
-"""After a source that was down, so long; or an interval, where that is shorter."""
+"""The time until a retry after a source was unavailable; an interval, if that is shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A run an interval, `after_ms` behind its whole multiples: hours are judged when they and the grace are over."""
+    """One run an interval, `after_ms` after its multiples: an hour is evaluated when it and the grace time are over."""
 
     every_ms: int
     after_ms: int
 
     def next_ms(self, now_ms: int) -> int:
-        """When the next run is due."""
+        """Returns when the next run is due."""
         return ((now_ms - self.after_ms) // self.every_ms + 1) * self.every_ms + self.after_ms
 
 
 class ScheduledRuns:
-    """The loop. stop() may be called from any thread, and from a signal's handler by a thread of its own."""
+    """The loop of runs. stop() may be called from any thread; a signal handler must call it from another thread."""
 
     def __init__(self, run_once: Callable[[int], None], *, schedule: Schedule, clock: Clock) -> None:
         self._run_once = run_once
@@ -43,14 +43,14 @@ class ScheduledRuns:
         self.failures = 0
 
     def run(self) -> None:
-        """Run now, and then as the schedule has it, until stop()."""
+        """Run now, then by the schedule, until stop()."""
         while not self._stopping:
             now_ms = self._clock.now_ms()
             due_ms = self._schedule.next_ms(now_ms) if self._try(now_ms) else now_ms + self._retry_ms
             self._wait_until(due_ms)
 
     def stop(self) -> None:
-        """End after the run that goes on, if one does. Idempotent."""
+        """Stop after the current run, if there is one. Idempotent."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()

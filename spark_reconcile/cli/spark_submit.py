@@ -1,4 +1,4 @@
-"""What `spark-submit` is given: the command `outbox reconcile`, as a file. It adds nothing of its own."""
+"""The script for `spark-submit`: runs the command `outbox reconcile`."""
 
 from __future__ import annotations
 

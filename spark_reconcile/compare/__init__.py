@@ -1,1 +1,1 @@
-"""Compares digests of the sources by key and by id, so that only what disagrees is classified row by row."""
+"""Compares digests of the sources by key and by id, so that only mismatching rows are classified one by one."""

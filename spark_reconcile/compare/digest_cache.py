@@ -1,9 +1,9 @@
-"""Digests of files that were scanned once, kept beside the results: what did not change is not scanned again.
+"""Caches digests of scanned files in the output folder: files that did not change are not scanned again.
 
-Partial sums add up, so each file's stand by themselves. A file is known by its leg, name, size, times and number; one
-that changed in any of them is scanned anew. Rows are Parquet, some files' together as one generation, which is written
-aside, put on the disk, renamed, and only then named by an index that is replaced at once. Whoever is killed leaves what
-nobody follows. It compares nothing.
+Digests are partial sums, so each file has its own. A file is identified by its leg, name, size, times and number; if
+any of them changed, it is scanned again. Rows are Parquet, those of several files as one generation, which is written
+to a temporary name, synced, renamed, and only then named by an index that is replaced atomically. A killed process
+leaves only files that no index names. Digests are compared elsewhere.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "digests"
 GENERATIONS_MAX: Final = 24
-"""So many are read together; one more, and all that is known is written as one."""
+"""At most so many generations are read together; one more, and all are merged into one."""
 INDEX: Final = "digests.json"
 FORMAT: Final = 4
-"""Raised where other rows of a file are summed, or more is said of it."""
+"""Incremented when other rows of a file are summed, or more is stored about it."""
 
 
 class _Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """A file whose digest is kept: as what, where, under which number, and of which hours it holds anything.
+    """A file whose digest is cached: its identity, generation, number, and the hours of its rows.
 
-    Where it holds what names no time, NO_PERIOD is among the hours.
+    If it has rows without a time, NO_PERIOD is among the hours.
     """
 
     identity: str
@@ -51,22 +51,22 @@ class _Index(msgspec.Struct, kw_only=True):
     about: str = ""
     pieces: dict[str, _Piece] = {}
     sizes: dict[str, dict[str, int]] = {}
-    """Of each generation its files and their sizes: what a power cut left of one is not taken for whole."""
+    """The files of each generation and their sizes: a file truncated by a power cut is not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Digests of files, SUMS_SCHEMA, and the files that have none, by leg: those must be scanned."""
+    """Cached digests of files, SUMS_SCHEMA; and by leg the files without one, which must be scanned."""
 
     sums: DataFrame | None
     names: Mapping[int, str]
-    """The file of each number."""
+    """The name of each file, by its number."""
     hours: Mapping[str, Collection[int]]
-    """Of each of these files the hours of which it holds anything; NO_PERIOD stands for no time."""
+    """The hours of each file's rows; NO_PERIOD for rows without a time."""
 
 
-class KeptDigests:
-    """The kept digests of one output folder. One process at a time may write it."""
+class DigestCache:
+    """The digest cache of one output folder. One process at a time may write it."""
 
     def __init__(self, output: Path, *, checkpoint: Callable[[str], None] = lambda _: None) -> None:
         self._folder = output / FOLDER
@@ -74,7 +74,7 @@ class KeptDigests:
         self._index = self._read()
 
     def known(self, session: SparkSession, legs: Sequence[Files]) -> Known:
-        """Scan the files that are new or changed, keep their digests, forget those of files that are gone."""
+        """Scan new and changed files, store their digests, drop those of deleted files."""
         found = {name: (leg, leg.identity(name)) for leg in legs for name in leg.names}
         kept = {
             name: piece
@@ -95,13 +95,13 @@ class KeptDigests:
         self, session: SparkSession, fresh: Mapping[str, Files], identities: Mapping[str, str],
         kept: Mapping[str, _Piece],
     ) -> dict[str, _Piece]:  # fmt: skip
-        """Scan and write a generation; its pieces. Where generations are too many, it takes in all that is kept."""
+        """Scan files into a new generation; returns its pieces. If there are too many generations, it merges all."""
         generation = uuid.uuid4().hex
         frames = [
             digest(leg.read([name for name in fresh if fresh[name] is leg]), leg.leg, piece=_number(generation))
             for leg in dict.fromkeys(fresh.values())
         ]
-        # What was removed or replaced leaves its rows behind; more than half of dead pieces are not carried along.
+        # Rows of removed or replaced files remain; if more than half of the pieces are dead, a merge drops them.
         crowded = len(self._index.sizes) >= GENERATIONS_MAX or 2 * len(kept) < len(self._index.pieces)
         if crowded and kept:
             frames.append(self._rows(session, kept))
@@ -123,7 +123,7 @@ class KeptDigests:
         return moved | found
 
     def _rows(self, session: SparkSession, kept: Mapping[str, _Piece]) -> DataFrame:
-        """The digests of these pieces."""
+        """Returns the digests of these pieces."""
         from pyspark.sql.functions import broadcast
 
         folders = sorted({str(self._folder / piece.generation) for piece in kept.values()})
@@ -131,7 +131,7 @@ class KeptDigests:
         return session.read.schema(SUMS_SCHEMA).parquet(*folders).join(broadcast(alive), "piece", "left_semi")
 
     def _write(self, frame: DataFrame, generation: str) -> dict[str, int]:
-        """The generation's files, on the disk under its name, and their sizes."""
+        """Write the generation's files under its name, synced; returns their sizes."""
         stage = self._folder / f".{generation}"
         self._checkpoint("write digests")
         frame.write.parquet(str(stage))
@@ -144,7 +144,7 @@ class KeptDigests:
         return sizes
 
     def _show(self, pieces: Mapping[str, _Piece], generation: str, written: Mapping[str, int]) -> None:
-        """Follow these pieces alone, and remove what they do not need."""
+        """Replace the index with these pieces, and remove generations that they do not use."""
         sizes = {**self._index.sizes, **({generation: dict(written)} if written else {})}
         followed = {piece.generation for piece in pieces.values()}
         self._index = _Index(
@@ -164,7 +164,7 @@ class KeptDigests:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _read(self) -> _Index:
-        """What is followed; nothing where the code that made it was another's, or a file of it is not whole."""
+        """Read the index; empty if it is of another definition of the digests, or a file is not complete."""
         try:
             index = msgspec.json.decode((self._folder / INDEX).read_bytes(), type=_Index)
         except (OSError, msgspec.MsgspecError):
@@ -182,12 +182,12 @@ class KeptDigests:
 
 
 def _number(generation: str) -> str:
-    """A file's number in a generation, as SQL: of the file that is being scanned."""
+    """SQL expression for the number, in a generation, of the file being scanned."""
     return f"xxhash64(input_file_name(), '{generation}')"
 
 
 def _numbers(session: SparkSession, names: Sequence[str], generation: str) -> dict[str, int]:
-    """The files' numbers; of none where two share one."""
+    """Returns the files' numbers; empty if two files have the same."""
     if not names:
         return {}
     asked = listed(session, [(name,) for name in names], "name string")
@@ -197,7 +197,7 @@ def _numbers(session: SparkSession, names: Sequence[str], generation: str) -> di
 
 
 def _hours(generation: Path) -> dict[int, set[int]]:
-    """The hours of each number of a generation that was just written."""
+    """Returns the hours of each number of a generation that was just written."""
     import pyarrow.parquet as pq
 
     placed = pq.read_table(generation, columns=["piece", "period"]).group_by(["piece", "period"]).aggregate([])
@@ -209,12 +209,12 @@ def _hours(generation: Path) -> dict[int, set[int]]:
 
 
 def _about() -> str:
-    """What kept digests depend on but the files: how they are made."""
+    """Returns a hash of the definition of the digests: cached ones of another definition are not used."""
     return hashlib.sha256(repr((FORMAT, SUMS_SCHEMA, PARTED, DIGESTS)).encode()).hexdigest()
 
 
 def _sync(path: Path) -> None:
-    """Have a file's bytes, or a folder's names, on the disk."""
+    """Sync a file's bytes, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""From parts and buckets that disagree to the rows that must be looked at: of each message all records, and of its key.
+"""Drills down from mismatching parts and buckets to rows: all records of each message, and of its key.
 
-A part is scanned once more, and what agrees in it key by key is settled; the rest, which is little, is looked at.
-DataFrames in, DataFrames out: it says which rows, and judges none.
+A part is scanned once more, and keys on which the sources agree are settled in bulk; the few others are classified row
+by row. Selects rows of DataFrames; classifies none.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BROADCAST_ROWS_MAX: Final = 1_000_000
-"""Up to so many places are sent to every worker; more are shuffled."""
+"""Up to so many places are broadcast; more are shuffled."""
 KEYS_MAX: Final = 1_000
-"""Up to so many keys are looked for by name; more by number."""
+"""Up to so many keys are matched by name; more by hash."""
 LISTED_ROWS_MAX: Final = 5_000
-"""Up to so many rows of a set are fetched, and stand in the plans that ask for them."""
+"""Up to so many rows of a set are collected and become literals of the query plans that join them."""
 _BUCKET: Final = "xxhash64(coalesce(topic, ''), slot)"
 _KEY: Final = "xxhash64(topic, message_key)"
 _MESSAGE: Final = "xxhash64(topic, id)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unclean:
-    """Where the sources disagree in the windows that are judged: parts, in the columns of parts.clean_parts(), and
-    buckets (topic, slot); None where nothing is known by id.
+class Mismatches:
+    """Mismatches of the sources in the evaluated windows: parts, in the columns of key_digests.clean_parts(), and
+    buckets (topic, slot); None if there are no records by id.
 
-    `asked`: how many messages stand in these parts; `much`: they are scanned again rather than kept. `elsewhere`: parts
-    of other windows of the span disagree, too. `span`: the times of which business rows are read.
+    `asked`: how many messages are in these parts; `much`: they are scanned again instead of cached. `elsewhere`: parts
+    of other windows of the time range disagree, too. `span`: the time range of the business rows that are read.
     """
 
     parts: DataFrame
@@ -56,19 +56,19 @@ class Unclean:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drilled:
-    """The rows that are looked at; and, of business and archive, those that change what clean parts say was settled:
-    `sign` 1, a row that agrees though its part does not; -1, one that is looked at though its part is clean.
+class SelectedRows:
+    """The rows to classify; and, of business and archive, those that correct what was settled in bulk: `sign` 1, a row
+    that agrees though its part does not; -1, one that is classified though its part is clean.
     """
 
     legs: Legs
     changes: DataFrame
 
 
-def drilled(near: Legs, legs: Legs, unclean: Unclean, *, covered: Sequence[str]) -> Drilled:
-    """The rows of messages and keys in what is unclean. A message whose id carries no time, where something is known by
-    id alone, is always among them. Where a rule covers the topic, so is everything under the same key: a business row
-    is judged with all its messages. `near`: of `legs`, at least what stands in the unclean parts and buckets.
+def drilled(near: Legs, legs: Legs, unclean: Mismatches, *, covered: Sequence[str]) -> SelectedRows:
+    """Returns the rows of messages and keys in mismatching parts and buckets. Messages whose id carries no time are
+    always among them, if there are records by id alone. If a rule covers the topic, so are all rows with the same key:
+    a business row is classified with all its messages. `near`: at least the rows of `legs` in these parts and buckets.
     """
     marks = _Marks(
         places=_places(unclean.parts, PLACE),
@@ -87,11 +87,11 @@ def drilled(near: Legs, legs: Legs, unclean: Unclean, *, covered: Sequence[str])
     changes = union(*(_changes(*pair) for pair in zip(marked[:2], more[:2], strict=True)))
     if marks.slots is not None:
         judged = _with_events(judged, marks.slots)
-    return Drilled(legs=judged, changes=changes)
+    return SelectedRows(legs=judged, changes=changes)
 
 
 def windows_beside(legs: Legs, batch: str, *, covered: Sequence[str]) -> set[int]:
-    """The windows in which something stands under a key of a batch of windows; that as a condition on `window_ms`."""
+    """Returns the windows that have rows with a key of a batch of windows; `batch`: a condition on `window_ms`."""
     keyed = _keyed(covered)
     placed = [
         frame.where(keyed).selectExpr("topic", "message_key", f"{hour('created_ms')} as window_ms")
@@ -104,7 +104,7 @@ def windows_beside(legs: Legs, batch: str, *, covered: Sequence[str]) -> set[int
 
 
 def _marked(found: Sequence[DataFrame], *, covered: Sequence[str]) -> tuple[list[DataFrame], DataFrame]:
-    """The rows with `wanted`: whether they disagree, or stand under the keys of what does; and these keys."""
+    """Returns the rows with `wanted`: whether they disagree, or have the key of a row that does; and these keys."""
     in_parts = [frame.where("asked") for frame in found]
     apart = _sent_along(unsettled(union(*in_parts[:2]), in_parts[2], covered=covered))
     chosen = [_looked_up(frame, KEY_PLACE, apart, "apart") for frame in found]
@@ -121,14 +121,14 @@ _LOOKED: Final = "(asked and apart or by_id)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Marks:
-    """Unclean parts and buckets, by number."""
+    """Hashes of mismatching parts and buckets."""
 
     places: DataFrame
     slots: DataFrame | None
 
 
 def _placed(legs: Legs, marks: _Marks) -> list[DataFrame]:
-    """Business, outbox, messages, with `asked`: whether a row's part is unclean, and `by_id`: whether its bucket is."""
+    """Business, outbox, messages, with `asked`: whether a row's part mismatches, and `by_id`: its bucket does."""
     found = []
     for frame, slots in ((_business(legs), None), (_outbox(legs), marks.slots), (legs.messages, marks.slots)):
         placed = _asked(frame, marks.places)
@@ -149,7 +149,7 @@ def _outbox(legs: Legs) -> DataFrame:
 
 
 def _by_bucket(frame: DataFrame, slots: DataFrame) -> DataFrame:
-    """With `by_id`: whether the row's bucket is unclean, or its id carries no time."""
+    """Add `by_id`: whether the row's bucket mismatches, or its id carries no time."""
     slotted = frame.selectExpr("*", f"{slot()} as slot")
     marked = _looked_up(slotted, _BUCKET, slots, "unclean")
     return marked.selectExpr("*", f"(id is not null and (unclean or slot = '{NO_SLOT}')) as by_id").drop(
@@ -158,7 +158,7 @@ def _by_bucket(frame: DataFrame, slots: DataFrame) -> DataFrame:
 
 
 def _looked_up(frame: DataFrame, value: str, among_these: DataFrame, name: str) -> DataFrame:
-    """With `name`: whether the value is one of `place`."""
+    """Add the column `name`: whether the value is one of `place`."""
     placed = frame.selectExpr("*", f"{value} as place").join(
         among_these.selectExpr("place", "true as found"), "place", "left"
     )
@@ -166,12 +166,12 @@ def _looked_up(frame: DataFrame, value: str, among_these: DataFrame, name: str) 
 
 
 def _keys(frame: DataFrame, covered: Sequence[str]) -> DataFrame:
-    """The keys of what is looked at, on covered topics."""
+    """Returns the keys of rows to classify, on covered topics."""
     return frame.where(f"{_LOOKED} and {_keyed(covered)}").select("topic", "message_key")
 
 
 def _keyed(covered: Sequence[str]) -> str:
-    """Whether a row is judged with all that stands under its key."""
+    """SQL condition: a row is classified with all rows that have its key."""
     return f"{among('topic', covered)} and coalesce(message_key, '') != ''"
 
 
@@ -179,14 +179,14 @@ def _places_of(keys: DataFrame) -> DataFrame:
     return keys.selectExpr(f"{_KEY} as place")
 
 
-def _under_keys(legs: Legs, marks: _Marks, keys: DataFrame, unclean: Unclean) -> list[DataFrame]:
-    """What was not found yet under these keys. In a clean part no message is without its business row: where there is
-    none of these, and no other part is unclean, there is nothing; nor where these are not read.
+def _under_keys(legs: Legs, marks: _Marks, keys: DataFrame, unclean: Mismatches) -> list[DataFrame]:
+    """Returns the other rows with these keys. In a clean part every message has its business row: without business rows
+    of these keys, and without other mismatching parts, there are none; nor if business rows are not read.
     """
     some = [row["message_key"] for row in keys.limit(KEYS_MAX + 1).collect()]
 
     def under(frame: DataFrame, condition: str) -> DataFrame:
-        # A list can choose what is opened of a file; a join cannot.
+        # A list of literals can prune the row groups of a file; a join cannot.
         listed = frame.where(frame["message_key"].isin(some)) if len(some) <= KEYS_MAX else frame
         return _looked_up(listed.where(condition), _KEY, _places_of(keys), "under_key").where("under_key")
 
@@ -208,7 +208,7 @@ def _rows(like: DataFrame, marked: DataFrame, more: DataFrame) -> DataFrame:
 
 
 def _changes(marked: DataFrame, more: DataFrame) -> DataFrame:
-    """With `sign`, what clean parts do not say rightly."""
+    """Returns, with `sign`, rows that correct what was settled in bulk."""
     columns = [*(name for name in more.columns if name not in {"asked", "by_id", "under_key"}), "sign"]
     sign = "if(asked, if(wanted, 0, 1), if(wanted, -1, 0))"
     signed = marked.selectExpr("*", f"{sign} as sign").select(*columns)
@@ -216,7 +216,7 @@ def _changes(marked: DataFrame, more: DataFrame) -> DataFrame:
 
 
 def _with_events(judged: Legs, slots: DataFrame) -> Legs:
-    """With what was noted by id alone: in unclean buckets, of the messages that are looked at, and of cancels."""
+    """Add records by id alone: of mismatching buckets, of the messages to classify, and of cancels."""
     published = judged.rows.where(f"leg != '{Leg.BUSINESS}'").selectExpr(f"{_MESSAGE} as place")
     named = _sent_along(union(published, judged.messages.selectExpr(f"{_MESSAGE} as place")).distinct())
 
@@ -230,23 +230,23 @@ def _with_events(judged: Legs, slots: DataFrame) -> Legs:
 
 
 def _kept(*frames: DataFrame) -> list[DataFrame]:
-    """Each worked out, and kept by Spark, at the same time."""
+    """Compute and cache all frames concurrently."""
     return in_parallel(*(frame.localCheckpoint for frame in frames))
 
 
 def _sent_along(frame: DataFrame) -> DataFrame:
-    """A set that was worked out; small, it goes to every worker, so that the legs need not be shuffled."""
+    """Compute a set; if it is small, it is broadcast, so that the legs need not be shuffled."""
     whole = frame.localCheckpoint()
     listed = _listed(whole)
     if listed is not None:
         return listed
-    # A checkpoint keeps its columns' identities: joined with the frame that it came from, they would be one.
+    # A checkpoint keeps the ids of its columns: joined with the frame that it came from, they would be ambiguous.
     known = whole.selectExpr(*(f"{name} as {name}" for name in whole.columns))
     return known.hint("broadcast") if known.count() <= BROADCAST_ROWS_MAX else known
 
 
 def _listed(frame: DataFrame) -> DataFrame | None:
-    """The same as a list, part of the plan: whoever joins with it starts no job of its own. None: it is too long."""
+    """Returns the rows as literals in the plan: a join with them starts no job. None: too many rows."""
     found = frame.limit(LISTED_ROWS_MAX + 1).toArrow()
     if found.num_rows > LISTED_ROWS_MAX:
         return None
@@ -254,6 +254,6 @@ def _listed(frame: DataFrame) -> DataFrame | None:
 
 
 def _places(whole: DataFrame, place: str) -> DataFrame:
-    """Of rows that Spark keeps, their places: asking twice costs less than keeping these, too."""
+    """Returns the places of cached rows: computing them twice costs less than caching them, too."""
     found = whole.selectExpr(f"{place} as place").distinct()
     return _listed(found) or _sent_along(found)

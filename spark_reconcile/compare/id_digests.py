@@ -1,8 +1,8 @@
-"""The cheap pass by id: counts and sums of hashes by topic, group and slot, of what carries no key, and what disagrees.
+"""Digests by id: counts and sums of hashes by topic, group and slot, of records without a key, and their mismatches.
 
-Partial sums, so little is shuffled. A bucket (topic, slot) is clean where the broker's messages, what it handed out and
-what was acknowledged and handled agree: each message in it was handed out in time, handled and acknowledged, exactly
-once, in each group. How messages came to the broker is compared by key, in parts. Nothing is drilled here.
+Partial sums, so little is shuffled. A bucket (topic, slot) is clean if the broker's messages, their deliveries, and
+what was acknowledged and handled agree: each message in it was delivered in time, handled and acknowledged, exactly
+once, in each group. The way of messages to the broker is compared by key, in key_digests.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 _LOW_BITS: Final = 32
 _LOW: Final = (1 << _LOW_BITS) - 1
 APART_MS_MAX: Final = 60_000
-"""A message whose id names a time further from its row's is loose: what names it may be of another hour."""
+"""If a message's id names a time further from its row's, records that name it may belong to another hour."""
 CANCELED: Final = "('canceled', 'answered')"
-"""Kinds of action that say of a message that it was canceled: the broker's note, and its answer in the archive."""
+"""Kinds of action that record a message's cancellation: the broker's note, and its answer in the archive."""
 _STEPS: Final = ("delivered", "acked")
 _ODD_STEPS: Final = ("requeued", "extended", "died", "redriven")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """When agreement is not enough: hand-outs later than this, and ids further from their rows' times than this."""
+    """Limits beyond which agreement is not enough: of late deliveries, and of ids' distance from their rows' times."""
 
     late_after_ms: int
     slack_ms: int
@@ -39,7 +39,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Legs:
-    """The sources' rows, as they are read."""
+    """The rows of the sources, as they are read."""
 
     rows: DataFrame
     messages: DataFrame
@@ -48,15 +48,15 @@ class Legs:
 
 
 def buckets(legs: Legs, *, tolerance: Tolerance) -> DataFrame:
-    """(topic, consumer_group, slot, leg) with counts, sums, times and what asks for a look; nothing runs yet."""
+    """Returns (topic, consumer_group, slot, leg) with counts, sums, times and odd rows; lazy."""
     apart_ms = min(tolerance.slack_ms, APART_MS_MAX)
     parts = [
-        # The copy of a scheduled message is no second message; `parts` asks for a look at it.
+        # The copy of a scheduled message is no second message; key_digests counts it as odd.
         _digest(legs.messages, leg="if(stored_ms is null, 'copies', 'messages')", time="stored_ms", apart_ms=apart_ms),
         _digest(legs.actions.where(f"kind in {_named(*_STEPS)}"), leg="kind", time="at_ms", group="consumer_group"),
         _digest(legs.actions.where(f"kind in {_named(*_ODD_STEPS)}"), leg="'other'", odd="1", time="at_ms",
                 group="consumer_group"),
-        # A cancel names no topic: it asks for a look at its slot on every topic. What was fired was scheduled.
+        # A cancel names no topic: it makes its slot odd on every topic. Dispatched messages were scheduled.
         _digest(legs.actions.where(f"kind in {CANCELED}"), leg="'canceled'", time="at_ms", topic="''", odd="1"),
         _digest(legs.actions.where("kind = 'fired'"), leg="'other'", time="at_ms", odd="1"),
         _digest(legs.inboxes, leg=f"'{Leg.INBOX}'", time="at_ms", group="consumer_group"),
@@ -65,9 +65,9 @@ def buckets(legs: Legs, *, tolerance: Tolerance) -> DataFrame:
 
 
 def clean_buckets(session: SparkSession, found: DataFrame, groups: Sequence[GroupFacts], *, late_ms: int) -> DataFrame:
-    """Each (topic, slot) once: whether it is `clean`, and the windows that its messages may be of.
+    """Returns each (topic, slot) once: whether it is `clean`, and the windows to which its messages may belong.
 
-    `astray`: an id in it names a time far from its row's, so its window may be another; it is never clean.
+    `astray`: an id in it names a time far from its row's, so its window may be another; such a bucket is never clean.
     """
     from pyspark.sql.functions import broadcast, expr
 
@@ -92,7 +92,7 @@ def clean_buckets(session: SparkSession, found: DataFrame, groups: Sequence[Grou
 
 
 def windows_of_slot() -> tuple[str, str]:
-    """The first and the last hour in which a message may have been created whose id names a slot."""
+    """SQL for the first and the last hour in which a message whose id names a slot may have been created."""
     begins = slot_start("slot")
     return hour(f"{begins} - {APART_MS_MAX}L"), hour(f"{begins} + {SLOT_MS + APART_MS_MAX}L")
 
@@ -100,7 +100,7 @@ def windows_of_slot() -> tuple[str, str]:
 def _disagreeing_groups(
     session: SparkSession, found: DataFrame, stored: DataFrame, groups: Sequence[GroupFacts], *, late_ms: int
 ) -> DataFrame:
-    """How many groups of each bucket do not agree with what the broker stored; strangers' groups never do."""
+    """Returns how many groups of each bucket disagree with what the broker stored; unknown groups always do."""
     from pyspark.sql.functions import broadcast, expr
 
     known = listed(
@@ -132,7 +132,7 @@ def _digest(
     frame: DataFrame, *, leg: str, time: str, topic: str = "coalesce(topic, '')", group: str = "''", odd: str = "0",
     apart_ms: int | None = None,
 ) -> DataFrame:  # fmt: skip
-    """Sums by (topic, group, slot, leg). `apart_ms`: of rows that name the time of their making."""
+    """Returns sums by (topic, group, slot, leg). `apart_ms`: for rows that have a creation time."""
     named = frame.selectExpr(
         f"{leg} as leg", f"{topic} as topic", f"coalesce({group}, '') as consumer_group", f"{slot()} as slot",
         "xxhash64(id) as i", f"{time} as t", *(["created_ms"] if apart_ms is not None else []),
@@ -150,13 +150,13 @@ def _digest(
 
 
 def _astray(apart_ms: int) -> str:
-    """Whether a row of the bucket has a time that is not its id's."""
+    """SQL: 1 if the time of a row in the bucket is far from its id's."""
     far = " or ".join(f"abs({slot_start('slot')} - {bound}) > {apart_ms}L" for bound in ("c0", "c1"))
     return f"if(slot != '{NO_SLOT}' and coalesce({far}, false), 1L, 0L)"
 
 
 def _group_agrees(late_ms: int) -> str:
-    """Every stored message was handed out in time, acknowledged and, where there is an inbox, handled; once each."""
+    """SQL: every stored message was delivered in time, acknowledged and, if there is an inbox, handled; once each."""
     same = " and ".join(f"{step}_{name} = {name}" for step in _STEPS for name in ("n", "id_low", "id_high"))
     handled = " and ".join(f"inbox_{name} = if(has_inbox = 1, {name}, 0L)" for name in ("n", "id_low", "id_high"))
     in_time = f"delivered_last_ms - stored_first_ms <= {late_ms}L"
@@ -171,10 +171,10 @@ def _of(leg: str, name: str) -> Column:
 
 
 def sums(value: str, low: str, high: str, *, sign: str = "") -> dict[str, str]:
-    """A 64-bit hash summed in halves, as aggregates by their names: neither sum can overflow."""
+    """Aggregates, by name, that sum a 64-bit hash in halves: neither sum can overflow."""
     return {low: f"sum({sign}({value} & {_LOW}L))", high: f"sum({sign}shiftright({value}, {_LOW_BITS}))"}
 
 
 def _named(*names: str) -> str:
-    """Names of our own: they hold no quote."""
+    """SQL list of names from our own code: they contain no quote."""
     return f"({', '.join(repr(str(name)) for name in names)})"

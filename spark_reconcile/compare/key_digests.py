@@ -1,8 +1,8 @@
-"""The cheap pass by key: counts and sums of hashes by topic, period and part of the keys, one scan of each source.
+"""Digests by key: counts and sums of hashes by topic, period and part of the keys, one scan of each source.
 
-Business rows, the outbox, its archive and the broker are parted alike, so one digest a source compares all four. A part
-is clean where they agree and nothing in it asks for a closer look: each of its messages was asked for, committed, sent
-and stored, each exactly once. What consumers did with them is compared by id, in digests. Nothing is drilled here.
+Business rows, the outbox, its archive and the broker are partitioned alike, so one digest a source compares all four. A
+part is clean if they agree and it has no odd rows: each of its messages was required, committed, sent and stored, each
+exactly once. What consumers did with them is compared by id, in id_digests.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 MESSAGES: Final = "messages"
-"""The broker's messages, as a leg."""
+"""The leg of the broker's messages."""
 _WHOLE: Final = "xxhash64(id, coalesce(message_key, ''), body_sha256)"
 _KEY: Final = "xxhash64(coalesce(message_key, ''))"
-# Compared with no other source; a window is judged anew where they change, as verdicts ask for them.
+# Compared with no other source; a window is evaluated again if they change, since verdicts depend on them.
 _STANDS: Final = "xxhash64(id, coalesce(message_key, ''), body_sha256, note)"
 _DUE: Final = "if(deliver_at_ms is null, 0L, xxhash64(coalesce(message_key, ''), deliver_at_ms))"
 _ODD: Final = {
@@ -31,16 +31,16 @@ _ODD: Final = {
     Leg.ARCHIVE: "deliver_at_ms is not null",
     MESSAGES: "deliver_at_ms is not null or sequence is null or stored_ms is null",
 }
-"""What is looked at by itself: rows that are due later, or whose time or place is not known yet."""
+"""Odd rows, always classified: rows that are due later, or whose time or place is not known yet."""
 _SUMMED: Final = ("n", "low", "high", "key_low", "key_high", "odd", "resent", "repeated")
 PLACE: Final = "xxhash64(number, period, part)"
-"""A part by number: it is looked up in a third of the time of texts. Two that share one cost a look, no verdict."""
+"""Hash of a part: compared in a third of the time of texts. A collision costs a drill-down, not a wrong verdict."""
 PARTED: Final = ("xxhash64(coalesce(topic, '')) as number", f"{period('created_ms')} as period", f"{PART} as part")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """What is summed of a leg's rows, as SQL; of what is None, 0."""
+    """The SQL expressions that are summed over a leg's rows; None: 0."""
 
     odd: str
     note: str = "-1"
@@ -70,7 +70,7 @@ SUMS_SCHEMA: Final = "piece bigint, leg string, number bigint, period bigint, pa
 
 
 def digest(frame: DataFrame, leg: str, *, piece: str = "0L") -> DataFrame:
-    """Sums of one leg by piece, number of its topic, period, part and note, as SUMS_SCHEMA; nothing runs yet."""
+    """Returns sums of one leg by piece, hash of its topic, period, part and note, as SUMS_SCHEMA; lazy."""
     chosen = DIGESTS[leg]
     values = {
         "h": chosen.whole, "k": chosen.key, "odd": chosen.odd, "resent": chosen.resent, "repeated": chosen.repeated,
@@ -91,10 +91,10 @@ def digest(frame: DataFrame, leg: str, *, piece: str = "0L") -> DataFrame:
 
 
 def parts(session: SparkSession, found: Sequence[DataFrame], *, topics: Sequence[str]) -> DataFrame:
-    """(leg, topic, number, period, part, note) with counts and sums; nothing runs yet. `topics`: all that are known.
+    """Returns (leg, topic, number, period, part, note) with counts and sums; lazy. `topics`: all known topics.
 
-    `found`: digests of all legs. Topics are summed by their numbers, which cost half of what texts do; one that is not
-    known is never clean.
+    `found`: digests of all legs. Sums are grouped by hashes of topics, at half of the cost of texts; an unknown topic
+    is never clean.
     """
     from pyspark.sql.functions import broadcast
 
@@ -105,10 +105,10 @@ def parts(session: SparkSession, found: Sequence[DataFrame], *, topics: Sequence
 
 
 def clean_parts(found: DataFrame, *, covered: Sequence[str]) -> DataFrame:
-    """Each (topic, number, period, part) once: its window, whether it is `clean`, and how many messages it then has.
+    """Returns each (topic, number, period, part) once: its window, whether it is `clean`, and then its messages.
 
-    Also the number of its business rule (`note`), how many rows that has (`asked`), how many digests it has, and sums
-    of their hashes in halves (`digests`, `digest_low`, `digest_high`): these change where any of its records does.
+    Also the number of its business rule (`note`) and of that rule's rows (`asked`), and the number and sums of hashes,
+    in halves, of its digests (`digests`, `digest_low`, `digest_high`): these change if any of its records does.
     """
     sent = " and ".join(f"archive_{name} = messages_{name}" for name in ("n", "low", "high"))
     asked = " and ".join(f"business_{name} = messages_{name}" for name in ("n", "key_low", "key_high"))
@@ -121,7 +121,7 @@ def clean_parts(found: DataFrame, *, covered: Sequence[str]) -> DataFrame:
 
 
 def _sides(found: DataFrame) -> DataFrame:
-    """The sums of each part's legs side by side."""
+    """Returns the sums of each part, a column for each leg."""
     pairs = [("archive", name) for name in ("n", "low", "high", "resent", "repeated")]
     pairs += [("messages", name) for name in ("n", "low", "high", "key_low", "key_high")]
     pairs += [("business", name) for name in ("n", "key_low", "key_high")]
@@ -129,14 +129,14 @@ def _sides(found: DataFrame) -> DataFrame:
         found.selectExpr("*", f"xxhash64({_TOLD}) as h"), "topic", "number", "period", "part",
         **{f"{leg}_{name}": f"sum(if(leg = '{leg}', {name}, 0L))" for leg, name in pairs},
         odd="sum(odd)",
-        # Each rule's rows are summed by themselves.
+        # Rows of each rule are summed separately.
         rules=f"count_if(leg = '{Leg.BUSINESS}')", note=f"max(if(leg = '{Leg.BUSINESS}', note, -1))",
         digests="count(*)", **sums("h", "digest_low", "digest_high"),
     )  # fmt: skip
 
 
 def sums_of(clean: DataFrame) -> list[Row]:
-    """What clean_parts() gave, summed by window, topic, rule and whether it is clean: few numbers, fetched once."""
+    """Sum the result of clean_parts() by window, topic, rule and whether it is clean: few rows, collected once."""
     summed = ("n", "resent", "repeated", "asked", *_DIGESTED)
     placed = clean.selectExpr("*", f"period = {NO_PERIOD} as timeless")
     by_window = grouped(
@@ -146,9 +146,9 @@ def sums_of(clean: DataFrame) -> list[Row]:
 
 
 def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -> DataFrame:
-    """Of rows in parts that are not clean, the keys on which the sources disagree, each as a `place`, a KEY_PLACE.
+    """Returns, for rows in mismatching parts, the keys on which the sources disagree, each as a `place`, a KEY_PLACE.
 
-    As clean_parts() does it, with one part a key: what agrees there is settled, whatever else its part holds.
+    Compares like clean_parts(), with one part a key: matching keys are settled, whatever else their part holds.
     """
     asked = f"if({among('topic', covered)}, 1, 0)"
     sided = rows.selectExpr(
@@ -166,16 +166,16 @@ def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -
     totals = grouped(
         sided, "place",
         **{name: f"sum({name})" for name in ("n", "asked", "odd")}, **sums("h", "low", "high", sign="side * "),
-        # One message too many for one rule is not made up for by one too few for another.
+        # A message too many for one rule must not cancel out one too few for another.
         of_rules="coalesce(min(rule) != max(rule), false)",
     )  # fmt: skip
     return totals.where("n != 0 or asked != 0 or odd != 0 or low != 0 or high != 0 or of_rules").select("place")
 
 
 KEY_PLACE: Final = f"xxhash64(coalesce(topic, ''), {period('created_ms')}, {KEYED})"
-"""A key in its topic and period, by number."""
+"""Hash of a key in its topic and period."""
 
 
 def among(column: str, names: Sequence[str]) -> str:
-    """Topics are checked names: they hold no quote."""
+    """SQL condition: a column is one of these topics, which are checked names: they contain no quote."""
     return f"coalesce({column} in ({', '.join(repr(name) for name in names)}), false)" if names else "false"

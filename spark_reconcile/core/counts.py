@@ -1,4 +1,4 @@
-"""How many rows a source gave, and of which times."""
+"""Counts of the rows that a source returned, and their times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegCount:
-    """How many rows a leg had for one topic (and group or rule), and the times they span."""
+    """The number of rows of a leg for one topic (and group or rule), and their first and last time."""
 
     leg: str
     topic: str
@@ -16,12 +16,12 @@ class LegCount:
     first_ms: int
     last_ms: int
     last_place: int = -1
-    """Of the broker's logs: the last sequence that is named."""
+    """For the broker's logs: the highest sequence in a record."""
     impossible: int = 0
-    """Rows whose time cannot be true; `first_ms` and `last_ms` leave them out."""
+    """Rows whose time is impossible; `first_ms` and `last_ms` exclude them."""
     impossible_ms: int = 0
     impossible_of: str = ""
-    """The least of these times, and the id or key of its row."""
+    """The smallest impossible time, and the id or key of its row."""
     backward: int = 0
-    """Rows of the archive that were sent before they were created, by more than clocks may differ."""
+    """Archive rows that were sent before they were created, by more than the permitted clock skew."""
     backward_of: str = ""

@@ -1,4 +1,4 @@
-"""Operations on Spark DataFrames that all steps share: lists of rows, groups with aggregates as SQL texts, unions."""
+"""Operations on Spark DataFrames that all steps share: literal rows, groups with aggregates in SQL, unions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def listed(session: SparkSession, rows: Sequence[Sequence[object]], schema: str) -> DataFrame:
-    """These rows as a list that is part of the plan: no job is started for them, and no Python worker.
+    """Returns these rows as literals in the query plan: they need no job and no Python worker.
 
     `schema`: as in "name string, size bigint". Thousands of rows at most.
     """
@@ -27,12 +27,12 @@ def listed(session: SparkSession, rows: Sequence[Sequence[object]], schema: str)
 
 
 def grouped(frame: DataFrame, *names: str, **values: str) -> DataFrame:
-    """A row for each group by the columns `names`, with `values`: aggregates as SQL, by the names of their columns."""
+    """Returns a row for each group by the columns `names`, with `values`: aggregates in SQL, by column name."""
     from pyspark.sql.functions import expr
 
     return frame.groupBy(*names).agg(*(expr(value).alias(name) for name, value in values.items()))
 
 
 def union(*frames: DataFrame) -> DataFrame:
-    """The rows of all these frames, one at least, which have the same columns; doubles are kept."""
+    """Returns the rows of all these frames (at least one) with equal columns; duplicates are kept (UNION ALL)."""
     return reduce(lambda one, other: one.unionByName(other), frames)

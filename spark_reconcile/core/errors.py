@@ -1,4 +1,4 @@
-"""What reconciliation adds to the error tree. Not a verdict: a verdict is given, an error means that none was."""
+"""The errors that reconciliation adds to the error tree. After an error, no verdict was given."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from outbox_core.common.errors import ConfigurationError, OutboxError
 
 
 class NotComparable(OutboxError):
-    """A source is missing, damaged or unreachable: any verdict would be a guess, so none is given."""
+    """A source is missing, damaged or unreachable: verdicts would be guesses, so none is given."""
 
     retryable = True
 
 
 class OutputFailed(ConfigurationError):
-    """The results cannot be written: the disk is full, or failed. Nothing of the run is shown."""
+    """The results cannot be written: the disk is full, or failed. No result of the run is published."""
 
     retryable = True
 
 
 class OutputBusy(ConfigurationError):
-    """Another run writes to the output folder: nothing is wrong with either, and the folder is free when it ends."""
+    """Another run writes to the output folder; the folder is free when that run ends."""
 
     retryable = True

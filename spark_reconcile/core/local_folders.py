@@ -1,4 +1,4 @@
-"""Which settings name a folder of this machine, and which may name a URL that Spark reads. Opens nothing."""
+"""Checks which settings name local folders, and which may name a URL that Spark reads. Opens nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def is_url(text: str) -> bool:
 
 
 def check_local_folder(folder: Path, setting: str) -> None:
-    """Raises ConfigurationError where a path was made of a URL: Path() turns `s3a://bucket` into `s3a:/bucket`.
+    """Raises ConfigurationError if a path was made from a URL: Path() turns `s3a://bucket` into `s3a:/bucket`.
 
-    A folder that exists is taken, whatever it is called.
+    A folder that exists is accepted, whatever its name.
     """
     schemes = [part for part in folder.parts[:-1] if _SCHEME.fullmatch(part)]
     if schemes and not folder.exists():

@@ -1,4 +1,4 @@
-"""What a run compares, and by which bounds: plain values, checked where they are made. Not where they come from."""
+"""The settings of a run: the sources to compare, and the bounds. Values, validated when they are created."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Operator(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One condition on a business row; the values are bound to the statement, never written into it."""
+    """One condition on a business row; the values are bound parameters, never part of the statement's text."""
 
     column: str
     operator: Operator = Operator.EQUAL
@@ -65,9 +65,9 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """Until when a database holds everything, as it was told: a time, and how far it is behind; the least of them.
+    """Until when a database is complete, by the settings: a time, or a lag; the earlier of both.
 
-    For a replica, or a copy that stands still. Nothing told: as the database itself says, see reaching.
+    For a replica, or a copy that does not change. Without settings, the database is queried, see load.completeness.
     """
 
     complete_until_ms: int | None = None
@@ -79,24 +79,24 @@ class Until:
 
     @property
     def told(self) -> bool:
-        """Whether anything was told."""
+        """Whether any of both was set."""
         return self.complete_until_ms is not None or self.lag_seconds is not None
 
     def at(self, now_ms: int) -> int:
-        """Until when, by now."""
+        """Returns until when the database is complete."""
         behind_ms = now_ms - int((self.lag_seconds or 0) * 1000)
         return behind_ms if self.complete_until_ms is None else min(behind_ms, self.complete_until_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusinessRule:
-    """Which business rows must have which message: each row of `table` that meets all of `where` has one on `topic`
-    whose key is the text of `key_column`.
+    """Declares which business rows must have a message: each row of `table` that meets all of `where` has one on
+    `topic` whose key is the text of `key_column`.
 
     `time_column` and `deliver_at_column` are UTC datetimes, or integers since the Unix epoch in `time_unit`.
-    `body`: how the message's JSON body is made of the row, a field to a column, in their order: so that a lost message
-    can be made again. `urls`: the databases that have the table, one or many shards; none: every one with an outbox.
-    `complete_since_ms`: the table holds every row since then; None: since ever. `until`: and until then.
+    `body`: how the message's JSON body is built from the row, a field for a column, in order, so that a lost message
+    can be rebuilt. `urls`: the databases that have the table, one or many shards; none: every one with an outbox.
+    `complete_since_ms`: the table has every row since then; None: since the beginning. `until`: and until then.
     """
 
     name: str
@@ -122,7 +122,7 @@ class BusinessRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxSource:
-    """One outbox: a schema on an instance. Its message tables, split or not, are found there.
+    """One outbox: a schema on a database instance. Its message tables, split or not, are discovered.
 
     SQLite has no schemas and ignores `schema`.
     """
@@ -134,10 +134,10 @@ class OutboxSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxSource:
-    """Where a consumer group notes what it has handled.
+    """An inbox: the table in which a consumer group records the messages that it has handled.
 
     `url` and `schema` None: the database and schema of the outbox. `topics` empty: all topics of the group.
-    `complete_since_ms`: the inbox holds every effect since then; None: since its oldest row.
+    `complete_since_ms`: the inbox has every effect since then; None: since its oldest row.
     """
 
     group: str
@@ -155,12 +155,12 @@ class InboxSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grace:
-    """How long things may take before they are judged.
+    """Time limits of the verdicts.
 
-    `seconds`: a step that is newer is pending. `late_after_seconds`: the bound on a hand-out after it fell due.
-    `clock_skew_seconds`: how far the databases' clocks and the broker's may be apart. `slack_seconds`: so much more is
-    read before and after the windows that are judged, as ids and rows are stamped by different clocks.
-    `confirm_after_seconds`: findings are looked at again after this time before they are called findings.
+    `seconds`: a newer step is pending. `late_after_seconds`: a later first delivery after the due time is late.
+    `clock_skew_seconds`: permitted difference of the databases' clocks and the broker's. `slack_seconds`: rows are read
+    so much before and after the evaluated windows, since ids and rows have timestamps of different clocks.
+    `confirm_after_seconds`: suspects are rechecked after this time before they become findings.
     """
 
     seconds: float = GRACE_SECONDS_DEFAULT
@@ -180,15 +180,15 @@ class Grace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One reconciliation: the sources, the rules, the bounds, and where the results go.
+    """One reconciliation: the sources, the rules, the bounds, and the output folder.
 
     `schema` is the outbox tables' schema (MySQL, MariaDB; SQLite has none and ignores it). `outboxes`: more of them, on
     any number of instances. `archives`: folders of Parquet files into which archive rows were moved, same columns; a
-    text is a URL (`s3a://bucket/archive`), handed to Spark as it is. `broker_data` and `output` are local folders.
-    `complete_since_ms`: the archive holds everything sent since then; `archive_days`, `inbox_days`: so many days, as
-    the compensator's retention has it. Where neither is told: since the oldest row. `until`: until when the databases
-    are complete, of which nothing of their own is told. `groups`: consumer groups that the broker must know, each as
-    `group` or `topic/group`. `accept_missing`: sources of which this one run takes as given that evidence is gone.
+    text is a URL (`s3a://bucket/archive`), passed to Spark unchanged. `broker_data` and `output` are local folders.
+    `complete_since_ms`: the archive has every row sent since then; `archive_days`, `inbox_days`: the compensator's
+    retention. Without both: since the oldest row. `until`: until when databases are complete that have no `until` of
+    their own. `groups`: consumer groups that the broker must know, each as
+    `group` or `topic/group`. `accept_missing`: sources whose loss of evidence this one run accepts.
     """
 
     database_url: str = field(repr=False)
@@ -230,9 +230,9 @@ class Settings:
 
     @property
     def all_outboxes(self) -> list[OutboxSource]:
-        """Every outbox that is reconciled."""
+        """All outboxes."""
         return [OutboxSource(url=self.database_url, schema=self.schema, until=self.until), *self.outboxes]
 
     def urls_of(self, rule: BusinessRule) -> list[str]:
-        """The databases that have a rule's table."""
+        """Returns the databases that have a rule's table."""
         return list(rule.urls) or list(dict.fromkeys(one.url for one in self.all_outboxes))

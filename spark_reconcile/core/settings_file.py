@@ -1,4 +1,4 @@
-"""From a TOML file to Settings: every key is known, or refused with the nearest known one. No source is opened."""
+"""Reads Settings from a TOML file; an unknown key is an error that suggests the nearest known one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OUTPUT_DEFAULT: Final = "reconciliation"
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The file's tables, each key checked. Raises ConfigurationError naming the key and the nearest known one."""
+    """Returns the file's tables, with checked keys. Raises ConfigurationError with the nearest known key."""
     found = read_toml(path)
     _check_keys(found, "")
     for name in ("database", "archive", "broker", "grace", "output"):
@@ -58,7 +58,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Settings:
-    """Settings from checked tables; relative paths are taken from `folder`, the file's own."""
+    """Builds Settings from checked tables; relative paths are relative to `folder`, the file's own."""
     database, broker, output = _table(config, "database"), _table(config, "broker"), _table(config, "output")
     try:
         return Settings(
@@ -225,7 +225,7 @@ def _until(table: Mapping[str, Any], place: str) -> Until:
 
 
 def _time_ms(table: Mapping[str, Any], place: str, key: str = "complete_since") -> int | None:
-    """A TOML date or datetime (UTC where it names no zone), or milliseconds since the epoch."""
+    """Reads a TOML date or datetime (UTC without a zone), or milliseconds since the epoch."""
     match table.get(key):
         case None:
             return None
@@ -240,7 +240,7 @@ def _time_ms(table: Mapping[str, Any], place: str, key: str = "complete_since") 
 
 
 def _archive(text: str, folder: Path | None) -> Path | str:
-    """A URL as it is, since Path() would join its slashes; else a folder."""
+    """Returns a URL unchanged, since Path() would join its slashes; else a folder."""
     return text if is_url(text) else _path(text, folder)
 
 

@@ -1,4 +1,4 @@
-"""Times as people write them on a command line, to milliseconds since the epoch, and back. Pure."""
+"""Parses times of the command line to milliseconds since the epoch, and formats them. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Final
 
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.runtime.amounts import UNITS_MS
+from outbox_core.runtime.durations_and_sizes import UNITS_MS
 
 _AGE: Final = re.compile(r"(\d{1,9})(s|m|h|d)", re.ASCII)
 
 
 def moment_ms(text: str, *, now_ms: int) -> int:
-    """`2026-11-01`, `2026-11-01T12:00:00Z` (UTC where no zone is named), or so long ago: `15m`, `2h`, `7d`."""
+    """Parses `2026-11-01`, `2026-11-01T12:00:00Z` (UTC without a zone), or a time ago: `15m`, `2h`, `7d`."""
     if _AGE.fullmatch(text):
         return now_ms - length_ms(text)
     try:
@@ -26,12 +26,12 @@ def moment_ms(text: str, *, now_ms: int) -> int:
 
 
 def utc_text(time_ms: int) -> str:
-    """A time in milliseconds as ISO 8601 in UTC, to the second."""
+    """Formats a time in milliseconds as ISO 8601 in UTC, to the second."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
 
 
 def length_ms(text: str) -> int:
-    """A number and one of s, m, h, d."""
+    """Parses a duration: a number and one of s, m, h, d."""
     found = _AGE.fullmatch(text)
     if found is None:
         raise ConfigurationError(f"{text!r} is no length of time: a number and one of s, m, h, d, like 48h")

@@ -1,4 +1,4 @@
-"""The buckets of time that the report draws by."""
+"""The time axis of the report's charts: equal buckets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTHS_MS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A stretch of time in at most BUCKETS_MAX + 1 equal buckets."""
+    """A time range in at most BUCKETS_MAX + 1 equal buckets."""
 
     start_ms: int
     width_ms: int
@@ -24,7 +24,7 @@ class Axis:
 
     @staticmethod
     def over(first_ms: int, last_ms: int) -> Axis:
-        """An axis whose buckets begin at round times."""
+        """Returns an axis whose buckets begin at round times."""
         span_ms = max(last_ms - first_ms, 1)
         width_ms = next((width for width in _WIDTHS_MS if span_ms <= width * BUCKETS_MAX), span_ms // BUCKETS_MAX + 1)
         start_ms = first_ms // width_ms * width_ms
@@ -32,5 +32,5 @@ class Axis:
 
     @property
     def starts(self) -> range:
-        """When each bucket begins, in milliseconds."""
+        """Start times of the buckets, in milliseconds."""
         return range(self.start_ms, self.start_ms + self.buckets * self.width_ms, self.width_ms)

@@ -1,4 +1,4 @@
-"""Ranges of time that are read."""
+"""Time ranges of the rows that are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EVER_MS: Final = 1 << 53
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """Which times are read: from `since_ms` on, up to before `until_ms`."""
+    """The range [since_ms, until_ms)."""
 
     since_ms: int
     until_ms: int

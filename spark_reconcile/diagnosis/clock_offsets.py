@@ -1,8 +1,8 @@
-"""How far the times of a source are from those of what it belongs to: percentiles of differences, of a sample of rows.
+"""Measures how far a source's times are from those of related records: percentiles of differences, of sampled rows.
 
-What databases write by their clocks is compared with the broker, whose clock is one: an archive's row is written right
-after the broker stored its message, and an inbox's between hand-out and acknowledgement. A business row's times are
-compared with its message's. One aggregation in Spark; what a difference means is not decided here.
+Times written by database clocks are compared with the broker's single clock: an archive row is written right after the
+broker stored its message, and an inbox row between delivery and acknowledgement. A business row's times are compared
+with its message's. One aggregation in Spark; results.causes interprets the differences.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from spark_reconcile.load.evidence import Evidence
 
 SAMPLED_ROWS: Final = 20_000
-"""About so many rows of a source are compared, chosen by a hash of their ids or keys."""
+"""Approximate number of rows of a source that are compared, sampled by a hash of their ids or keys."""
 STEPS: Final = 200
-"""Percentiles are taken at each half of a percent."""
+"""Percentiles are computed at each half percent."""
 _UNDER_KEY: Final = ("topic", "message_key")
 _MESSAGE: Final = ("topic", "id")
 
 
 class ComparedTimes(StrEnum):
-    """Which times of which source are compared."""
+    """The compared times of each source."""
 
     ARCHIVE = "archive"
     INBOX = "inbox"
@@ -39,8 +39,8 @@ class ComparedTimes(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """Of so many `rows`, by how many milliseconds their times are ahead: STEPS + 1 percentiles, in order. `of`: a
-    group, or the number of a business rule.
+    """By how many milliseconds the times of `rows` rows are ahead: STEPS + 1 percentiles, in order. `of`: a group, or
+    the number of a business rule.
     """
 
     compared: ComparedTimes
@@ -50,7 +50,7 @@ class Differences:
 
 
 def measured_differences(evidence: Evidence, wanted: Collection[ComparedTimes]) -> list[Differences]:
-    """The differences of the sources that are wanted, one at least; none of a source without rows to compare."""
+    """Returns the differences of the wanted sources (at least one); none for a source without rows to compare."""
     frames = [_FRAMES[one](evidence) for one in ComparedTimes if one in wanted]
     shares = ", ".join(f"{step / STEPS}D" for step in range(STEPS + 1))
     found = grouped(
@@ -66,7 +66,7 @@ def measured_differences(evidence: Evidence, wanted: Collection[ComparedTimes]) 
 
 
 def _archive(evidence: Evidence) -> DataFrame:
-    """When the archive's row was written and when the broker had stored its message, sent at the first try."""
+    """When the archive row was written minus when the broker stored its message; of messages sent at the first try."""
     once = f"leg = '{Leg.ARCHIVE}' and topic != '{CANCELS}' and attempts <= 1 and coalesce(note, '') != 'duplicate'"
     sampled = _sampled("id", _rows(evidence, Leg.ARCHIVE))
     sent = evidence.rows.where(f"{once} and {sampled}").select(*_MESSAGE, "at_ms")
@@ -75,7 +75,7 @@ def _archive(evidence: Evidence) -> DataFrame:
 
 
 def _inbox(evidence: Evidence) -> DataFrame:
-    """When the inbox's row was written; 0 where that is between hand-out and acknowledgement."""
+    """How far the time of the inbox row is outside of the time from delivery to acknowledgement; 0 if within."""
     sampled = _sampled("id", _rows(evidence, Leg.INBOX))
     effects = evidence.inboxes.where(f"leg = '{Leg.INBOX}' and {sampled}").select(*_MESSAGE, "consumer_group", "at_ms")
     taken = evidence.actions.where(f"kind in ('delivered', 'acked') and {sampled}")
@@ -98,7 +98,7 @@ def _business_due(evidence: Evidence) -> DataFrame:
 
 
 def _asked_and_sent(evidence: Evidence) -> DataFrame:
-    """Business rows and archive rows that are alone under their key, with the times of both."""
+    """Pairs of business and archive rows that are the only ones with their key, with the times of both."""
     sampled = f"message_key != '' and {_sampled('message_key', _rows(evidence, Leg.BUSINESS))}"
     rows = evidence.rows.where(sampled)
     asked = grouped(
@@ -130,5 +130,5 @@ def _rows(evidence: Evidence, leg: Leg) -> int:
 
 
 def _sampled(column: str, rows: int) -> str:
-    """Whether a row is of the sample: the same ids, or keys, in every source."""
+    """SQL condition: a row is sampled; the same ids, or keys, in every source."""
     return f"pmod(xxhash64({column}), {max(1, rows // SAMPLED_ROWS)}) = 0"

@@ -1,4 +1,4 @@
-"""Looks for causes that explain many verdicts of a run at once: measures what could be one, and states what holds."""
+"""Finds causes that explain many verdicts of a run at once: measures the candidates, and returns those that hold."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PENDING_SHARE_MIN: Final = 0.01
-"""Of all verdicts: up to so many are pending in any run, and their clocks are right."""
+"""Share of pending verdicts that is normal in a run with correct clocks."""
 Tables = Callable[[], "tuple[DataFrame, DataFrame]"]
-"""The verdicts on messages and deliveries, and those on business rows; read only where they are needed."""
+"""Loads the verdicts on messages and deliveries, and those on business rows; called only if needed."""
 
 
 _EXPLAINED: Final[Mapping[ComparedTimes, frozenset[str]]] = {
@@ -49,17 +49,17 @@ _EXPLAINED: Final[Mapping[ComparedTimes, frozenset[str]]] = {
     ),
     ComparedTimes.BUSINESS_DUE: frozenset({"due_time_differs"}),
 }  # fmt: skip
-"""Verdicts that wrong times of a source may make."""
+"""Verdicts that wrong times of a source may cause."""
 
 
 def diagnose(
     tables: Tables, *, evidence: Evidence, settings: Settings, books: Sequence[Book], inputs: Sequence[Input],
     displaced: Callable[[DataFrame], Evidence] | None = None,
 ) -> list[Cause]:  # fmt: skip
-    """The causes of a run's verdicts, those that explain most first.
+    """Returns the causes of a run's verdicts, those that explain most first.
 
-    `displaced`: from verdicts on messages to evidence with the business rows under their keys, of a run that has read
-    the business rows of a span alone.
+    `displaced`: given verdicts on messages, loads evidence with the business rows of their keys; for a run that has
+    read business rows of a time range only.
     """
     extents = extents_of(books, inputs, settings.rules)
     found = extent_causes(findings_outside(*tables(), extents)) if extents else []
@@ -69,14 +69,14 @@ def diagnose(
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What times are compared of."""
+    """The evidence whose times are compared."""
 
     tables: Tables
     evidence: Evidence
     displaced: Callable[[DataFrame], Evidence] | None
 
     def differences(self, wanted: Collection[ComparedTimes], books: Sequence[Book]) -> list[Differences]:
-        """Of a span's business rows those that are missed most have times out of it: those are looked up."""
+        """Measure; in a run on a time range, missing business rows may have times outside of it: they are loaded."""
         business, unasked = ComparedTimes.BUSINESS_TIME, sum(book.count for book in books if book.rule == UNASKED)
         if self.displaced is None or business not in wanted or unasked < OFFSET_ROWS_MIN:
             return measured_differences(self.evidence, wanted)
@@ -87,7 +87,7 @@ class _Measured:
 
 
 def _offset_causes(measured: _Measured, settings: Settings, books: Sequence[Book]) -> list[Cause]:
-    """Measured only where there are enough verdicts that wrong times may have made."""
+    """Measure only if there are enough verdicts that wrong times may have caused."""
     wanted = [compared for compared in ComparedTimes if _may_explain(books, _EXPLAINED[compared])]
     if not wanted:
         return []
@@ -97,7 +97,7 @@ def _offset_causes(measured: _Measured, settings: Settings, books: Sequence[Book
 
 
 def _may_explain(books: Sequence[Book], rules: Collection[str]) -> bool:
-    """Whether there are findings enough, or more that is pending than is always on its way where much is sent."""
+    """Whether there are enough findings, or more pending verdicts than are normal while messages are sent."""
     mine = [book for book in books if book.rule in rules]
     pending = sum(book.count for book in mine if book.severity is Severity.WAIT)
     others = sum(book.count for book in mine) - pending
@@ -107,7 +107,7 @@ def _may_explain(books: Sequence[Book], rules: Collection[str]) -> bool:
 
 
 def _offset(one: Differences, settings: Settings, books: Sequence[Book], *, skew_ms: int) -> Offset | None:
-    """The offset that the rows of a source share, and what of the books it may explain; None: there is nothing."""
+    """Returns the offset that a source's rows share, and the verdicts that it may explain; None: there are none."""
     size_ms = shared_offset_ms(one.percentiles_ms, rows=one.rows, skew_ms=skew_ms)
     explains = _explained(one, settings, books)
     if size_ms is None or sum(explains.values()) < OFFSET_ROWS_MIN:
@@ -141,7 +141,7 @@ def _is_of(one: Differences, book: Book, settings: Settings) -> bool:
 
 
 def _names(one: Differences, settings: Settings) -> tuple[str, str, str, str]:
-    """Of its times, of those that they are compared with, of its source."""
+    """Names of the times, of the reference times, and of the source."""
     match one.compared:
         case ComparedTimes.ARCHIVE:
             return "the times of the archive", "the broker's", "archive", "sent messages"
@@ -159,7 +159,7 @@ def _names(one: Differences, settings: Settings) -> tuple[str, str, str, str]:
 
 
 def window_tables(session: SparkSession, store: WindowStore, windows: Sequence[int]) -> tuple[DataFrame, DataFrame]:
-    """The tables of those of these hours that have findings."""
+    """Returns the verdict tables of the hours that have findings."""
     found = [store.folder(start) for start in windows if _has_findings(store.windows[start].result)]
     paths = {
         name: [str(folder / name) for folder in found if (folder / name).exists()]

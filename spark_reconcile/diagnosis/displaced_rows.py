@@ -1,4 +1,4 @@
-"""Business rows that a run by the hour has not read, as their times lie in other hours: they are asked for by key."""
+"""Loads, by key, business rows that a run by the hour has not read because their times are in other hours."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 UNASKED: Final = "no_business_row"
-"""The rule of a message that no business row asks for, in the times that were read."""
+"""The rule of a message without a business row in the time range that was read."""
 KEYS_MAX: Final = 1_000
-"""So many of the messages' keys are asked for; they are enough to see whether rows share an offset."""
+"""Limit of keys that are queried; they suffice to detect whether rows share an offset."""
 
 
 def with_displaced_rows(
     session: SparkSession, settings: Settings, evidence: Evidence, table: DataFrame
 ) -> Evidence:  # fmt: skip
-    """Evidence of messages that no business row asks for: theirs, and the business rows under their keys at any time.
+    """Returns the evidence of messages without a business row, and the business rows with their keys, of any time.
 
     `table`: verdicts on messages. Raises DatabaseUnavailable.
     """

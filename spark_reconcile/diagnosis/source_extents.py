@@ -1,4 +1,4 @@
-"""How many findings of each rule lie outside of the times that a source spans. One Spark aggregation over findings."""
+"""Counts the findings of each rule outside of the times that a source covers. One Spark aggregation over findings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCHEMA: Final = "number bigint, scope string, rule string, of string, first_ms 
 
 
 def extents_of(books: Sequence[Book], inputs: Sequence[Input], rules: Sequence[BusinessRule]) -> list[RuleExtent]:
-    """The extents that matter: of sources on which a rule with FINDINGS_MIN findings or more depends."""
+    """Returns the extents of sources on which a rule with FINDINGS_MIN findings or more depends."""
     counts: dict[tuple[Scope, str], int] = {}
     for book in books:
         if book.severity is Severity.FINDING and not book.echo:
@@ -36,7 +36,7 @@ def extents_of(books: Sequence[Book], inputs: Sequence[Input], rules: Sequence[B
 
 
 def findings_outside(table: DataFrame, business: DataFrame, extents: Sequence[RuleExtent]) -> list[Outside]:
-    """Count the findings of verdict tables against these extents. Findings without a time are counted as neither."""
+    """Count the findings before and after these extents. Findings without a time count as neither."""
     numbered = [(number, one.scope, one.rule, one.of, one.first_ms, one.last_ms) for number, one in enumerate(extents)]
     known = listed(table.sparkSession, numbered, _SCHEMA).hint("broadcast")
     joined = known.join(_findings(table, business), ["scope", "rule"]).where("of = '' or of = finding_of")
@@ -52,7 +52,7 @@ def findings_outside(table: DataFrame, business: DataFrame, extents: Sequence[Ru
 
 
 def _findings(table: DataFrame, business: DataFrame) -> DataFrame:
-    """scope, rule, finding_of, time_ms, n: of a message when it was sent, of a delivery when it was acknowledged."""
+    """Returns scope, rule, finding_of, time_ms, n; time: a message was sent, a delivery was acknowledged."""
     given = table.where(FINDING).selectExpr(
         "scope", "rule", f"coalesce(if(scope = '{Scope.MESSAGE}', topic, consumer_group), '') as finding_of",
         f"if(scope = '{Scope.MESSAGE}', greatest(at_ms, sent_ms), if(acked_ms > 0, acked_ms, at_ms)) as time_ms",
@@ -65,7 +65,7 @@ def _findings(table: DataFrame, business: DataFrame) -> DataFrame:
 
 
 def _sources(kind: SourceKind, inputs: Sequence[Input], rules: Sequence[BusinessRule]) -> Iterator[tuple[str, Input]]:
-    """The sources of a kind, each with the topic or group that it is of; empty: of all."""
+    """Returns the sources of a kind, each with its topic or group; empty: all."""
     topics = {rule.name: rule.topic for rule in rules}
     for one in inputs:
         match kind:

@@ -1,8 +1,8 @@
-"""One row of evidence for each rule and key: its business rows, and how the messages under that key were judged.
+"""One row of evidence for each rule and key: its business rows, and the verdicts of the messages with that key.
 
-Rows without a key are one of the rule and hour, so that what is judged together changes no count. Several rules on one
-topic may ask under one key: each row of each of them asks for a message of its own, so what is there is compared with
-what all of them ask. DataFrames in, DataFrame out; nothing is read or judged here.
+Rows without a key are one row for each rule and hour, so that counts do not depend on which windows are evaluated
+together. Several rules on one topic may have rows with one key: each row requires a message of its own, so the messages
+are compared with the rows of all these rules. Transforms DataFrames; reads and classifies nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STATES: Final = (
     State.LOST, State.UNSENT, State.PENDING, State.PARKED, State.CANCELED, State.MISMATCH, State.DUPLICATE,
     State.UNKNOWN,
 )  # fmt: skip
-"""What a message for which a row asks may be; no phantom: none asks for that, or nobody but the broker has it."""
+"""Possible states of a message that a row requires. Not phantom: no row requires it, or only the broker has it."""
 _TIMES: Final = ("created_ms", "deliver_at_ms")
 _KEYLESS: Final = "coalesce(message_key, '') = ''"
 _KEY: Final = f"if({_KEYLESS}, null, message_key) as message_key"
@@ -33,9 +33,9 @@ _OF_ALL: Final = (
 
 
 def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) -> DataFrame:
-    """`rows`: the business legs, `note` the rule's number; `messages`: judged, with their `state`.
+    """`rows`: the business legs, `note` is the rule's number; `messages`: classified, with their `state`.
 
-    `is_shared`: several rules may ask under one key. Where none do, what all of them ask is what one asks.
+    `is_shared`: several rules may have rows with one key. If not, the sum over all rules is that of one rule.
     """
     of_all = "over (partition by topic, message_key)"
     placed = rows.where(f"leg = '{Leg.BUSINESS}'").selectExpr(
@@ -62,7 +62,7 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
     )  # fmt: skip
     return asked.join(found, ["topic", "message_key"], "left").selectExpr(
         "cast(note as int) as rule_number", "topic", "message_key", "rows", "asked",
-        # Rows without a time are of the hour of their newest message.
+        # Rows without a time belong to the hour of their newest message.
         *(f"coalesce({name}, newest_message_ms, 0L) as {name}" for name in ("time_ms", "newest_ms", "oldest_ms")),
         "coalesce(newest_message_ms, 0L) as newest_message_ms",
         "coalesce(business_until_ms, 0L) as business_until_ms",
@@ -74,7 +74,7 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
 
 
 def _under_each_key(messages: DataFrame) -> DataFrame:
-    """A message whose copies have two keys answers rows of both: whichever copy is right, its row has a message."""
+    """A message whose copies have two keys counts for rows of both: whichever copy is right, its row has a message."""
     columns = ["topic", "deliver_at_ms", "created_ms", "business_until_ms", "state"]
     return union(
         messages.select("message_key", *columns),

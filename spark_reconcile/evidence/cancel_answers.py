@@ -1,7 +1,7 @@
-"""What the archive says that the broker answered to cancels, as actions on them and on what they canceled. Judges none.
+"""Converts the broker's answers to cancels, as archived, into actions on the cancels and on the canceled messages.
 
-The archive keeps of a cancel the SHA-256 of its body, which is the id of the message. So that is found by its hash:
-among the cancels that the broker noted, and the scheduled messages of its log, as no other can be canceled.
+For a cancel, the archive has the SHA-256 of its body, which is the id of the message. So the message is found by its
+hash among the cancels that the broker noted, and the scheduled messages of its log, since no others can be canceled.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ if TYPE_CHECKING:
     from spark_reconcile.core.counts import LegCount
 
 TAKEN: Final = "canceled"
-"""The broker's answer to a cancel that came in time: it will never hand the message out."""
+"""The broker's answer to a cancel that came in time: it will never deliver the message."""
 NOTED, UNNOTED = "noted", "unnoted"
-"""Kinds of action, with a cancel's own id: the broker wrote such a cancel down, or did not; `reason` has the message's
-id."""
+"""Kinds of action, with a cancel's own id: the broker noted such a cancel, or did not; `reason` is the message's id."""
 ANSWERED: Final = "answered"
-"""The same answer as an action on the message, under its id."""
-# Scopes are regular expressions. All scopes, where the id is found on no topic: what it was is not known.
+"""The same answer as an action on the message, with the message's id."""
+# Scopes are regular expressions. All scopes match if the id is on no topic: its topic is not known.
 _GOOD: Final = "filter(scopes, scope -> size(topics) = 0 or exists(topics, topic -> rlike(topic, scope)))"
 
 
 def are_answered(counts: Iterable[LegCount]) -> bool:
-    """Whether the archive has a cancel that the broker took: without one nothing here costs anything."""
+    """Whether the archive has a cancel that the broker accepted: without one, nothing here is computed."""
     return any(one.leg == Leg.ARCHIVE and one.topic == CANCELS and one.note == TAKEN for one in counts)
 
 
 def answers(rows: DataFrame, *, messages: DataFrame, actions: DataFrame) -> DataFrame:
-    """Rows of ACTION_SCHEMA for each cancel that the archive says was taken, and whose message is known: whether it was
-    noted, and of its message the answer, for each scope that it was noted with.
+    """Returns rows of ACTION_SCHEMA for each accepted cancel in the archive whose message is known: whether it was
+    noted, and the answer for its message, for each scope with which it was noted.
     """
     asked = rows.where(f"leg = '{Leg.ARCHIVE}' and topic = '{CANCELS}' and note = '{TAKEN}'")
     noted = actions.where(f"kind = '{TAKEN}'").selectExpr(

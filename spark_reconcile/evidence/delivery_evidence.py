@@ -1,6 +1,6 @@
-"""One row of evidence for each message and consumer group: what should be, what the broker did, what the inbox holds.
+"""One row of evidence for each message and consumer group: expected deliveries, the broker's actions, inbox rows.
 
-A tagged union and one group-by. DataFrames in, DataFrame out; nothing is read or judged here.
+A tagged union and one group-by. Transforms DataFrames; reads and classifies nothing.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _GROUP_SCHEMA: Final = (
     "inbox_until_ms bigint"
 )
 _UNDECLARED: Final = {"filtered": 1}
-"""What is known of a group whose declaration is not in the log: it may well have a filter."""
+"""Facts of a group whose declaration is not in the log: it may have a filter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFacts:
-    """What the action log says of a group as a whole, and what its inbox covers.
+    """Facts of a group as a whole by the action log, and the time range that its inbox covers.
 
-    `floor`: the first sequence that is its own, by its start or its last seek; `since_ms`: when it began;
-    `last_seek_position`: where in the log that seek stands (-1: none); `deleted`: it was, and was not made again;
-    `deleted_position`: where in the log that stands (-1: never); `filtered`: it has, had or may have a filter, by
-    whose word a message may never be handed out; `filter`: the one that it has; `filter_since_ms`: no other was asked
-    about messages placed later (0: about none at all, -1: not known).
+    `floor`: the first sequence of the group, by its start or its last seek; `since_ms`: when it began;
+    `last_seek_position`: log position of that seek (-1: none); `deleted`: it was, and was not created again;
+    `deleted_position`: log position of that (-1: never); `filtered`: it has, had or may have a filter, which may reject
+    messages for good; `filter`: its present filter; `filter_since_ms`: messages appended later were evaluated by no
+    other filter (0: none were at all, -1: not known).
     """
 
     topic: str
@@ -76,11 +76,11 @@ def group_facts(
     events: Iterable[Event], *, inboxes: dict[tuple[str, str], int],
     until: Mapping[tuple[str, str], int], acting: Mapping[tuple[str, str], int],
 ) -> list[GroupFacts]:  # fmt: skip
-    """Groups from their own actions, (kind, topic, group, sequence, position, at_ms, filter), in any order.
+    """Returns groups from their own actions, (kind, topic, group, sequence, position, at_ms, filter), in any order.
 
     `inboxes`: since when the inbox of a (topic, group) is complete; topic "" is any topic; `until`: and
-    until when. `acting`: where the log has lost its beginning, each (topic, group) that did anything, and since when;
-    its declaration may be what was lost.
+    until when. `acting`: if the beginning of the log was dropped, each (topic, group) with actions, and since when;
+    its declaration may have been dropped.
     """
     found: dict[tuple[str, str], dict[str, int]] = {}
     ordered = sorted(events, key=lambda event: event[4])
@@ -89,7 +89,7 @@ def group_facts(
         begun = {"floor": sequence or 0, "since_ms": at_ms} if at_ms <= acting.get((topic, group), at_ms) else {}
         facts = found.setdefault((topic, group), begun if kind == "declared" else dict(_UNDECLARED))
         match kind:
-            case "deleted":  # as by a seek, what was handed out may be again: to the group that is made of this name
+            case "deleted":  # like a seek: delivered messages may be redelivered, to a new group of this name
                 lives = facts.get("seeks", 0) + 1
                 found[topic, group] = {"seeks": lives, "deleted": 1, "deleted_position": position}
             case "declared" if facts.get("deleted"):
@@ -102,9 +102,9 @@ def group_facts(
             case "paused" | "resumed":
                 facts["paused"] = int(kind == "paused")
             case _ if filter_:
-                facts["filtered"] = 1  # for good: what it passed by does not come again without it
+                facts["filtered"] = 1  # permanently: messages it rejected are not delivered after its removal
             case _:
-                pass  # declared again: settings, no move
+                pass  # declared again: new settings, the same position
     for place in acting:
         found.setdefault(place, dict(_UNDECLARED))
     return [
@@ -119,7 +119,7 @@ def group_facts(
 def delivery_evidence(
     messages: DataFrame, actions: DataFrame, rows: DataFrame, *, groups: Sequence[GroupFacts]
 ) -> DataFrame:
-    """`messages`: as message_evidence() gives it; `rows`: the inboxes' legs."""
+    """`messages`: the result of message_evidence(); `rows`: the inboxes' legs."""
     known = listed(messages.sparkSession, [_values(one) for one in groups], _GROUP_SCHEMA)
     stored = messages.where("broker > 0").withColumnsRenamed(
         {"broker": "stored", "ready_ms": "message_ready_ms", "created_ms": "published_ms"}
@@ -162,7 +162,7 @@ _TIMES: Final = (
 
 
 def _leg(frame: DataFrame, **columns: str) -> DataFrame:
-    """A leg in the common shape: what it does not know is null, what it does not count is 0."""
+    """Returns a leg with the common columns: unknown values are null, absent counts are 0."""
     counts = [f"{columns.get(name, '0L')} as {name}" for name in _COUNTED]
     others = [f"cast({columns.get(name, 'null')} as bigint) as {name}" for name in (*_EXPECTED, *_TIMES)]
     return frame.selectExpr("id", "topic", "consumer_group", *counts, *others)
@@ -183,9 +183,9 @@ def _aggregates() -> dict[str, str]:
 
 
 def _after_seeks(by_group: DataFrame) -> DataFrame:
-    """A seek gives back what lies ahead of it: what was held, given back or dead before is simply ready again.
+    """A seek makes messages ahead of it ready again, whether they were in flight, released or dead letters.
 
-    A deletion gives back all.
+    A deletion makes all messages ready again.
     """
     sought = f"last_position < last_seek_position and (sequence >= floor or last_kind != {LastKind.DIED:d})"
     reset = f"(acks = 0 and (last_position < deleted_position or ({sought})))"

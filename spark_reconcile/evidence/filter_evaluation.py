@@ -1,7 +1,7 @@
-"""Whether a group's filter takes the messages that the group was never handed: the broker's filters over their headers.
+"""Evaluates groups' filters on messages that were never delivered to them: the broker's filters over their headers.
 
-Evaluated are deliveries in doubt alone. Headers are read from the broker's log once more, of the topics and segments
-that these name, and leave no trace in the results. Verdicts are not given here.
+Only deliveries in doubt are evaluated. Headers are read from the broker's log once more, of their topics and segments
+only, and are not part of the results. Verdicts are given elsewhere.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _ANSWER_SCHEMA: Final = "topic string, consumer_group string, sequence bigint, w
 _FILTER_SCHEMA: Final = "topic string, consumer_group string, filter_number bigint, filter_since_ms bigint"
 _TAKES_ALL: Final = -1
 _PLACED_MS: Final = "greatest(stored_ms, deliver_at_ms)"
-"""The broker placed the message at this time or later."""
+"""The broker appended the message at this time or later."""
 _STEP_BACK_MS: Final = 3_600_000
-"""So far the broker's clock may step back from one segment to the next."""
+"""Limit by which the broker's clock may step back from one segment to the next."""
 
 
 class FilterEvaluation:
     """Evaluates the filters of groups for the deliveries of a run.
 
-    What was evaluated once is kept until the run ends, so that a recheck of some deliveries reads no headers again.
+    Results are cached until the run ends, so that a recheck of some deliveries does not read headers again.
     `segments`: the message log as it was read. Not safe for threads.
     """
 
@@ -47,10 +47,10 @@ class FilterEvaluation:
         self._answers: DataFrame | None = None
 
     def with_wanted(self, deliveries: DataFrame, groups: Sequence[GroupFacts], *, skew_ms: int) -> DataFrame:
-        """Deliveries of delivery_evidence(), with `wanted` as the group's filter decides.
+        """Returns the deliveries of delivery_evidence(), with `wanted` as the group's filter decides.
 
-        CHANGED where the filter is younger than the message, by the broker's clock and `skew_ms`; NOT_KNOWN where the
-        filter, or the message's headers, cannot be read.
+        CHANGED if the filter is newer than the message, by the broker's clock and `skew_ms`; NOT_KNOWN if the filter,
+        or the message's headers, cannot be read.
         """
         texts = sorted({one.filter for one in groups if one.filter})
         columns = [name for name in deliveries.columns if name != "wanted"]
@@ -69,7 +69,7 @@ class FilterEvaluation:
         return joined.selectExpr(*columns, f"coalesce(decided, answer, {FilterAnswer.NOT_KNOWN:d}L) as wanted")
 
     def _answered(self, asked: DataFrame, texts: Sequence[str]) -> DataFrame:
-        """The answer for each of these deliveries, among others."""
+        """Returns the answer for each of these deliveries, and for others."""
         session = asked.sparkSession
         known = listed(session, [], _ANSWER_SCHEMA) if self._answers is None else self._answers
         left = asked.join(known, _DELIVERY, "left_anti").localCheckpoint()
@@ -80,7 +80,7 @@ class FilterEvaluation:
             )
             joined = left.join(headers, ["topic", "sequence"], "left").select(*_DELIVERY, "filter_number", "headers")
             found = joined.mapInArrow(partial(evaluate, texts=tuple(texts)), _ANSWER_SCHEMA)
-            # A place has one message; two that claim it have no answer, unless it is the same.
+            # A sequence has one message; two with the same sequence have no answer, unless it is equal.
             once = grouped(
                 found, *_DELIVERY, wanted=f"if(min(wanted) = max(wanted), min(wanted), {FilterAnswer.NOT_KNOWN:d}L)"
             )
@@ -88,7 +88,7 @@ class FilterEvaluation:
         return known
 
     def _headers(self, session: SparkSession, topics: Sequence[str], *, since_ms: int) -> DataFrame:
-        """Headers by topic and sequence, of messages that were placed since then."""
+        """Returns headers by topic and sequence, of messages that were appended since then."""
         segments = _written_since(self._segments, since_ms)
         log = (
             session.read.format("outbox_broker_log")
@@ -103,7 +103,7 @@ class FilterEvaluation:
 
 
 def evaluate(batches: Iterator[pa.RecordBatch], *, texts: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Batches of (topic, consumer_group, sequence, filter_number, headers) as such of _ANSWER_SCHEMA.
+    """Maps batches of (topic, consumer_group, sequence, filter_number, headers) to batches of _ANSWER_SCHEMA.
 
     `texts`: the filters by number. Runs in Spark's workers.
     """
@@ -133,8 +133,8 @@ def _answer(
 
 
 def _predicate(text: str) -> Predicate | None:
-    """A filter, compiled as the broker compiles it; None of one that this version cannot read."""
-    # Only a run that meets a filter needs its parser.
+    """Compiles a filter like the broker; None if this version cannot read it."""
+    # Only runs with filters need the parser.
     from outbox_broker.filter import compile_condition, parse
 
     try:
@@ -152,6 +152,6 @@ def _filters(groups: Sequence[GroupFacts], texts: Sequence[str]) -> list[tuple[s
 
 
 def _written_since(segments: Sequence[LogSegment], since_ms: int) -> list[LogSegment]:
-    """Segments that may hold what was written since then: each ends where the next begins."""
+    """Returns segments that may have records written since then: each ends where the next begins."""
     ended = {one.path for one, following in pairwise(segments) if following.created_at_ms + _STEP_BACK_MS < since_ms}
     return [one for one in segments if one.path not in ended]

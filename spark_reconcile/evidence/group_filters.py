@@ -1,4 +1,4 @@
-"""Which filter a group has, and since when it is the only one that can have been asked. Pure; evaluates no filter."""
+"""Determines a group's filter, and since when no other filter can have been evaluated. Pure; evaluates no filter."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ UNKNOWN_MS: Final = -1
 
 
 class GroupFilter(NamedTuple):
-    """`text`: the filter, empty where the group takes every message. `since_ms`: the broker has asked no other about
-    messages that are placed later; 0: about no message at all, UNKNOWN_MS: the log does not tell.
+    """`text`: the filter, empty if the group gets every message. `since_ms`: the broker has evaluated no other filter
+    on messages appended later; 0: on no message at all, UNKNOWN_MS: the log does not tell.
     """
 
     text: str
@@ -25,11 +25,11 @@ _UNKNOWN: Final = GroupFilter("", UNKNOWN_MS)
 
 
 def filters_in_force(events: Iterable[Event], *, acting: Mapping[Place, int]) -> dict[Place, GroupFilter]:
-    """The filter of each group, from its own actions in the order of the log.
+    """Returns the filter of each group, from its own actions in the order of the log.
 
-    `acting`: where the log has lost its beginning, each (topic, group) that did anything, and since when. The broker
-    asks a changed filter about what the group has not passed, so only a change ends what is known of messages placed
-    before. A seek has everything asked again that is the group's; a group that is made again has no past.
+    `acting`: if the beginning of the log was dropped, each (topic, group) with actions, and since when. The broker
+    evaluates a changed filter on messages beyond the group's position, so only a change makes the filter of earlier
+    messages unknown. After a seek all messages ahead are evaluated again; a group created again has no past.
     """
     found: dict[Place, GroupFilter] = {}
     deleted: set[Place] = set()

@@ -1,8 +1,8 @@
 """One row of evidence for each message, by its topic and id: a tagged union of all sources, one group-by, cancels and
 business rows joined.
 
-The copies of a message are compared with each other. Where they differ, the broker's is what consumers saw: its key is
-the message's. DataFrames in, DataFrame out; nothing is read or judged here. Every fact is a number that is never null.
+The copies of a message are compared with each other. If they differ, consumers saw the broker's: its key is the
+message's. Transforms DataFrames; reads and classifies nothing. Every fact is a number that is never null.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ _TIMES: Final = (
     "fell_due_ms", "cancel_noted",
 )  # fmt: skip
 
-# A scheduled message stands in the log up to twice: a note while it waits, and itself once it is due. Either will do.
+# A scheduled message is in the log up to twice: a marker while it waits, and itself once it is due. Either suffices.
 _BROKER: Final = "sum(plain) + greatest(sum(noted), sum(due))"
 _SUMS: Final = ("outbox", "parked", "archive", "took_effect")
 _FLAGS: Final = ("resent", "repeated")
-"""Of a message: an archive row that is there twice is not two sends."""
+"""Flags of a message: a duplicated archive row does not mean two sends."""
 _FACTS: Final = (*_SUMS, *_FLAGS, "broker")
-# The broker notes a cancel of an id that it has forgotten, too: after the message has its place it takes nothing back.
+# The broker also notes cancels of ids it has forgotten: after the message was appended, a cancel has no effect.
 _TAKEN_BACK: Final = (
     "(cancel.scope is null or rlike(topic, cancel.scope)) and not coalesce(cancel.time_ms > placed_ms, false)"
 )
 _CANCELED: Final = f"if(cancels is null, 0L, cast(size(filter(cancels, cancel -> {_TAKEN_BACK})) as bigint))"
 BROADCAST_CANCELS_MAX: Final = 1_000_000
-"""Up to so many canceled ids are sent to every worker; more are shuffled with all messages."""
+"""Up to so many canceled ids are broadcast; more are shuffled with all messages."""
 
 
 def message_evidence(
     rows: DataFrame, messages: DataFrame, actions: DataFrame, *, business: DataFrame, reaches: Mapping[str, int],
     until: Mapping[str, int], known_topics: Sequence[str],
 ) -> DataFrame:  # fmt: skip
-    """`rows`: the outbox's and archive's legs; `business`: as business_keys() gives it; `reaches`: since when the
-    business rows of each covered topic are complete, `until`: and until when; `known_topics`: what the outbox has
-    ever published to.
+    """`rows`: the outbox's and archive's legs; `business`: the result of business_keys(); `reaches`: since when the
+    business rows of each covered topic are complete, `until`: and until when; `known_topics`: all topics to which the
+    outbox has published.
     """
     united = union(*_legs(rows, messages, actions))
-    # The answer to a cancel that is not among the rows tells nothing.
+    # The answer to a cancel that is not among the rows is no evidence.
     named = grouped(united, "id", "topic", **_aggregates()).where("cancel_noted < 0 or archive > 0")
     joined = _with_cancels(named, rows, messages, actions).join(business, ["topic", "message_key"], "left")
     return joined.selectExpr(
@@ -70,15 +70,15 @@ def message_evidence(
 
 
 def business_keys(rows: DataFrame) -> DataFrame:
-    """How many business rows ask for a message under each topic and key."""
+    """Returns how many business rows require a message, by topic and key."""
     business = rows.where(f"leg = '{Leg.BUSINESS}'").where("message_key != ''")
     return grouped(business, "topic", "message_key", business_rows="count(*)")
 
 
 def _with_cancels(named: DataFrame, rows: DataFrame, messages: DataFrame, actions: DataFrame) -> DataFrame:
-    """The messages with `canceled`; and what was canceled but is found nowhere, which has no topic."""
+    """Returns the messages with `canceled`; and canceled ids that no source has, without a topic."""
     noted = actions.where("kind = 'canceled'").selectExpr("id", "struct(reason as scope, at_ms as time_ms) as cancel")
-    # The broker's word, whenever it was noted: nothing that has a place already is canceled so.
+    # The broker's answer counts at any time: it never answers so for a message that was appended already.
     answered = actions.where(f"kind = '{ANSWERED}'").selectExpr(
         "id", "struct(reason as scope, 0L as time_ms) as cancel"
     )
@@ -101,13 +101,13 @@ _UNKNOWN: Final = {
     "topic": "cast(null as string)", "message_key": "''", "published_key": "''", "sequence": "-1L",
     "cancel_noted": "-1L", "placed_ms": "cast(null as bigint)",
 }  # fmt: skip
-"""What is known of a message of which nothing but its cancel is found; all else is 0."""
+"""Facts of a message of which only the cancel is found; all others are 0."""
 
 
 def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[DataFrame]:
     key = "coalesce(message_key, '')"
     body = {"body_hash": "xxhash64(body_sha256)", "due_ms": "coalesce(deliver_at_ms, 0L)", "created_ms": "created_ms"}
-    # What a cancel cancels is shown as its key, where it is known.
+    # The id that a cancel cancels is shown as its key, if it is known.
     of_rows = {
         **body, "topic": "topic", "published_key": f"if(topic = '{CANCELS}', null, {key})",
         "key_hash": f"if(topic = '{CANCELS}', null, xxhash64({key}))",
@@ -137,7 +137,7 @@ def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[Data
 
 
 def _leg(frame: DataFrame, **columns: str) -> DataFrame:
-    """A leg in the common shape: what it does not know is null, what it does not count is 0."""
+    """Returns a leg with the common columns: unknown values are null, absent counts are 0."""
     texts = [f"{columns.get(name, 'cast(null as string)')} as {name}" for name in _TEXTS]
     counts = [f"{columns.get(name, '0L')} as {name}" for name in _COUNTS]
     times = [f"{columns.get(name, 'cast(null as bigint)')} as {name}" for name in _TIMES]
@@ -164,7 +164,7 @@ def _aggregates() -> dict[str, str]:
 
 
 def _among(column: str, names: Iterable[str]) -> str:
-    """Topics are checked names: they hold no quote."""
+    """SQL condition: a column is one of these topics, which are checked names: they contain no quote."""
     quoted = ", ".join(f"'{name}'" for name in sorted(names))
     return f"coalesce({column} in ({quoted}), false)" if quoted else "false"
 

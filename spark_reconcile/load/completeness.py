@@ -1,7 +1,7 @@
-"""Until when each database holds everything: as told, as a replica itself says, or until now. Reads no row of a leg.
+"""Determines until when each database is complete: by settings, by a replica's status, or until now. Reads no rows.
 
-A replica that is behind, or stands still, lacks what the broker's log already has: without this it would make phantoms
-and losses of what is well. The newest row of a table tells nothing of that: a quiet table is no replica that is behind.
+A replica that lags or is stopped lacks rows that the broker's log already has: without these times, correct messages
+would become phantom or lost. The newest row of a table is no evidence: a table without new rows need not lag.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spark_reconcile.core.time_range import EVER_MS
 from spark_reconcile.sources.database import Place, Reader, reading
 
 _STEP_SECONDS: Final = 1
-"""Servers say whole seconds."""
+"""Servers report whole seconds."""
 _BEHIND: Final = ("seconds_behind_source", "seconds_behind_master")
 _THREADS: Final = ("replica_io_running", "replica_sql_running", "slave_io_running", "slave_sql_running")
 _CURE: Final = (
@@ -28,7 +28,7 @@ _CURE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """Until when sources are complete, in milliseconds: each the least of its databases.
+    """Until when sources are complete, in milliseconds: each the minimum over its databases.
 
     `archive_ms`: outboxes and their archives; `business`: by topic; `inboxes`: by topic ("": all) and group.
     """
@@ -39,14 +39,14 @@ class Reach:
 
     @property
     def least_ms(self) -> int:
-        """Until then every source is complete."""
+        """The time until which every source is complete."""
         return min(self.archive_ms, *self.business.values(), *self.inboxes.values(), EVER_MS)
 
 
 def reach_of(settings: Settings, *, now_ms: int) -> Reach:
-    """Ask every database of which nothing is told.
+    """Query the status of every database without a setting.
 
-    Raises NotComparable where a replica cannot say how far it is, DatabaseUnavailable and ConfigurationError.
+    Raises NotComparable if a replica's lag is not known, DatabaseUnavailable and ConfigurationError.
     """
     behind: dict[str, int] = {}
 
@@ -77,7 +77,7 @@ def _behind_ms(url: str, known: dict[str, int]) -> int:
 
 
 def _lag_ms(reader: Reader) -> int:
-    """How far a database is behind the one that it follows; 0 where it follows none."""
+    """Returns a replica's lag; 0 if the database is no replica."""
     status = reader.replica_status()
     if status is not None:
         return lag_ms(status, name=str(reader.place))
@@ -90,7 +90,7 @@ def _lag_ms(reader: Reader) -> int:
 
 
 def lag_ms(status: Sequence[Mapping[str, Any]], *, name: str) -> int:
-    """How far behind a replica is of those that it follows, as it says. Raises NotComparable where it cannot say."""
+    """Returns a replica's greatest lag behind its sources, by its status. Raises NotComparable if that is not known."""
     lags_ms = [0]
     for told in status:
         one = {key.lower(): value for key, value in told.items()}

@@ -1,4 +1,4 @@
-"""Whether a source is named twice, however it is spelled: everything in it would count twice. It reads no rows."""
+"""Detects a source that is named twice, in any spelling: all its rows would count twice. Reads no rows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from urllib.parse import unquote, urlsplit
 from outbox_core.common.errors import ConfigurationError
 
 
-class Once:
-    """What was named so far: each table by the database that it is in, whatever that is called."""
+class NamedSources:
+    """The sources named so far: each table by the identity of its database, independent of the spelling."""
 
     def __init__(self) -> None:
         self._named: dict[tuple[object, ...], list[tuple[str, frozenset[str]]]] = {}
 
     def note(self, name: str, table: tuple[object, ...], *, parts: Sequence[str] = ()) -> None:
-        """`parts` of the table, or all of it. Raises ConfigurationError where any of that was named before."""
+        """Record `parts` of the table, or all of it. Raises ConfigurationError if any of that was named before."""
         mine = frozenset(parts)
         for other, theirs in self._named.get(table, ()):
             if not mine or not theirs or mine & theirs:
@@ -27,11 +27,11 @@ class Once:
 
 
 def check_archives(folders: Sequence[Path | str]) -> None:
-    """Raises ConfigurationError for a folder that is not there, holds no Parquet file, or is named twice.
+    """Raises ConfigurationError for a folder that does not exist, has no Parquet file, or is named twice.
 
-    Of a URL only its text is compared: Spark opens it, with its own credentials.
+    For a URL only the text is compared: Spark opens it, with its own credentials.
     """
-    once = Once()
+    once = NamedSources()
     for folder in folders:
         if isinstance(folder, str):
             once.note(f"[archive] {folder}", (_local(folder) or folder.rstrip("/"),))
@@ -46,6 +46,6 @@ def check_archives(folders: Sequence[Path | str]) -> None:
 
 
 def _local(url: str) -> Path | None:
-    """The folder that a `file:` URL names, links resolved."""
+    """Returns the folder of a `file:` URL, links resolved."""
     parts = urlsplit(url)
     return Path(unquote(parts.path)).resolve() if parts.scheme == "file" else None

@@ -1,4 +1,4 @@
-"""Notes on sources that are empty although something was to be in them: a single run cannot know whether it was."""
+"""Notes on unexpectedly empty sources: a single run cannot know whether they ever had rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def with_empty_notes(inputs: Sequence[Input], counts: Sequence[LegCount], *, topics: Sequence[str]) -> list[Input]:
-    """The inputs, with what cannot be known of an inbox or an archive that holds nothing.
+    """Returns the inputs, with notes on inboxes and archives without rows.
 
-    `topics`: those that this outbox publishes to, as far as rules and rows say; none where its archive has files, too.
+    `topics`: those to which this outbox publishes, by rules and rows; empty if its archive has files, too.
     """
     return [replace(one, note="; ".join(filter(None, (one.note, _note(one, counts, topics))))) for one in inputs]
 
@@ -23,7 +23,7 @@ def with_empty_notes(inputs: Sequence[Input], counts: Sequence[LegCount], *, top
 def _note(one: Input, counts: Sequence[LegCount], topics: Sequence[str]) -> str:
     if one.rows:
         return ""
-    # A run by the hour reads a span alone: only what holds no row of any time is complete since never.
+    # A run by the hour reads a time range: only a source without any row at all has no such time.
     is_empty = one.complete_since_ms is None
     match one.source:
         case "inbox":

@@ -1,6 +1,6 @@
-"""Reads every leg once, in causal order: consumer, broker, outbox, business. What moves meanwhile is never a phantom.
+"""Reads every leg once, in causal order: consumer, broker, outbox, business, so that no moving message is a phantom.
 
-Each leg is kept by Spark for the run, and counted as it is read. It judges nothing.
+Spark caches each leg for the run; rows are counted as they are read. Classifies nothing.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NEVER_MS: Final = 1 << 53
-"""A source that holds nothing reaches back to no time at all."""
+"""Start of completeness of an empty source: later than any time."""
 DAY_MS: Final = 24 * 60 * 60 * 1000
 PURGE_MARGIN_MS: Final = 60 * 60 * 1000
 JOBS_AT_ONCE_MAX: Final = 3
 SEGMENTS: Final = "segments"
-"""Where sealed segments of the broker's logs are kept, in the output folder."""
+"""Subfolder of the output folder that caches sealed segments of the broker's logs."""
 _DAMAGE: Final = "!"
 
 
 @dataclass(frozen=True, slots=True)
 class LogRows:
-    """A log's records; those of its frames that Spark keeps a copy of; and what is read from files, if anything is."""
+    """A log's records; the frames that Spark has cached; and the part that is read from files, if any."""
 
     frame: DataFrame
     copies: Sequence[DataFrame]
@@ -59,7 +59,7 @@ class LogRows:
 
 @dataclass(slots=True)
 class Evidence:
-    """All legs, what is known of each, and since when each is complete (milliseconds; 0: since ever)."""
+    """All legs, their facts, and since when each is complete (milliseconds; 0: since the beginning)."""
 
     inboxes: DataFrame
     messages: DataFrame
@@ -73,33 +73,33 @@ class Evidence:
     actions_reach_ms: int
     business_reaches: Mapping[str, int] = field(default_factory=dict)
     reach: Reach = field(default_factory=Reach)
-    """And until when."""
+    """Until when each source is complete."""
     surveyed: Mapping[str, list[LogSegment]] = field(default_factory=dict)
-    """The broker's logs as they stood when they were read."""
+    """The segments of the broker's logs at the time they were read."""
     files: Sequence[Files] = ()
-    """Legs, or parts of them, that stand in files."""
+    """Legs, or parts of them, that are stored in files."""
     torn: Mapping[str, str] = field(default_factory=dict)
-    """What is torn, or lacks, at the end of the "message log" and of the "action log", in a sentence each."""
+    """Torn tails or missing ends of the "message log" and of the "action log", in a sentence each."""
     ends: Mapping[str, LogEnd] = field(default_factory=dict)
-    """Where the broker's logs ended."""
+    """The ends of the broker's logs."""
     latest_ms: int = LATEST_MS
-    """What is later than this is no new row, but one whose time cannot be true."""
+    """Later times are impossible, not those of new rows."""
     loose: tuple[DataFrame | None, DataFrame | None] | None = None
-    """Of `rows` and of `messages`, what stands in none of `files`; None: all of them."""
+    """The rows of `rows` and of `messages` that are in none of `files`; None: all of them."""
     filters: FilterEvaluation = field(default_factory=FilterEvaluation)
 
     @property
     def known_topics(self) -> list[str]:
-        """What this outbox has published to, as far as it remembers."""
+        """Topics to which this outbox has published, by its remaining rows."""
         return sorted({one.topic for one in self.counts if one.leg in {Leg.OUTBOX, Leg.ARCHIVE}})
 
     @property
     def broker_seen_ms(self) -> int:
-        """When the broker last wrote down anything."""
+        """The time of the broker's newest record."""
         return max((one.last_ms for one in self.counts if one.leg in {"messages", "actions"}), default=0)
 
     def release(self) -> None:
-        """Let go of Spark's copies."""
+        """Release the frames that Spark has cached."""
         for frame in (self.inboxes, self.messages, self.actions, *self.tables):
             frame.unpersist()
 
@@ -108,7 +108,7 @@ def read_all(
     session: SparkSession, settings: Settings, plan: SourcePlan, *, now_ms: int, say: Callable[[str], None],
     span: Span | None = None,
 ) -> Evidence:  # fmt: skip
-    """Read every leg, of Parquet archives the times in `span`. Raises NotComparable for a damaged broker log."""
+    """Read every leg; from Parquet archives only rows in `span`. Raises NotComparable for a damaged broker log."""
     counts: list[LegCount] = []
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
     times = PlausibleTimes.at(max(now_ms, time.time_ns() // 1_000_000), clocks=plan.clocks, skew_ms=skew_ms)
@@ -116,9 +116,9 @@ def read_all(
     effects = _read_sql(session, plan.inboxes, counts, times)
     say("reading the broker's logs, the outbox and the business rows")
     kept = settings.output / SEGMENTS
-    # Actions first: each message that they name is in the message log as it stands then.
+    # Actions first: each message that they name is in the message log when that is surveyed.
     surveyed = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
-    # What the broker holds is settled by the survey: the tables may be read while its logs are.
+    # The survey fixes the extent of the broker's logs: the tables may be read while its logs are.
     messages, actions, tables, ends = in_parallel(
         lambda: read_log(session, "messages", surveyed["messages"], counts, kept=kept / "messages", times=times),
         lambda: read_log(session, "actions", surveyed["actions"], counts, kept=kept / "actions", times=times),
@@ -156,12 +156,12 @@ def read_all(
 
 
 def _with_answers(acted: DataFrame, rows: DataFrame, messages: DataFrame, counts: Sequence[LegCount]) -> DataFrame:
-    """The actions, and the answers to cancels that the archive has."""
+    """Returns the actions, and the answers to cancels from the archive."""
     return acted.unionByName(answers(rows, messages=messages, actions=acted)) if are_answered(counts) else acted
 
 
 def _messages_since(session: SparkSession, settings: Settings, segment: LogSegment) -> list[LegCount]:
-    """What the message log holds by now, from this segment on."""
+    """Count the message log again, from this segment on."""
     now = [one for one in survey(settings.broker_data, "messages") if one.first_offset >= segment.first_offset]
     counts: list[LegCount] = []
     for copy in read_log(session, "messages", now, counts).copies:
@@ -170,7 +170,7 @@ def _messages_since(session: SparkSession, settings: Settings, segment: LogSegme
 
 
 def in_parallel(*jobs: Callable[[], Any]) -> list[Any]:
-    """Run Spark jobs at the same time, each from a thread of its own; their results in order."""
+    """Run Spark jobs concurrently, each from a thread of its own; returns their results in order."""
     with ThreadPoolExecutor(max_workers=JOBS_AT_ONCE_MAX, thread_name_prefix="reconcile") as pool:
         return [started.result() for started in [pool.submit(job) for job in jobs]]
 
@@ -178,9 +178,9 @@ def in_parallel(*jobs: Callable[[], Any]) -> list[Any]:
 def _read_sql(
     session: SparkSession, reads: Sequence[Read], counts: list[LegCount], times: PlausibleTimes
 ) -> list[DataFrame]:
-    """Wave after wave; the databases of a wave are read at the same time, each by a worker of its own.
+    """Read wave after wave; the databases of a wave are read concurrently, each by a worker of its own.
 
-    Each frame is kept by itself: Spark melts a union of unions into one, and would not know a kept one again.
+    Each frame is cached separately: Spark flattens a union of unions, and would not recognize a cached one.
     """
     frames = []
     for wave in waves(reads):
@@ -195,7 +195,7 @@ def _read_sql(
 
 
 def sql_frame(session: SparkSession, one: Read) -> DataFrame:
-    """The rows of a read; nothing is read yet."""
+    """Returns the rows of a read; lazy."""
     return (
         session.read.format("outbox_sql")
         .option("url", one.url)
@@ -208,12 +208,12 @@ def sql_frame(session: SparkSession, one: Read) -> DataFrame:
 def _read_archives(
     session: SparkSession, settings: Settings, counts: list[LegCount], span: Span | None, times: PlausibleTimes
 ) -> list[tuple[DataFrame, Files]]:
-    """Archive rows that were moved to Parquet, in the shape of all legs; Spark keeps no copy of what is a file."""
+    """Returns archive rows that were moved to Parquet, in the columns of all legs; files are not cached by Spark."""
     found = []
     for folder in settings.archives:
         whole = session.read.parquet(str(folder))
         files = archive_files(session, folder, whole)
-        # Said of the file's own column, too: what is computed cannot choose what is opened.
+        # A condition on the file's own column, too: computed columns cannot prune row groups.
         near = whole if span is None else whole.where(_microseconds_within(span))
         frame = archive_frame(near, place=str(folder)).where(within(span))
         counts += _counted(frame, leg="leg", topic="topic", note="coalesce(note, '')", times=times.of_table())
@@ -226,7 +226,7 @@ def _microseconds_within(span: Span) -> str:
 
 
 def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
-    """Frames of legs as one."""
+    """Returns the union of frames of legs."""
     if not frames:
         return listed(session, [], LEG_SCHEMA)
     return union(*frames)
@@ -236,9 +236,9 @@ def read_log(
     session: SparkSession, log: str, segments: list[LogSegment], counts: list[LegCount], *, kept: Path | None = None,
     times: PlausibleTimes | None = None,
 ) -> LogRows:  # fmt: skip
-    """A log's records, counted. Sealed segments are read from the folder `kept`, and put there where they are new.
+    """Read a log's records, and count them. Sealed segments are read from the cache folder `kept`; new ones are added.
 
-    What is read in place is kept by Spark. Raises NotComparable where it is damaged.
+    Spark caches records that are read in place. Raises NotComparable if the log is damaged.
     """
     files, fresh, others = split(kept, segments) if kept else ([], [], segments)
     read = [log_frame(session, log, some).persist() for some in (fresh, others) if some]
@@ -270,7 +270,7 @@ def read_log(
 
 
 def log_frame(session: SparkSession, log: str, segments: Sequence[LogSegment]) -> DataFrame:
-    """The records of segments, a partition a segment; nothing is read yet."""
+    """Returns the records of segments, one partition a segment; lazy."""
     return (
         session.read.format("outbox_broker_log")
         .option("log", log)
@@ -282,7 +282,7 @@ def log_frame(session: SparkSession, log: str, segments: Sequence[LogSegment]) -
 def _counted(
     frame: DataFrame, *, leg: str, topic: str, note: str, times: Mapping[str, str], rows: str = "1", place: str = "-1L"
 ) -> list[LegCount]:  # fmt: skip
-    """Fills Spark's copy of the leg, and says what is in it. `times`: aggregates, by the names that LegCount has."""
+    """Fill Spark's cache of the leg, and count its rows. `times`: aggregates, by the names of LegCount's fields."""
     from pyspark.sql.functions import expr
 
     grouped = frame.groupBy(expr(leg).alias("leg"), expr(topic).alias("topic"), expr(note).alias("note")).agg(
@@ -309,15 +309,15 @@ def _groups(
         if reach is None:
             reach = _oldest(mine, settings, plan.oldest_ms.get((Leg.INBOX, inbox.group)))
         for topic in inbox.topics or ("",):
-            # Two inboxes may serve one group: what either cannot see is not known.
+            # Two inboxes may serve one group: it is complete only where both are.
             inboxes[topic, inbox.group] = max(reach, inboxes.get((topic, inbox.group), 0))
     return group_facts(events, inboxes=inboxes, until=plan.reach.inboxes, acting={} if is_whole else _acting(counts))
 
 
 def _acting(counts: Sequence[LegCount]) -> dict[tuple[str, str], int]:
-    """Since when each topic's groups hand out and settle; those of which only the inbox tells, since never.
+    """Since when each topic's groups have deliveries and settlements; never for groups that only an inbox names.
 
-    The broker drops old actions, declarations among them, as its checkpoint carries the groups.
+    The broker drops old actions, including declarations, since its checkpoint has the groups.
     """
     found: dict[tuple[str, str], int] = {}
     for one in counts:
@@ -329,7 +329,7 @@ def _acting(counts: Sequence[LegCount]) -> dict[tuple[str, str], int]:
 
 
 def _business_reaches(settings: Settings) -> dict[str, int]:
-    """Since when each covered topic's business rows are complete: since ever, unless told otherwise."""
+    """Since when each covered topic's business rows are complete: since the beginning, unless configured."""
     reaches: dict[str, int] = {}
     for rule in settings.rules:
         reaches[rule.topic] = max(rule.complete_since_ms or 0, reaches.get(rule.topic, 0))
@@ -339,7 +339,7 @@ def _business_reaches(settings: Settings) -> dict[str, int]:
 def _archive_reach(
     settings: Settings, counts: Sequence[LegCount], oldest_ms: Mapping[tuple[Leg, str], int], *, now_ms: int
 ) -> int:
-    """Since when the archive is complete: as told, as long as it is kept, or since its oldest row."""
+    """Since when the archive is complete: by settings, by its retention, or since its oldest row."""
     reach = kept_since(settings.complete_since_ms, settings.archive_days, now_ms=now_ms)
     if reach is not None:
         return reach
@@ -347,9 +347,9 @@ def _archive_reach(
 
 
 def kept_since(complete_since_ms: int | None, days: float | None, *, now_ms: int) -> int | None:
-    """Since when rows are kept, as the settings say, the time before the days; None where they say nothing.
+    """Since when rows are kept, by the settings: the time takes precedence over the days; None without settings.
 
-    A purge goes on while we read, by another clock: hence the margin.
+    A purge may run while we read, by another clock: hence the margin.
     """
     if complete_since_ms is not None or days is None:
         return complete_since_ms
@@ -357,7 +357,7 @@ def kept_since(complete_since_ms: int | None, days: float | None, *, now_ms: int
 
 
 def _oldest(counts: Sequence[LegCount], settings: Settings, known_ms: int | None) -> int:
-    """The oldest row's time, the clocks' difference added; of nothing, never. `known_ms`: of rows that are not read."""
+    """The oldest row's time plus the clock skew; NEVER_MS without rows. `known_ms`: the oldest of rows not read."""
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
     found = [one.first_ms for one in counts] + ([] if known_ms is None else [known_ms])
     return min(found) + skew_ms if found else NEVER_MS

@@ -1,4 +1,4 @@
-"""What the sources of a run gave, as its summary lists it."""
+"""The inputs of a run, as its summary lists them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """What one source gave: rows, their span of time, since when it is complete (0: ever, None: never), and until when.
+    """One source: rows, their time range, since when it is complete (0: the beginning, None: never), and until when.
 
-    `complete_until_ms` None: until it was read.
+    `complete_until_ms` None: until the time it was read.
     """
 
     source: str
@@ -20,4 +20,4 @@ class Input:
     complete_since_ms: int | None
     complete_until_ms: int | None = None
     note: str = ""
-    """What should be known of how it was read."""
+    """Remarks for users on how it was read."""

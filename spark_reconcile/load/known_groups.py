@@ -1,4 +1,4 @@
-"""Which consumer groups the broker's action log knows, and whether the settings name others. Reads segments at most."""
+"""Finds the consumer groups in the broker's action log, and checks the settings against them. Reads only segments."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ NAMED_MAX: Final = 5
 class KnownGroups:
     """The (topic, group) pairs of a broker.
 
-    `pairs`: all that the action log names, deleted ones too; `deleted`: those that it says are deleted and were not
-    made again. `is_complete`: no other group exists; False where the log has lost its beginning and no checkpoint says
-    which groups there were. `is_whole`: nothing of the log was dropped, so a group that was deleted is among them, too.
+    `pairs`: all in the action log, including deleted ones; `deleted`: those that were deleted and not created again.
+    `is_complete`: no other group exists; False if the beginning of the log was dropped and no checkpoint has the
+    groups. `is_whole`: nothing of the log was dropped, so deleted groups are among them, too.
     """
 
     pairs: frozenset[tuple[str, str]]
@@ -40,20 +40,20 @@ class KnownGroups:
 
     @property
     def live(self) -> frozenset[tuple[str, str]]:
-        """Without those that are deleted."""
+        """The pairs without deleted groups."""
         return self.pairs - self.deleted
 
     def has(self, group: str, topics: Collection[str] = ()) -> bool:
-        """Whether the group is known, on one of these topics where any are named."""
+        """Whether the group is known, on one of these topics if any are named."""
         return any(name == group and (not topics or topic in topics) for topic, name in self.pairs)
 
 
 def known_groups(
     counts: Sequence[LegCount], facts: Sequence[GroupFacts], segments: Sequence[LogSegment]
 ) -> KnownGroups:
-    """From the counts of the action log's rows, what its events say of groups, and the log's segments.
+    """Find groups from the counts of the action log's rows, the facts of groups, and the log's segments.
 
-    The broker drops old actions. The groups of which nothing else is left are in the checkpoint of the newest segment.
+    The broker drops old actions. Groups without remaining actions are in the checkpoint of the newest segment.
     """
     named = {(one.topic, one.note.partition(" ")[2]) for one in counts if one.leg == "actions"}
     pairs = {(topic, group) for topic, group in named if topic and group}
@@ -70,11 +70,11 @@ def known_groups(
 def check_names(
     settings: Settings, known: KnownGroups, extents: Sequence[TableExtent], *, rows: Mapping[str, int]
 ) -> None:
-    """Refuse settings that name a group which the broker does not know.
+    """Refuse settings that name a group unknown to the broker.
 
-    `rows`: how many the broker's logs have, "messages" and "actions". On a system that knows no group yet, an inbox
-    without rows is no mistake. Raises ConfigurationError with the nearest name; NotComparable where the inbox has
-    effects of that group, and no retention explains why the action log has nothing of it.
+    `rows`: the number of rows of the broker's logs, "messages" and "actions". On a system without groups, an inbox
+    without rows is no mistake. Raises ConfigurationError with the nearest name; NotComparable if the inbox has
+    effects of that group, and no retention explains that the action log has no actions of it.
     """
     if not known.is_complete:
         return
@@ -114,7 +114,7 @@ def _unknown(name: str, known: KnownGroups, *, topics: Sequence[str] = (), whole
 
 
 def _carried(segments: Sequence[LogSegment]) -> list[tuple[str, str]] | None:
-    """The groups of the newest checkpoint that is whole; None where there is none."""
+    """Returns the groups of the newest complete checkpoint; None if there is none."""
     for segment in reversed(segments):
         frames = frames_behind(segment, data_of(segment), HEADER_BYTES)
         found = groups_in(frame.payload for frame in frames)

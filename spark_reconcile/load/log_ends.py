@@ -1,4 +1,4 @@
-"""Where the broker's logs end: what is torn there, and what the actions know of behind it. It makes no rows."""
+"""Finds the ends of the broker's logs: torn tails, and messages beyond the end that actions name. Returns no rows."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 FRAMES_AT_ONCE: Final = 16_384
 UNSYNCED_MS: Final = 60_000
-"""What was written to a log so long ago is on the disk, and every machine sees it: Linux writes pages back after 30 s,
-and looks every 5 s; NFS trusts what it knows of a file for 60 s at most.
+"""Records older than this are on the disk and visible on every machine: Linux writes pages back after 30 s, checked
+every 5 s; NFS caches attributes of a file for at most 60 s.
 """
 _OF_A_STORED_ONE: Final = frozenset({"delivered", "acked", "requeued", "extended", "died", "redriven"})
-"""Actions on a message that was handed out, so that it was durable before."""
+"""Actions on a delivered message, which was durable before its delivery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEnd:
-    """The end of a log as it was read.
+    """The end of a log at the time it was read.
 
-    `offset`: the log offset behind its last whole record; `last_ms`: that record's time, 0 where the last segment has
-    none. `settled_offset`: the offset behind the newest record that is as old as the time asked for, or where
-    the last segment begins. `torn`: what stands behind the last whole record and is not zero, in a sentence.
+    `offset`: the log offset after its last complete record; `last_ms`: that record's time, 0 if the last segment has
+    none. `settled_offset`: the offset after the newest record that is at least as old as the given time, or the
+    start of the last segment. `torn`: the nonzero bytes after the last complete record, in a sentence.
     """
 
     offset: int = 0
@@ -43,7 +43,7 @@ class LogEnd:
 
 
 def log_end(segments: Sequence[LogSegment], *, settled_ms: int = 0) -> LogEnd:
-    """Where a log ends, and where it ended at `settled_ms`; damage before its end is reported where rows are read."""
+    """Find where a log ends, and where it ended at `settled_ms`; reading rows detects damage before its end."""
     last, start = segments[-1], journal.HEADER_BYTES
     shift = last.first_offset - journal.HEADER_BYTES
     newest: list[tuple[int, int]] = []
@@ -66,16 +66,16 @@ def log_end(segments: Sequence[LogSegment], *, settled_ms: int = 0) -> LogEnd:
 
 
 def torn_tail(segments: Sequence[LogSegment]) -> str:
-    """What stands behind the last whole record of a log and is not zero, in a sentence; empty where nothing does."""
+    """Describe nonzero bytes after the last complete record of a log, in a sentence; empty if there are none."""
     return log_end(segments).torn
 
 
 def refuse_lost_end(
     counts: Sequence[LegCount], segments: Sequence[LogSegment], *, torn: str, again: Callable[[], Sequence[LegCount]]
 ) -> None:
-    """Raises NotComparable where the action log proves that the message log of these segments held more than is there.
+    """Raises NotComparable if the action log proves that the message log of these segments had more messages.
 
-    `again`: what the message log holds by now. A broker that is at work may have written since.
+    `again`: counts the message log again. A running broker may have written since.
     """
     is_whole = begins_whole(segments)
     if not beyond_the_end(counts, is_whole=is_whole):
@@ -91,9 +91,9 @@ def refuse_lost_end(
 
 
 def beyond_the_end(counts: Sequence[LegCount], *, is_whole: bool) -> list[str]:
-    """Topics of which the action log names messages behind the last one that the message log holds, with both places.
+    """Returns topics with actions on messages after the last one in the message log, with both sequences.
 
-    `is_whole`: nothing of the message log was dropped. Else a topic that is not in it tells nothing.
+    `is_whole`: nothing of the message log was dropped. Else a topic that is not in it proves nothing.
     """
     held: dict[str, int] = {}
     named: dict[str, int] = {}
@@ -110,9 +110,9 @@ def beyond_the_end(counts: Sequence[LegCount], *, is_whole: bool) -> list[str]:
 
 
 def _settled_end(data: bytes, newest: Sequence[tuple[int, int]], settled_ms: int) -> int:
-    """The byte behind the newest record that is as old as `settled_ms`; the segment's first where there is none.
+    """The byte after the newest record that is at least as old as `settled_ms`; the segment's first if there is none.
 
-    A sealed segment was synced before the next one was begun: where the last one begins is settled at any time.
+    A sealed segment was synced before the next one was created: the start of the last one is always settled.
     """
     ends = (end for begin, end in reversed(newest) if _time_ms(data, begin, end) <= settled_ms)
     return next(ends, journal.HEADER_BYTES)
@@ -127,7 +127,7 @@ def _time_ms(data: bytes, begin: int, end: int) -> int:
 
 
 def _is_whole_by_now(segment: LogSegment, start: int) -> bool:
-    """Whether a record was just being written: the broker may be at work."""
+    """Whether a record was being written at the time: the broker may be running."""
     with Path(segment.path).open("rb") as file:
         file.seek(start)
         return bool(payload_bounds(file.read(), start=0, frames_max=1)[0])

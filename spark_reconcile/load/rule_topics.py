@@ -1,4 +1,4 @@
-"""Rules whose topic nothing was ever published to: refused where it looks misspelt, else named. Reads nothing."""
+"""Checks for rules whose topic has no messages: a misspelt one is an error, any other a note. Reads nothing."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from spark_reconcile.core.counts import LegCount
 
 NEAR: Final = 0.8
-"""How much of two topics must be alike, as difflib measures it, for one to be taken for the other misspelt."""
+"""The similarity ratio (difflib) from which one topic is taken for a misspelling of another."""
 _PUBLISHED: Final = frozenset({Leg.OUTBOX, Leg.ARCHIVE, "messages"})
 
 
 def check_rule_topics(settings: Settings, counts: Sequence[LegCount], *, now_ms: int) -> None:
-    """Raises ConfigurationError for a rule whose topic looks like another one's, misspelt.
+    """Raises ConfigurationError for a rule whose topic looks like a misspelling of another.
 
-    It does where rows older than the grace time ask for messages on the topic, no outbox row, archive row, message or
-    action has ever been on it, and a topic with messages that no rule covers is nearly the same. Every one of these
-    rows would be called lost, and every message on the other topic would go unchecked.
+    The conditions: rows older than the grace time require messages on the topic; it has never had an outbox row,
+    archive row, message or action; and a similar topic has messages that no rule covers. Without the check, all these
+    rows would be lost, and no message on the other topic would be compared.
     """
     covered = {rule.topic for rule in settings.rules}
     published = {one.topic for one in counts if one.leg in _PUBLISHED and one.topic and one.topic != CANCELS}
@@ -39,14 +39,14 @@ def check_rule_topics(settings: Settings, counts: Sequence[LegCount], *, now_ms:
 
 
 def note_on_topic(settings: Settings, counts: Sequence[LegCount], number: int) -> str:
-    """What is to be known of the topic of the rule with this number; empty where something was on it."""
+    """Returns a note on the topic of the rule with this number if it was never used; else empty."""
     if not _unanswered(settings, counts, number):
         return ""
     return f"no message, outbox row or action of a group has ever been on its topic {settings.rules[number].topic!r}"
 
 
 def _unanswered(settings: Settings, counts: Sequence[LegCount], number: int) -> list[LegCount]:
-    """The rows of a rule, where nothing has ever been on its topic."""
+    """Returns the rows of a rule whose topic was never used; else none."""
     topic = settings.rules[number].topic
     if any(one.topic == topic for one in counts if one.leg in _PUBLISHED or one.leg == "actions"):
         return []

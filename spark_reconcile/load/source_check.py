@@ -1,4 +1,4 @@
-"""What will be read, checked against every source before any work, in which order and how parted. Reads no leg."""
+"""Plans the reads of a run, checked against every source before any work: their order and partitions. Reads no leg."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from spark_reconcile.core.settings import BusinessRule, Settings
 from spark_reconcile.core.time_range import Span
 from spark_reconcile.load.completeness import Reach
-from spark_reconcile.load.duplicate_sources import Once, check_archives
+from spark_reconcile.load.duplicate_sources import NamedSources, check_archives
 from spark_reconcile.load.spark_session import Size
 from spark_reconcile.load.table_extents import TableExtent, extent_of
 from spark_reconcile.rules.plausible_times import EARLIEST_MS
@@ -29,12 +29,12 @@ from spark_reconcile.sources.sql_statements import (
 )
 
 SNAPSHOT_ROWS_MAX: Final = 500_000
-"""Up to so many rows a database is read in one consistent snapshot; above, in parallel ranges, table after table."""
+"""Up to so many rows, a database is read in one consistent snapshot; above, in parallel ranges, table by table."""
 SMALL_BROKER_BYTES: Final = 128 * 1024 * 1024
 MEDIUM_BROKER_BYTES: Final = 4 * 1024 * 1024 * 1024
 MEDIUM_ROWS_MAX: Final = 12_000_000
 APART_STEP_SECONDS: Final = 60
-"""Clocks are taken to be apart by whole steps, so that the next run allows for the same and judges the same."""
+"""Clock differences are rounded up to whole steps, so that the next run allows for the same difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +48,23 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """What will be read, checked against the sources; reads are done in order, the broker in between."""
+    """The reads of a run, checked against the sources; executed in order, with the broker in between."""
 
     inboxes: tuple[Read, ...]
     rest: tuple[Read, ...]
     broker_bytes: int
     oldest_ms: Mapping[tuple[Leg, str], int] = field(default_factory=dict)
-    """Of a run that reads a span: the oldest row of the archive and of each group's inbox, read or not."""
+    """For a run on a time range: the oldest row of the archive and of each group's inbox, read or not."""
     clocks: Mapping[str, int] = field(default_factory=dict)
-    """By how many milliseconds databases' clocks are ahead of this machine's, where that is more than they may be."""
+    """By how many milliseconds databases' clocks are ahead of this machine's, if above the permitted skew."""
     reach: Reach = field(default_factory=Reach)
     """Until when each source is complete."""
     extents: Sequence[TableExtent] = ()
-    """Of each archive and each inbox as a whole, whatever span is read."""
+    """Extents of each archive and each inbox as a whole, whatever time range is read."""
 
     @property
     def size(self) -> Size:
-        """How much work it will be."""
+        """The expected amount of work."""
         reads = (*self.inboxes, *self.rest)
         if self.broker_bytes <= SMALL_BROKER_BYTES and all(read.snapshot for read in reads):
             return Size.SMALL
@@ -72,7 +72,7 @@ class SourcePlan:
         return Size.MEDIUM if self.broker_bytes <= MEDIUM_BROKER_BYTES and rows <= MEDIUM_ROWS_MAX else Size.LARGE
 
     def allowing(self, settings: Settings) -> Settings:
-        """The settings, with as much patience as clocks that are apart take: nothing is judged by a wrong clock."""
+        """Returns the settings with a grace time extended by the clock differences: wrong clocks decide no verdict."""
         apart_ms = max(map(abs, self.clocks.values()), default=0)
         if not apart_ms:
             return settings
@@ -84,12 +84,12 @@ class SourcePlan:
 
 
 def check_sources(settings: Settings, *, reach: Reach | None = None, span: Span | None = None) -> SourcePlan:
-    """Look at every source before any work; `span`: the times that will be read, all of them by default.
+    """Check every source before any work; `span`: the time range that will be read, by default all times.
 
     Raises ConfigurationError, SchemaMissing, DatabaseUnavailable or NotComparable, each with the cure.
     """
     check_archives(settings.archives)
-    once = Once()
+    once = NamedSources()
     oldest: dict[tuple[Leg, str], int] = {}
     clocks: dict[str, int] = {}
     extents: list[TableExtent] = []
@@ -115,22 +115,22 @@ def check_sources(settings: Settings, *, reach: Reach | None = None, span: Span 
         oldest_ms=oldest,
         clocks={name: ahead_ms for name, ahead_ms in clocks.items() if ahead_ms},
         reach=reach or Reach(),
-        # Two inboxes of one group in one table, each with topics of its own, are one table.
+        # Two inboxes of one group in one table, with different topics, are one table.
         extents=tuple({one.name: one for one in extents}.values()),
     )
 
 
 def waves(reads: Sequence[Read]) -> list[list[Read]]:
-    """Reads that may be done at the same time, wave after wave: all snapshots, then large tables leg by leg."""
+    """Groups reads that may run concurrently into waves: all snapshots, then large tables leg by leg."""
     ordered = sorted(reads, key=_wave)
     return [list(wave) for _, wave in groupby(ordered, key=_wave)]
 
 
 def _rest(
     settings: Settings, span: Span | None, oldest: dict[tuple[Leg, str], int], clocks: dict[str, int],
-    once: Once, extents: list[TableExtent],
+    once: NamedSources, extents: list[TableExtent],
 ) -> list[tuple[str, Statement]]:  # fmt: skip
-    """The outboxes' statements, then the business's."""
+    """Returns the statements of the outboxes, then those of the business tables."""
     found = []
     for outbox in settings.all_outboxes:
         place = Place.of(outbox.url)
@@ -163,7 +163,7 @@ def _table(reader: Reader, rule: BusinessRule) -> tuple[object, ...]:
 
 
 def _note_clock(reader: Reader, settings: Settings, clocks: dict[str, int]) -> None:
-    """How far a database's clock is ahead, at least; 0 where it is as near as the settings allow."""
+    """Record how far a database's clock is ahead, at least; 0 within the permitted skew."""
     name = str(reader.place)
     if name not in clocks:
         before_ms, now_ms, after_ms = time.time_ns() // 1_000_000, reader.now_ms(), time.time_ns() // 1_000_000
@@ -172,7 +172,7 @@ def _note_clock(reader: Reader, settings: Settings, clocks: dict[str, int]) -> N
 
 
 def _by_clock(span: Span, ahead_ms: int) -> Span:
-    """The span from where it begins by a clock that is behind: what is noted by it looks older than it is."""
+    """Returns the range extended for a clock that is behind: its rows look older than they are."""
     return msgspec.structs.replace(span, since_ms=span.since_ms - _in_steps(max(0, -ahead_ms)))
 
 
@@ -182,9 +182,9 @@ def _in_steps(apart_ms: int) -> int:
 
 
 def _note_oldest(reader: Reader, one: Statement, note: str, oldest: dict[tuple[Leg, str], int]) -> None:
-    """A span hides how far a source reaches: asked for by itself, of an index's first entry."""
-    conditions = one.where[:1]  # the kind or the group; the others are the span
-    # A row whose time cannot be true does not say since when the others are there.
+    """Record the oldest row of a source, which a time range hides: one look-up of an index's first entry."""
+    conditions = one.where[:1]  # the kind or the group; the others are the time range
+    # A row with an impossible time is no evidence for the age of the others.
     sql = f"SELECT MIN({one.range_by}) FROM {one.table} WHERE {conditions[0]} AND {one.range_by} >= ?"  # noqa: S608 - checked names
     ((found,),) = reader.rows(sql, [*one.parameters[: conditions[0].count("?")], EARLIEST_MS * 1000])
     if found is not None:
@@ -192,7 +192,7 @@ def _note_oldest(reader: Reader, one: Statement, note: str, oldest: dict[tuple[L
 
 
 def _together(found: Sequence[tuple[str, Statement]]) -> list[Read]:
-    """Statements of one database in one snapshot where they are small; else one read each, in order."""
+    """Groups statements of one database into one snapshot if they are small; else one read each, in order."""
     by_url: dict[str, list[Statement]] = {}
     for url, statement in found:
         by_url.setdefault(url, []).append(statement)

@@ -1,4 +1,4 @@
-"""The Spark session: local unless told otherwise, UTC, quiet, its workers on this very interpreter. Not the jobs."""
+"""Creates the Spark session: local by default, UTC, logs in a file, workers on this Python interpreter."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _CONNECT: Final = "sc://"
 _EVERYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Without it a source that takes filters raises rather than reads.
+    # Without it, a source with pushFilters() raises an error.
     "spark.sql.python.filterPushdown.enabled": "true",
-    # Verdict tables are long expressions over few columns: inferring filters from them eats the driver's memory.
+    # Verdict tables are long expressions over few columns: inferring filters from them fills the driver's memory.
     "spark.sql.constraintPropagation.enabled": "false",
-    # Sums have very many groups: the small map in front of the real one is asked in vain, and is code to compile.
+    # Sums have very many groups: look-ups in the first-level map fail, and it is more code to compile.
     "spark.sql.codegen.aggregate.map.twolevel.enabled": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -35,20 +35,20 @@ _LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
-    # The default of 64 MiB is what each sort, each sum and each table sent to all tasks takes of the heap, however few
-    # rows it has: a dozen of them fill it, and Spark exits where a task finds no memory.
+    # Each sort, aggregation and broadcast table takes one page of the heap, 64 MiB by default, however few rows it
+    # has: a dozen of them fill it, and Spark exits if a task finds no memory.
     "spark.buffer.pageSize": "4m",
     "spark.sql.shuffle.partitions": "4",
     "spark.default.parallelism": "4",
-    # Some hundred files are listed by a loop in less time than by a job of tasks.
+    # A loop lists some hundred files in less time than a job.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "5000",
-    # A run has more queries than Spark remembers code for: the next one would generate and compile all of it again.
+    # A run has more queries than the default cache of generated code: the next run would compile all of it again.
     "spark.sql.codegen.cache.maxEntries": "2000",
 }
-# With one compiler Java keeps 48 MiB of code, which is full after half a minute of queries; then nothing is compiled.
+# With one compiler the code cache has 48 MiB, which is full after half a minute; then nothing is compiled.
 _ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 _SMALL: Final = {
-    # A small run is all start-up: the second compiler and parallel collection pay only in long ones.
+    # A small run is mostly start-up: the second compiler and parallel collection pay only in long runs.
     "spark.driver.extraJavaOptions": f"{_ONE_COMPILER} -XX:+UseSerialGC",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
@@ -56,11 +56,11 @@ _SMALL: Final = {
     "spark.shuffle.compress": "false",
 }
 _MEDIUM: Final = {
-    # Of some million rows more time goes into the second compiler than its code saves.
+    # For some million rows the second compiler takes more time than its code saves.
     "spark.driver.extraJavaOptions": f"{_ONE_COMPILER} -XX:+UseParallelGC",
 }
 _LARGE: Final = {
-    # Sums of millions fill the heap with what lives long: with two processors, marking it beside the tasks costs more.
+    # Sums of millions of rows fill the heap with long-lived objects: on two processors, concurrent marking costs more.
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
 }
 _FEW: Final = {
@@ -69,14 +69,14 @@ _FEW: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""Of few rows most of the time is planning stage by stage and compiling: both are left out."""
+"""With few rows, adaptive planning and compilation take most of the time: both are disabled."""
 
 
 class Size(StrEnum):
-    """How much work a run will be: what a local session's Java is set for."""
+    """The expected amount of work of a run, for which a local session's Java is configured."""
 
     SMALL = "small"
-    """Starting up takes longer than working."""
+    """Start-up takes longer than the work."""
     MEDIUM = "medium"
     """Up to some ten million rows."""
     LARGE = "large"
@@ -89,10 +89,10 @@ _SIZED: Final[Mapping[Size, Mapping[str, str]]] = {
 
 @contextmanager
 def spark_session(master: str | None, *, log: Path, size: Size = Size.LARGE) -> Iterator[SparkSession]:
-    """A session of this run's own, stopped at the end. What Spark has to say goes to the file `log`.
+    """Returns a session for this run, stopped at the end. Spark's output goes to the file `log`.
 
     `master` is `local[N]`, `spark://...`, `k8s://...`, or a Spark Connect address `sc://host:port`. `size`: a
-    short run that is local spends less on compiling. Raises ConfigurationError where there is no Java.
+    short local run spends less on compilation. Raises ConfigurationError without Java.
     """
     where = master or MASTER_DEFAULT
     session = _start(where, log=log, size=size)
@@ -106,9 +106,9 @@ def spark_session(master: str | None, *, log: Path, size: Size = Size.LARGE) -> 
 
 @contextmanager
 def _released_by_the_end() -> Iterator[None]:
-    """Leave a Connect session's checkpoints to its end, which releases them all.
+    """Release a Connect session's checkpoints only by the end of the session.
 
-    Each would ask the server as it is collected, without a deadline, and may wait for ever (SPARK-58846).
+    When one is garbage collected, it calls the server without a deadline, and may wait forever (SPARK-58846).
     """
     from pyspark.sql.connect.plan import CachedRemoteRelation
 
@@ -121,7 +121,7 @@ def _released_by_the_end() -> Iterator[None]:
 
 
 def register_sources(session: SparkSession) -> None:
-    """Make our two data sources known to a session; idempotent."""
+    """Register our two data sources with a session; idempotent."""
     from spark_reconcile.sources.log_source import BrokerLogSource
     from spark_reconcile.sources.sql_source import SqlSource
 
@@ -131,7 +131,7 @@ def register_sources(session: SparkSession) -> None:
 
 @contextmanager
 def few_rows(session: SparkSession) -> Iterator[None]:
-    """What is run in here is about few rows: some ten thousands."""
+    """Configure the session for queries on few rows, some ten thousands, within this context."""
     kept = {name: session.conf.get(name, None) for name in _FEW}
     try:
         for name, value in _FEW.items():
@@ -146,7 +146,7 @@ def few_rows(session: SparkSession) -> Iterator[None]:
 
 
 def _start(master: str, *, log: Path, size: Size) -> SparkSession:
-    # Workers start `python3` from PATH unless told otherwise, and would miss our packages.
+    # By default, workers start `python3` from PATH, which may lack our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
@@ -177,9 +177,9 @@ def _check_java() -> None:
 
 @contextmanager
 def _stderr_to(log: Path) -> Iterator[None]:
-    """Send this process's standard error to a file while the Java process is started, which inherits it for good.
+    """Redirect this process's standard error to a file while the Java process, which inherits it, is started.
 
-    There is no other place to stop the lines that the Java launcher writes before any logging is set up.
+    There is no other way to suppress the lines that the Java launcher writes before logging is configured.
     """
     sys.stderr.flush()
     kept = os.dup(2)

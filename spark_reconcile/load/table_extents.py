@@ -1,4 +1,4 @@
-"""How far archives and inboxes reach as a whole, whatever span a run reads: the times of their first and last rows."""
+"""Extents of archives and inboxes as a whole, whatever a run reads: the times of their first and last rows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from spark_reconcile.sources.sql_statements import Leg, Statement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableExtent:
-    """The archive of one outbox, or the inbox of one group in one table; times in milliseconds, None where it is empty.
+    """The archive of one outbox, or the inbox of one group in one table; times in milliseconds, None if it is empty.
 
-    `name` identifies the table among all databases, without user or password; `what` is the group, of an archive "".
+    `name` identifies the table among all databases, without user or password; `what`: the group, "" for an archive.
     """
 
     name: str
@@ -29,14 +29,14 @@ class TableExtent:
 
 
 def extent_of(reader: Reader, statement: Statement, *, what: str, schema: str | None) -> TableExtent:
-    """Of a statement on an archive or an inbox, without its span: two look-ups in an index, no scan."""
+    """Query the extent for a statement, without its time range: two look-ups in an index, no scan."""
     first, last = (_end_ms(reader, statement, order) for order in ("ASC", "DESC"))
     name = f"{' '.join(filter(None, (statement.leg, what)))} in {_place(reader.place, schema)}"
     return TableExtent(name=name, leg=statement.leg, what=what, first_ms=first, last_ms=last)
 
 
 def _end_ms(reader: Reader, one: Statement, order: str) -> int | None:
-    condition = one.where[0]  # the kind or the group; the others are topics and the span
+    condition = one.where[0]  # the kind or the group; the others are topics and the time range
     sql = (
         f"SELECT {one.range_by} FROM {one.table} WHERE {condition} "  # noqa: S608 - checked names
         f"ORDER BY {one.range_by} {order} LIMIT 1"

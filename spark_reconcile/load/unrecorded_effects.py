@@ -1,9 +1,9 @@
-"""Effects that an inbox has and the action log does not: they prove that the log has lost its end.
+"""Detects inbox effects that are missing in the action log: they prove that the log has lost its end.
 
-The broker appends a hand-out to its action log before it answers the pull, and inboxes are read before the logs. So the
-hand-out of every effect is in the log, with one exception: a hand-out is synced with the next settlement only, and a
-power cut may take the last ones. A broker that is started after that appends an action (Opened) that is newer than all
-of these effects, and nothing is concluded from them.
+The broker appends a delivery to its action log before it answers the pull, and inboxes are read before the logs. So the
+delivery of every effect is in the log, with one exception: deliveries are synced only with the next settlement, and a
+power cut may lose the last ones. A broker that starts after that appends an action (Opened) that is newer than all of
+these effects, and they prove nothing then.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 HANDED_OUT: Final = ("delivered", "extended", "requeued", "acked", "died", "redriven")
-"""Actions on a message that a group was handed."""
+"""Actions on a message that was delivered to a group."""
 NAMED_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrecordedEffects:
-    """Effects of one group on messages of one topic that the action log does not have as handed out."""
+    """Effects of one group on messages of one topic without a delivery in the action log."""
 
     topic: str
     group: str
@@ -48,16 +48,16 @@ class UnrecordedEffects:
 
 
 def refuse_lost_actions(evidence: Evidence, settings: Settings, *, now_ms: int) -> str:
-    """Raises NotComparable where inboxes prove that the action log had more than it has.
+    """Raises NotComparable if inboxes prove that the action log lost actions.
 
-    Returns a sentence where effects lack their hand-outs and nothing is proven; empty where all is well.
+    Returns a sentence if effects lack their deliveries without proof of a loss; empty if none do.
     """
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
     last_ms = max(evidence.ends["actions"].last_ms, _last_ms(evidence.counts, "actions"))
     if _last_ms(evidence.counts, Leg.INBOX) <= last_ms + skew_ms:
         return ""
     last = evidence.surveyed["actions"][-1]
-    # The broker may be at work: what it appended since the log was read counts, too.
+    # The broker may be running: actions appended since the log was read count, too.
     now = [one for one in survey(settings.broker_data, "actions") if one.first_offset >= last.first_offset]
     since = log_frame(evidence.messages.sparkSession, "actions", now)
     last_ms = max(last_ms, log_end(now).last_ms)
@@ -76,15 +76,15 @@ def refuse_lost_actions(evidence: Evidence, settings: Settings, *, now_ms: int) 
 
 
 def is_proven(found: Sequence[UnrecordedEffects], *, now_ms: int, skew_ms: int) -> bool:
-    """Whether the first of these effects is so old that its hand-out must be visible to every reader of the log.
+    """Whether the first of these effects is so old that its delivery must be visible to every reader of the log.
 
-    What a broker appends is visible at once on its own machine, and on others when their file system asks for it anew.
+    Appended bytes are visible at once on the broker's machine; on others, when their file system revalidates the file.
     """
     return now_ms - min(one.first_ms for one in found) > UNSYNCED_MS + skew_ms
 
 
 def _without_hand_out(effects: DataFrame, messages: DataFrame, actions: DataFrame) -> list[UnrecordedEffects]:
-    """Of effects on messages that the broker has: on others no action is expected, and the rules judge them."""
+    """Returns effects on messages that the broker has: on others no action is expected, and the rules classify them."""
     kinds = ", ".join(f"'{kind}'" for kind in HANDED_OUT)
     stored = messages.where("sequence is not null").select("topic", "id")
     handed_out = actions.where(f"kind in ({kinds})").select("topic", "id", "consumer_group")

@@ -1,1 +1,1 @@
-"""Reads the records of what would be a finding once more after a pause, and classifies it again."""
+"""The recheck: reads the records of suspects once more after a pause, and classifies them again."""

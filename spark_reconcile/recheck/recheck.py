@@ -1,7 +1,7 @@
-"""The recheck: what would be a finding is read once more after a pause, and judged again; it may have been on its way.
+"""The recheck: reads suspects once more after a pause, and classifies them again: they may have been in transit.
 
-The verdicts of the recheck take the place of the first ones. Which rows are judged, and what is counted, is decided by
-the callers. How suspects' records are read again: see second_look.
+The verdicts of the recheck replace the first ones. Callers decide which rows are classified and counted. Module
+suspect_records reads the suspects' records again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.classify.classification import Judged
+from spark_reconcile.classify.classification import ClassifiedEvidence
 from spark_reconcile.classify.window_placement import WindowPlacement
 from spark_reconcile.core.dataframes import grouped, union
 from spark_reconcile.load.evidence import Evidence, in_parallel
@@ -38,18 +38,18 @@ _MESSAGE: Final = ["topic", "id"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rechecked:
-    """Verdicts with the column `confirmed`: whether the recheck came to a finding, too. And how many suspects it
-    cleared, by window.
+    """Verdicts with the column `confirmed`: whether the recheck resulted in a finding, too; and the number of suspects
+    that it cleared, by window.
     """
 
-    judged: Judged
+    judged: ClassifiedEvidence
     cleared: Mapping[int, int]
 
 
-def recheck(job: RunContext, evidence: Evidence, first: Judged, placement: WindowPlacement) -> Rechecked:
-    """The verdicts after a recheck of what `evidence` made a finding of; too many suspects are not rechecked.
+def recheck(job: RunContext, evidence: Evidence, first: ClassifiedEvidence, placement: WindowPlacement) -> Rechecked:
+    """Returns the verdicts after a recheck of the findings in `first`; too many suspects are not rechecked.
 
-    What `first` holds must be kept as long as the result is used.
+    The frames of `first` must stay cached as long as the result is used.
     """
     found = _found(first)
     suspects = _suspects(first, found)
@@ -90,23 +90,23 @@ class _Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Verdicts of suspects as they are by now, and the messages (topic, id) and keys that these are on."""
+    """The new verdicts of suspects, and the messages (topic, id) and keys that they concern."""
 
-    judged: Judged
+    judged: ClassifiedEvidence
     messages: DataFrame
     keys: DataFrame
 
 
-def _found(first: Judged) -> _Findings:
-    """Checkpoints: whoever goes on from these few rows carries no plan of all evidence along."""
+def _found(first: ClassifiedEvidence) -> _Findings:
+    """Checkpoints the findings: later plans on these few rows do not include the plan of all evidence."""
     frames = (first.messages, first.deliveries)
     messages = union(*(frame.where(FINDING).select(*_MESSAGE, "window_ms") for frame in frames))
     keys = first.business.where(f"{FINDING} and message_key is not null").select(*_UNDER_KEY, "window_ms")
     return _Findings(*in_parallel(messages.localCheckpoint, keys.localCheckpoint))
 
 
-def _suspects(first: Judged, found: _Findings) -> list[Suspects] | None:
-    """What was found something about, and all messages under the keys of that, in parts; None: there are too many."""
+def _suspects(first: ClassifiedEvidence, found: _Findings) -> list[Suspects] | None:
+    """Returns messages and keys with findings, and all messages with these keys, in parts; None: too many."""
     from pyspark.sql.functions import broadcast
 
     most = suspect_records.SUSPECTS_MAX
@@ -117,7 +117,7 @@ def _suspects(first: Judged, found: _Findings) -> list[Suspects] | None:
     if len(names) > most:
         return None
     keyed = first.messages.where("message_key != ''").select(*_MESSAGE, "message_key")
-    # A delivery's verdict names no key; its message does, and without its business rows it would look like a phantom.
+    # A delivery's verdict has no key; its message has one, and would look like a phantom without its business rows.
     of_messages = keyed.join(broadcast(messages), _MESSAGE, "left_semi").select(*_UNDER_KEY)
     keys = union(of_messages, found.keys.select(*_UNDER_KEY)).distinct().limit(most + 1).localCheckpoint()
     under = keyed.join(broadcast(keys), _UNDER_KEY, "left_semi").limit(most + 1).collect()
@@ -129,8 +129,8 @@ def _suspects(first: Judged, found: _Findings) -> list[Suspects] | None:
 
 
 def _near(job: RunContext, evidence: Evidence, suspects: Sequence[Suspects]) -> Evidence:
-    """The evidence with that of the logs and the archives that is asked for: they are searched once, not for each
-    part. Tables are not in it, as the recheck reads them again.
+    """Returns the evidence, reduced to the suspects' records of logs and archives: these are searched once, not for
+    each part. Tables are not in it, since the recheck reads them again.
     """
     from pyspark.sql.functions import broadcast
 
@@ -144,7 +144,7 @@ def _near(job: RunContext, evidence: Evidence, suspects: Sequence[Suspects]) -> 
 
 
 def _named(frame: DataFrame, ids: DataFrame, keys: DataFrame) -> DataFrame:
-    """Of a leg what is of these messages, or under these keys."""
+    """Returns the rows of a leg with these ids or these keys."""
     marked = frame.join(ids.selectExpr("id", "true as of_id"), "id", "left").join(
         keys.selectExpr("*", "true as of_key"), _UNDER_KEY, "left"
     )
@@ -155,7 +155,7 @@ def _part(job: RunContext, near: Evidence, suspects: Suspects, placement: Window
     evidence = job.again(job.session, job.settings, job.plan, near, suspects)
     again = job.judge(evidence, placement)
     keys = keys_frame(job.session, suspects.keys)
-    # What was stored meanwhile under these keys, too; of what stands under another's the rest was not read.
+    # Messages stored meanwhile with these keys, too; for other keys, not all records were read.
     under = again.messages.where("broker > 0").join(keys, _UNDER_KEY, "left_semi").select(*_MESSAGE)
     looked_at = under.unionByName(messages_frame(job.session, suspects.messages)).distinct().localCheckpoint()
     messages, deliveries, business = in_parallel(
@@ -171,19 +171,23 @@ def _part(job: RunContext, near: Evidence, suspects: Suspects, placement: Window
     again.release()
     evidence.release()
     return _Part(
-        judged=Judged(messages=messages, deliveries=deliveries, business=business), messages=looked_at, keys=keys
+        judged=ClassifiedEvidence(messages=messages, deliveries=deliveries, business=business),
+        messages=looked_at,
+        keys=keys,
     )
 
 
-def _replaced(first: Judged, parts: Sequence[_Part], *, messages: DataFrame, keys: DataFrame) -> Judged:
-    """The first verdicts with those of the parts in the place of the suspects'."""
+def _replaced(
+    first: ClassifiedEvidence, parts: Sequence[_Part], *, messages: DataFrame, keys: DataFrame
+) -> ClassifiedEvidence:
+    """Returns the first verdicts, with those of suspects replaced by the verdicts of the parts."""
     from pyspark.sql.functions import broadcast
 
     def whole(before: DataFrame, on: list[str], gone: DataFrame, after: Sequence[DataFrame]) -> DataFrame:
         rest = before.join(broadcast(gone), on, "left_anti").selectExpr("*", "false as confirmed")
         return union(rest, *after)
 
-    return Judged(
+    return ClassifiedEvidence(
         messages=whole(first.messages, _MESSAGE, messages, [part.judged.messages for part in parts]),
         deliveries=whole(first.deliveries, _MESSAGE, messages, [part.judged.deliveries for part in parts]),
         business=whole(first.business, _UNDER_KEY, keys, [part.judged.business for part in parts]),

@@ -1,7 +1,7 @@
-"""A difference is a suspect until a second look confirms it: the suspects' records are read again, and judged again.
+"""Reads the records of suspects again: a mismatch is a suspect until the recheck confirms it.
 
-In the same order as the first time: inboxes, broker, outbox, business. Of the broker's logs only what was appended
-since: what they held before cannot change. Times are still compared with the moment of the first look.
+The order is that of the first read: inboxes, broker, outbox, business. Of the broker's logs only appended records are
+read: earlier ones cannot change. Times are still compared with the time of the first evaluation.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SUSPECTS_MAX: Final = 100_000
-"""Up to so many ids, and so many keys, are looked at again; above, the sources disagree as a whole."""
+"""Limit of ids, and of keys, that are rechecked; above it, the sources disagree as a whole."""
 SUSPECTS_A_LOOK: Final = 5_000
-"""So many ids, and so many keys, are asked for at once."""
+"""Limit of ids, and of keys, that one part of the recheck reads."""
 
 Key = tuple[str, str]
 """A topic and a business key."""
@@ -36,21 +36,21 @@ MessageName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """Messages by topic and id, and business keys with their topics, that a first look found something about."""
+    """Messages by topic and id, and business keys with their topics, for which the first evaluation has findings."""
 
     messages: Sequence[MessageName]
     keys: Sequence[Key]
 
     @property
     def ids(self) -> list[str]:
-        """The ids of the messages, each once."""
+        """The distinct ids of the messages."""
         return list(dict.fromkeys(id_ for _, id_ in self.messages))
 
 
 def parted(under: Mapping[Key | None, Sequence[MessageName]]) -> list[Suspects] | None:
-    """Keys with the messages under them, and messages that are under none, in parts; None: there are too many.
+    """Splits keys with their messages, and messages without a key, into parts; None: there are too many.
 
-    A key with more messages than one look takes is left out.
+    A key with more messages than a part may have is left out.
     """
     if max(sum(map(len, under.values())), len(under.keys() - {None})) > SUSPECTS_MAX:
         return None
@@ -68,26 +68,26 @@ def parted(under: Mapping[Key | None, Sequence[MessageName]]) -> list[Suspects] 
 
 
 def ids_frame(session: SparkSession, ids: Iterable[str]) -> DataFrame:
-    """Ids of messages, in the column `id`."""
+    """Returns ids of messages, in the column `id`."""
     return listed(session, [(id_,) for id_ in ids], "id string").hint("broadcast")
 
 
 def messages_frame(session: SparkSession, messages: Sequence[MessageName]) -> DataFrame:
-    """Messages by name, in the columns `topic` and `id`."""
+    """Returns messages, in the columns `topic` and `id`."""
     return listed(session, messages, "topic string, id string").hint("broadcast")
 
 
 def keys_frame(session: SparkSession, keys: Iterable[Key]) -> DataFrame:
-    """Keys with their topics, in the columns `topic` and `message_key`."""
+    """Returns keys with their topics, in the columns `topic` and `message_key`."""
     return listed(session, list(keys), "topic string, message_key string").hint("broadcast")
 
 
-def look_again(
+def reread_suspects(
     session: SparkSession, settings: Settings, plan: SourcePlan, first: Evidence, suspects: Suspects
 ) -> Evidence:
-    """The suspects' evidence as it stands now. Raises NotComparable where a log is damaged by now.
+    """Read the suspects' current evidence. Raises NotComparable if a log is damaged now.
 
-    A message that one source has under these keys another may have under others: all that is said of it is read.
+    Another source may have a message of these keys under other keys: all records of such messages are read.
     """
     inboxes = _tables(session, plan.inboxes, ids=suspects.ids, keys=suspects.keys)
     messages, actions = _logs(session, settings, first)
@@ -101,7 +101,7 @@ def look_again(
     if settings.archives:
         archived = first.rows.where(f"leg = '{Leg.ARCHIVE}'")
         asked = union(named, archived.join(keys, ["topic", "message_key"], "left_semi").select("id"))
-        # The tables gave theirs anew: what is left, each row as often as it was there, stands in files.
+        # The tables were read again: the remaining rows (a multiset difference) are those in files.
         in_files = archived.join(asked, "id", "left_semi").select(*rows.columns).exceptAll(rows)
         rows = union(rows, in_files)
     named = union(named, rows.where("id is not null").select("id")).distinct().localCheckpoint()
@@ -120,7 +120,7 @@ def look_again(
 
 
 def _logs(session: SparkSession, settings: Settings, first: Evidence) -> tuple[DataFrame, DataFrame]:
-    """What the first look had of messages and of actions, and what was appended since; actions are surveyed first."""
+    """Returns the messages and actions of the first read, and those appended since; actions are surveyed first."""
     counts: list[LegCount] = []
     now = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
     more = {log: grown(first.surveyed[log], now[log]) if log in first.surveyed else [] for log in now}
@@ -138,7 +138,7 @@ def _logs(session: SparkSession, settings: Settings, first: Evidence) -> tuple[D
 def _tables(
     session: SparkSession, reads: Sequence[Read], *, ids: Sequence[str], keys: Sequence[Key]
 ) -> list[DataFrame]:
-    """Read now, and kept by Spark: what is asked twice of a table must not answer twice."""
+    """Read the tables now, and cache the rows: a second query of a table could return other rows."""
     frames = []
     for one in reads:
         statements = [

@@ -1,1 +1,1 @@
-"""Plans and applies repairs of findings: rows that are sent again, and what must be decided by people."""
+"""Plans and applies repairs of findings: rows to send again, and findings that users must decide."""

@@ -1,7 +1,7 @@
-"""Does repairs: makes rows due, or writes them again, each only if it is still as it was found. Plans nothing.
+"""Applies repairs: makes rows due, or inserts them again, each only if its state has not changed since the plan.
 
-What is done is what the compensator then finds: it sends, and the broker knows a repeat by its id. Nothing else is
-touched; a row that somebody holds, a row that is gone, and an id that is there already are left alone.
+The compensator then finds and sends these rows, and the broker detects duplicates by id. Rows under a lease, deleted
+rows, and ids that exist already are not changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROWS_A_TRANSACTION: Final = 100
 
 
 def apply_repairs(repairs: Sequence[Repair]) -> list[Repair]:
-    """Do them, in small transactions; returns those that changed a row. Doing them again changes none."""
+    """Apply repairs in small transactions; returns those that changed a row. Idempotent."""
     done = []
     for place, schema, mine in _by_place(repairs):
         for start in range(0, len(mine), ROWS_A_TRANSACTION):
@@ -43,7 +43,7 @@ def _apply(cursor: Any, place: Place, schema: str | None, one: Repair) -> bool:
 
 
 def _make_due(cursor: Any, place: Place, table: str, message_id: str) -> bool:
-    """A pending row that nobody holds. What a sender holds is being sent, or falls due when its lease ends."""
+    """Make a pending row without a lease due. A row under a lease is being sent, or falls due when the lease ends."""
     now = now_us(place)
     sql = (
         f"UPDATE {table} SET due_at_us = {now} "  # noqa: S608 - checked names
@@ -53,7 +53,7 @@ def _make_due(cursor: Any, place: Place, table: str, message_id: str) -> bool:
 
 
 def _write(cursor: Any, place: Place, table: str, one: Repair, *, kind: str, headers: str | None) -> bool:
-    """The message, or the cancel, as it was, due now, with its own id; not where the id waits already."""
+    """Insert the message, or the cancel, with its original content and id, due now; not if the id is pending."""
     now, row = now_us(place), one.row or {}
     marks, dual = ", ".join("?" * len(_WRITTEN)), "" if place.backend is Backend.SQLITE else "FROM DUAL"
     absent = f"WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE id = ?)"  # noqa: S608 - checked

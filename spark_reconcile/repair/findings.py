@@ -1,6 +1,4 @@
-"""The findings of a run, or of shown windows, that a repair may begin with, or that it names and leaves. Reads tables
-only.
-"""
+"""Reads findings of a run, or of published windows: those that may be repaired, and those that are only listed."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ _OF_ROWS: Final = [("rule", "in", ["no_message", "too_few_messages"])]
 
 
 def hour_folders(output: Path, *, since_ms: int, until_ms: int) -> list[Path]:
-    """Where the tables of the windows that touch [since, until) stand; a whole run's stand in its own folder."""
+    """Returns the folders of the windows that overlap [since, until); a full run has one folder of its own."""
     store = WindowStore(output)
     return [
         store.folder(start)
@@ -28,7 +26,7 @@ def hour_folders(output: Path, *, since_ms: int, until_ms: int) -> list[Path]:
 
 
 def confirmed_suspects(folders: Sequence[Path]) -> list[Suspect]:
-    """Messages that a second look, too, found lost or unsent, of the tables in these folders."""
+    """Returns messages that are lost or unsent, confirmed by the recheck, from the tables in these folders."""
     found = []
     for table in _tables(folders, "verdicts"):
         rows = _rows(table, _COLUMNS, [*_OF_MESSAGES, ("confirmed", "=", True)])
@@ -40,13 +38,13 @@ def confirmed_suspects(folders: Sequence[Path]) -> list[Suspect]:
 
 
 def unconfirmed_count(folders: Sequence[Path]) -> int:
-    """How many messages were found lost or unsent, and were too many to be looked at again."""
+    """Counts lost or unsent messages that were too many for a recheck."""
     unconfirmed = [*_OF_MESSAGES, ("confirmed", "=", False)]
     return sum(len(_rows(table, ("rule",), unconfirmed)) for table in _tables(folders, "verdicts"))
 
 
 def unpublished_rows(folders: Sequence[Path], *, rows_max: int) -> list[Suspect]:
-    """Business rows without their message, a key each, in order of time; `rows_max` of them at most."""
+    """Returns at most `rows_max` business rows without their message, one a key, in order of time."""
     found: list[Suspect] = []
     for table in _tables(folders, "business_verdicts"):
         rows = _rows(table, ("topic", "message_key", "rule", "at_ms"), _OF_ROWS)
@@ -60,7 +58,7 @@ def unpublished_rows(folders: Sequence[Path], *, rows_max: int) -> list[Suspect]
 
 
 def _tables(folders: Sequence[Path], name: str) -> list[Path]:
-    """An hour in which nothing was looked at one by one has no tables."""
+    """Returns the existing tables: an hour without rows classified one by one has none."""
     return [folder / name for folder in folders if (folder / name).exists()]
 
 

@@ -1,4 +1,4 @@
-"""Why a repair that was tried changed nothing: the row is due already, held, gone, or there already."""
+"""Determines why an applied repair changed nothing: the row is due already, leased, deleted, or inserted already."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_reconcile.sources.database import Place, Reader, quoted, reading
 
 
 class RepairOutcome(StrEnum):
-    """What stands where nothing was changed."""
+    """State of a row that a repair did not change."""
 
     DUE = "due already: the compensator sends them without a repair"
     HELD = "held by a sender: it sends them, or they fall due when its lease ends"
@@ -21,7 +21,7 @@ class RepairOutcome(StrEnum):
 
 
 def unchanged(repairs: Sequence[Repair]) -> Counter[RepairOutcome]:
-    """How many of these repairs, which were tried and changed nothing, found what. Raises DatabaseUnavailable."""
+    """Counts the outcomes of applied repairs that changed nothing. Raises DatabaseUnavailable."""
     counts: Counter[RepairOutcome] = Counter(
         RepairOutcome.WAITING for one in repairs if one.action is not RepairAction.MAKE_DUE
     )

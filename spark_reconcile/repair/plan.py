@@ -1,8 +1,8 @@
-"""What would be done about confirmed lost and unsent messages: one line each, with its precondition. Changes nothing.
+"""Plans repairs of confirmed lost and unsent messages: one line each, with its precondition. Changes nothing.
 
-Unsent: the row is made due now. Lost between the outbox and the broker: the row is written again, from the archive's
-record and the business row, if the body made of it has the very hash that the archive noted. A cancel that the broker
-forgot: likewise, as long as its message is not due. Anything else is named, with why nothing can be done here.
+Unsent: the row is made due now. Lost between the outbox and the broker: the row is inserted again, from the archive row
+and the business row, if the body built from it has exactly the archived hash. A cancel that the broker lost: likewise,
+while its message is not due. All others are listed, with the reason why they cannot be repaired.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spark_reconcile.sources.database import Place, Reader, quoted, reading
 from spark_reconcile.sources.sql_statements import SPLIT_NAME
 
 REPAIRS_MAX_DEFAULT: Final = 1_000
-"""More than this is no fault of single messages: a source is missing, or is the wrong one."""
+"""More repairs than this are no faults of single messages: a source is missing, or is the wrong one."""
 IDS_A_STATEMENT: Final = 500
 UNSENT_RULE: Final = "not_sent"
 LOST_RULE: Final = "not_in_broker"
@@ -38,7 +38,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 class RepairAction(StrEnum):
-    """What is done about a message."""
+    """How a message is repaired."""
 
     MAKE_DUE = "make due"
     WRITE_AGAIN = "write again"
@@ -58,7 +58,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """One message: what would be done, where, and why. `row` is what would be written again."""
+    """The planned repair of one message: action, table and reason. `row`: the row to insert again."""
 
     message_id: str
     topic: str
@@ -71,20 +71,20 @@ class Repair:
 
     @property
     def repair_id(self) -> str:
-        """The same for the same repair: doing it twice is seen."""
+        """An id derived from the repair: equal repairs have equal ids."""
         where = "" if self.outbox is None else f"{Place.of(self.outbox.url)} {self.outbox.schema}"
         what = self.message_id or f"{self.topic} {self.key}"
         return hashlib.sha256(f"{self.action} {what} {where} {self.table}".encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; no body, and no password."""
+        """Returns the repair for JSON, without body and password."""
         found = {name: value for name, value in asdict(self).items() if name not in {"outbox", "row"}}
         place = None if self.outbox is None else str(Place.of(self.outbox.url))
         return {"repair_id": self.repair_id, **found, "place": place}
 
 
 def plan_repairs(settings: Settings, suspects: Sequence[Suspect], *, repairs_max: int) -> list[Repair]:
-    """Look each of them up where it lives now. Raises ConfigurationError where there are more than `repairs_max`."""
+    """Plan by the current state of each message. Raises ConfigurationError if there are more than `repairs_max`."""
     if len(suspects) > repairs_max:
         raise ConfigurationError(
             f"{len(suspects):,} messages would be repaired, more than {repairs_max:,}: nothing is done. "
@@ -101,7 +101,7 @@ def plan_repairs(settings: Settings, suspects: Sequence[Suspect], *, repairs_max
 
 
 def name_unpublished(rows: Sequence[Suspect]) -> list[Repair]:
-    """Business rows that have no message: named, and left."""
+    """Returns business rows without a message as repairs without an action."""
     return [
         Repair(message_id="", topic=one.topic, key=one.key, action=RepairAction.NOTHING, reason=_UNPUBLISHED)
         for one in rows
@@ -109,7 +109,7 @@ def name_unpublished(rows: Sequence[Suspect]) -> list[Repair]:
 
 
 def message_tables(reader: Reader, outbox: OutboxSource) -> list[str]:
-    """The names of an outbox's message tables, split or not."""
+    """Returns the names of an outbox's message tables, split or not."""
     schema = reader.place.schema_of(outbox.schema)
     split = [name for name in reader.tables(schema=schema) if SPLIT_NAME.fullmatch(name)]
     return [reader.place.outbox_table("message"), *split]
@@ -144,7 +144,7 @@ def _in_outbox(
 
 
 def _cancel_again(reader: Reader, outbox: OutboxSource, archive: str, cancels: dict[str, Suspect]) -> Iterator[Repair]:
-    """The archive's rows with the ids of what they cancel, where the broker's log told the very ones."""
+    """Plan to insert archived cancels again, with the canceled ids if the broker's log has them."""
     if not cancels:
         return
     now_ms, table = reader.now_ms(), reader.place.outbox_table("message")
@@ -166,7 +166,7 @@ def _cancel_again(reader: Reader, outbox: OutboxSource, archive: str, cancels: d
 
 
 def _ordered(reader: Reader, schema: str | None, keys: Sequence[str]) -> set[str]:
-    """Which keys the outbox numbers the messages of."""
+    """Returns the keys that are ordered in the outbox."""
     name = reader.place.outbox_table("order_head")
     if not keys or name not in reader.tables(schema=schema):
         return set()
@@ -176,12 +176,12 @@ def _ordered(reader: Reader, schema: str | None, keys: Sequence[str]) -> set[str
 
 
 def _order_key(row: dict[str, Any]) -> str:
-    """How the outbox's order tables name a topic's key."""
+    """Returns the name of a topic's key in the outbox's order tables."""
     return hashlib.sha256(f"{row['topic']}\0{row['message_key']}".encode()).hexdigest()[:32]
 
 
 def _write_again(settings: Settings, outbox: OutboxSource, place: Place, lost: Suspect, row: dict[str, Any]) -> Repair:
-    """The archive's row with the body that its business row gives, if that is the very body."""
+    """Plan to insert the archive row with the body built from its business row, if the hashes are equal."""
     nothing = Repair(
         message_id=lost.message_id, topic=lost.topic, outbox=outbox, action=RepairAction.NOTHING, reason=_NO_BODY
     )
@@ -199,12 +199,12 @@ def _write_again(settings: Settings, outbox: OutboxSource, place: Place, lost: S
 
 
 def _bodies(settings: Settings, rule: BusinessRule, key: str) -> Iterator[bytes]:
-    """The bodies that the rule's rows under this key give."""
+    """Builds bodies from the rule's rows with this key."""
     for url in settings.urls_of(rule):
         place = Place.of(url)
         schema, _, table = rule.table.rpartition(".")
         columns = ", ".join(quoted(place, column) for column in rule.body.values())
-        # Names are checked as they are quoted; the key is bound.
+        # quoted() checks the names; the key is a bound parameter.
         sql = f"SELECT {columns} FROM {quoted(place, schema or None, table)} WHERE {quoted(place, rule.key_column)} = ?"  # noqa: S608
         with reading(place) as reader:
             for values in reader.rows(sql, (key,)):

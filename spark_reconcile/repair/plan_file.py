@@ -1,7 +1,7 @@
-"""A plan of repairs that was written to a file: read back, and held against what the sources say now. Changes nothing.
+"""Reads a plan of repairs from a file, and checks it against the current state of the sources. Changes nothing.
 
-A line of it is done only where planning the same message again comes to the very same repair, and, where a message
-would be written again, where the broker has not stored it since.
+A line is applied only if planning the same message again gives the same repair, and, for a message that would be
+inserted again, if the broker has not stored it since.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _STORED: Final = "the broker has stored it since it was planned"
 
 
 class PlannedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the file: what was to be done about one message, and in which table of which database; of a cancel,
-    `key` is what it cancels.
+    """A line of the file: the repair of one message, and its table and database; for a cancel, `key` is the id that it
+    cancels.
     """
 
     repair_id: str
@@ -44,7 +44,7 @@ class PlannedLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_plan(path: Path) -> list[PlannedLine]:
-    """The lines that ask for something to be done. Raises ConfigurationError where the file is no such plan."""
+    """Returns the lines with an action. Raises ConfigurationError if the file is no such plan."""
     found = []
     try:
         with path.open("rb") as file:
@@ -64,9 +64,9 @@ def read_plan(path: Path) -> list[PlannedLine]:
 
 
 def still_to_do(settings: Settings, plan: Sequence[PlannedLine], *, repairs_max: int) -> list[Repair]:
-    """What of the plan still holds, and what does not, as NOTHING and with why.
+    """Returns the repairs that are still valid; the others with the action NOTHING and the reason.
 
-    Raises ConfigurationError where there are more than `repairs_max`, NotComparable where the broker's log is damaged.
+    Raises ConfigurationError for more than `repairs_max` repairs, NotComparable if the broker's log is damaged.
     """
     suspects = [
         Suspect(message_id=one.message_id, topic=one.topic, key=one.key, rule=_RULES[one.action]) for one in plan
@@ -86,7 +86,7 @@ def _held(line: PlannedLine, now: Repair, stored: Collection[str]) -> Repair:
 
 
 def _stored(broker_data: Path, ids: Collection[str]) -> set[str]:
-    """Which of these messages the broker's log holds by now: it is read from its beginning to its end."""
+    """Returns which of these messages the broker's log has now: it is read from its beginning to its end."""
     found: set[str] = set()
     for segment in survey(broker_data, "messages"):
         try:

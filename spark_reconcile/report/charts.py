@@ -1,4 +1,4 @@
-"""The report's drawings as inline SVG, from numbers and our own words only; colours come from the page's classes."""
+"""The charts of the report as inline SVG, from numbers and constant texts only; the page's classes give colours."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LEFT: Final = 52
 _PLOT: Final = _WIDTH - _LEFT - 8
 _HEIGHT: Final = 190
 _REACH: Final = 40
-"""What a source takes of the height: its name, and the bar under it."""
+"""Height of a source's row: its name, and the bar under it."""
 _HAIR: Final = 3.0
-"""No part is drawn thinner: one in a million is still to be seen."""
+"""Minimum width of a part: one in a million is still visible."""
 _SEVERITIES: Final = (Severity.OK, Severity.INFO, Severity.WAIT, Severity.ATTENTION, Severity.FINDING)
 
 
 def verdict_bar(books: Sequence[Book]) -> Markup:
-    """One stacked bar of the verdicts of a line of the books."""
+    """Draws the verdict counts of a line as one stacked bar."""
     counts: dict[Severity, int] = {}
     for book in books:
         counts[book.severity] = counts.get(book.severity, 0) + book.count
@@ -45,7 +45,7 @@ def verdict_bar(books: Sequence[Book]) -> Markup:
 
 
 def flow_chart(flow: Flow) -> Markup:
-    """Bars: stored by the broker. Lines: handed out first, and acknowledged; all a bucket of time."""
+    """Draws counts by time bucket. Bars: stored by the broker. Lines: delivered first, and acknowledged."""
     axis, events = flow.axis, flow.events
     most = max((count for counts in events.values() for count in counts.values()), default=0)
     if not most:
@@ -67,7 +67,7 @@ def flow_chart(flow: Flow) -> Markup:
 
 
 def heat_map(flow: Flow) -> Markup:
-    """A row a verdict, a cell a bucket of time, darker for more."""
+    """Draws a row for each verdict and a cell for each time bucket, darker for higher counts."""
     states = [state for state in State if flow.trouble.get(state)]
     if not states:
         return Markup("")
@@ -90,7 +90,7 @@ def heat_map(flow: Flow) -> Markup:
 
 
 def latency_bar(one: Latency, *, longest_ms: int) -> Markup:
-    """Median to 99 % as a bar, the longest as a dot, on a logarithmic scale from 1 ms."""
+    """Draws median to 99 % as a bar, the longest as a dot, on a logarithmic scale from 1 ms."""
     full = math.log10(max(longest_ms, 10))
 
     def place(value_ms: int) -> float:
@@ -108,7 +108,7 @@ def latency_bar(one: Latency, *, longest_ms: int) -> Markup:
 
 
 def reach_chart(summary: Summary) -> Markup:
-    """A bar a source: from when to when it is complete; the hours that were judged lie behind them."""
+    """Draws a bar for each source: from when to when it is complete; the evaluated hours are in the background."""
     first_ms, last_ms = _stretch(summary)
     shown = [one for one in summary.inputs if one.complete_since_ms is not None]
     if not shown or last_ms <= first_ms:
@@ -134,14 +134,14 @@ def reach_chart(summary: Summary) -> Markup:
 
 
 def _stretch(summary: Summary) -> tuple[int, int]:
-    """From the hours that were judged, or the oldest record, to the moment of the run."""
+    """The time range from the evaluated hours, or the oldest record, to the time of the run."""
     windows = summary.windows
     oldest = [one.first_ms for one in summary.inputs if one.first_ms]
     oldest += [windows.since_ms] if windows else []
     oldest += [one.complete_since_ms for one in summary.inputs if windows and one.complete_since_ms]
     first_ms = min(oldest, default=summary.judged_at_ms)
     if windows:
-        # What a source keeps of earlier years would leave no room for what was judged.
+        # A source with records of years would leave no room for the evaluated hours.
         first_ms = max(first_ms, windows.since_ms - 2 * (summary.judged_at_ms - windows.since_ms))
     return first_ms, summary.judged_at_ms
 
@@ -152,14 +152,14 @@ def _reach(one: Input, judged_at_ms: int) -> str:
 
 
 def moment(time_ms: int | None, *, seconds: bool = True) -> str:
-    """A time, UTC."""
+    """Formats a time, UTC."""
     if not time_ms:
         return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M", time.gmtime(time_ms / 1000))
 
 
 def duration(span_ms: int) -> str:
-    """A span of time as people say it."""
+    """Formats a duration in readable units."""
     for limit, unit_ms, name in ((1_000, 1, "ms"), (60_000, 1_000, "s"), (3_600_000, 60_000, "min")):
         if span_ms < limit:
             return f"{span_ms / unit_ms:,.0f} {name}" if unit_ms == 1 else f"{span_ms / unit_ms:,.1f} {name}"
@@ -168,7 +168,7 @@ def duration(span_ms: int) -> str:
 
 def _svg(style: str, width: int, height: int, parts: Sequence[str], *, label: str) -> Markup:
     head = f'<svg class="{style}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
-    return Markup(f"{head}{''.join(parts)}</svg>")  # noqa: S704 - numbers and our own words only
+    return Markup(f"{head}{''.join(parts)}</svg>")  # noqa: S704 - numbers and constant texts only
 
 
 def _grid(top: int) -> list[str]:
@@ -181,7 +181,7 @@ def _grid(top: int) -> list[str]:
 
 
 def _times(axis: Axis, y: int, *, left: int = _LEFT) -> list[str]:
-    """The axis's ends, and what one bucket is."""
+    """Labels of the axis: its ends, and the width of a bucket."""
     last_ms = axis.start_ms + axis.buckets * axis.width_ms
     return [
         f'<text x="{left}" y="{y}">{moment(axis.start_ms)}</text>',
@@ -191,7 +191,7 @@ def _times(axis: Axis, y: int, *, left: int = _LEFT) -> list[str]:
 
 
 def _steps(counts: Mapping[int, int], buckets: int, cell: float, top: int) -> str:
-    """A step line through all buckets."""
+    """The path of a step line through all buckets."""
     points = []
     for bucket in range(buckets):
         y = _HEIGHT - _HEIGHT * counts.get(bucket, 0) / top + 6
@@ -204,7 +204,7 @@ def _clock(axis: Axis, bucket: int) -> str:
 
 
 def _short(number: float) -> str:
-    """A number in the room that a phone has for it."""
+    """Formats a number in few characters, for narrow screens."""
     for limit, name in ((1_000_000_000, "G"), (1_000_000, "M"), (10_000, "k")):
         if number >= limit:
             return f"{number / (1_000 if name == 'k' else limit):,.10g}{name}"
@@ -212,7 +212,7 @@ def _short(number: float) -> str:
 
 
 def _round_up(number: int) -> int:
-    """The next 1, 2 or 5 times a power of ten, and even."""
+    """Rounds up to 1, 2 or 5 times a power of ten, and to an even number."""
     power = int(10 ** max(0, len(str(number)) - 1))
     steps = [step * power for step in (1, 2, 4, 5, 6, 8, 10)]
     return max(2, min(step for step in steps if step >= number))

@@ -1,6 +1,6 @@
-"""Puts the page together: lines of the books, explanations of what occurs, drawings, the template. Counts nothing.
+"""Renders the report page: verdict counts, explanations of the rules that occur, charts. Counts nothing.
 
-Topics, keys and ids come from outside: the template escapes whatever it prints.
+Topics, keys and ids are untrusted: the template escapes all values.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORDS: Final = {
     State.UNKNOWN: "The records that would tell are not kept that long, or are not among the sources.",
     State.PENDING: "Still on its way, and in time.",
 }
-"""For who has not read the documentation: what a verdict says of the business."""
+"""What a verdict means for the business, for readers who do not know the documentation."""
 LINES_MAX: Final = 60
 EXAMPLES_A_RULE: Final = 5
 EXAMPLES_MAX: Final = 120
@@ -50,7 +50,7 @@ _LOUDEST: Final = (Severity.FINDING, Severity.ATTENTION, Severity.INFO, Severity
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the books: a topic (and group, or rule), a count a verdict, their sum."""
+    """A line of verdict counts: a topic (and group, or rule), a count for each verdict, their sum."""
 
     topic: str
     of: str
@@ -61,7 +61,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The books of one scope: a column a verdict that occurs, and the sums at the foot."""
+    """The table of verdict counts of one scope: a column for each verdict that occurs, sums in the last line."""
 
     title: str
     of: str
@@ -74,7 +74,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """A rule that gave verdicts in this run, and how many."""
+    """A rule that gave verdicts in this run, and their number."""
 
     scope: Scope
     rule: Rule
@@ -82,7 +82,7 @@ class Explained:
 
 
 def page_of(summary: Summary) -> str:
-    """The page."""
+    """Returns the page as HTML."""
     environment = Environment(
         loader=DictLoader({"report": files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")}),
         autoescape=True,
@@ -109,14 +109,14 @@ def page_of(summary: Summary) -> str:
 
 
 def _ends(summary: Summary) -> tuple[int, int]:
-    """Since when every source is complete that has anything, and until when: on what the verdicts stand."""
+    """Since when and until when all sources with rows are complete: the range of the evidence."""
     since = [one.complete_since_ms for one in summary.inputs if one.complete_since_ms is not None]
     until = [one.complete_until_ms or summary.judged_at_ms for one in summary.inputs]
     return max(since, default=0), min([*until, summary.judged_at_ms])
 
 
 def _tiles(summary: Summary) -> list[tuple[str, int, str]]:
-    """(name, number, class): the numbers of the headline first, then what people ask next.
+    """Returns (name, number, class): the numbers of the headline first, then other totals.
 
     A state's tile counts the rows that the headline counts: those of its severity, without echoes.
     """
@@ -142,7 +142,7 @@ def _tiles(summary: Summary) -> list[tuple[str, int, str]]:
 
 
 def _of_states(counts: Mapping[State, int], always: Sequence[State], style: str) -> list[tuple[str, int, str]]:
-    """A tile for each state that has a count, and for those that are always shown."""
+    """Returns a tile for each state with a count, and for those that are always shown."""
     shown = [state for state in State if state in counts or state in always]
     return [
         (state.value, counts.get(state, 0), style if counts.get(state) else "ok")
@@ -164,7 +164,7 @@ def _ledger(scope: Scope, summary: Summary) -> Ledger:
 
 
 def _folded(lines: list[Line]) -> list[Line]:
-    """No more lines than a page can take: the largest stay, the others are summed up in one."""
+    """Limits the lines of a table: the largest stay, the others are summed up in one."""
     if len(lines) <= LINES_MAX:
         return lines
     by_size = sorted(lines, key=lambda line: -line.total)
@@ -179,7 +179,7 @@ def _line(place: tuple[str, str], books: Sequence[Book], states: Sequence[State]
 
 
 def _examples(summary: Summary) -> list[tuple[Example, Rule | None]]:
-    """The first few of each rule, each with what to do."""
+    """Returns the first few examples of each rule, each with its rule."""
     seen: dict[tuple[Scope, str], int] = {}
     found: list[tuple[Example, Rule | None]] = []
     for one in summary.examples:
@@ -207,7 +207,7 @@ def _rule(scope: Scope, name: str) -> Rule | None:
 
 
 def _severities() -> dict[State, Severity]:
-    """How loud a verdict is: as it usually is, else at its loudest."""
+    """The severity of each verdict: its usual one, else its highest."""
     found = {
         state: min(
             (rule.severity for rules in RULES.values() for rule in rules if rule.state is state),

@@ -1,4 +1,4 @@
-"""The last run as Prometheus text, for the textfile collector or a Pushgateway. Counts nothing; bounded labels."""
+"""Writes the last run as Prometheus text, for the textfile collector or a Pushgateway. Labels are bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE: Final = "recon.prom"
 
 
 def write_metrics(path: Path, summary: Summary) -> None:
-    """Replace the file whole: a scrape never sees half of it. Raises ConfigurationError where it cannot be written."""
+    """Replace the file atomically: no scrape sees half of it. Raises ConfigurationError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, metrics_text(summary))
@@ -24,7 +24,7 @@ def write_metrics(path: Path, summary: Summary) -> None:
 
 
 def metrics_text(summary: Summary) -> str:
-    """All series of a run, in the text format 0.0.4; every state is there, at 0 where there is none."""
+    """Returns all series of a run, in the text format 0.0.4; every state has a series, 0 without rows."""
     return "".join(f"{line}\n" for line in _lines(summary))
 
 
@@ -90,5 +90,5 @@ def _gauge(name: str, told: str, values: Mapping[str, float]) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """A label's value: rules have names of their users' choice."""
+    """Escapes a label's value: users choose the names of rules."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,6 +1,6 @@
-"""The last step of a run: its page, its numbers and its line of the run log are written, then it is shown.
+"""The last step of a run: writes its page, its numbers and its line of the run log, then publishes the run.
 
-Few rows, so they are written without Spark. What the numbers are is not known here.
+Few rows, so they are written without Spark.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PASSWORD: Final = re.compile(r"//[^@/]*@")
 
 
 def publish(summary: Summary, settings: Settings, *, stage: Staging) -> None:
-    """Write what people and programs read of a run, and show it with the tables that are staged already."""
+    """Write the report and the numbers of a run, and publish them with the tables that are staged already."""
     (stage.folder / REPORT).write_text(page_of(summary), encoding="utf-8")
     (stage.folder / NUMBERS).write_text(json.dumps(summary.as_dict(), indent=2), encoding="utf-8")
     _write(stage.folder / "run_log", [_logged(summary, settings)], _run_log_schema())
@@ -43,7 +43,7 @@ def publish(summary: Summary, settings: Settings, *, stage: Staging) -> None:
 
 
 def write_aggregates(folder: Path, results: Mapping[int, Mapping[str, Any]]) -> None:
-    """Counts of messages and deliveries by hour, of the windows' results, in the columns of a whole run's."""
+    """Write counts of messages and deliveries by hour, from the windows' results, in the columns of a full run."""
     _write(
         folder,
         [row for start, result in sorted(results.items()) for row in _counts(start, result)],
@@ -105,7 +105,7 @@ def _run_log_schema() -> pa.Schema:
 
 
 def _hash_of(settings: Settings) -> str:
-    """The same for the same configuration; a password is none of it."""
+    """Returns a hash of the configuration, without passwords."""
     text = msgspec.json.encode(settings, enc_hook=str, order="sorted").decode()
     return hashlib.sha256(_PASSWORD.sub("//", text).encode()).hexdigest()
 

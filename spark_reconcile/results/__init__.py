@@ -1,1 +1,1 @@
-"""What runs leave: totals, tables of verdicts, latencies, and how these are stored by window."""
+"""Results of runs: totals, tables of verdicts, latencies, and their storage by window."""

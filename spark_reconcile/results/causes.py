@@ -1,4 +1,4 @@
-"""Causes that explain many findings at once: which numbers support one, and its sentence. Pure; measures nothing."""
+"""Derives causes that explain many findings at once from measured numbers, with a sentence each. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Final
 from spark_reconcile.rules.verdict import Scope
 
 FINDINGS_MIN: Final = 100
-"""Fewer findings of a rule are read one by one."""
+"""Fewer findings of a rule need no common cause: users read them one by one."""
 SHARE_MIN: Final = 0.95
 OFFSET_ROWS_MIN: Final = 20
-"""Fewer rows may share a difference by chance."""
+"""Fewer rows may have the same difference by chance."""
 _QUARTER_MS: Final = 900_000
 _ZONES: Final = range(-48, 57)
-"""Time zones are apart by quarters of an hour, from UTC-12:00 to UTC+14:00."""
+"""Offsets of time zones in quarters of an hour, from UTC-12:00 to UTC+14:00."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """What explains `count` verdicts, in a sentence. `source` and `what` as an Input has them; `size_ms`: of an offset
-    of times, positive where the source is ahead.
+    """A cause of `count` verdicts, in a sentence. `source` and `what` as in an Input; `size_ms`: the offset of times,
+    positive if the source is ahead.
     """
 
     sentence: str
@@ -34,7 +34,7 @@ class Cause:
 
 
 class SourceKind(StrEnum):
-    """What kind of records a rule depends on."""
+    """The kind of records on which a rule depends."""
 
     MESSAGE_LOG = "message log"
     ACTION_LOG = "action log"
@@ -55,13 +55,13 @@ DEPENDS_ON: Final[Mapping[tuple[Scope, str], Sequence[SourceKind]]] = {
     (Scope.BUSINESS, "no_message"): (SourceKind.ARCHIVE, SourceKind.MESSAGE_LOG),
     (Scope.BUSINESS, "too_few_messages"): (SourceKind.ARCHIVE, SourceKind.MESSAGE_LOG),
 }
-"""Findings that a source without its end, or without its beginning, would make."""
+"""Findings that a source without its end, or without its beginning, would cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleExtent:
-    """The times that a source spans, for the findings of one rule; `of`: the topic, group or business rule that these
-    are of, empty for all. A source without rows spans nothing.
+    """The time range of a source, for the findings of one rule; `of`: the topic, group or business rule of these
+    findings, empty for all. A source without rows has no range.
     """
 
     scope: Scope
@@ -76,7 +76,7 @@ class RuleExtent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """How many of a rule's `findings` are `before` the first time of a source, and `after` its last."""
+    """The number of a rule's `findings` that are `before` the first time of a source, and `after` its last."""
 
     extent: RuleExtent
     findings: int
@@ -85,7 +85,7 @@ class Outside:
 
 
 def extent_causes(found: Iterable[Outside]) -> list[Cause]:
-    """A cause for each source and side on which nearly all findings of a rule lie; rules of one source are added up."""
+    """Returns a cause for each source and side with nearly all findings of a rule; rules of one source are summed."""
     sides: dict[tuple[str, str, str], list[tuple[Outside, int]]] = {}
     for (source, what), outside in _by_rule(found).items():
         for one in outside:
@@ -100,10 +100,10 @@ def extent_causes(found: Iterable[Outside]) -> list[Cause]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
-    """A source whose times are ahead by `size_ms` in at least SHARE_MIN of the `rows` that were compared.
+    """A source whose times are ahead by `size_ms` in at least SHARE_MIN of the `rows` compared.
 
-    `name`: of its times; `reference`: of those that they were compared with. `explains`: verdicts that this may have
-    made, by rule. `is_clock`: the times are those of a database's clock, not of a column that the business writes.
+    `name`: of its times; `reference`: of the times they were compared with. `explains`: verdicts that this may have
+    caused, by rule. `is_clock`: the times are of a database's clock, not of a column that the business writes.
     """
 
     name: str
@@ -117,8 +117,8 @@ class Offset:
 
 
 def shared_offset_ms(percentiles_ms: Sequence[int], *, rows: int, skew_ms: int) -> int | None:
-    """The median of differences, given as evenly spaced percentiles, where it is more than the clocks may be apart and
-    SHARE_MIN of all lie within that around it; None: there is no such difference.
+    """Returns the median of differences, given as evenly spaced percentiles, if it exceeds the permitted skew and at
+    least SHARE_MIN of all are within the skew around it; else None.
     """
     if rows < OFFSET_ROWS_MIN:
         return None
@@ -128,7 +128,7 @@ def shared_offset_ms(percentiles_ms: Sequence[int], *, rows: int, skew_ms: int) 
 
 
 def offset_causes(found: Iterable[Offset], *, skew_ms: int) -> list[Cause]:
-    """A cause for each offset; tables that one wrong clock wrote are one cause."""
+    """Returns a cause for each offset; tables written by one wrong clock have one cause."""
     clocks: list[list[Offset]] = []
     causes = []
     for one in found:
@@ -165,7 +165,7 @@ def _of_offset(some: Sequence[Offset], *, skew_ms: int) -> Cause:
 
 
 def _zone(size_ms: int, *, skew_ms: int) -> str | None:
-    """The time zone that is so far ahead of UTC; None: there is none."""
+    """Returns the time zone with this offset from UTC; None: there is none."""
     quarters = round(size_ms / _QUARTER_MS)
     if not quarters or quarters not in _ZONES or abs(size_ms - quarters * _QUARTER_MS) > skew_ms:
         return None
@@ -174,7 +174,7 @@ def _zone(size_ms: int, *, skew_ms: int) -> str | None:
 
 
 def _by_rule(found: Iterable[Outside]) -> dict[tuple[str, str], list[Outside]]:
-    """By source; the findings of a rule on several topics are added up."""
+    """Groups by source; the findings of a rule on several topics are summed."""
     sums: dict[tuple[str, str, Scope, str], Outside] = {}
     for one in found:
         extent = one.extent

@@ -1,6 +1,6 @@
-"""How long each hop took, from a sample of the messages: by a hash of the id, so that every source samples the same.
+"""Latencies of each hop, from a sample of the messages: by a hash of the id, so that all sources sample the same ids.
 
-It is summed up by the hour, as counts of values that are nearly alike, so that hours can be put together later.
+They are stored by the hour as histograms, so that hours can be merged later.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SAMPLE_ROWS: Final = 200_000
-"""Above so many messages, about so many are looked at."""
+"""Approximate size of the sample; fewer messages are all measured."""
 HOPS_AN_HOUR_MAX: Final = 500
-"""So many hops, each of a topic and group, are kept of an hour: those of the most messages."""
+"""Limit of hops (of a topic and group) that are stored for an hour: those with the most messages."""
 FILE: Final = "latencies.json"
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 _ALL: Final = 0
-"""The window of all that was published, where there are no others."""
+"""The only window of a full run."""
 _EXACT: Final = 32
 _STEPS: Final = 16
-"""Up to _EXACT milliseconds each value is counted by itself; above, each doubling is parted in so many."""
+"""Up to _EXACT milliseconds each value has a bucket of its own; above, each doubling has so many buckets."""
 _BITS: Final = "length(bin(v))"
 _STEP: Final = (
     f"if(v < {_EXACT}, v, {_EXACT} + ({_BITS} - 6) * {_STEPS} + shiftright(v, cast({_BITS} - 5 as int)) - {_STEPS})"
@@ -40,7 +40,7 @@ _SHARES: Final = (0.5, 0.95, 0.99)
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One hop on one topic (and group) in one hour: how many values fell into each step, and the longest."""
+    """One hop on one topic (and group) in one hour: counts by step of the histogram, and the longest value."""
 
     hop: str
     topic: str
@@ -50,14 +50,14 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Hour(msgspec.Struct, frozen=True, kw_only=True):
-    """An hour's hops; one in so many messages was looked at."""
+    """The hops of an hour, measured on one message of `one_in`."""
 
     one_in: int
     hops: list[Hop]
 
 
 def sampled_hours(evidence: Evidence, windows: Sequence[int] | None) -> dict[int, Hour]:
-    """Of each of these windows how long took what was published in it; None: of all that was, as one."""
+    """Measures the messages published in each of these windows; None: all messages as one window."""
     stored = sum(one.rows for one in evidence.counts if one.leg == "messages")
     one_in = max(1, -(-stored // SAMPLE_ROWS))
     hops: dict[int, list[Hop]] = {start: [] for start in windows or [_ALL]}
@@ -68,7 +68,7 @@ def sampled_hours(evidence: Evidence, windows: Sequence[int] | None) -> dict[int
 
 
 def latencies_of(hours: Iterable[Hour]) -> list[Latency]:
-    """Percentiles by topic and group of many hours; counts are of all messages, as far as the samples tell."""
+    """Returns percentiles by topic and group over many hours; counts are extrapolated to all messages."""
     steps: dict[tuple[str, str, str], dict[int, int]] = {}
     longest: dict[tuple[str, str, str], int] = {}
     for one in hours:
@@ -82,14 +82,14 @@ def latencies_of(hours: Iterable[Hour]) -> list[Latency]:
 
 
 def keep_hours(folders: Mapping[int, Path], hours: Mapping[int, Hour]) -> None:
-    """Put them beside the tables of their windows, where they are not there yet. Raises OSError."""
+    """Write hours to the folders of their windows, if not there yet. Raises OSError."""
     for start, folder in folders.items():
         if start in hours and folder.exists() and not (folder / FILE).exists():
             write_whole(folder / FILE, msgspec.json.encode(hours[start]).decode())
 
 
 def kept_hour(folder: Path) -> Hour | None:
-    """What was kept beside a window's tables; None: nothing that can be read."""
+    """Reads the hour from a window's folder; None: there is none that can be read."""
     try:
         with (folder / FILE).open("rb") as file:
             return msgspec.json.decode(file.read(FILE_BYTES_MAX), type=Hour)
@@ -98,7 +98,7 @@ def kept_hour(folder: Path) -> Hour | None:
 
 
 def step_of(value_ms: int) -> int:
-    """In which step a value is counted, as Spark has it."""
+    """Returns the step in which a value is counted; equal to the SQL expression."""
     if value_ms < _EXACT:
         return value_ms
     bits = value_ms.bit_length()
@@ -106,7 +106,7 @@ def step_of(value_ms: int) -> int:
 
 
 def value_of(step: int) -> int:
-    """The middle of a step."""
+    """Returns the middle of a step."""
     if step < _EXACT:
         return step
     doubling, place = divmod(step - _EXACT, _STEPS)
@@ -114,7 +114,7 @@ def value_of(step: int) -> int:
 
 
 def _hops(evidence: Evidence, windows: Sequence[int] | None, *, one_in: int) -> DataFrame:
-    """(window_ms, hop, topic, of, v): each value of the sample."""
+    """Returns (window_ms, hop, topic, of, v): each value of the sample."""
     from pyspark.sql.functions import expr
 
     chosen = f"pmod(xxhash64(id), {one_in}) = 0"
@@ -161,7 +161,7 @@ def _hops(evidence: Evidence, windows: Sequence[int] | None, *, one_in: int) -> 
 
 
 def _counted(values: DataFrame) -> dict[tuple[int, str, str, str], tuple[int, dict[int, int]]]:
-    """By window, hop, topic and group: the longest, and how many values fell into each step."""
+    """Returns by window, hop, topic and group: the longest value, and counts by step."""
     from pyspark.sql.functions import expr
 
     places = ("window_ms", "hop", "topic", "of")

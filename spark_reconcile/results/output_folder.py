@@ -1,4 +1,4 @@
-"""Where results go: written aside, then renamed whole, then named by the manifest. Not what they are."""
+"""The output folder: results are staged, then renamed as a whole, then named by the manifest."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _STAGING: Final = ".staging-"
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """A run that is being written; nobody who follows the manifest can see it."""
+    """A run that is being written; readers of the manifest do not see it."""
 
     run_id: str
     folder: Path
     final: Path
 
     def table(self, name: str) -> str:
-        """Where Spark writes a table."""
+        """Returns the path to which Spark writes a table."""
         return str(self.folder / name)
 
     def publish(self, headline: Mapping[str, Any]) -> Path:
-        """Show the run: first its folder under its own name, then the manifest that names it the newest."""
+        """Publish the run: first its folder under its own name, then the manifest that names it as the newest."""
         self.folder.rename(self.final)
         manifest = self.final.parent / MANIFEST
         write_whole(manifest, json.dumps({"newest": self.run_id, **headline}, indent=2))
@@ -41,7 +41,7 @@ class Staging:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file: whoever reads it meanwhile sees the old one or the new one, never half. Raises OSError."""
+    """Replace a file atomically: readers see the old or the new content. Raises OSError."""
     fresh = path.with_name(f".{path.name}.fresh")
     with fresh.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -52,9 +52,9 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def staging(output: Path, *, now_ms: int) -> Iterator[Staging]:
-    """A fresh folder for one run; what was not published is removed, and so is what a killed run left.
+    """Returns a new folder for one run; removes it if the run was not published, and remains of killed runs.
 
-    The caller is the only one who writes to `output`. Raises ConfigurationError where none can be made.
+    The caller must be the only writer of `output`. Raises ConfigurationError if the folder cannot be created.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_ms / 1000))
     run_id = f"{stamp}-{secrets.token_hex(3)}"

@@ -1,6 +1,4 @@
-"""Hours whose evidence went before they were judged: a source was purged of them. What is told of it, not how they are
-judged; pure.
-"""
+"""Retention gaps: hours that were purged from a source before they were evaluated. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ _CURES: Final[Mapping[str, str]] = {
     "inbox": "keep the inboxes for longer (--inbox-days of the compensator, inbox_days here)",
     "broker": "keep the broker's log for longer (its retention_ms and retention_bytes)",
 }
-"""What is purged, and by which settings."""
+"""The sources that are purged, and the settings of their retention."""
 
 
 def reaches(inputs: Iterable[Input]) -> dict[str, int]:
-    """Since when each source that is purged is whole, by its name; not of one that holds nothing."""
+    """Returns since when each purged source is complete, by its name; without empty sources."""
     return {
         _name(one): one.complete_since_ms
         for one in inputs
@@ -35,9 +33,9 @@ def reaches(inputs: Iterable[Input]) -> dict[str, int]:
 def first_looked_at_late(
     windows: Iterable[int], shown: Mapping[int, Window], begun: Mapping[str, int], now: Mapping[str, int]
 ) -> dict[int, list[str]]:
-    """Of each of these windows the sources that held it once, and not any more when it is judged for the first time.
+    """Returns, by window, the sources that had it once, but no longer at its first evaluation.
 
-    `begun`: since when each source was whole when a run first saw it; `now`: by now.
+    `begun`: since when each source was complete when a run first read it; `now`: since when it is complete now.
     """
     gone = {name: _gone(shown, begun.get(name, reach), reach) for name, reach in now.items()}
     return {
@@ -49,10 +47,10 @@ def first_looked_at_late(
 def unjudged(
     windows: Sequence[int], shown: Mapping[int, Window], begun: Mapping[str, int], *, inputs: Sequence[Input]
 ) -> list[Unjudged]:
-    """A line for each source that is purged, of hours since the first that was judged here.
+    """Returns a line for each purged source, on hours since the first one evaluated here.
 
-    `windows`: those of the run, which are `shown` by now; others were judged in time, or never, or still moved when
-    they were judged last.
+    `windows`: those of the run, which are in `shown`; others were evaluated in time, or never, or were still open at
+    their last evaluation.
     """
     asked, now, found = set(windows), reaches(inputs), []
     for one in inputs:
@@ -74,7 +72,7 @@ def unjudged(
 
 
 def judged_late(shown: Mapping[int, Window]) -> list[Unjudged]:
-    """Of each source the hours that it did not hold any more when they were judged for the first time."""
+    """Returns, by source, the hours that it no longer had at their first evaluation."""
     hours: dict[str, list[int]] = {}
     for start, window in sorted(shown.items()):
         for name in window.late:
@@ -87,7 +85,7 @@ def judged_late(shown: Mapping[int, Window]) -> list[Unjudged]:
 
 
 def with_notes(inputs: Sequence[Input], found: Iterable[Unjudged]) -> list[Input]:
-    """The inputs, each with what is to be said of hours that it does not hold any more."""
+    """Returns the inputs, each with a note on its retention gaps."""
     told = {(one.source, one.what): _sentence(one) for one in found}
     return [replace(one, note="; ".join(filter(None, (one.note, told.get((one.source, one.what)))))) for one in inputs]
 
@@ -107,7 +105,7 @@ def _sentence(one: Unjudged) -> str:
 
 
 def _gone(shown: Mapping[int, Window], begun_ms: int, reach_ms: int) -> range:
-    """The hours that a source held since anything was judged here, and holds no more."""
+    """Returns the hours that a source had since the first evaluation here, and no longer has."""
     if not shown:
         return range(0)
     first = max(min(shown), -(-begun_ms // HOUR_MS) * HOUR_MS)
@@ -115,7 +113,7 @@ def _gone(shown: Mapping[int, Window], begun_ms: int, reach_ms: int) -> range:
 
 
 def _name(one: Input) -> str:
-    """judged_late() takes it apart again: no source has a space in it."""
+    """Returns the name that judged_late() splits again: no source contains a space."""
     return f"{one.source} {one.what}"
 
 

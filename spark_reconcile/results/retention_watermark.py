@@ -1,5 +1,5 @@
-"""Since when evidence is still needed, as runs by the hour tell those who purge it: from the first hour that was never
-judged on. It knows nothing of who purges.
+"""The retention watermark: evidence is needed from the first hour that was never evaluated. Runs by the hour write it
+for the services that purge evidence.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from outbox_core.runtime.evidence_watermark import JUDGED_FILE, JudgedFile, Purgeable
+from outbox_core.runtime.evidence_watermark import JUDGED_FILE, EvidenceWatermark, Purgeable
 from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.load.inputs import Input
 from spark_reconcile.results.output_folder import write_whole
@@ -20,16 +20,16 @@ _PURGED: Final = frozenset(Purgeable)
 
 def write_needed(
     output: Path, shown: Collection[int], inputs: Iterable[Input], *, slack_ms: int, now_ms: int
-) -> JudgedFile:  # fmt: skip
-    """Put it beside the results; `shown`: the hours that were judged, ever. Raises OSError."""
-    found = JudgedFile(written_at_ms=now_ms, needed_since_ms=needed_since(shown, inputs, slack_ms=slack_ms))
+) -> EvidenceWatermark:  # fmt: skip
+    """Write the watermark to the output folder; `shown`: all hours ever evaluated. Raises OSError."""
+    found = EvidenceWatermark(written_at_ms=now_ms, needed_since_ms=needed_since(shown, inputs, slack_ms=slack_ms))
     write_whole(output / JUDGED_FILE, msgspec.json.encode(found).decode())
     return found
 
 
 def needed_since(shown: Collection[int], inputs: Iterable[Input], *, slack_ms: int) -> dict[str, int]:
-    """By kind of evidence, the least of its sources. An hour that a source does not hold any more needs it no longer,
-    and what was before the first hour that was judged here, nobody had promised to judge.
+    """Returns the watermark by kind of evidence, the minimum over its sources. Hours that a source no longer has do not
+    need it, nor do hours before the first one evaluated here.
     """
     found: dict[str, int] = {}
     for one in inputs:

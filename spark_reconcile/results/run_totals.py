@@ -1,4 +1,4 @@
-"""Numbers that a run shows beside its verdict counts: its sources, totals, and what happened when."""
+"""The numbers of a run besides its verdict counts: its sources, totals, and time series."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TROUBLE: Final = f"severity in ('{Severity.ATTENTION}', '{Severity.FINDING}')"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Sums over everything."""
+    """Sums over a whole run."""
 
     messages: int = 0
     stored: int = 0
@@ -44,16 +44,16 @@ class Totals:
 
 
 def hourly(table: DataFrame) -> DataFrame:
-    """Counts by topic, group, verdict and hour, as they are written."""
+    """Returns counts by topic, group, verdict and hour, in the columns of the written table."""
     return table.groupBy(
         "scope", "topic", "consumer_group", "state", "rule", _expression(f"at_ms div {HOUR_MS} * {HOUR_MS}L", "hour_ms")
     ).count()
 
 
 def axis_of(evidence: Evidence) -> Axis:
-    """The time axis of this run: from the first message stored to the last thing the broker did.
+    """Returns the time axis of this run: from the first message stored to the broker's last action.
 
-    Where the broker did nothing, over what the other sources have. Times that cannot be true are in no count.
+    Without records of the broker, over those of the other sources. Impossible times are in no count.
     """
     timed = [one for one in evidence.counts if one.first_ms > 0]
     shown = [one for one in timed if one.leg in {"messages", "actions"}] or timed
@@ -63,7 +63,7 @@ def axis_of(evidence: Evidence) -> Axis:
 
 
 def flow_events(table: DataFrame, axis: Axis) -> dict[str, dict[int, int]]:
-    """What happened when, by the table of verdicts: stored, handed out first, acknowledged."""
+    """Returns counts by time bucket from the table of verdicts: stored, delivered first, acknowledged."""
     times = {
         "stored": (Scope.MESSAGE, "stored_ms"),
         "handed out": (Scope.DELIVERY, "first_delivered_ms"),
@@ -87,7 +87,7 @@ def loudest_first(one: Example) -> tuple[bool, int, str, int, str, str]:
 
 
 def inputs(evidence: Evidence, settings: Settings) -> list[Input]:
-    """What each source gave, from the end of the way to its beginning, and how far it reaches."""
+    """Returns the inputs, from consumers to the business, and the time range for which each is complete."""
     found: dict[tuple[str, str], list[int]] = {}
     reach: dict[tuple[str, str], tuple[int, int]] = {}
     counts: dict[tuple[str, str], list[LegCount]] = {}
@@ -112,7 +112,7 @@ def inputs(evidence: Evidence, settings: Settings) -> list[Input]:
 
 
 def _notes(source: str, what: str, counts: Sequence[LegCount], evidence: Evidence, settings: Settings) -> Iterator[str]:
-    """What should be known of a source, a part each; an empty one says nothing."""
+    """Yields the notes on a source; empty ones are ignored."""
     yield evidence.torn.get(what, "") if source == "broker" else ""
     yield note_on(counts)
     for number in {int(one.note) for one in counts if one.leg == Leg.BUSINESS}:
@@ -120,7 +120,7 @@ def _notes(source: str, what: str, counts: Sequence[LegCount], evidence: Evidenc
 
 
 def _expected(settings: Settings) -> list[LegCount]:
-    """A line for each source, so that an empty one is seen to be empty."""
+    """Returns a line for each source, so that empty ones are listed, too."""
     legs: list[tuple[str, str]] = [(Leg.INBOX, inbox.group) for inbox in settings.inboxes]
     legs += [("actions", ""), ("messages", ""), (Leg.ARCHIVE, ""), (Leg.OUTBOX, "")]
     legs += [(Leg.BUSINESS, str(number)) for number in range(len(settings.rules))]
@@ -128,7 +128,7 @@ def _expected(settings: Settings) -> list[LegCount]:
 
 
 def _source(leg: str, note: str, evidence: Evidence, settings: Settings) -> tuple[tuple[str, str], tuple[int, int]]:
-    """What a leg is called; since when it is complete, and until when."""
+    """Returns a leg's name; since when and until when it is complete."""
     until = evidence.reach
     match leg:
         case Leg.INBOX:

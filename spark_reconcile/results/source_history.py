@@ -1,4 +1,4 @@
-"""What the sources held when a run last read them, kept in the output folder for the runs that follow. Judges nothing.
+"""Stores in the output folder what the sources had when a run last read them, for comparison by later runs.
 
 A source that is not among a run's settings keeps its entry: several settings may share one output folder.
 """
@@ -18,15 +18,15 @@ FORMAT: Final = 1
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 SOURCES_MAX: Final = 10_000
 GROUPS_MAX: Final = 100_000
-"""Of one broker: what is beyond is not remembered."""
+"""Limit of the groups stored for one broker."""
 
 
 class SourceTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What one source held: of an archive or an inbox the times of its first and last row as a whole, of a log of the
-    broker those of its records; times in milliseconds, 0 where it was empty.
+    """One source: for an archive or an inbox, the times of its first and last row as a whole; for a log of the broker,
+    those of its records; times in milliseconds, 0 if it was empty.
 
-    `rows`: as many as the run read of the sources of this kind, so those of its span where it ran by the hour.
-    `end_offset`: of a log, up to where it was on the disk for certain. `noted_at_ms`: when the run began.
+    `rows`: the number that the run read of the sources of this kind; in a run by the hour, of its time range.
+    `end_offset`: for a log, the offset up to which it was certainly on the disk. `noted_at_ms`: when the run began.
     """
 
     rows: int
@@ -45,7 +45,7 @@ class BrokerGroups(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """By the names of the sources, and by the brokers' data folders."""
+    """Totals by the names of the sources, and groups by the brokers' data folders."""
 
     format: int = FORMAT
     sources: dict[str, SourceTotals] = {}
@@ -53,7 +53,7 @@ class KeptTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_totals(output: Path) -> KeptTotals:
-    """What earlier runs noted; empty where none did. Raises ConfigurationError where the file cannot be read."""
+    """Reads the totals of earlier runs; empty if there are none. Raises ConfigurationError for an unreadable file."""
     path = output / TOTALS_FILE
     try:
         with path.open("rb") as file:
@@ -74,7 +74,7 @@ def read_totals(output: Path) -> KeptTotals:
 
 
 def write_totals(output: Path, totals: KeptTotals) -> None:
-    """Replace the file at once. Beyond SOURCES_MAX the sources that were read longest ago go. Raises OSError."""
+    """Replace the file atomically. Beyond SOURCES_MAX, sources read longest ago are dropped. Raises OSError."""
     newest = sorted(totals.sources.items(), key=lambda item: -item[1].noted_at_ms)[:SOURCES_MAX]
     kept = KeptTotals(sources=dict(sorted(newest)), groups=dict(sorted(totals.groups.items())))
     write_whole(output / TOTALS_FILE, msgspec.json.format(msgspec.json.encode(kept)).decode())

@@ -1,4 +1,4 @@
-"""The run in numbers, as they are printed, written as JSON and shown in the report: plain values. Counted elsewhere."""
+"""The summary of a run: the numbers that are printed, written as JSON and shown in the report. Plain values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_reconcile.rules.verdict import Scope, Severity, State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Book:
-    """One line of the books: how many got one verdict, by one rule, on one topic (and group, or business rule)."""
+    """One verdict count: rows with one verdict, by one rule, on one topic (and group, or business rule)."""
 
     scope: Scope
     topic: str
@@ -29,7 +29,7 @@ class Book:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """How long one hop took on one topic (and group), in milliseconds."""
+    """Latency of one hop on one topic (and group), in milliseconds."""
 
     hop: str
     topic: str
@@ -43,7 +43,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One row that asks for a look or for action."""
+    """One row whose verdict needs attention or action."""
 
     scope: Scope
     rule: str
@@ -58,8 +58,8 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unjudged:
-    """Hours that a source does not hold any more, between `since_ms` and `until_ms`: so many (`hours`) went before they
-    were ever judged with it, and in so many (`open_hours`) something still moved when they were judged last.
+    """Hours that a source no longer has, between `since_ms` and `until_ms`: `hours` were purged before their first
+    evaluation, `open_hours` were still open at their last one.
     """
 
     source: str
@@ -72,14 +72,13 @@ class Unjudged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowCounts:
-    """Of a run by windows: the hours it is about, and how they fared.
+    """The hours of a run by windows, and their state.
 
-    judged: new, changed or still moving, so judged by this run; the rest stood as they were. open: something in them is
-    still moving, so the next run judges them again. not_closed: too new, left out. looked_at: verdicts given row by row
-    rather than in bulk. resolved: suspects that the second look cleared. outside: messages of other hours that still
-    stand in the outbox; they are counted with the rest. earlier_findings: of hours before the span, as they were last
-    judged; they are not counted with the rest, and a run with any is not balanced. untimed: hours of which nobody noted
-    how long things took.
+    judged: new, changed or open hours, which this run evaluated; the others did not change. open: hours with pending
+    verdicts, which the next run evaluates again. not_closed: too new, excluded. looked_at: verdicts given row by row,
+    not in bulk. resolved: suspects that the recheck cleared. outside: messages of other hours that are still in the
+    outbox; included in the counts. earlier_findings: of hours before the time range, as last evaluated; not included in
+    the counts, but a run with any is not balanced. untimed: hours without stored latencies.
     """
 
     since_ms: int
@@ -97,12 +96,12 @@ class WindowCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Everything that a run found out.
+    """All results of a run.
 
-    delivered: (message, group) handed out at least once. redelivered: hand-outs beyond the first. deduplicated: repeats
-    that the broker or an inbox turned away. resent: messages that took more than one try to send. unexplained: rows
-    without a verdict, always 0. resolved: suspects that the second look cleared. clocks: by how many milliseconds
-    databases' clocks are ahead, where they are apart.
+    delivered: (message, group) delivered at least once. redelivered: deliveries beyond the first. deduplicated:
+    duplicates that the broker or an inbox rejected. resent: messages that took more than one try to send. unexplained:
+    rows without a verdict, always 0. resolved: suspects that the recheck cleared. clocks: by how many milliseconds
+    databases' clocks are ahead, if they differ.
     """
 
     run_id: str
@@ -119,7 +118,7 @@ class Summary:
     deduplicated_by_inbox: int
     resolved: int = 0
     causes: Sequence[Cause] = ()
-    """What explains many verdicts at once."""
+    """Causes that explain many verdicts at once."""
     books: Sequence[Book] = ()
     latencies: Sequence[Latency] = ()
     examples: Sequence[Example] = ()
@@ -130,18 +129,18 @@ class Summary:
     unjudged: Sequence[Unjudged] = ()
     took_seconds: Mapping[str, float] = field(default_factory=dict)
     grace: Grace | None = None
-    """The bounds by which it was judged; None: of a run that did not note them yet."""
+    """The time limits of the verdicts; None for runs of older versions, which did not store them."""
     flow: Flow | None = None
-    """What is drawn; None: nothing, or of a run that did not note it yet."""
+    """The time series of the charts; None: none, or a run of an older version."""
 
     def count(self, state: State, *, scope: Scope | None = None) -> int:
-        """How many got this verdict; a business row that only echoes its message's verdict is not counted again."""
+        """Count rows with this verdict, without business rows that only echo their message's verdict."""
         return sum(
             book.count for book in self.books if book.state is state and not book.echo and scope in {None, book.scope}
         )
 
     def counts(self, severity: Severity) -> dict[State, int]:
-        """How many rows got a verdict of this severity, by state, without echoes: the sentence's and the tiles'."""
+        """Count rows with a verdict of this severity, by state, without echoes: for the sentence and the tiles."""
         found: dict[State, int] = {}
         for book in self.books:
             if book.severity is severity and not book.echo:
@@ -150,32 +149,32 @@ class Summary:
 
     @property
     def deduplicated(self) -> int:
-        """Repeats that were turned away, by the broker or by an inbox."""
+        """Duplicates that the broker or an inbox rejected."""
         return self.deduplicated_by_broker + self.deduplicated_by_inbox
 
     @property
     def unexplained(self) -> int:
-        """Rows that no rule fits."""
+        """Rows that match no rule."""
         return self.count(State.UNEXPLAINED)
 
     @property
     def findings(self) -> int:
-        """Rows that ask for action."""
+        """Rows whose verdict needs action."""
         return sum(self.counts(Severity.FINDING).values())
 
     @property
     def earlier_findings(self) -> int:
-        """Findings of hours before the span of a run by the hour, as these were last judged."""
+        """Findings of hours before the time range of a run by the hour, as last evaluated."""
         return self.windows.earlier_findings if self.windows else 0
 
     @property
     def balanced(self) -> bool:
-        """Whether there is no finding, neither of this run nor of hours before its span."""
+        """Whether there is no finding, neither of this run nor of hours before its time range."""
         return self.findings == 0 and self.earlier_findings == 0
 
     @property
     def sentence(self) -> str:
-        """The run in one sentence; others explain findings of earlier hours, and name what could not be judged."""
+        """The run in one sentence; more sentences for findings of earlier hours, and for hours not evaluated."""
         rest = _listed(self, Severity.ATTENTION)
         explained = (
             f"all of {self.messages:,} messages, {self.message_groups:,} deliveries and "
@@ -194,7 +193,7 @@ class Summary:
 
     @property
     def headline(self) -> str:
-        """What a terminal shows first: each cause, then the run in one sentence, a line each."""
+        """The first lines on a terminal: each cause, then the run in one sentence."""
         return "\n".join([*(f"Cause: {cause.sentence}" for cause in self.causes), self.sentence])
 
     @property
@@ -204,7 +203,7 @@ class Summary:
 
     @property
     def clock_sentences(self) -> list[str]:
-        """Which clocks are apart, a sentence each."""
+        """Returns a sentence for each clock that is wrong."""
         return [
             f"The clock of {name} is {abs(ahead_ms) / 1000:,.0f} s {'ahead of' if ahead_ms > 0 else 'behind'} this "
             "machine's: so much more of what is new was left pending. Set the clocks."
@@ -212,7 +211,7 @@ class Summary:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: every field, and the named counts that people look for."""
+        """Returns all fields for JSON, and named counts."""
         found = asdict(self)
         return {
             "causes": found["causes"],

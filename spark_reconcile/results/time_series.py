@@ -1,4 +1,4 @@
-"""What happened when, as counts a bucket of time: the numbers that the report draws. Counted elsewhere."""
+"""Time series of the report's charts: counts by time bucket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_reconcile.rules.verdict import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Counts a bucket: what the broker stored, what groups were handed first, what they acknowledged; and trouble."""
+    """Counts by time bucket: messages stored, first deliveries, acknowledgements, and verdicts that need attention."""
 
     axis: Axis
     events: Mapping[str, Mapping[int, int]]

@@ -1,4 +1,4 @@
-"""The tables of verdicts: their columns, made of judged evidence, and how they are written. Judges nothing."""
+"""The tables of verdicts: their columns, derived from classified evidence, and how they are written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.classify.classification import Judged
+from spark_reconcile.classify.classification import ClassifiedEvidence
 from spark_reconcile.classify.window_placement import BUSINESS_AT_MS, DELIVERY_AT_MS, MESSAGE_AT_MS
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.rules.verdict import Scope
@@ -28,11 +28,11 @@ TABLES: Final = {"verdicts": _VERDICTS, "business_verdicts": _OF_BUSINESS}
 _TURNED_AWAY: Final = (
     "if(effects > 0 and last_delivered_ms > effect_ms, greatest(deliveries - nacks - effects, 0L), 0L)"
 )
-"""Hand-outs after the effect that no failure explains: the inbox turned them away."""
+"""Deliveries after the effect that no failure explains: the inbox rejected them as duplicates."""
 
 
-def verdicts(judged: Judged) -> DataFrame:
-    """The table of verdicts on messages and deliveries."""
+def verdicts(judged: ClassifiedEvidence) -> DataFrame:
+    """Returns the table of verdicts on messages and deliveries."""
     shared = ("topic", "state", "rule", "severity", "deliver_at_ms", "stored_ms", "confirmed", "window_ms")
     messages = judged.messages.selectExpr(
         f"'{Scope.MESSAGE}' as scope", "id as message_id", *shared, "nullif(message_key, '') as message_key",
@@ -51,8 +51,8 @@ def verdicts(judged: Judged) -> DataFrame:
     return messages.unionByName(deliveries)
 
 
-def business_verdicts(judged: Judged, settings: Settings) -> DataFrame:
-    """The table of verdicts on business rows: one row a rule and key."""
+def business_verdicts(judged: ClassifiedEvidence, settings: Settings) -> DataFrame:
+    """Returns the table of verdicts on business rows: one row for each rule and key."""
     names = [f"when {number} then '{sql_text(rule.name)}'" for number, rule in enumerate(settings.rules)]
     name = f"case rule_number {' '.join(names)} end" if names else "''"
     return judged.business.selectExpr(
@@ -62,13 +62,13 @@ def business_verdicts(judged: Judged, settings: Settings) -> DataFrame:
 
 
 def write_whole_tables(table: DataFrame, business: DataFrame, place: Callable[[str], str]) -> None:
-    """Both tables of a whole run; `place`: from a table's name to its folder."""
+    """Write both tables of a full run; `place`: returns the folder for a table's name."""
     table.select(*TABLES["verdicts"]).write.parquet(place("verdicts"))
     business.select(*TABLES["business_verdicts"]).coalesce(1).write.parquet(place("business_verdicts"))
 
 
 def write_by_window(frame: DataFrame, name: str, windows: Sequence[int], *, stage: Path) -> None:
-    """The rows of each of these windows that has any, as `stage/<window>/<name>`."""
+    """Write the rows of each of these windows that has any, to `stage/<window>/<name>`."""
     whole = stage / f".{name}"
     frame.select(*TABLES[name], "window_ms").repartition("window_ms").write.partitionBy("window_ms").parquet(str(whole))
     for start in windows:
@@ -79,10 +79,10 @@ def write_by_window(frame: DataFrame, name: str, windows: Sequence[int], *, stag
 
 
 def write_verdicts(frame: DataFrame, folder: Path) -> None:
-    """Verdicts of several windows as one table, which names them."""
+    """Write verdicts of several windows as one table, with the window as a column."""
     frame.select(*TABLES["verdicts"], "window_ms").coalesce(1).write.parquet(str(folder))
 
 
 def sql_text(text: str) -> str:
-    """Text inside a Spark SQL literal."""
+    """Escapes text for a Spark SQL literal."""
     return text.replace("\\", "\\\\").replace("'", "\\'")

@@ -1,4 +1,4 @@
-"""Which hours a run judges: whole ones, closed ones, those that changed or still move. Pure; reads nothing."""
+"""Selects the hours that a run evaluates: closed hours that are new, changed or open. Pure; reads nothing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from spark_reconcile.results.window_store import Window
 
 WINDOWS_MAX: Final = 24 * 366 * 2
 WINDOWS_A_BATCH: Final = 24 * 7
-"""So many are judged, and then shown, at once: what a killed run has to do again."""
+"""Windows that are evaluated and published together: a killed run repeats at most so many."""
 
 
 def closed_windows(since_ms: int, until_ms: int, *, now_ms: int, grace_ms: int) -> list[int]:
-    """The hours that touch [since, until) and ended more than the grace time ago, oldest first.
+    """Returns the hours that overlap [since, until) and ended more than the grace time ago, oldest first.
 
-    Raises ConfigurationError for a span that is empty or absurdly long.
+    Raises ConfigurationError for a range that is empty or too long.
     """
     if until_ms <= since_ms:
         raise ConfigurationError("--since is not before --until; name an earlier --since")
@@ -30,17 +30,17 @@ def closed_windows(since_ms: int, until_ms: int, *, now_ms: int, grace_ms: int) 
 
 
 def span_of(windows: Sequence[int], *, slack_ms: int) -> Span:
-    """What must be read for these windows: more at both ends, as clocks and commits are not those of the ids."""
+    """Returns the time range to read for these windows: extended at both ends, since rows and ids have other clocks."""
     return Span(since_ms=windows[0] - slack_ms, until_ms=windows[-1] + HOUR_MS + slack_ms)
 
 
 def to_judge(windows: Sequence[int], shown: Mapping[int, Window], fingerprints: Mapping[int, str]) -> list[int]:
-    """The windows that were never judged, whose records changed since, or in which something was still moving."""
+    """Returns the windows that were never evaluated, whose records changed since, or that were open."""
     return [start for start in windows if _stale(shown.get(start), fingerprints.get(start, ""))]
 
 
 def batches(windows: Sequence[int]) -> list[list[int]]:
-    """Windows in parts that are judged together."""
+    """Splits windows into batches that are evaluated together."""
     return [list(windows[start : start + WINDOWS_A_BATCH]) for start in range(0, len(windows), WINDOWS_A_BATCH)]
 
 

@@ -1,7 +1,7 @@
-"""Results by window, on disk: each written aside, renamed whole, then shown by one file that is replaced at once.
+"""Stores results by window: each is staged, renamed as a whole, then published by replacing one file atomically.
 
-A reader follows `windows.json` and never sees half a window. Whoever is killed between any two writes leaves what
-nobody follows, and the next run removes it. What a window's results are is not known here.
+Readers follow `windows.json` and never see half a window. A process killed between any two writes leaves only files
+that it does not name, and the next run removes them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _STAGING: Final = ".staging"
 FORMAT: Final = 1
 
 Checkpoint = Callable[[str], None]
-"""Called before each write with its name: tests end the process there."""
+"""Called before each write with its name: tests kill the process there."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """A window whose results are shown. `open`: something in it is still moving, so it is judged again. `late`: sources
-    that were purged of it before it was judged for the first time.
+    """A window with published results. `open`: it has pending verdicts, so it is evaluated again. `late`: sources from
+    which it was purged before its first evaluation.
     """
 
     fingerprint: str
@@ -43,7 +43,7 @@ class _Index(msgspec.Struct, kw_only=True):
     format: int = FORMAT
     windows: dict[str, Window] = {}
     begun: dict[str, int] = {}
-    """Since when each source was whole when a run first saw it."""
+    """Since when each source was complete when a run first read it."""
 
 
 class WindowStore:
@@ -57,22 +57,22 @@ class WindowStore:
 
     @property
     def windows(self) -> Mapping[int, Window]:
-        """What is shown, by the window's beginning."""
+        """The published windows, by start time."""
         return {int(start): window for start, window in self._index.windows.items()}
 
     def begun(self, reaches: Mapping[str, int]) -> Mapping[str, int]:
-        """Since when each source was whole when a run first saw it; kept with the next windows that are shown."""
+        """Since when each source was complete when a run first read it; stored with the next published windows."""
         for name, reach_ms in reaches.items():
             self._index.begun[name] = min(reach_ms, self._index.begun.get(name, reach_ms))
         return dict(self._index.begun)
 
     def folder(self, start_ms: int) -> Path:
-        """Where the tables of a window that is shown stand."""
+        """Returns the folder of a published window's tables."""
         window = self._index.windows[str(start_ms)]
         return self._folder / str(start_ms) / window.version
 
     def staging(self) -> Path:
-        """A fresh folder for a batch of windows; what an earlier process left is removed, and what nobody follows."""
+        """Returns a new staging folder for a batch; removes remains of earlier processes and unreferenced versions."""
         stage = self._folder / _STAGING
         shutil.rmtree(stage, ignore_errors=True)
         self._sweep()
@@ -85,7 +85,7 @@ class WindowStore:
         return stage
 
     def publish(self, windows: Mapping[int, Window]) -> None:
-        """Show these windows, whose tables stand in the staging folder as `<start>/`, instead of what was shown."""
+        """Publish these windows, whose tables are in the staging folder as `<start>/`; replaces earlier versions."""
         stage = self._folder / _STAGING
         for start_ms, window in sorted(windows.items()):
             final = self._folder / str(start_ms) / window.version
@@ -93,7 +93,7 @@ class WindowStore:
             shutil.rmtree(final, ignore_errors=True)
             final.parent.mkdir(parents=True, exist_ok=True)
             staged = stage / str(start_ms)
-            staged.mkdir(exist_ok=True)  # a window in which nothing was looked at one by one
+            staged.mkdir(exist_ok=True)  # a window without rows classified one by one
             staged.rename(final)
         self._index.windows.update({str(start_ms): window for start_ms, window in windows.items()})
         self._write_index()
@@ -116,7 +116,7 @@ class WindowStore:
             os.close(descriptor)
 
     def _sweep(self) -> None:
-        """Remove what nobody follows: an earlier process's staging, and versions that were replaced."""
+        """Remove unreferenced folders: an earlier process's staging, and versions that were replaced."""
         if not self._folder.exists():
             return
         for window in self._folder.iterdir():

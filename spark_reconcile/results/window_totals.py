@@ -1,4 +1,4 @@
-"""The results of each window as numbers: what was looked at row by row, and what was settled in bulk."""
+"""The totals of each window: of rows classified one by one, and of rows settled in bulk."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ BULK_RULES: Final[Mapping[Scope, str]] = {
     Scope.DELIVERY: "done",
     Scope.BUSINESS: "announced",
 }
-"""The verdict of what stands in a clean bucket."""
+"""The verdicts of rows in a clean bucket."""
 _PUBLISHED: Final = frozenset({"stored", "archived_twice", "not_in_broker", "not_sent", "parked", "body_differs"})
-"""Rules that only a message gets which an outbox or an archive has held."""
+"""Rules that apply only to messages that an outbox or an archive had."""
 _STANDING: Final = "not_sent"
 _TOTALS: Final = (
     "broker", "resent", "repeated", "if(deliveries > 0, 1L, 0L)", "greatest(deliveries - 1, 0L)",
@@ -42,7 +42,7 @@ Place = tuple[Scope, str, str, str]
 
 @dataclass(slots=True)
 class Tally:
-    """One window's numbers as they grow."""
+    """Accumulates the numbers of one window."""
 
     counts: dict[Place, int] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
@@ -51,21 +51,21 @@ class Tally:
     resolved: int = 0
 
     def add(self, place: Place, count: int) -> None:
-        """So many more got this verdict."""
+        """Add to the count of a verdict."""
         self.counts[place] = self.counts.get(place, 0) + count
 
     def add_totals(self, **counts: int) -> None:
-        """So many more of each."""
+        """Add to each of these totals."""
         for name, count in counts.items():
             self.totals[name] = self.totals.get(name, 0) + count
 
     @property
     def open(self) -> bool:
-        """Whether something is still moving, or known to nobody yet."""
+        """Whether any verdict has the severity WAIT: the window is evaluated again."""
         return any(verdict_of(scope, rule)[1] is Severity.WAIT for scope, _, _, rule in self.counts)
 
     def as_result(self) -> dict[str, Any]:
-        """For the index, as JSON."""
+        """Returns the numbers as JSON values for the index."""
         return {
             "books": [[*place, count] for place, count in sorted(self.counts.items()) if count],
             "totals": dict(sorted(self.totals.items())),
@@ -76,7 +76,7 @@ class Tally:
 
 
 def summary_of(results: Iterable[Mapping[str, Any]], *, run_id: str, judged_at_ms: int) -> Summary:
-    """The numbers of many windows as those of one run."""
+    """Sums many windows to the summary of one run."""
     found = list(results)
     books = books_of(found)
     return Summary(
@@ -91,7 +91,7 @@ def summary_of(results: Iterable[Mapping[str, Any]], *, run_id: str, judged_at_m
 
 
 def counts_of(shown: Mapping[int, Window], *, before: Iterable[Mapping[str, Any]]) -> WindowCounts:
-    """How these windows, one at least, fared; `before`: the results of earlier ones."""
+    """Returns the state of these windows (at least one); `before`: the results of earlier ones."""
     return WindowCounts(
         since_ms=min(shown),
         until_ms=max(shown) + HOUR_MS,
@@ -106,7 +106,7 @@ def counts_of(shown: Mapping[int, Window], *, before: Iterable[Mapping[str, Any]
 
 
 def books_of(results: Iterable[Mapping[str, Any]]) -> list[Book]:
-    """The books of many windows as one."""
+    """Sums the verdict counts of many windows."""
     counts: dict[Place, int] = {}
     for result in results:
         for scope, topic, of, rule, count in result["books"]:
@@ -116,7 +116,7 @@ def books_of(results: Iterable[Mapping[str, Any]]) -> list[Book]:
 
 
 def trouble_of(results: Mapping[int, Mapping[str, Any]], axis: Axis) -> dict[State, dict[int, int]]:
-    """Where in time the trouble of messages and deliveries lies, by the hours that these windows begin with."""
+    """Returns by time bucket the message and delivery verdicts that need attention; `results`: by window start."""
     found: dict[State, dict[int, int]] = {}
     for start, result in results.items():
         for one in books_of([result]):
@@ -128,13 +128,13 @@ def trouble_of(results: Mapping[int, Mapping[str, Any]], axis: Axis) -> dict[Sta
 
 
 def findings_of(results: Iterable[Mapping[str, Any]]) -> int:
-    """How many findings these windows had. Not of what stood in the outbox: that is judged in every run."""
+    """Counts the findings of these windows, without rows in the outbox, which every run evaluates."""
     found = [one for one in books_of(results) if one.severity is Severity.FINDING and not one.echo]
     return sum(one.count for one in found if one.rule != _STANDING)
 
 
 def published_topics(results: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The topics of messages that an outbox or its archive had in these windows."""
+    """Returns the topics of messages that an outbox or its archive had in these windows."""
     return {
         str(topic)
         for result in results
@@ -144,7 +144,7 @@ def published_topics(results: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def totals_of(results: Iterable[Mapping[str, Any]]) -> Totals:
-    """The totals of many windows as one."""
+    """Sums the totals of many windows."""
     names = {one.name for one in fields(Totals)}
     found = dict.fromkeys(names, 0)
     for result in results:
@@ -154,7 +154,7 @@ def totals_of(results: Iterable[Mapping[str, Any]]) -> Totals:
 
 
 def examples_of(results: Iterable[Mapping[str, Any]]) -> list[Example]:
-    """The examples of many windows, in their order."""
+    """Returns the examples of many windows, in their order."""
     found = []
     for result in results:
         for one in result["examples"]:
@@ -164,7 +164,7 @@ def examples_of(results: Iterable[Mapping[str, Any]]) -> list[Example]:
 
 
 def _first_of_each(found: Sequence[Example]) -> list[Example]:
-    """The first few of each rule over all windows, findings first."""
+    """Returns the first few examples of each rule over all windows, findings first."""
     seen: dict[tuple[Scope, str], int] = {}
     kept = []
     for one in sorted(found, key=lambda example: (example.at_ms, example.id, example.of, example.key)):
@@ -176,9 +176,9 @@ def _first_of_each(found: Sequence[Example]) -> list[Example]:
 
 
 def bulk_of(sums: Iterable[Row]) -> Iterator[Mapping[str, Any]]:
-    """What stands in clean parts: (window_ms, topic, note, n, resent, repeated). `sums`: as sums_of() gives them.
+    """Yields the rows of clean parts: (window_ms, topic, note, n, resent, repeated). `sums`: the result of sums_of().
 
-    `note` is a business rule's number, and -1 of messages.
+    `note` is a business rule's number, -1 for messages.
     """
     for row in sums:
         if row["clean"]:
@@ -188,7 +188,7 @@ def bulk_of(sums: Iterable[Row]) -> Iterator[Mapping[str, Any]]:
 
 
 def changes_of(changes: DataFrame) -> Iterable[Mapping[str, Any]]:
-    """The same of single rows of business and archive, which count for their `sign`."""
+    """Yields the same columns for single rows of business and archive, weighted by their `sign`."""
     counted = changes.where(f"leg in ('{Leg.BUSINESS}', '{Leg.ARCHIVE}')").selectExpr(
         f"{hour('created_ms')} as window_ms", "topic", f"if(leg = '{Leg.BUSINESS}', cast(note as int), -1) as note",
         "cast(sign as bigint) as n", "if(attempts > 1, sign, 0) as resent",
@@ -202,7 +202,7 @@ def tally_bulk(
     tallies: Mapping[int, Tally], bulk: Iterable[Mapping[str, Any]], groups: Sequence[GroupFacts],
     rules: Sequence[BusinessRule],
 ) -> None:  # fmt: skip
-    """Add what was settled in bulk: every message, hand-out and business row of it."""
+    """Add what was settled in bulk: every message, delivery and business row of it."""
     groups_of: dict[str, list[str]] = {}
     for group in groups:
         groups_of.setdefault(group.topic, []).append(group.consumer_group)
@@ -263,7 +263,7 @@ def _tally_business(tallies: Mapping[int, Tally], business: DataFrame) -> None:
 
 
 def _tally_examples(tallies: Mapping[int, Tally], table: DataFrame, business: DataFrame) -> None:
-    """The first few rows of every rule in every window that ask for a look or for action."""
+    """Add the first few rows of every rule in every window that need attention or action."""
     rows = table.where(TROUBLE).selectExpr(
         "window_ms", "scope", "rule", "message_id as id", "topic", "coalesce(consumer_group, '') as of",
         "coalesce(message_key, '') as key", "at_ms",

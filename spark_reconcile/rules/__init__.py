@@ -1,1 +1,1 @@
-"""The rules that give verdicts, as data, and the expressions that they are made of."""
+"""The rules that give verdicts, as data, and the expressions of their conditions."""

@@ -3,7 +3,7 @@
 Facts of the pair (message, group): counts (`stored`, `deliveries`, `acks`, `nacks`, `redrives`, `effects`: inbox rows),
 times in milliseconds (0: none), `sequence` (-1: no place in the topic yet), what the group did last with it
 (`last_kind`), and of the group (`floor`: the first sequence that is its own, `seeks`, `deleted`,
-`paused`, `filtered`, `has_inbox`). `wanted`: whether a group's filter takes the message. It reads nothing.
+`paused`, `filtered`, `has_inbox`). `wanted`: whether a group's filter matches the message. It reads nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spark_reconcile.rules.verdict import Rule, Severity, State
 
 
 class LastKind(IntEnum):
-    """What happened last to a message in a group."""
+    """The last action on a message in a group."""
 
     NOTHING = 0
     DELIVERED = 1
@@ -28,13 +28,13 @@ class LastKind(IntEnum):
 
 
 class FilterAnswer(IntEnum):
-    """Whether the filter of a group takes a message."""
+    """Whether the filter of a group matches a message."""
 
     YES = 1
     NO = 0
     NOT_KNOWN = -1
     CHANGED = -2
-    """The group has had several filters since the message was placed."""
+    """The group has had several filters since the message was appended."""
 
 
 _now_ms, _late_after_ms = Fact("now_ms"), Fact("late_after_ms")

@@ -1,6 +1,6 @@
 """Conditions over whole numbers, as data: evaluated here in Python, and written as SQL for Spark. No verdicts.
 
-Every fact is a number that is never null (0 or -1 stands for absent), so that two-valued logic holds in both worlds.
+Every fact is a number that is never null (0 or -1 for absent), so that two-valued logic holds in Python and in SQL.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import assert_never
 
 
 class _Comparable:
-    """What a term can be asked; each answer is a predicate."""
+    """Comparisons of a term, each of which returns a predicate."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ class _Comparable:
 
 
 class _Combinable:
-    """How predicates are joined."""
+    """Operators that combine predicates."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ class _Combinable:
 
 @dataclass(frozen=True, slots=True)
 class Fact(_Comparable):
-    """A number of the evidence or of the run's bounds, by name."""
+    """A named number of the evidence or of the run's bounds."""
 
     name: str
 
@@ -99,7 +99,7 @@ class Compare(_Combinable):
 
 @dataclass(frozen=True, slots=True)
 class Both(_Combinable):
-    """Both hold."""
+    """True if both are true."""
 
     left: Predicate
     right: Predicate
@@ -107,7 +107,7 @@ class Both(_Combinable):
 
 @dataclass(frozen=True, slots=True)
 class Either(_Combinable):
-    """At least one holds."""
+    """True if at least one is true."""
 
     left: Predicate
     right: Predicate
@@ -115,14 +115,14 @@ class Either(_Combinable):
 
 @dataclass(frozen=True, slots=True)
 class No(_Combinable):
-    """It does not hold."""
+    """True if the predicate is false."""
 
     inner: Predicate
 
 
 @dataclass(frozen=True, slots=True)
 class Always(_Combinable):
-    """Holds for every row."""
+    """True for every row."""
 
 
 Term = Fact | Number | Sum
@@ -131,7 +131,7 @@ Operand = Term | int
 
 
 def holds(predicate: Predicate, facts: Mapping[str, int]) -> bool:
-    """Whether the predicate holds for these facts."""
+    """Evaluates the predicate on these facts."""
     match predicate:
         case Compare(left, operator, right):
             return _compare(_value(left, facts), operator, _value(right, facts))
@@ -148,7 +148,7 @@ def holds(predicate: Predicate, facts: Mapping[str, int]) -> bool:
 
 
 def sql(predicate: Predicate, bounds: Mapping[str, int]) -> str:
-    """The predicate as a Spark SQL expression; facts named in `bounds` are written as numbers, the rest as columns."""
+    """Returns the predicate in Spark SQL; facts named in `bounds` become numbers, all others columns."""
     match predicate:
         case Compare(left, operator, right):
             return f"({_sql_term(left, bounds)} {operator} {_sql_term(right, bounds)})"
@@ -165,7 +165,7 @@ def sql(predicate: Predicate, bounds: Mapping[str, int]) -> str:
 
 
 def facts_in(predicate: Predicate) -> set[str]:
-    """The names of all facts that the predicate asks for."""
+    """Returns the names of all facts in the predicate."""
     match predicate:
         case Compare(left, _, right):
             return {*_names(left), *_names(right)}

@@ -24,14 +24,14 @@ _business_until_ms = Fact("business_until_ms") - Fact("grace_ms")
 _archive_until_ms = Fact("archive_until_ms") - Fact("grace_ms")
 
 _unpublished = _outbox.is_(0) & _archive.is_(0)
-# The note of a scheduled message is older than the log, or a kill took it, and the resend was known to the broker.
+# The marker of a scheduled message is older than the log, or was lost by a kill, and the broker knew the resend.
 _without_note = _broker.is_(0) & (_deliver_at_ms > _sent_ms) & ((_sent_ms < _broker_reach_ms) | (Fact("repeated") >= 1))
 
 _older_than_the_messages = (
     _cancel.is_(0) & _broker.is_(0) & (_sent_ms < _broker_reach_ms) & (_deliver_at_ms < _broker_reach_ms)
 )
-# The archive alone has it, and the broker's log, which reaches that far, does not: nobody can have seen it, so whether
-# a business row asked for it does not make it a phantom. It is lost, or still on its way.
+# Only the archive has it, and the broker's log, which covers that time, does not: no consumer can have seen it, so it
+# is no phantom, whether or not a business row requires it. It is lost, or in transit.
 _never_arrived = _outbox.is_(0) & (_archive >= 1) & _broker.is_(0) & ~_older_than_the_messages
 _unasked_for = _covered.is_(1) & _business.is_(0) & ~_never_arrived
 

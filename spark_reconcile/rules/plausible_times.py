@@ -1,7 +1,7 @@
-"""Which times a record can have, as conditions for SQL and Spark, and the note on a source that has others.
+"""Detects impossible times of records: conditions for SQL and Spark, and a note on a source that has them.
 
-Such others are 0, negative times, those of a mistaken unit (seconds read as microseconds are of January 1970), and
-those of a clock that was reset. Reads nothing.
+Impossible are 0, negative times, those of a mistaken unit (seconds read as microseconds are in January 1970), and those
+of a clock that was reset. Reads nothing.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 EARLIEST_MS: Final = 946_684_800_000
 """2000-01-01: no outbox is older."""
 LATEST_MS: Final = 4_102_444_800_000
-"""2100-01-01. A row whose time is later is read by every run, as it belongs to no hour that will be judged."""
+"""2100-01-01. Every run reads rows with a later time, since they belong to no hour that will be evaluated."""
 AHEAD_MS: Final = 24 * 60 * 60 * 1000
-"""No time zone that was taken for UTC puts a time further ahead."""
+"""Limit of times in the future: no time zone that was taken for UTC exceeds it."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlausibleTimes:
-    """Times from EARLIEST_MS to `latest_ms` can be true. `skew_ms`: by so much two clocks may differ."""
+    """Times from EARLIEST_MS to `latest_ms` are plausible. `skew_ms`: the permitted difference of two clocks."""
 
     latest_ms: int = LATEST_MS
     skew_ms: int = 0
 
     @staticmethod
     def at(now_ms: int, *, clocks: Mapping[str, int], skew_ms: int) -> PlausibleTimes:
-        """By this time; `clocks`: by how many milliseconds databases' clocks are ahead, where they are apart."""
+        """Returns the limits at this time; `clocks`: by how many milliseconds databases' clocks are ahead."""
         return PlausibleTimes(latest_ms=now_ms + AHEAD_MS + max([0, *clocks.values()]), skew_ms=skew_ms)
 
     def of_table(self) -> dict[str, str]:
-        """Aggregates over rows of LEG_SCHEMA: the times that they span, and how many have others."""
-        # An outbox row's `at_ms` is when it is sent next, which may be far ahead.
+        """Returns aggregates over rows of LEG_SCHEMA: first and last time, and counts of impossible times."""
+        # An outbox row's `at_ms` is the time of its next try, which may be far in the future.
         clock = "if(leg = 'outbox', null, at_ms)"
         backward = f"leg = 'archive' and at_ms + {self.skew_ms}L < created_ms"
         return {
@@ -49,7 +49,7 @@ class PlausibleTimes:
         }
 
     def of_log(self, log: str, *, rows: str) -> dict[str, str]:
-        """The same of the broker's `messages` or `actions`; a row of actions is of as many as `rows` says."""
+        """Returns the same for the broker's `messages` or `actions`; a row of actions counts `rows` times."""
         if log == "messages":
             return self._aggregates("stored_ms", ("stored_ms", "created_ms"), of="coalesce(id, '')")
         return self._aggregates("at_ms", ("at_ms",), of="coalesce(id, consumer_group, '')", rows=rows)
@@ -66,27 +66,27 @@ class PlausibleTimes:
         }
 
     def _impossible(self, time: str) -> str:
-        """Whether a time in milliseconds cannot be true, in Spark SQL; null is no time."""
+        """Returns the condition that a time in milliseconds is impossible, in Spark SQL; null is no time."""
         return f"coalesce({time} < {EARLIEST_MS}L or {time} > {self.latest_ms}L, false)"
 
 
 def newer(time: Fact, bound: Sum) -> Predicate:
-    """Whether a fact is later than the bound and can be true: what is dated years ahead is not just on its way."""
+    """Returns a predicate: a fact is later than the bound, and plausible: records years ahead are not in transit."""
     return (time > bound) & (time <= Fact("latest_ms"))
 
 
 def or_null(time: str) -> str:
-    """A time in milliseconds, in a database's SQL; null where no clock can have given it."""
+    """Returns a time in milliseconds, in a database's SQL; null if it is impossible."""
     return f"CASE WHEN {time} >= {EARLIEST_MS} AND {time} < {LATEST_MS} THEN {time} END"
 
 
 def outside(column: str) -> str:
-    """Whether a column is out of two bound values, the earliest time and the latest, in a database's SQL."""
+    """Returns the condition, in a database's SQL, that a column is outside of two bound values, earliest and latest."""
     return f"{column} < ? OR {column} >= ?"
 
 
 def note_on(counts: Iterable[LegCount]) -> str:
-    """What is to be known of a source's times; empty where all of them can be true."""
+    """Returns a note on a source's impossible times; empty if there are none."""
     legs = list(counts)
     found = []
     impossible = [leg for leg in legs if leg.impossible]
@@ -109,7 +109,7 @@ def note_on(counts: Iterable[LegCount]) -> str:
 
 
 def _moment(time_ms: int) -> str:
-    """A time, UTC; as a number where no calendar has it."""
+    """Formats a time, UTC; as a number if the calendar cannot represent it."""
     try:
         return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="seconds")
     except OverflowError:

@@ -1,6 +1,6 @@
-"""What a verdict is, and how an ordered table of rules gives one: in Python for one row, as a CASE for Spark.
+"""Verdicts, and their evaluation by an ordered table of rules: in Python for one row, as a CASE for Spark.
 
-Not the rules: message_rules, delivery_rules and business_rules hold them.
+The rules are in message_rules, delivery_rules and business_rules.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spark_reconcile.rules.expressions import Predicate, facts_in, holds, sql
 
 
 class Scope(StrEnum):
-    """What a verdict is given on."""
+    """The kind of row to which a verdict applies."""
 
     MESSAGE = "message"
     DELIVERY = "delivery"
@@ -38,11 +38,11 @@ class State(StrEnum):
     MISMATCH = "mismatch"
     UNKNOWN = "unknown"
     UNEXPLAINED = "unexplained"
-    """No rule fits. It must never be given; the tests try all evidence to bring it about."""
+    """No rule matches. It must never occur; tests try all combinations of evidence to produce it."""
 
 
 class Severity(StrEnum):
-    """What a verdict asks of people: nothing, patience, a note, a look, or action (a finding: exit status 1)."""
+    """What a verdict requires of users: nothing, patience, a note, attention, or action (a finding: exit status 1)."""
 
     OK = "ok"
     WAIT = "wait"
@@ -52,14 +52,14 @@ class Severity(StrEnum):
 
 
 FINDING: Final = f"severity = '{Severity.FINDING}'"
-"""Whether a row of a table with verdicts is a finding, in SQL."""
+"""SQL condition: a row of a verdict table is a finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row of a verdict table. The first rule that holds gives the verdict.
+    """One row of a table of rules. The first rule that matches gives the verdict.
 
-    `echo`: it says again, of a business row, what its message's own verdict says; totals leave it out.
+    `echo`: it repeats, for a business row, the verdict of its message; totals exclude it.
     """
 
     name: str
@@ -76,7 +76,7 @@ UNEXPLAINED: Final = "unexplained"
 
 
 def classify(rules: Sequence[Rule], facts: Mapping[str, int]) -> str:
-    """The name of the first rule that holds, in plain Python."""
+    """Returns the name of the first rule that matches, in plain Python."""
     for rule in rules:
         if holds(rule.when, facts):
             return rule.name
@@ -84,18 +84,18 @@ def classify(rules: Sequence[Rule], facts: Mapping[str, int]) -> str:
 
 
 def case_sql(rules: Sequence[Rule], bounds: Mapping[str, int]) -> str:
-    """The same as one Spark SQL expression: the name of the first rule that holds."""
+    """Returns a Spark SQL expression for the name of the first rule that matches."""
     arms = " ".join(f"when {sql(rule.when, bounds)} then '{rule.name}'" for rule in rules)
     return f"case {arms} else '{UNEXPLAINED}' end"
 
 
 def lookup_sql(rules: Sequence[Rule], attribute: str, *, column: str) -> str:
-    """A Spark SQL expression from a rule's name in `column` to its `state` or `severity`."""
+    """Returns a Spark SQL expression that maps a rule's name in `column` to its `state` or `severity`."""
     otherwise = State.UNEXPLAINED if attribute == "state" else Severity.FINDING
     arms = " ".join(f"when '{rule.name}' then '{getattr(rule, attribute)}'" for rule in rules)
     return f"case `{column}` {arms} else '{otherwise}' end"
 
 
 def facts_asked(rules: Sequence[Rule]) -> set[str]:
-    """The names of all facts and bounds that these rules ask for."""
+    """Returns the names of all facts and bounds in these rules."""
     return set().union(*(facts_in(rule.when) for rule in rules))

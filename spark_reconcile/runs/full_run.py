@@ -1,4 +1,4 @@
-"""One reconciliation, from settings to published results. Each step stands in a module of its own."""
+"""A full run, from settings to published results. Each step has a module of its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _JAVA_LINE: Final = re.compile(r"^(?:Caused by: |: )[\w.$]+: (.+)$", re.MULTILIN
 
 
 def wait(seconds: float) -> None:
-    """Let time pass before the second look."""
+    """Wait before the recheck."""
     threading.Event().wait(seconds)
 
 
@@ -64,11 +64,11 @@ def run(
     say: Say = lambda _: None,
     pause: Pause = wait,
 ) -> Summary:
-    """Reconcile once, and publish tables, summary and report; `say` is told each step, `pause` parts the two looks.
+    """Reconcile once, and publish tables, summary and report; `say` is called for each step, `pause` before a recheck.
 
-    A session that is passed in is used and left running. Raises ConfigurationError and SchemaMissing (mend the
-    settings), OutputBusy (another run writes there), NotComparable and DatabaseUnavailable (a source cannot be judged);
-    then nothing is published.
+    A given session is used and not stopped. Raises ConfigurationError and SchemaMissing (correct the settings),
+    OutputBusy (another run writes there), NotComparable and DatabaseUnavailable (a source cannot be evaluated); then
+    nothing is published.
     """
     judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     plan = check_sources(settings, reach=reach_of(settings, now_ms=judged_at_ms))
@@ -120,8 +120,8 @@ def _reconcile(job: RunContext, *, stage: Staging, watch: StepTimer) -> Summary:
 def _count(
     job: RunContext, cleared: Mapping[int, int], table: DataFrame, business: DataFrame, axis: Axis, *, stage: Staging
 ) -> Summary:  # fmt: skip
-    """The numbers of the run, counted by bucket of the axis as those of a run by the hour are by hour; tables are
-    written at the same time.
+    """Count the verdicts of the run by bucket of the axis, as a run by the hour does by hour; concurrently, write the
+    tables.
     """
     tallies = {start: Tally() for start in (NO_WINDOW, *axis.starts)}
     hours, events, *_ = in_parallel(
@@ -147,7 +147,7 @@ def _count(
 def open_session(
     session: SparkSession | None, master: str | None, stage: Staging, *, plan: SourcePlan
 ) -> AbstractContextManager[SparkSession]:
-    """The session that was passed in, or one of this run's own."""
+    """Returns the given session, or a new one for this run."""
     if session is None:
         return spark_session(master, log=stage.folder / "spark.log", size=plan.size)
     register_sources(session)
@@ -156,14 +156,14 @@ def open_session(
 
 @contextmanager
 def worker_errors() -> Iterator[None]:
-    """What fails in one of Spark's workers comes wrapped in two stack traces: say the one line that matters."""
+    """Translates errors of Spark's workers, wrapped in two stack traces, to the one relevant line."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        # What fails in Java itself (an unreadable file, a process that died) PySpark hands on as Py4J has it.
+        # Errors in Java itself (an unreadable file, a dead process) PySpark passes on as Py4J errors.
         text = str(error)
         if _DISK_FULL in text:
             raise OutputFailed(
@@ -171,14 +171,14 @@ def worker_errors() -> Iterator[None]:
                 "in SPARK_LOCAL_DIRS, and start it again"
             ) from error
         told, java = _ERROR_LINE.findall(text), _JAVA_LINE.findall(text)
-        # Java's first line may name the file, and its last says what is wrong with it.
+        # Java's first line may name the file, and its last line has the cause.
         what = told[-1] if told else ": ".join(dict.fromkeys(java[:1] + java[-1:])) or text.splitlines()[0]
         raise NotComparable(f"a source failed while it was read, so nothing is judged: {what}") from error
 
 
 @contextmanager
 def only_run(output: Path) -> Iterator[None]:
-    """One run at a time writes to an output folder; the system lets go of the lock of a process that dies."""
+    """Lock the output folder for one run at a time; the system releases the lock of a dead process."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         lock = (output / _LOCK).open("w", encoding="ascii")
@@ -193,14 +193,14 @@ def only_run(output: Path) -> Iterator[None]:
 
 
 class StepTimer:
-    """How long each step took."""
+    """Measures the duration of each step."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
         self._since = time.monotonic()
 
     def lap(self, name: str) -> None:
-        """The step that ends here."""
+        """Record the duration of the step that ends now."""
         now = time.monotonic()
         self.laps[name] = round(now - self._since, 2)
         self._since = now

@@ -1,4 +1,4 @@
-"""One run by windows, from settings to the published report. How windows are judged stands in windowed."""
+"""An incremental run by windows, from settings to the published report. window_run evaluates the windows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.compare.digest_cache import KeptDigests
+from spark_reconcile.compare.digest_cache import DigestCache
 from spark_reconcile.core.counts import LegCount
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import Settings
@@ -49,11 +49,11 @@ def run_windows(
     now_ms: int | None = None, session: SparkSession | None = None, say: Say = lambda _: None, pause: Pause = wait,
     checkpoint: Checkpoint = lambda _: None,
 ) -> Summary:  # fmt: skip
-    """Reconcile the hours that touch [since_ms, until_ms) and are closed; show them, and a report on all of them.
+    """Reconcile the closed hours that overlap [since_ms, until_ms); publish them, and a report on all of them.
 
-    Hours whose records did not change since they were judged, and in which nothing moves any more, are left as they
-    are. `full`: all of them are judged, and every row is looked at, whatever the digests say. Killed anywhere and
-    started again, it gives the same tables. Raises as run() does.
+    Hours without pending verdicts whose records did not change since their evaluation are not evaluated again. `full`:
+    all are evaluated, and every row is classified, whatever the digests say. After a kill at any point, the next run
+    gives the same tables. Raises like run().
     """
     judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     until = judged_at_ms if until_ms is None else until_ms
@@ -89,7 +89,7 @@ def _job(
 
 
 def _remember_topics(evidence: Evidence, store: WindowStore) -> None:
-    """A topic without a message in this span is no stranger's, if an earlier window had one."""
+    """Add topics of earlier windows to the known ones: this time range may have no messages of them."""
     topics = published_topics(window.result for window in store.windows.values())
     evidence.counts += [
         LegCount(leg=Leg.ARCHIVE, topic=topic, note="", rows=0, first_ms=0, last_ms=0) for topic in sorted(topics)
@@ -104,7 +104,7 @@ def _run(job: RunContext, windows: Sequence[int], store: WindowStore, *, stage: 
     try:
         check_evidence(job.evidence, job.settings, job.plan, now_ms=job.now_ms)
         job.say("comparing digests")
-        compared = compare(job, KeptDigests(job.settings.output, checkpoint=store.checkpoint))
+        compared = compare(job, DigestCache(job.settings.output, checkpoint=store.checkpoint))
         judged = judge_windows(job, windows, compared, store=store)
         overdue = overdue_outside(job, windows, table=stage.table("overdue"))
         watch.lap("judge")
@@ -149,7 +149,7 @@ def _run(job: RunContext, windows: Sequence[int], store: WindowStore, *, stage: 
 
 
 def _flow(compared: Compared, windows: Sequence[int], shown: dict[int, Window]) -> Flow:
-    """What happened when, from the digests: by the time that ids carry, so every source has the same axis."""
+    """Returns the time series from the digests: by the times in ids, so that all sources have the same axis."""
     axis = Axis.over(windows[0], windows[-1] + HOUR_MS - 1)
     names = {"messages": "stored", "delivered": "handed out", "acked": "acknowledged"}
     events: dict[str, dict[int, int]] = {name: {} for name in names.values()}
@@ -167,7 +167,7 @@ def _flow(compared: Compared, windows: Sequence[int], shown: dict[int, Window]) 
 
 
 def _none_closed(over: Sequence[int], reach: Reach) -> Exception:
-    """Why no hour is judged: the span is too new, or a source does not come as far as the hours that are `over`."""
+    """Returns why no hour is evaluated: the range is too new, or a source is not complete for the hours `over`."""
     if not over:
         return ConfigurationError(
             "no hour in this span is over, with its grace time: name an earlier --since, or try again later"

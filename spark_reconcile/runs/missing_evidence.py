@@ -1,6 +1,6 @@
-"""What a source held in an earlier run and does not hold any more, though nothing says that it was purged or deleted.
+"""Detects evidence that a source had in an earlier run and lost since, without a purge or deletion that explains it.
 
-Decided from what sources hold as a whole: "no row in this span" is not "no row". Reads nothing but totals.json.
+Compares sources as a whole: "no row in this time range" is not "no row". Reads only totals.json.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NAMED_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """A source, or a group, of which evidence is gone: what it had, and how it comes back."""
+    """A source or group with missing evidence: what it had, and how to restore it."""
 
     name: str
     had: str
@@ -47,11 +47,11 @@ class Missing:
 
 
 def check_evidence(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now_ms: int) -> None:
-    """Refuse to judge where the action log lost its end, evidence of earlier runs is gone, or a group is named that the
-    broker does not know. What is not proven is noted with the evidence.
+    """Refuse to evaluate if the action log lost its end, evidence of earlier runs is missing, or the settings name a
+    group unknown to the broker. Unproven losses are noted with the evidence.
 
-    Raises NotComparable; ConfigurationError where a name is wrong, or where nothing of what is named in
-    `settings.accept_missing` is missing.
+    Raises NotComparable; ConfigurationError if a name is wrong, or if a source in `settings.accept_missing` misses
+    nothing.
     """
     note = refuse_lost_actions(evidence, settings, now_ms=now_ms)
     if note:
@@ -79,7 +79,7 @@ def check_evidence(evidence: Evidence, settings: Settings, plan: SourcePlan, *, 
 
 
 def keep_totals(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now_ms: int) -> None:
-    """Note what the sources hold, for later runs; to be done once a run has published its results. Raises OSError."""
+    """Store the totals of the sources for later runs; call after the results are published. Raises OSError."""
     before, known = read_totals(settings.output), _known(evidence)
     given = {(one.source, one.what): one for one in inputs(evidence, settings)}
     sources = dict(before.sources)
@@ -100,7 +100,7 @@ def keep_totals(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now
             end_offset=max(kept_end, end.settled_offset),
         )  # fmt: skip
     folder = _folder(settings)
-    # Where it is not known which groups there are, those of before are still to be expected.
+    # If the set of groups is not known, those of earlier runs are still expected.
     earlier = before.groups.get(folder, BrokerGroups(pairs=[], noted_at_ms=0)).pairs
     pairs = known.live if known.is_complete else known.live.union(earlier) - known.deleted
     groups = {**before.groups, folder: BrokerGroups(pairs=sorted(pairs)[:GROUPS_MAX], noted_at_ms=now_ms)}
@@ -110,7 +110,7 @@ def keep_totals(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now
 def find_missing(
     before: KeptTotals, evidence: Evidence, settings: Settings, plan: SourcePlan, *, known: KnownGroups, now_ms: int
 ) -> list[Missing]:
-    """What of the totals of earlier runs is not there any more; of sources that are not among the settings, nothing."""
+    """Returns what is missing compared to the totals of earlier runs, for sources that are in the settings."""
     return [
         *_tables(before, settings, plan.extents, now_ms=now_ms),
         *_logs(before, settings, evidence),
@@ -119,10 +119,10 @@ def find_missing(
 
 
 def is_gone(before: SourceTotals, now: TableExtent, *, since_ms: int | None) -> bool:
-    """Whether rows are gone from a table that no purge takes.
+    """Whether a table lost rows that no purge deletes.
 
-    `since_ms`: rows from then on are kept, as the settings say; None: they say nothing. Then a table that lost all of
-    its rows is gone, and one that lost some of them may have been purged.
+    `since_ms`: rows from then on are kept, by the settings; None: no setting. Then a table that lost all rows is
+    missing, and one that lost some of them may have been purged.
     """
     if not before.last_ms:
         return False
@@ -130,7 +130,7 @@ def is_gone(before: SourceTotals, now: TableExtent, *, since_ms: int | None) -> 
         return now.first_ms is None
     if before.first_ms >= since_ms:
         return now.first_ms is None or now.first_ms > before.first_ms
-    # Of the rows in between nothing is known but the last one.
+    # Of the rows in between only the last one is known.
     return before.last_ms >= since_ms and (now.first_ms is None or now.first_ms > before.last_ms)
 
 
@@ -139,7 +139,7 @@ def _tables(
 ) -> Iterator[Missing]:
     for extent in extents:
         noted = before.sources.get(extent.name)
-        # Rows of an archive may have been moved to files.
+        # Rows of an archive may have been moved to Parquet files.
         if noted is None or (extent.leg is Leg.ARCHIVE and settings.archives):
             continue
         since_ms, option = _kept(settings, extent, now_ms=now_ms)
@@ -154,7 +154,7 @@ def _tables(
 
 
 def _kept(settings: Settings, extent: TableExtent, *, now_ms: int) -> tuple[int | None, str]:
-    """Since when a table's rows are kept, as the settings say, and by which key."""
+    """Returns since when a table's rows are kept, by the settings, and the key of the setting."""
     if extent.leg is Leg.ARCHIVE:
         return kept_since(settings.complete_since_ms, settings.archive_days, now_ms=now_ms), "archive_days"
     told = [one.complete_since_ms for one in settings.inboxes if one.group == extent.what]
@@ -180,7 +180,7 @@ def _groups(before: KeptTotals, settings: Settings, evidence: Evidence, *, known
     folder = _folder(settings)
     noted = before.groups.get(folder)
     segments = evidence.surveyed["actions"]
-    # A deletion since then is in the log, unless that was dropped, too.
+    # A later deletion is in the log, unless that part of the log was dropped, too.
     is_told = begins_whole(segments) or (noted is not None and segments[0].created_at_ms <= noted.noted_at_ms)
     if noted is None or not known.is_complete or not is_told:
         return

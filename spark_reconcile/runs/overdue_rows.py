@@ -1,7 +1,7 @@
-"""What still stands in the outbox, of hours that a run by the hour does not judge: it is told whatever its age.
+"""Reports overdue rows of the outbox, of any age, in hours that a run by the hour does not evaluate.
 
-Messages older than the span, and those of the hour that goes on, as soon as the grace time is over. The broker's log
-and the outbox are all that is asked of them: the archive and the business rows of their hours are not read.
+These are messages older than the time range, and those of the current hour, after the grace time. Their evidence is
+only the broker's log and the outbox: the archive and the business rows of their hours are not read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def overdue_outside(job: RunContext, windows: Sequence[int], *, table: str) -> Mapping[str, Any]:
-    """Numbers, as a window has them, of what is unsent or parked outside of these windows.
+    """Returns totals, like those of a window, of rows that are unsent or parked outside of these windows.
 
-    Judged by the same rules, and looked at twice. Where there is any, its verdicts are written as `table`.
+    They are classified by the same rules, and rechecked. If there are any, their verdicts are written as `table`.
     """
     tally = Tally()
     rows = _standing(job, windows)
@@ -36,7 +36,7 @@ def overdue_outside(job: RunContext, windows: Sequence[int], *, table: str) -> M
     if rows is not None and hours:
         batch = sorted(row["hour_ms"] for row in hours)
         judged = window_verdicts(_without_the_rest(job), _legs(job, rows), batch)
-        # Whose row is gone by the recheck was sent meanwhile: its hour will tell.
+        # Messages without a row at the recheck were sent meanwhile: they are evaluated with their hour.
         found = judged.table.where(f"scope = '{Scope.MESSAGE}' and outbox > 0")
         write_verdicts(found, Path(table))
         tally_verdicts(dict.fromkeys(batch, tally), found, judged.business.where("false"))
@@ -44,7 +44,7 @@ def overdue_outside(job: RunContext, windows: Sequence[int], *, table: str) -> M
 
 
 def _standing(job: RunContext, windows: Sequence[int]) -> DataFrame | None:
-    """Rows of the live tables that are older than the grace time; None: there are none."""
+    """Returns rows of the live tables that are older than the grace time; None: there are none."""
     if not any(one.leg == Leg.OUTBOX and one.rows for one in job.evidence.counts):
         return None
     outside = f"not (created_ms between {windows[0]}L and {windows[-1] + HOUR_MS - 1}L)"
@@ -53,7 +53,7 @@ def _standing(job: RunContext, windows: Sequence[int]) -> DataFrame | None:
 
 
 def _legs(job: RunContext, rows: DataFrame) -> Legs:
-    """These rows, and what the broker has of their messages."""
+    """Returns these rows, and the broker's records of their messages."""
     from pyspark.sql.functions import broadcast
 
     ids = broadcast(rows.selectExpr("id as id").distinct())
@@ -67,7 +67,7 @@ def _legs(job: RunContext, rows: DataFrame) -> Legs:
 
 
 def _without_the_rest(job: RunContext) -> RunContext:
-    """No business row is asked for, as none of these hours was read; the second look reads the live tables alone."""
+    """Returns the job without business rules, since these hours were not read; the recheck reads only live tables."""
     evidence = replace(job.evidence, groups=(), business_reaches={})
     return replace(job, evidence=evidence, plan=_live_tables(job.plan))
 

@@ -1,4 +1,4 @@
-"""What earlier runs left, read back as a summary, and its page made anew. It judges nothing and reads no source."""
+"""Reads the stored results of earlier runs as a summary, and renders its page again. Reads no source."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUMBERS_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 def stored_run(output: Path, run_id: str | None = None) -> Summary:
-    """A run of an output folder, the newest unless it is named. Raises ConfigurationError where there is none."""
+    """Reads a run of an output folder, by default the newest. Raises ConfigurationError if there is none."""
     chosen = _newest(output) if run_id is None else run_id
     path = output / chosen / NUMBERS
     if not _RUN.fullmatch(chosen) or not path.is_file():
@@ -44,10 +44,10 @@ def stored_run(output: Path, run_id: str | None = None) -> Summary:
 
 
 def stored_hours(output: Path, *, since_ms: int, until_ms: int) -> Summary:
-    """The hours of an output folder that touch [since, until), as each was judged last.
+    """Reads the hours of an output folder that overlap [since, until), as last evaluated.
 
-    What was read no hour notes, and those that an older version judged not how long it took. Raises ConfigurationError
-    where none was judged.
+    Hours do not store their inputs, and those of older versions no latencies. Raises ConfigurationError if no hour was
+    evaluated.
     """
     store = WindowStore(output)
     windows = store.windows
@@ -72,7 +72,7 @@ def stored_hours(output: Path, *, since_ms: int, until_ms: int) -> Summary:
 
 
 def write_anew(summary: Summary, folder: Path) -> Path:
-    """Put the page and the numbers into a folder, each shown whole; the page's path. Raises OutputFailed."""
+    """Write the page and the numbers to a folder, each atomically; returns the page's path. Raises OutputFailed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / NUMBERS, json.dumps(summary.as_dict(), indent=2))
@@ -83,7 +83,7 @@ def write_anew(summary: Summary, folder: Path) -> Path:
 
 
 def _trouble(shown: Mapping[int, Window]) -> Flow:
-    """Only trouble is noted by the hour."""
+    """Returns the time series; hours store only verdicts that need attention."""
     axis = Axis.over(min(shown), max(shown) + HOUR_MS - 1)
     return Flow(axis=axis, events={}, trouble=trouble_of({start: one.result for start, one in shown.items()}, axis))
 

@@ -1,8 +1,8 @@
-"""One line of hex a window that says whether anything in it changed: its records, the settings, or the code.
+"""A fingerprint for each window, which changes with its records, the settings, or the version of the code.
 
-Parts tell it of what names the time of its making. A late acknowledgement names nothing but the id: it opens the hour
-of the time in that, and also the next where it is near. Ids that carry no time, or one that is not their row's, are
-looked up one by one.
+For records with a creation time, it is based on the digests of parts. A late acknowledgement has only the id: it
+changes the hour of the time in the id, and also the next hour if that is near. Records whose ids carry no time, or one
+far from their row's, are assigned to windows one by one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
 CODE_VERSION: Final = 9
-"""Raised where verdicts change: every window is then judged anew."""
+"""Incremented when verdicts change: every window is then evaluated again."""
 _NO_WINDOW: Final = -1
 
 
 def fingerprints(job: RunContext, *, sums: Sequence[Row], buckets: DataFrame | None, legs: Legs) -> dict[int, str]:
-    """The fingerprint of each window that has records. `sums`: of parts, as sums_of() gives them."""
+    """Returns the fingerprint of each window that has records. `sums`: of parts, the result of sums_of()."""
     found = _of_parts(sums)
     for window_ms, numbers in () if buckets is None else _sums(_of_buckets(buckets)).items():
         _add(found, window_ms, numbers)
@@ -47,7 +47,7 @@ def fingerprints(job: RunContext, *, sums: Sequence[Row], buckets: DataFrame | N
 
 
 def _sums(rows: DataFrame) -> dict[int, tuple[int, ...]]:
-    """By window: how many rows, sums of their hashes, and how many of them have loose ids."""
+    """Returns by window: the number of rows, sums of their hashes, and the number of loose ids."""
     summed = grouped(rows, "window_ms", n="count(*)", **sums("h", "low", "high"), loose="sum(loose)")
     return {row["window_ms"]: (row["n"], row["low"], row["high"], row["loose"]) for row in summed.collect()}
 
@@ -63,7 +63,7 @@ def _of_buckets(buckets: DataFrame) -> DataFrame:
 
 
 def _of_parts(sums: Sequence[Row]) -> dict[int, tuple[int, ...]]:
-    """The same of parts, whose records name the time of their making."""
+    """Returns the same for parts, whose records have a creation time."""
     found: dict[int, tuple[int, ...]] = {}
     for row in sums:
         _add(found, row["window_ms"], (row["digests"], row["digest_low"], row["digest_high"], 0))
@@ -76,11 +76,11 @@ def _add(found: dict[int, tuple[int, ...]], window_ms: int, numbers: tuple[int, 
 
 
 _LOOSE: Final = f"slot = '{NO_SLOT}' or astray > 0"
-"""Buckets of ids that carry no time, or one that is not their row's."""
+"""Buckets of loose ids: they carry no time, or one that is far from their row's."""
 
 
 def _of_loose_ids(legs: Legs, buckets: DataFrame, *, slack_ms: int) -> DataFrame:
-    """Every record of such an id, in the window in which its message is judged."""
+    """Returns every record of a loose id, in the window of its message."""
     from pyspark.sql.functions import broadcast
 
     slots = buckets.where(_LOOSE).select("slot").distinct()
@@ -117,7 +117,7 @@ def _records(
 
 
 def _of_settings(settings: Settings, evidence: Evidence) -> str:
-    # How far the sources come changes all the time: what it makes pending is open, and judged again anyway.
+    # Completeness times always change: verdicts pending because of them keep a window open, so it is evaluated again.
     rules, inboxes = ([replace(one, until=Until()) for one in some] for some in (settings.rules, settings.inboxes))
     asked = [
         rules, inboxes, settings.grace, settings.complete_since_ms, settings.archive_days,

@@ -1,7 +1,7 @@
-"""Reconciliation by the hour: judge the windows that are new, changed or still moving, and leave the others alone.
+"""Reconciliation by the hour: evaluates the windows that are new, changed or open.
 
-A cheap pass compares counts and sums of hashes by parts of the keys and slots of the ids; only what disagrees is looked
-at row by row; what that finds is looked at again. Results are shown window by window: a run that is killed is simply
+First, digests (counts and sums of hashes) are compared by parts of the keys and slots of the ids; only mismatches are
+classified row by row; their findings are rechecked. Results are published window by window: a killed run is simply
 started again.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.classify.window_placement import among_windows
-from spark_reconcile.compare.digest_cache import KeptDigests, Known
-from spark_reconcile.compare.drill_down import Unclean, drilled, windows_beside
+from spark_reconcile.compare.digest_cache import DigestCache, Known
+from spark_reconcile.compare.drill_down import Mismatches, drilled, windows_beside
 from spark_reconcile.compare.id_digests import Legs, Tolerance, buckets, clean_buckets
 from spark_reconcile.compare.key_digests import MESSAGES, clean_parts, digest, parts, sums_of
 from spark_reconcile.core.dataframes import union
@@ -42,33 +42,33 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
 FEW_ROWS_MAX: Final = 100_000
-"""Up to so many rows that were drilled are judged as few rows."""
+"""Up to so many selected rows are classified with the Spark settings for few rows."""
 NEAR_ROWS_MAX: Final = 500_000
-"""Up to so many messages of files that were chosen are drilled as few rows."""
+"""Up to so many messages of the selected files are drilled down with the Spark settings for few rows."""
 KEPT_SHARE_MAX: Final = 0.1
-"""Up to so much of a batch's messages Spark keeps what stands in parts that disagree; more is scanned again."""
+"""Rows of mismatching parts are cached up to this share of a batch's messages; above, they are scanned again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The cheap pass: digests by key and by id, and which parts and buckets are clean.
+    """The compared digests by key and by id: which parts and buckets are clean.
 
-    `buckets` and `clean_buckets` are None where nothing is known by id alone. These are checkpoints: plans that contain
-    one another, joined again and again, take longer to plan than to run.
+    `buckets` and `clean_buckets` are None if there are no records by id alone. All are checkpoints: nested plans that
+    are joined repeatedly take longer to plan than to execute.
     """
 
     clean_parts: DataFrame
     sums: Sequence[Row]
-    """Of these, by window."""
+    """The sums of `clean_parts` by window."""
     buckets: DataFrame | None
     clean_buckets: DataFrame | None
     known: Known
 
 
 def judge_windows(job: RunContext, windows: Sequence[int], compared: Compared, *, store: WindowStore) -> list[int]:
-    """Judge those of the windows that need it, and show their results; returns which they were.
+    """Evaluate those of the windows that need it, and publish their results; returns these windows.
 
-    A key's verdict is of the hour of its latest row: one that is looked at opens its other hours, too.
+    A key's verdict belongs to the hour of its latest row: if a key is classified, its other hours are evaluated, too.
     """
     job = replace(job, span=span_of(windows, slack_ms=job.slack_ms))
     prints = fingerprints(job, sums=compared.sums, buckets=compared.buckets, legs=legs_of(job.evidence))
@@ -88,8 +88,8 @@ def judge_windows(job: RunContext, windows: Sequence[int], compared: Compared, *
     return sorted(judged)
 
 
-def compare(job: RunContext, kept: KeptDigests) -> Compared:
-    """The cheap pass over all legs; files whose digests are kept are not read for it."""
+def compare(job: RunContext, kept: DigestCache) -> Compared:
+    """Compute and compare the digests of all legs; files with cached digests are not read."""
     evidence = job.evidence
     legs = legs_of(evidence)
     by_id = evidence.groups or any(one.leg in {"actions", Leg.INBOX} for one in evidence.counts)
@@ -108,7 +108,7 @@ def compare(job: RunContext, kept: KeptDigests) -> Compared:
 
 
 def _summed(job: RunContext, known: Known) -> DataFrame:
-    """Digests of all legs, kept or made now."""
+    """Returns the digests of all legs, cached or computed now."""
     evidence = job.evidence
     rows, messages = evidence.loose or (evidence.rows, evidence.messages)
     found = [] if rows is None else [
@@ -123,21 +123,21 @@ def _summed(job: RunContext, known: Known) -> DataFrame:
 
 
 def _not_known(evidence: Evidence, known: Known) -> list[tuple[Files, list[str]]]:
-    """Of each leg the files that have no digest of their own."""
+    """Returns, for each leg, the files without a cached digest."""
     named = set(known.names.values())
     left = [(files, [name for name in files.names if name not in named]) for files in evidence.files]
     return [(files, names) for files, names in left if names]
 
 
 def legs_of(evidence: Evidence) -> Legs:
-    """The evidence's rows."""
+    """Returns the evidence's rows."""
     return Legs(rows=evidence.rows, messages=evidence.messages, actions=evidence.actions, inboxes=evidence.inboxes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chosen:
-    """The rows that are looked at. `changes`: as Drilled has them; None: every row is looked at. `few`: Spark is set
-    for few rows while they are judged.
+    """The rows to classify. `changes`: as in SelectedRows; None: every row is classified. `few`: with the Spark
+    settings for few rows.
     """
 
     legs: Legs
@@ -146,9 +146,9 @@ class _Chosen:
 
 
 def _chosen(job: RunContext, batch: Sequence[int], compared: Compared) -> _Chosen:
-    """The rows of the batch that must be looked at."""
+    """Selects the rows of the batch to classify."""
     whole = legs_of(job.evidence)
-    # Without an archive no key agrees.
+    # Without an archive no key matches.
     if job.full or all(one.leg != Leg.ARCHIVE for one in job.evidence.counts):
         return _Chosen(legs=whole, changes=None, few=False)
     found, messages = _unclean(job, compared, batch)
@@ -159,19 +159,19 @@ def _chosen(job: RunContext, batch: Sequence[int], compared: Compared) -> _Chose
 
 
 def _are_few(legs: Legs) -> bool:
-    """Whether up to FEW_ROWS_MAX rows were drilled."""
+    """Whether at most FEW_ROWS_MAX rows were selected."""
     frames = (legs.rows, legs.messages, legs.actions, legs.inboxes)
     rows: list[int] = in_parallel(*(frame.count for frame in frames))
     return sum(rows) <= FEW_ROWS_MAX
 
 
 def _for(job: RunContext, *, few: bool) -> AbstractContextManager[None]:
-    """Spark set for few rows, or as it is."""
+    """Configures Spark for few rows if `few`."""
     return few_rows(job.session) if few else nullcontext()
 
 
 def _near(job: RunContext, compared: Compared, batch: Sequence[int]) -> Legs | None:
-    """All rows but those of files that are known to hold nothing of these windows; None: no file is."""
+    """Returns all rows without files known to have none of these windows; None: there are no such files."""
     evidence, hours = job.evidence, compared.known.hours
     whole = legs_of(evidence)
     if evidence.loose is None or compared.known.sums is None or compared.buckets is not None:
@@ -192,7 +192,7 @@ def _near(job: RunContext, compared: Compared, batch: Sequence[int]) -> Legs | N
 
 
 def _reopened(job: RunContext, legs: Legs, batch: Sequence[int], closed: set[int]) -> list[int]:
-    """The closed windows in which something stands under a key of the batch: these are judged with it."""
+    """Returns the closed windows that have rows with a key of the batch: they are evaluated with it."""
     if not closed:
         return []
     return sorted(closed & windows_beside(legs, among_windows("window_ms", batch), covered=job.covered))
@@ -210,10 +210,10 @@ def _judge_batch(
     store.publish({start: _window(tallies[start], prints.get(start, ""), job, start) for start in batch})
 
 
-def _unclean(job: RunContext, compared: Compared, batch: Sequence[int]) -> tuple[Unclean, int]:
-    """What disagrees in the batch or may concern it, and how many messages the batch has.
+def _unclean(job: RunContext, compared: Compared, batch: Sequence[int]) -> tuple[Mismatches, int]:
+    """Returns mismatches of the batch or that may concern it, and the number of messages of the batch.
 
-    Of times outside of the span the broker's log is read alone: there no part could agree.
+    Outside of the time range only the broker's log is read: no part could match there.
     """
     asked, windows = among_windows("window_ms", batch), set(batch)
     mine = [row for row in compared.sums if row["window_ms"] in windows]
@@ -226,7 +226,7 @@ def _unclean(job: RunContext, compared: Compared, batch: Sequence[int]) -> tuple
     if compared.clean_buckets is not None:
         near = f"astray or {among_windows('first_window', batch)} or {among_windows('last_window', batch)}"
         slots = compared.clean_buckets.where(f"not clean and ({near})")
-    unclean = Unclean(
+    unclean = Mismatches(
         parts=compared.clean_parts.where(f"not clean and {asked}"), asked=apart, much=apart > KEPT_SHARE_MAX * messages,
         buckets=slots, elsewhere=elsewhere, span=job.span,
     )  # fmt: skip
@@ -236,7 +236,7 @@ def _unclean(job: RunContext, compared: Compared, batch: Sequence[int]) -> tuple
 def _tallies(
     job: RunContext, batch: Sequence[int], compared: Compared, found: WindowVerdicts, changes: DataFrame | None
 ) -> dict[int, Tally]:
-    """The numbers of each window. `changes`: the rest was settled in bulk, but for these; None: there is no rest."""
+    """Returns the numbers of each window. `changes`: corrections of what was settled in bulk; None: nothing was."""
     tallies = {start: Tally() for start in batch}
     if changes is not None:
         for bulk in (bulk_of(compared.sums), changes_of(changes)):
@@ -259,7 +259,7 @@ def _window(tally: Tally, fingerprint: str, job: RunContext, start: int) -> Wind
 
 
 def _write(found: WindowVerdicts, batch: Sequence[int], *, store: WindowStore) -> None:
-    """Each window's tables in a folder of its own, in the staging area."""
+    """Write each window's tables to a folder of its own, in the staging folder."""
     stage = store.staging()
     for name, frame in (("verdicts", found.table), ("business_verdicts", found.business)):
         store.checkpoint(f"write {name}")
@@ -267,7 +267,7 @@ def _write(found: WindowVerdicts, batch: Sequence[int], *, store: WindowStore) -
 
 
 def _touched(span: Span | None) -> str:
-    """Whether a kept part's period touches the span."""
+    """SQL condition: the period of a cached part overlaps the time range."""
     if span is None:
         return "true"
     begins = f"period * {PERIOD_MS}L"
@@ -275,7 +275,7 @@ def _touched(span: Span | None) -> str:
 
 
 def _touches(row: Row, span: Span | None) -> bool:
-    """Whether the hour of sums touches the span; what names no time may be of it."""
+    """Whether the hour of sums overlaps the time range; sums of rows without a time may."""
     if span is None or row["timeless"]:
         return True
     return bool(span.since_ms // HOUR_MS * HOUR_MS <= row["window_ms"] < span.until_ms)

@@ -1,4 +1,4 @@
-"""Verdicts on the rows of a batch of windows, rechecked. Which rows these are is drilling's to say."""
+"""Classifies and rechecks the rows of a batch of windows that compare.drill_down has selected."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowVerdicts:
-    """Tables of verdicts on messages and deliveries and on business rows, each row in its window (`window_ms`); and how
-    many suspects the recheck cleared, by window.
+    """Tables of verdicts on messages and deliveries and on business rows, each row in its window (`window_ms`); and the
+    number of suspects that the recheck cleared, by window.
     """
 
     table: DataFrame
@@ -30,14 +30,14 @@ class WindowVerdicts:
 
 
 def window_verdicts(job: RunContext, legs: Legs, batch: Sequence[int]) -> WindowVerdicts:
-    """Judge these rows. Verdicts are of the batch's windows alone: what else was read is there as evidence."""
+    """Classify these rows. Only verdicts of the batch's windows are returned: other rows are evidence."""
     evidence = replace(
         job.evidence, rows=legs.rows, messages=legs.messages, actions=legs.actions, inboxes=legs.inboxes, tables=()
     )
     placement = by_hour(batch, slack_ms=job.slack_ms)
     first = job.judge(evidence, placement).checkpointed()
     found = recheck(job, evidence, first, placement)
-    # Written, counted and shown: each would plan anew what the recheck has put together.
+    # Checkpoints: writing, counting and examples would each plan the recheck's unions again.
     tables = verdicts(found.judged), business_verdicts(found.judged, job.settings)
     table, business = with_respelled_keys(*in_parallel(*(frame.localCheckpoint for frame in tables)))
     return WindowVerdicts(table=table, business=business, cleared=found.cleared)

@@ -1,7 +1,6 @@
-"""Actions on runs of messages as actions on each, by name: the message log says which id stands at which sequence.
+"""Expands actions on runs of messages to one action for each message: the message log gives the id of each sequence.
 
-It relies on the log's rule that what was handed out was durable before, a scheduled message's copy too. It reads and
-judges nothing.
+Relies on the log's rule that messages, including copies of scheduled ones, are durable before they are delivered.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def named_runs(runs: DataFrame, messages: DataFrame, *, is_whole: bool) -> DataFrame:
-    """Rows of RUN_SCHEMA that concern runs, as rows of ACTION_SCHEMA, one for each message.
+    """Expands rows of RUN_SCHEMA on runs to rows of ACTION_SCHEMA, one for each message.
 
-    `is_whole`: both logs begin at their beginnings. Then a message that they do not hold is named by its place, so that
-    it is judged as what it is; else it was dropped, and tells nothing.
+    `is_whole`: nothing of both logs was dropped. Then a message that they do not have gets its sequence as a name, so
+    that it is classified; else it was dropped, and is no evidence.
     """
     concerned = runs.where("messages is not null").withColumn("first", runs["sequence"])
     each = concerned.selectExpr(
@@ -31,7 +30,7 @@ def named_runs(runs: DataFrame, messages: DataFrame, *, is_whole: bool) -> DataF
 
 
 def single(runs: DataFrame) -> DataFrame:
-    """The rows of RUN_SCHEMA that name their message, or concern a whole group, as rows of ACTION_SCHEMA."""
+    """Returns the rows of RUN_SCHEMA on one message or a whole group, as rows of ACTION_SCHEMA."""
     return runs.where("messages is null").select(*_names())
 
 

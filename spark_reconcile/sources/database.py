@@ -1,4 +1,4 @@
-"""Reading a database by DB-API: connections by URL, checked names, errors in our words. Knows no Spark."""
+"""Reads databases by DB-API: connections by URL, checked names, translated errors. Independent of Spark."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _NOT_GRANTED: Final = frozenset({1227, 1044, 1045})
 _ASKED_OF_MYSQL: Final = ("SHOW REPLICA STATUS", "SHOW SLAVE STATUS")
 _ASKED_OF_MARIADB: Final = ("SHOW ALL SLAVES STATUS",)
 _IDENTITY: Final = ("server_uuid", "server_uid", "hostname", "port", "server_id", "datadir")
-"""MySQL has the first, MariaDB may have the second; the others tell older MariaDB servers apart."""
+"""MySQL has the first, MariaDB may have the second; the others distinguish older MariaDB servers."""
 _ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1698})
 
 
 class Backend(StrEnum):
-    """Whose SQL is spoken."""
+    """The SQL dialect of a database."""
 
     MYSQL = "mysql"
     SQLITE = "sqlite"
@@ -42,7 +42,7 @@ class Backend(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A database, taken apart from a SQLAlchemy URL. Its text names no user and no password."""
+    """A database, parsed from a SQLAlchemy URL. Its text has no user and no password."""
 
     backend: Backend
     database: str
@@ -84,11 +84,11 @@ class Place:
         return f"{self.host}:{self.port}/{self.database}"
 
     def schema_of(self, schema: str | None) -> str | None:
-        """The schema that applies here: None on SQLite, which has none."""
+        """Returns the schema in the form of the dialect: None on SQLite, which has none."""
         return None if self.backend is Backend.SQLITE else schema
 
     def outbox_table(self, name: str) -> str:
-        """What the outbox calls a table of its own here."""
+        """Returns the name of one of the outbox's tables in this database."""
         return f"outbox_{name}" if self.backend is Backend.SQLITE else name
 
 
@@ -100,7 +100,7 @@ class Reader:
         self._connection = connection
 
     def begin_snapshot(self) -> None:
-        """From here on every statement sees the database as it is now."""
+        """Begin a consistent snapshot: all later statements see the database as of now."""
         with closing(self._connection.cursor()) as cursor:
             if self.place.backend is Backend.SQLITE:
                 cursor.execute("BEGIN")
@@ -110,7 +110,7 @@ class Reader:
                 cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
 
     def batches(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[list[tuple[Any, ...]]]:
-        """The rows of a statement, in batches, never all of them in memory."""
+        """Yields the rows of a statement in batches, never all of them in memory."""
         if self.place.backend is Backend.MYSQL:
             statement = statement.replace("?", "%s")
         with translated(self.place), closing(self._connection.cursor()) as cursor:
@@ -119,16 +119,16 @@ class Reader:
                 yield list(batch)
 
     def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """All rows of a statement that has few."""
+        """Returns all rows of a statement that has few."""
         return [row for batch in self.batches(statement, parameters) for row in batch]
 
     def now_ms(self) -> int:
-        """What the database's clock shows, UTC."""
+        """Returns the time of the database's clock, UTC."""
         ((now,),) = self.rows(f"SELECT {now_us(self.place)}")
         return int(now) // 1000
 
     def replica_status(self) -> list[dict[str, Any]] | None:
-        """A row for each server that this one follows, as it says itself; None where this user may not ask."""
+        """Returns a status row for each source of this replica; None if the user lacks the privilege."""
         if self.place.backend is Backend.SQLITE:
             return []
         ((version,),) = self.rows("SELECT VERSION()")
@@ -141,14 +141,14 @@ class Reader:
             raise _translate(error, self.place) from error
 
     def read_only(self) -> bool:
-        """Whether the server takes no writes of its users, as a replica should not."""
+        """Whether the server rejects writes of its users, as a replica should."""
         if self.place.backend is Backend.SQLITE:
             return False
         ((found,),) = self.rows("SELECT @@global.read_only")
         return str(found).upper() not in {"0", "OFF"}
 
     def _named(self, statement: str) -> list[dict[str, Any]] | None:
-        """The rows of a statement whose columns differ by version, by name; None where it is not understood."""
+        """Returns rows as dictionaries, since columns differ by version; None if the statement is not supported."""
         with closing(self._connection.cursor()) as cursor:
             try:
                 cursor.execute(statement)
@@ -160,7 +160,7 @@ class Reader:
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def identity(self) -> tuple[str, ...]:
-        """What tells this server, or this file, from others, however the url names it."""
+        """Returns the identity of this server, or of this file, independent of its url."""
         if self.place.backend is Backend.SQLITE:
             with translated(self.place):
                 stat = Path(self.place.database).stat()
@@ -170,7 +170,7 @@ class Reader:
         return tuple(sorted(f"{name}={value}" for name, value in found))
 
     def columns(self, table: str, *, schema: str | None) -> Mapping[str, str]:
-        """The columns of a table and their types in lower case; empty where there is no such table."""
+        """Returns the columns of a table and their types in lower case; empty if there is no such table."""
         if self.place.backend is Backend.SQLITE:
             found = self.rows("SELECT name, type FROM pragma_table_info(?)", (table,))
         else:
@@ -182,7 +182,7 @@ class Reader:
         return {str(name): str(kind).lower() for name, kind in found}
 
     def tables(self, *, schema: str | None) -> list[str]:
-        """The tables of a schema, sorted."""
+        """Returns the tables of a schema, sorted."""
         if self.place.backend is Backend.SQLITE:
             found = self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")
         else:
@@ -193,7 +193,7 @@ class Reader:
         return sorted(str(name) for (name,) in found)
 
     def rows_about(self, table: str, *, schema: str | None) -> int:
-        """About how many rows a table has; cheap, and a guess on MySQL."""
+        """Returns the approximate number of rows of a table; cheap, an estimate on MySQL."""
         if self.place.backend is Backend.SQLITE:
             counted = self.rows(f"SELECT count(*) FROM {quoted(self.place, table)}")  # noqa: S608 - a checked name
         else:
@@ -207,7 +207,7 @@ class Reader:
 
 @contextmanager
 def reading(place: Place) -> Iterator[Reader]:
-    """A connection that can only read. Raises DatabaseUnavailable, or ConfigurationError where access is denied."""
+    """Opens a read-only connection. Raises DatabaseUnavailable, or ConfigurationError if access is denied."""
     with translated(place):
         connection = _open(place)
     with closing(connection):
@@ -216,7 +216,7 @@ def reading(place: Place) -> Iterator[Reader]:
 
 @contextmanager
 def writing(place: Place) -> Iterator[Any]:
-    """A DB-API connection in a transaction, committed at the end; of repairs alone. Raises as reading() does."""
+    """Opens a DB-API connection in a transaction, committed at the end; for repairs only. Raises like reading()."""
     with translated(place):
         if place.backend is Backend.SQLITE:
             uri = f"{Path(place.database).resolve().as_uri()}?mode=rw"
@@ -234,7 +234,7 @@ def writing(place: Place) -> Iterator[Any]:
 
 @contextmanager
 def translated(place: Place) -> Iterator[None]:
-    """Driver errors in our words, with the cure; the cause stays attached."""
+    """Translates driver errors to our errors, with the cure; the cause stays attached."""
     try:
         yield
     except (sqlite3.Error, pymysql.MySQLError, OSError) as error:
@@ -242,20 +242,20 @@ def translated(place: Place) -> Iterator[None]:
 
 
 def checked(name: str) -> str:
-    """A table's or column's name that is safe to quote. Raises ConfigurationError."""
+    """Returns the name of a table or column if it is safe to quote. Raises ConfigurationError."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"{name!r} is not a name of a table or column: letters, digits, _ and $ only")
     return name
 
 
 def quoted(place: Place, *names: str | None) -> str:
-    """Checked names, quoted for this database and joined by dots; None is left out."""
+    """Returns checked names, quoted for this database and joined by dots; None is left out."""
     mark = '"' if place.backend is Backend.SQLITE else "`"
     return ".".join(f"{mark}{checked(name)}{mark}" for name in names if name is not None)
 
 
 def now_us(place: Place) -> str:
-    """The database's own UTC clock, in microseconds since the epoch, in SQL."""
+    """Returns SQL for the database's own UTC clock, in microseconds since the epoch."""
     if place.backend is Backend.SQLITE:
         return "(CAST((julianday('now') - 2440587.5) * 86400000.0 AS INTEGER) * 1000)"
     return "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"

@@ -1,7 +1,7 @@
-"""Message records as Arrow columns, a batch at once: MessagePack read by numpy, field by field over all records.
+"""Decodes batches of message records to Arrow columns: MessagePack read by numpy, field by field over all records.
 
-A record is ten fields in a row, so a cursor for each record steps from field to field. It reads what the broker writes
-(see outbox_core.journal) and nothing else: for any other record it says so, and its caller decodes them one by one.
+A record is ten consecutive fields, so a cursor for each record steps from field to field. Only the broker's encoding
+(see outbox_core.journal) is supported: any other record raises Unusual, and the caller decodes records one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Places = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 WIDEST_BYTES: Final = 8
-"""So much is read behind a tag: batches need as many bytes behind their last record."""
+"""Bytes that are read after a tag: batches need as many bytes after their last record."""
 FIELDS: Final = len(journal.MessageRecord.__struct_fields__)
 HEADERS_MAX: Final = 64
 SHA256_BYTES: Final = 32
@@ -32,11 +32,11 @@ _HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 class Unusual(Exception):
-    """A record is written in another way than the broker does."""
+    """A record has another encoding than the broker's."""
 
 
 def _table(fixed: range, tags: dict[int, int]) -> Bytes:
-    """For each tag, 1 + how many bytes of number follow it; 0: not such a tag. `fixed`: the number is in the tag."""
+    """Returns for each tag 1 + the bytes of the number after it; 0: another tag. `fixed`: the tag has the number."""
     table = np.zeros(256, np.uint8)
     table[list(fixed)] = 1
     for tag, width in tags.items():
@@ -50,10 +50,10 @@ _BINARY: Final = _table(range(0), {0xC4: 1, 0xC5: 2, 0xC6: 4})
 
 
 def message_columns(data: bytes, starts: Places, ends: Places, wanted: Sequence[str]) -> pa.RecordBatch:
-    """The columns `wanted` of HEADER_SCHEMA, of the records between `starts` and `ends`. Raises Unusual.
+    """Decodes the columns `wanted` of HEADER_SCHEMA from the records between `starts` and `ends`. Raises Unusual.
 
-    The copy of a scheduled message that fell due has no `stored_ms`. Behind the last record `data` has WIDEST_BYTES to
-    spare.
+    The copy of a scheduled message that fell due has no `stored_ms`. `data` has WIDEST_BYTES more bytes after the last
+    record.
     """
     fields = _Fields(data, starts)
     sequence = fields.integers()
@@ -89,7 +89,7 @@ def message_columns(data: bytes, starts: Places, ends: Places, wanted: Sequence[
 
 
 class _Fields:
-    """A cursor for each record; each call reads the next field of all of them."""
+    """A cursor for each record; each call reads the next field of all records."""
 
     def __init__(self, data: bytes, starts: Places) -> None:
         self.data: Bytes = np.frombuffer(data, np.uint8)
@@ -99,19 +99,19 @@ class _Fields:
         self._at = starts + 1
 
     def end_at(self, ends: Places) -> bool:
-        """Whether every record ends where its frame does."""
+        """Whether every record ends at the end of its frame."""
         return bool((self._at == ends).all())
 
     def integers(self) -> tuple[Places, Mask]:
-        """Whole numbers from 0, and where there is none."""
+        """Reads unsigned integers, and a mask of nil values."""
         return self._numbers(_INTEGER, 0)[:2]
 
     def texts(self) -> tuple[Places, Places, Mask]:
-        """Where each text begins, its length, and where there is none."""
+        """Reads the start and length of each text, and a mask of nil values."""
         return self.places(_TEXT, 0xA0)
 
     def places(self, table: Bytes, low: int) -> tuple[Places, Places, Mask]:
-        """Where each run of bytes begins, its length, and where there is none; the cursors step over it."""
+        """Reads the start and length of each byte string, and a mask of nil values; the cursors skip it."""
         length, none, begin = self._numbers(table, low)
         self._at = begin + length
         if self._at.max(initial=0) > len(self.data):
@@ -119,7 +119,7 @@ class _Fields:
         return begin, length, none
 
     def headers(self) -> tuple[Places, Places]:
-        """Where each map of texts begins, its tag included, and its length; the cursors step over it."""
+        """Reads the start, including the tag, and the length of each map of texts; the cursors skip it."""
         begin = self._at
         tags = self.data[self._at]
         count = tags.astype(np.int64) - _MAP
@@ -136,7 +136,7 @@ class _Fields:
         return begin, every - begin
 
     def _numbers(self, table: Bytes, low: int) -> tuple[Places, Mask, Places]:
-        """The number in or behind each tag, where it is nil, and where the next thing begins."""
+        """Reads the number in or after each tag, a mask of nil values, and the start of the next value."""
         tags = self.data[self._at]
         widths = table[tags].astype(np.int64) - 1
         if widths.min(initial=0) < 0 or self._at.max(initial=0) + 1 + WIDEST_BYTES > len(self.data):
@@ -156,7 +156,7 @@ class _Fields:
 
 
 def _texts(data: Bytes, begin: Places, length: Places, none: Mask) -> pa.Array:
-    """Texts gathered from their places."""
+    """Gathers texts from their positions."""
     offsets = np.zeros(len(begin) + 1, np.int64)
     np.cumsum(length, out=offsets[1:])
     if len(begin) and (length == length[0]).all() and length[0]:
@@ -170,13 +170,13 @@ def _texts(data: Bytes, begin: Places, length: Places, none: Mask) -> pa.Array:
 
 
 def _pieces(data: bytes, begin: Places, length: Places) -> pa.Array:
-    """Bytes as they stand in the records."""
+    """Gathers bytes from the records, unchanged."""
     ends = (begin + length).tolist()
     return pa.array([data[start:end] for start, end in zip(begin.tolist(), ends, strict=True)], pa.binary())
 
 
 def _hashes(data: bytes, begin: Places, length: Places, notes: Mask) -> pa.Array:
-    """The SHA-256 of each body, in hex; a note's body is one."""
+    """Returns the SHA-256 of each body, in hex; the body of a schedule marker is a hash already."""
     sha256 = hashlib.sha256
     ends = (begin + length).tolist()
     digests = b"".join(

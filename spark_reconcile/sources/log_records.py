@@ -1,7 +1,7 @@
-"""From a segment's bytes to rows: the one place that knows how the broker writes its logs. Knows no Spark.
+"""Converts a segment's bytes to rows: the only module that knows the format of the broker's logs. Without Spark.
 
-It relies on outbox_core.journal alone: the segment's header, `read_frames` (checksums, torn tails), and the records
-MessageRecord and Action. A new kind of record is refused by name, not passed over.
+It relies only on outbox_core.journal: the segment's header, `read_frames` (checksums, torn tails), and the records
+MessageRecord and Action. An unknown kind of record is an error, not skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from outbox_core.common.pace import Pace
+from outbox_core.common.rate_limit import RateLimit
 from outbox_core.journal import journal
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
 from spark_reconcile.sources.log_segments import LogSegment
@@ -24,21 +24,21 @@ MESSAGE_SCHEMA: Final = (
     "stored_ms bigint, deliver_at_ms bigint, damage string"
 )
 HEADER_SCHEMA: Final = MESSAGE_SCHEMA.replace("damage", "headers binary, damage")
-"""A stored message with its headers, a map in MessagePack; the note of a scheduled message has none."""
+"""A stored message with its headers, a map in MessagePack; the marker of a scheduled message has none."""
 ACTION_SCHEMA: Final = (
     "kind string, topic string, consumer_group string, id string, sequence bigint, position bigint, at_ms bigint, "
     "visible_at_ms bigint, attempt bigint, reason string, damage string"
 )
 """An action on one message, or on a whole group."""
 RUN_SCHEMA: Final = ACTION_SCHEMA.replace("damage", "messages bigint, damage")
-"""An action as it is written: where `messages` is not null, on so many from `sequence` on, and `id` is null."""
+"""An action as it is written: if `messages` is not null, on so many messages from `sequence` on, and `id` is null."""
 SCHEMAS: Final = {"messages": MESSAGE_SCHEMA, "actions": RUN_SCHEMA}
 
 Row = tuple[Any, ...]
 
 
 def data_of(segment: LogSegment) -> bytes:
-    """A segment's bytes up to its surveyed size, its header checked; none of one that was just being made."""
+    """Returns a segment's bytes up to its surveyed size, with a checked header; none if it was being created."""
     with Path(segment.path).open("rb") as file:
         data = file.read(segment.size_bytes)
     if segment.last and len(data) < journal.HEADER_BYTES:
@@ -48,7 +48,7 @@ def data_of(segment: LogSegment) -> bytes:
 
 
 def frames_behind(segment: LogSegment, data: bytes, start: int) -> Iterator[journal.Frame]:
-    """The frames from the byte `start` of the segment's file on, but those that were read before."""
+    """Yields the frames from the byte `start` of the segment's file on, except those that were read before."""
     shift = segment.first_offset - journal.HEADER_BYTES
     end = start
     for frame in journal.read_frames(memoryview(data)[start:], first_offset=start + shift):
@@ -61,18 +61,18 @@ def frames_behind(segment: LogSegment, data: bytes, start: int) -> Iterator[jour
 
 
 def message_rows(frame: journal.Frame) -> Iterator[Row]:
-    """A stored message as a row of MESSAGE_SCHEMA; `stored_ms` is null of the copy written when it fell due."""
+    """Yields a stored message as a row of MESSAGE_SCHEMA; `stored_ms` is null for the copy written when it fell due."""
     yield (*_message(journal.decode_message(frame.payload)), None)
 
 
 def header_rows(frame: journal.Frame) -> Iterator[Row]:
-    """The same as a row of HEADER_SCHEMA."""
+    """Yields a stored message as a row of HEADER_SCHEMA."""
     one = journal.decode_message(frame.payload)
     yield (*_message(one), msgspec.msgpack.encode(one.headers), None)
 
 
 def _message(one: journal.MessageRecord) -> Row:
-    # When a scheduled message was stored its note says, which may be gone by now; the copy says that it fell due.
+    # A scheduled message's marker, which may be dropped by now, has the time it was stored; the copy, when it fell due.
     stored_ms = None if one.copy == journal.FIRED_COPY else one.stored_at_ms
     is_note = one.copy == journal.SCHEDULED
     body_sha256 = one.body.hex() if is_note else hashlib.sha256(one.body).hexdigest()
@@ -82,7 +82,7 @@ def _message(one: journal.MessageRecord) -> Row:
 
 
 def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm an action, no logic
-    """An action as rows of RUN_SCHEMA: one for each run of its messages, or one where it concerns a whole group."""
+    """Yields an action as rows of RUN_SCHEMA: one for each run of its messages, or one for a whole group."""
     at = frame.offset
     match journal.decode_action(frame.payload):
         case journal.Handed(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, runs=handed):
@@ -117,10 +117,10 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
                 for place in _places(first, ids):
                     yield _row("died", topic, group, place, at, at_ms, None, attempts, reason)
         case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries, per_second=rate, pace=before):
-            for place, visible in _paced(entries, Pace(*before), at_ms=at_ms, per_second=rate):
+            for place, visible in _paced(entries, RateLimit(*before), at_ms=at_ms, per_second=rate):
                 yield _row("redriven", topic, group, place, at, at_ms, visible)
         case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position, settings=settings):
-            wanted = settings.get("filter") or None  # its filter stands where others give a reason
+            wanted = settings.get("filter") or None  # the column `reason` has the filter here
             yield _row("declared", topic, group, (position, None, None), at, at_ms, None, None, wanted)
         case DeletedGroup(topic=topic, group=group, at_ms=at_ms):
             yield _row("deleted", topic, group, (None, None, None), at, at_ms)
@@ -133,14 +133,14 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
 
 
 def _canceled_rows(canceled: journal.Canceled, at: int) -> Iterator[Row]:
-    """One for each id; the topics that it counts on stand where others give a reason."""
+    """Yields a row for each id; the column `reason` has the cancel's topics."""
     for id_, topic in zip(canceled.ids, canceled.topics or [""] * len(canceled.ids), strict=True):
         within = _expression((topic,) if topic else canceled.scope)
         yield _row("canceled", None, None, (None, id_, None), at, canceled.at_ms, None, None, within)
 
 
 _Place = tuple[int | None, str | None, int | None]
-"""A sequence, and the id of the message there, or how many messages are meant from there on."""
+"""A sequence, and the id of its message, or the number of messages from there on."""
 
 
 def _row(
@@ -152,7 +152,7 @@ def _row(
 
 
 def _expression(patterns: tuple[str, ...] | None) -> str | None:
-    """A regular expression for the topics that a cancel is good for; None: for all."""
+    """Returns a regular expression for the topics of a cancel; None: all topics."""
     return None if patterns is None else "|".join(f"^{fnmatch.translate(pattern)}" for pattern in patterns)
 
 
@@ -164,9 +164,9 @@ def _places(first: int, ids: journal.Ids) -> Iterator[_Place]:
 
 
 def _paced(
-    entries: Iterable[tuple[int, journal.Ids]], pace: Pace, *, at_ms: int, per_second: int | None
+    entries: Iterable[tuple[int, journal.Ids]], pace: RateLimit, *, at_ms: int, per_second: int | None
 ) -> Iterator[tuple[_Place, int]]:
-    """Redriven messages, and when they are ready: as many as may be in one second, then those of the next."""
+    """Yields redriven messages, and when they are ready: up to the rate in one second, then those of the next."""
     for first, ids in entries:
         for sequence, id_, messages in _places(first, ids):
             place, end = sequence or 0, (sequence or 0) + (messages or 1)

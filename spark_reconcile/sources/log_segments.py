@@ -1,4 +1,4 @@
-"""Which segments of the broker's logs there are, and how long each is now. Reads headers only; knows no Spark."""
+"""Lists the segments of the broker's logs, and their sizes. Reads only headers; independent of Spark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_reconcile.core.errors import NotComparable
 
 
 class LogSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment file as it stood when it was looked at: what is appended later is not read."""
+    """A segment file at the time of the survey: records appended later are not read."""
 
     path: str
     first_offset: int
@@ -22,16 +22,16 @@ class LogSegment(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     last: bool
     changed_ns: int = 0
-    """When the file was last written to: a folder that was restored from a copy has other files of the same names."""
+    """The modification time of the file: a folder restored from a copy has other files of the same names."""
     known_bytes: int = 0
-    """Records that end within so many bytes were read before, and are left out."""
+    """Records that end within so many bytes were read before, and are skipped."""
 
 
 def survey(folder: Path, log: str) -> list[LogSegment]:
-    """The segments of `messages` or `actions`, oldest first.
+    """Lists the segments of `messages` or `actions`, oldest first.
 
-    Raises ConfigurationError where this is no broker's data folder, and NotComparable where a segment is missing in the
-    middle, cut short or damaged in its header.
+    Raises ConfigurationError if this is no broker's data folder, and NotComparable if a segment is missing in the
+    middle, truncated or damaged in its header.
     """
     paths = journal.segment_paths(folder / log)
     if not paths:
@@ -49,7 +49,7 @@ def survey(folder: Path, log: str) -> list[LogSegment]:
 
 
 def grown(before: list[LogSegment], now: list[LogSegment]) -> list[LogSegment]:
-    """What was appended between two surveys."""
+    """Returns what was appended between two surveys."""
     known = {one.path: one.size_bytes for one in before}
     return [
         msgspec.structs.replace(one, known_bytes=known.get(one.path, 0))
@@ -59,12 +59,12 @@ def grown(before: list[LogSegment], now: list[LogSegment]) -> list[LogSegment]:
 
 
 def reach_ms(segments: list[LogSegment]) -> int:
-    """Since when a log holds everything: 0 where it begins at its beginning."""
+    """Returns since when a log is complete: 0 if none of it was dropped."""
     return 0 if begins_whole(segments) else segments[0].created_at_ms
 
 
 def begins_whole(segments: Sequence[LogSegment]) -> bool:
-    """Whether a log begins at its beginning: nothing of it was dropped."""
+    """Whether a log has its first segment: nothing of it was dropped."""
     return segments[0].first_offset == 0
 
 

@@ -1,8 +1,8 @@
-"""Spark data source `outbox_broker_log`: the broker's message log or action log, a partition a segment file.
+"""Spark data source `outbox_broker_log`: the broker's message log or action log, one partition a segment file.
 
-Read in place, running or not, up to the sizes that `survey` took. A torn tail ends the last segment; damage anywhere
-else is a row of its own (`damage`), so that the run can name it and refuse. No bodies leave here, only their SHA-256;
-headers do where they are asked for by name.
+Logs are read in place, whether or not the broker runs, up to the sizes of `survey`. A torn tail ends the last segment;
+other damage is a row of its own (`damage`), so that the run can report it and stop. Bodies are not returned, only their
+SHA-256; headers only if their column is requested.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from spark_reconcile.sources.log_records import (
 from spark_reconcile.sources.log_segments import LogSegment
 
 BATCH_ROWS: Final = 16_384
-"""A batch ends with the frame that reaches so many rows."""
+"""A batch ends with the frame that reaches this number of rows."""
 
 _TEXTS: Final = frozenset({"id", "topic", "message_key", "body_sha256", "damage", "kind", "consumer_group", "reason"})
 _TIMES: Final = frozenset({"stored_ms", "at_ms"})
 _STEP_BACK_MS: Final = 3_600_000
-"""So far the broker's clock may step back, and a segment still holds what its neighbours' headers say."""
+"""Limit of a step back of the broker's clock up to which the headers of neighbours bound a segment's times."""
 _RowsOf = Callable[[journal.Frame], Iterator[Row]]
 _WHOLE: Final[dict[_RowsOf, str]] = {
     message_rows: MESSAGE_SCHEMA, header_rows: HEADER_SCHEMA, action_rows: RUN_SCHEMA,
 }  # fmt: skip
-"""The columns of the rows that a function makes of a record."""
+"""The columns of the rows that each function returns for a record."""
 _Bound = GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual
 
 
 @dataclass
 class SegmentPart(InputPartition):
-    """One segment, by its place in the survey."""
+    """One segment, by its index in the survey."""
 
     number: int
 
@@ -71,9 +71,9 @@ class BrokerLogSource(DataSource):
     """Options: log ("messages" or "actions"), segments (JSON of the survey), columns (those wanted, with commas
     between; by default all but `headers`), pushdown ("true" or "false").
 
-    Spark tells a Python source of no columns, so a caller that needs few says so; `damage` always comes along. With
-    pushdown, segments that hold none of the times asked for are not opened, and rows of other kinds, topics, groups
-    and ids are not made. As with outbox_sql it is for frames that a query scans once.
+    Spark does not push columns down to a Python source, so callers request them; `damage` is always included. With
+    pushdown, segments outside of the requested times are not opened, and rows of other kinds, topics, groups and ids
+    are not decoded. Like outbox_sql, pushdown is for frames that a query scans once.
     """
 
     @classmethod
@@ -82,13 +82,13 @@ class BrokerLogSource(DataSource):
         return "outbox_broker_log"
 
     def schema(self) -> str:
-        """MESSAGE_SCHEMA or RUN_SCHEMA, or the columns wanted of it, or of HEADER_SCHEMA."""
+        """MESSAGE_SCHEMA or RUN_SCHEMA, or the requested columns of it, or of HEADER_SCHEMA."""
         whole = _WHOLE[self._rows_of()]
         chosen = [one for one in whole.split(", ") if one.split()[0] in {"damage", *self._wanted()}]
         return ", ".join(chosen) if "columns" in self.options else whole
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - ours alone
-        """Reads the surveyed segments."""
+        """Returns a reader of the surveyed segments."""
         segments = msgspec.json.decode(self.options["segments"].encode(), type=list[LogSegment])
         reader = PushingLogReader if self.options.get("pushdown") == "true" else LogReader
         columns = [column.split()[0] for column in self.schema().split(", ")]
@@ -113,11 +113,11 @@ class LogReader(DataSourceReader):
         self._names = [column.split()[0] for column in _WHOLE[rows_of].split(", ")]
 
     def partitions(self) -> Sequence[InputPartition]:
-        """A partition a segment."""
+        """One partition a segment."""
         return [SegmentPart(number) for number in range(len(self._segments))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Arrow batches of one segment; where it is damaged, a last row that says so."""
+        """Yields Arrow batches of one segment; if it is damaged, a last row with the damage."""
         if not isinstance(partition, SegmentPart):
             raise TypeError("not a partition of this source")
         segment = self._segments[partition.number]
@@ -129,7 +129,7 @@ class LogReader(DataSourceReader):
             yield self._arrow([(*nothing, f"{segment.path}: {error}")])
 
     def _batches(self, segment: LogSegment) -> Iterator[pa.RecordBatch]:
-        """Message records batch by batch; what is not plain, and every action, record by record."""
+        """Yields message records in batches; records of unusual encoding, and all actions, one by one."""
         data = data_of(segment)
         if not data:
             return
@@ -150,7 +150,7 @@ class LogReader(DataSourceReader):
     def _plain(
         self, segment: LogSegment, data: bytes, begins: list[int], behind: int, start: int
     ) -> Iterator[pa.RecordBatch]:
-        """The whole frames of data[start:behind], whose payloads begin at `begins`."""
+        """Yields the complete frames of data[start:behind], whose payloads begin at `begins`."""
         starts = np.array(begins, np.int64)
         ends = np.append(starts[1:] - journal.FRAME_BYTES, behind)
         new = ends > segment.known_bytes
@@ -162,11 +162,11 @@ class LogReader(DataSourceReader):
             yield message_columns(some, starts - start, ends - start, self._columns)
         except Unusual:
             payloads = [data[begin:end] for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-            frames = [journal.Frame(0, payload) for payload in payloads]  # rows of messages tell no offset
+            frames = [journal.Frame(0, payload) for payload in payloads]  # rows of messages have no offset
             yield self._arrow([row for frame in frames for row in self._rows_of(frame)])
 
     def _arrow(self, rows: list[Row]) -> pa.RecordBatch:
-        """Whole rows as the columns that are wanted."""
+        """Converts complete rows to the requested columns."""
         columns = dict(zip(self._names, zip(*rows, strict=True) if rows else ([] for _ in self._names), strict=True))
         arrays = [pa.array(columns[name], type=_type(name)) for name in self._columns]
         return pa.RecordBatch.from_arrays(arrays, names=self._columns)
@@ -176,7 +176,7 @@ class LogReader(DataSourceReader):
 
 
 class PushingLogReader(LogReader):
-    """Leaves out what Spark would: segments by time, rows by equality."""
+    """Evaluates filters that Spark pushes down: segments by time, rows by equality."""
 
     def __init__(self, segments: list[LogSegment], *, rows_of: _RowsOf, columns: list[str]) -> None:
         super().__init__(segments, rows_of=rows_of, columns=columns)
@@ -184,13 +184,13 @@ class PushingLogReader(LogReader):
         self._low_ms, self._high_ms = 0, 1 << 62
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
-        """Take equality of texts whole; bounds of time choose segments, and go back to Spark for the rows."""
+        """Accept equality of texts; bounds of time select segments, and are returned to Spark for the rows."""
         for one in filters:
             if not self._take(one):
                 yield one
 
     def partitions(self) -> Sequence[InputPartition]:
-        """A partition a segment that may hold something of the times asked for; damage elsewhere is not seen."""
+        """One partition for each segment that may have rows of the requested times; other damage is not detected."""
         # A segment ends where the next begins; the last one has no end yet.
         ends = [*(following.created_at_ms for _, following in pairwise(self._segments)), 1 << 62]
         return [
@@ -200,7 +200,7 @@ class PushingLogReader(LogReader):
         ]
 
     def _take(self, one: Filter) -> bool:
-        """Whether nothing of this filter is left for Spark."""
+        """Whether this reader evaluates the filter completely."""
         name = one.attribute[0] if isinstance(one, EqualTo | In | _Bound) and len(one.attribute) == 1 else ""
         if isinstance(one, EqualTo | In) and name in _TEXTS - {"damage"} and name in self._columns:
             values = frozenset(one.value if isinstance(one, In) else (one.value,))

@@ -1,4 +1,4 @@
-"""Archive rows that were moved to Parquet files, in the shape of all sources' rows."""
+"""Reads archive rows that were moved to Parquet files, in the columns of all legs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def archive_files(session: SparkSession, folder: Path | str, whole: DataFrame) -> Files:
-    """The files of an archive that was moved to Parquet."""
+    """Returns the files of an archive that was moved to Parquet."""
     read = some_files(session, folder, whole)
     return Files(
         leg=Leg.ARCHIVE, names=whole.inputFiles(), read=lambda names: archive_frame(read(names), place=str(folder))
@@ -22,7 +22,7 @@ def archive_files(session: SparkSession, folder: Path | str, whole: DataFrame) -
 
 
 def archive_frame(found: DataFrame, *, place: str) -> DataFrame:
-    """Parquet rows with the archive's columns, as legs' rows. Raises ConfigurationError for a missing column."""
+    """Converts Parquet rows of an archive to legs' rows. Raises ConfigurationError for a missing column."""
     missing = sorted(ARCHIVE_COLUMNS - set(found.columns))
     if missing:
         told = "it needs the columns of the archive table"

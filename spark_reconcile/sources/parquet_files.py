@@ -1,4 +1,4 @@
-"""A leg that stands in Parquet files, each taken for what it was as long as it looks the same. Reads no rows itself."""
+"""Legs in Parquet files, with an identity for each file: equal identities mean equal content. Reads no rows itself."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 AT_REST_NS: Final = 2_000_000_000
-"""A file that was changed a moment ago may change once more, and its times stay what they are: clocks have ticks."""
+"""A file changed so recently may change again without a change of its times: clocks have ticks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Files:
     """Rows of one leg, by file.
 
-    `names`: as Spark names them (`input_file_name`). `read`: the rows of some of them in the leg's shape, whatever
-    their times. `shown`: which of these rows are the leg's, as SQL. `about`: what else rows depend on but the file.
+    `names`: Spark's names (`input_file_name`). `read`: reads the rows of some of them in the leg's columns, whatever
+    their times. `shown`: SQL condition for the leg's rows among these. `about`: other values on which rows depend.
     """
 
     leg: str
@@ -31,13 +31,13 @@ class Files:
     about: str = ""
 
     def identity(self, name: str) -> str | None:
-        """What makes this file the one that it is; None where that cannot be told, or not yet."""
+        """Returns the identity of a file; None if it cannot be determined, or not yet."""
         looks = _looks(name)
         return None if looks is None else f"{self.leg} {self.about} {looks}"
 
 
 def some_files(session: SparkSession, folder: Path | str, found: DataFrame) -> Callable[[Sequence[str]], DataFrame]:
-    """How some of the files of `found`, which was read from the folder, are read alone."""
+    """Returns a function that reads only some files of `found`, which was read from the folder."""
 
     def read(names: Sequence[str]) -> DataFrame:
         some = session.read.schema(found.schema).option("basePath", str(folder))
@@ -47,19 +47,19 @@ def some_files(session: SparkSession, folder: Path | str, found: DataFrame) -> C
 
 
 def _looks(name: str) -> str | None:
-    """Size, times and number of a file of this machine's that has been at rest for a while."""
+    """Returns size, times and inode of a local file that did not change for a while."""
     now_ns = time.time_ns()
     try:
         stat = Path(_path(name)).stat()
     except OSError:
         return None
-    # Whoever sets a file's time back cannot set back the time at which that was done.
+    # The modification time can be set back, but not the change time, which records that.
     if now_ns - max(stat.st_mtime_ns, stat.st_ctime_ns) < AT_REST_NS:
         return None
     return f"{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}-{stat.st_ino}"
 
 
 def _path(name: str) -> str:
-    """The path of a file that Spark names by its address; addresses of other places stay as they are."""
+    """Returns the path of a local file from its URL; other URLs are not changed."""
     parts = urlsplit(name)
     return unquote(parts.path) if parts.scheme in {"", "file"} else name

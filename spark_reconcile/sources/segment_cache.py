@@ -1,8 +1,8 @@
-"""Sealed segments of the broker's logs kept as Parquet beside the results: each is decoded once. It judges nothing.
+"""Caches sealed segments of the broker's logs as Parquet in the output folder: each is decoded once.
 
-A segment behind which another stands is never written again. Its rows, once read without damage, are kept in a file
-named by what the segment is (log, first offset, time of its making, size, time of its last change) and by its own size:
-what a power cut left of it is not taken for whole. The last segment is read in place, always.
+A segment that has a successor is never written again. Its rows, once read without damage, are stored in a file whose
+name has the segment's identity (log, first offset, creation time, size, modification time) and the file's own size: a
+file truncated by a power cut is not used. The last segment is always read in place.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 KEPT_BYTES_MIN: Final = 4 * 1024 * 1024
-"""A smaller segment is read in less time than a file of its own takes."""
+"""A smaller segment is read in less time than a Parquet file."""
 FORMAT: Final = 3
-"""Raised where the rows made of a record change: what was kept before is made anew."""
+"""Incremented when the rows of a record change: earlier files are written again."""
 _PART: Final = re.compile(r"part-(\d{5})-.*\.parquet")
 
 
 def split(folder: Path, segments: Sequence[LogSegment]) -> tuple[list[Path], list[LogSegment], list[LogSegment]]:
-    """The files of segments that were kept, the sealed segments that are worth keeping, and the others.
+    """Returns the files of cached segments, the sealed segments to cache, and the other segments.
 
-    A kept file that is not as long as it was is removed, and its segment is worth keeping again.
+    A file whose size differs from its name is removed, and its segment is cached again.
     """
     kept, fresh, others = [], [], []
     known = _whole(folder)
@@ -45,13 +45,13 @@ def split(folder: Path, segments: Sequence[LogSegment]) -> tuple[list[Path], lis
 
 
 def keep(frame: DataFrame, folder: Path, fresh: Sequence[LogSegment]) -> None:
-    """Keep the rows of `fresh`, a partition a segment; each file is shown whole or not at all, and is on the disk.
+    """Cache the rows of `fresh`, one partition a segment; each file is synced, and appears complete or not at all.
 
     A segment without rows leaves no file, and is read again.
     """
     stage = folder / f".{uuid.uuid4().hex}"
     try:
-        # A limit that a session may have would make several files of a segment.
+        # A limit set in the session would split a segment into several files.
         frame.write.option("maxRecordsPerFile", 0).parquet(str(stage))
         for path in stage.iterdir():
             if (found := _PART.fullmatch(path.name)) is not None:
@@ -63,9 +63,9 @@ def keep(frame: DataFrame, folder: Path, fresh: Sequence[LogSegment]) -> None:
 
 
 def sweep(folder: Path, segments: Sequence[LogSegment]) -> None:
-    """Remove what was kept of segments that the broker has dropped, and what a run that was killed had begun.
+    """Remove files of segments that the broker has dropped, and unfinished files of killed runs.
 
-    Only the one run that writes to the folder may.
+    Only the single run that writes to the folder may call this.
     """
     for stage in folder.glob(".*"):
         shutil.rmtree(stage, ignore_errors=True)
@@ -76,7 +76,7 @@ def sweep(folder: Path, segments: Sequence[LogSegment]) -> None:
 
 
 def _whole(folder: Path) -> dict[str, Path]:
-    """The kept files that are as long as their names say, by their segments; the others are removed."""
+    """Returns the files whose size is that in their names, by their segments; removes the others."""
     whole = {}
     for path in folder.glob("*.parquet"):
         stem, _, size_bytes = path.stem.rpartition("-")
@@ -92,7 +92,7 @@ def _stem(one: LogSegment) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Have a file's bytes, or a folder's names, on the disk."""
+    """Sync a file's bytes, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

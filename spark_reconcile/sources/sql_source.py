@@ -1,7 +1,7 @@
 """Spark data source `outbox_sql`: the rows of one or more statements on MySQL, MariaDB or SQLite, as Arrow batches.
 
-In snapshot mode all statements run in order in one partition and one consistent snapshot; otherwise each is parted by
-ranges of its range column. No driver jar: PyMySQL and sqlite3 read, in Spark's Python workers. It decides nothing.
+In snapshot mode all statements run in order in one partition and one consistent snapshot; otherwise each is partitioned
+by ranges of its range column. No driver jar: PyMySQL and sqlite3 read, in Spark's Python workers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Pushed:
 
 @dataclass(slots=True)
 class Query:
-    """A statement's SQL and its bound values, as they grow."""
+    """Accumulates a statement's SQL and its bound values."""
 
     conditions: list[str]
     parameters: list[object] = field(default_factory=list)
@@ -69,8 +69,8 @@ class Query:
 class SqlSource(DataSource):
     """Options: url, statements (JSON), snapshot and pushdown ("true" or "false"). The schema is LEG_SCHEMA.
 
-    pushdown is off unless asked for: Spark 4.3 keeps what a Python source was told of filters with the relation, not
-    with the scan, so where one query scans one frame twice, the last filter pushed decides for both.
+    pushdown is off by default: Spark 4.3 stores the filters pushed to a Python source with the relation, not with the
+    scan, so if one query scans one frame twice, the last pushed filters apply to both.
     """
 
     @classmethod
@@ -79,18 +79,18 @@ class SqlSource(DataSource):
         return "outbox_sql"
 
     def schema(self) -> str:
-        """The one shape of all legs."""
+        """The common columns of all legs."""
         return LEG_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - ours alone
-        """Plans and reads."""
+        """Returns a reader that plans the partitions and reads them."""
         statements = msgspec.json.decode(self.options["statements"].encode(), type=list[Statement])
         reader = PushingSqlReader if self.options.get("pushdown") == "true" else SqlReader
         return reader(Place.of(self.options["url"]), statements, snapshot=self.options["snapshot"] == "true")
 
 
 class SqlReader(DataSourceReader):
-    """Plans the parts, and reads one."""
+    """Plans the partitions, and reads one."""
 
     def __init__(self, place: Place, statements: list[Statement], *, snapshot: bool) -> None:
         self._place = place
@@ -99,7 +99,7 @@ class SqlReader(DataSourceReader):
         self._pushed: list[Pushed] = []
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One part for the snapshot, or ranges of each statement."""
+        """One partition for the snapshot, or ranges of each statement."""
         wanted = [number for number, one in enumerate(self._statements) if self._wanted(one)]
         if self._snapshot or not wanted:
             return [Part(tuple(wanted))]
@@ -107,7 +107,7 @@ class SqlReader(DataSourceReader):
             return [part for number in wanted for part in self._ranges(reader, number)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Arrow batches of one part."""
+        """Yields Arrow batches of one partition."""
         if not isinstance(partition, Part):
             raise TypeError("not a partition of this source")
         with reading(self._place) as reader:
@@ -119,7 +119,7 @@ class SqlReader(DataSourceReader):
         query = self._query(one)
         for bound, sign in ((part.low, ">="), (part.high, "<")):
             if bound is not None:
-                # The first range takes the rows without a value, too.
+                # The first range includes the rows without a value.
                 nothing = f" OR {one.range_by} IS NULL" if sign == "<" and part.low is None else ""
                 query.conditions.append(f"({one.range_by} {sign} ?{nothing})")
                 query.parameters.append(bound)
@@ -131,7 +131,7 @@ class SqlReader(DataSourceReader):
             yield _arrow(one, named, batch)
 
     def _ranges(self, reader: Reader, number: int) -> list[Part]:
-        """Equal ranges, open at both ends: a row that comes meanwhile is read by the last one, not by none."""
+        """Returns equal ranges, open at both ends, so that rows inserted meanwhile are not missed."""
         one = self._statements[number]
         count = min(one.rows_about // ROWS_A_PARTITION + 1, PARTITIONS_MAX)
         if one.range_by is None or count == 1:
@@ -154,7 +154,7 @@ class SqlReader(DataSourceReader):
         return query
 
     def _wanted(self, one: Statement) -> bool:
-        """Whether a pushed filter on a constant leaves anything of this statement."""
+        """Whether rows of this statement can match the pushed filters on constants."""
         constants = {**one.constants, "leg": str(one.leg)}
         return all(
             pushed.column in one.columns or (pushed.sign == "=" and constants.get(pushed.column) == pushed.value)
@@ -163,16 +163,16 @@ class SqlReader(DataSourceReader):
 
 
 class PushingSqlReader(SqlReader):
-    """Lets the database evaluate what Spark compares. For frames that are scanned once in a query, see SqlSource."""
+    """Lets the database evaluate pushed filters. For frames that are scanned once in a query, see SqlSource."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
-        """Let the database evaluate comparisons with a column; what it cannot goes back to Spark."""
+        """Accept comparisons with a column for the database; return the other filters to Spark."""
         for one in filters:
             pushed = _pushed(one)
             if pushed is not None:
                 self._pushed.append(pushed)
             if pushed is None or isinstance(pushed.value, str):
-                yield one  # the database's collation may take more for equal than Spark does
+                yield one  # the database's collation may treat more values as equal than Spark
 
 
 def _pushed(one: Filter) -> Pushed | None:

@@ -1,4 +1,4 @@
-"""Which SQL reads which leg: one shape of row for all tables, names checked against the database. Runs no leg.
+"""Builds the SQL that reads each leg: the same columns for all tables, names checked against the database.
 
 A leg's row is (leg, id, topic, message_key, consumer_group, body_sha256, deliver_at_ms, created_ms, at_ms, attempts,
 note). `at_ms` is the sent, due or handled time; `note` the row's state, outcome, or its business rule's number.
@@ -38,9 +38,9 @@ _NEEDED: Final[Mapping[str, frozenset[str]]] = {
     "inbox": frozenset({"consumer_group", "message_id", "topic", "handled_at_us"}),
 }  # fmt: skip
 ARCHIVE_COLUMNS: Final = _NEEDED["archive"]
-"""What a row of the archive has, in its table and in Parquet."""
+"""The columns of the archive, in its table and in Parquet."""
 CANCELS: Final = "(cancels)"
-"""The topic of cancels: no message can have it. Of a cancel `body_sha256` is that of the id of what it cancels."""
+"""The topic of cancels: no message can have it. A cancel's `body_sha256` is that of the id that it cancels."""
 
 
 class Leg(StrEnum):
@@ -53,7 +53,7 @@ class Leg(StrEnum):
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
-    """One SELECT: columns by name as SQL, constants beside them, bound values in order, and a column to part it by."""
+    """One SELECT: columns by name as SQL, constants, bound values in order, and a column for range partitions."""
 
     leg: Leg
     table: str
@@ -66,7 +66,7 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inbox_statement(reader: Reader, inbox: InboxSource, *, schema: str | None, span: Span | None = None) -> Statement:
-    """The effects of one group, however late they came. Raises SchemaMissing where there is no inbox table."""
+    """Reads the effects of one group, however late they are. Raises SchemaMissing if there is no inbox table."""
     table = _outbox_table(reader, "inbox", schema=schema)
     name = quoted(reader.place, "consumer_group")
     where: list[str] = [f"{name} = ?"]
@@ -93,9 +93,9 @@ def inbox_statement(reader: Reader, inbox: InboxSource, *, schema: str | None, s
 
 
 def outbox_statements(reader: Reader, *, schema: str | None, span: Span | None = None) -> list[Statement]:
-    """The live message tables, then the archive: a row moves from the first to the second.
+    """Reads the live message tables, then the archive: rows move from the first to the second.
 
-    What is not sent yet is read whatever its age; it is little, or it is the finding.
+    Unsent rows are read whatever their age: they are few, or they are findings.
     """
     names = ["message", *(name for name in reader.tables(schema=schema) if SPLIT_NAME.fullmatch(name))]
     live = [_message_statement(reader, Leg.OUTBOX, name, at="due_at_us", note="state", schema=schema) for name in names]
@@ -104,7 +104,7 @@ def outbox_statements(reader: Reader, *, schema: str | None, span: Span | None =
 
 
 def business_statement(reader: Reader, rule: BusinessRule, number: int, *, span: Span | None = None) -> Statement:
-    """The rows that one rule asks about. Raises ConfigurationError naming the table or column that is not there."""
+    """Reads the rows of one rule. Raises ConfigurationError with the missing table or column."""
     place = reader.place
     schema, _, table = rule.table.rpartition(".")
     columns = reader.columns(table, schema=schema or None)
@@ -115,7 +115,7 @@ def business_statement(reader: Reader, rule: BusinessRule, number: int, *, span:
     for name in (rule.key_column, rule.time_column, *(one.column for one in rule.where), *rule.body.values()):
         _check_column(rule, name, columns)
     created_ms = _time(place, rule, rule.time_column, columns)
-    # A time that cannot be true tells no hour and no age: the row is one without a time, and `at_ms` says what it had.
+    # An impossible time gives no hour and no age: the row has no created time then, and `at_ms` is the original value.
     selected = {"message_key": _text(place, rule.key_column), "created_ms": or_null(created_ms), "at_ms": created_ms}
     if rule.deliver_at_column is not None:
         _check_column(rule, rule.deliver_at_column, columns)

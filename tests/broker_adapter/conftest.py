@@ -12,7 +12,6 @@ import pytest
 
 from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.http import HttpBroker
-from outbox.testing import MemoryBroker
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_core import Broker
 from tests.broker_adapter.servers import Restartable, ServerProcess, served
@@ -27,9 +26,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
         def broker(kind: str) -> Broker:
             if kind not in made:
                 folder = tmp_path_factory.mktemp(kind)
-                if kind == "memory":
-                    made[kind] = MemoryBroker()
-                elif kind == "embedded":
+                if kind == "embedded":
                     made[kind] = EmbeddedBroker(f"embedded:{folder}")
                 else:
                     url = stack.enter_context(served(folder)).url
@@ -40,7 +37,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
         yield broker
 
 
-@pytest.fixture(params=["embedded", "http-msgpack", "http-json", "memory"])
+@pytest.fixture(params=["embedded", "http-msgpack", "http-json"])
 def broker(request: pytest.FixtureRequest, brokers: Callable[[str], Broker]) -> Broker:
     """Any broker of ours."""
     return brokers(request.param)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from broker_adapter.http import HttpBroker
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.access_control import Access
 from outbox_broker.http.http_settings import HttpSettings
-from outbox_broker.http.served_ports import Served
 from outbox_broker.http.server import HttpServer, Tls, bind
+from outbox_broker.http.service_ports import Served
 from outbox_broker.log.storage import Storage
 from outbox_core import Broker
 from tests.fixtures.fork_server import Program, fork_server
@@ -68,13 +68,15 @@ def serving(
 
 
 class ServerProcess:
-    """`outbox broker serve` on one data folder and one port, to be killed and started again.
+    """`outbox broker serve`, or another command that serves, on one data folder and one port: to be killed and started
+    again.
 
     A fork of the fork server; `is_fresh` where the interpreter itself is to be a new one.
     """
 
-    def __init__(self, folder: Path, *, is_fresh: bool = False) -> None:
+    def __init__(self, folder: Path, *, command: Sequence[str] = ("broker", "serve"), is_fresh: bool = False) -> None:
         self._folder = folder
+        self._command = command
         self._is_fresh = is_fresh
         self._ready_file = folder.with_name(folder.name + ".ready")
         self._process: subprocess.Popen[bytes] | Program | None = None
@@ -83,7 +85,7 @@ class ServerProcess:
 
     def start(self, *options: str) -> None:
         command = [
-            *("broker", "serve", "--data", str(self._folder)),
+            *(*self._command, "--data", str(self._folder)),
             *("--port", str(self._port), "--ready-file", str(self._ready_file), *options),
         ]
         self._ready_file.unlink(missing_ok=True)
@@ -92,7 +94,7 @@ class ServerProcess:
         self._process = process
         assert process.stderr is not None
         first_line = process.stderr.readline().decode()  # blocks until it is ready, or gone
-        assert first_line.startswith("broker ready at "), first_line + process.stderr.read().decode()
+        assert " ready at " in first_line, first_line + process.stderr.read().decode()
         self._reader = threading.Thread(target=process.stderr.read, daemon=True)
         self._reader.start()
         self.url = self._ready_file.read_text().strip()
@@ -136,6 +138,11 @@ class ServerProcess:
         if self._is_fresh:
             return subprocess.Popen([sys.executable, "-m", "outbox", *command], stderr=subprocess.PIPE, env=environment)
         return fork_server().start("outbox", *command, stderr=subprocess.PIPE, env=environment)
+
+
+def delay_process(folder: Path, *, target_url: str) -> ServerProcess:
+    """`outbox delay serve` in front of a broker, not started yet."""
+    return ServerProcess(folder, command=("delay", "serve", "--target", target_url))
 
 
 class Restartable:

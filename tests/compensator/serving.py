@@ -14,12 +14,12 @@ from sqlalchemy import Engine, event, func, select
 from compensator.admission.circuit_breaker import BreakerOptions, BreakerState
 from compensator.admission.gate import Gates
 from compensator.admission.rate_limiter import RateOptions
-from compensator.core.batch_totals import PassReport
+from compensator.core.batch_totals import BatchTotals
 from compensator.retention.retention import Retention
 from compensator.service.health import CheckStatus
 from compensator.service.metrics import CompensatorMetrics
 from compensator.service.service import CompensatorService, ServiceOptions
-from compensator.work.claim_and_relay import Batches, ScanOptions
+from compensator.work.claim_and_relay import Batches, ClaimOptions
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source, SourceCounts, source_name
 from compensator.work.source_schedule import PacingOptions, TurnQueue
@@ -58,7 +58,7 @@ class WatchedMetrics(CompensatorMetrics):
         """Of each beat, how many in a row failed, and how many sources were ours."""
 
     @property
-    def reports(self) -> list[PassReport]:
+    def reports(self) -> list[BatchTotals]:
         """What the turns came to, those that were held back before a look left out."""
         return [turn.report for _, turn in self.turns if turn.oldest_due_us is not None]
 
@@ -67,24 +67,24 @@ class WatchedMetrics(CompensatorMetrics):
         """How many rows brokers took."""
         return sum(turn.report.accepted for _, turn in self.turns)
 
-    def passed(self, source: str, turn: TurnReport, *, seconds: float, now_seconds: float) -> None:
-        super().passed(source, turn, seconds=seconds, now_seconds=now_seconds)
+    def record_turn(self, source: str, turn: TurnReport, *, seconds: float, now_seconds: float) -> None:
+        super().record_turn(source, turn, seconds=seconds, now_seconds=now_seconds)
         self._tell(lambda: self.turns.append((source, turn)))
 
-    def failed(self, source: str) -> None:
-        super().failed(source)
+    def record_failed_turn(self, source: str) -> None:
+        super().record_failed_turn(source)
         self._tell(lambda: self.failures.update([source]))
 
-    def stands(self, source: str, counts: SourceCounts) -> None:
-        super().stands(source, counts)
+    def set_counts(self, source: str, counts: SourceCounts) -> None:
+        super().set_counts(source, counts)
         self._tell(lambda: self.counts.update({source: counts}))
 
-    def breaker(self, broker: str, state: BreakerState) -> None:
-        super().breaker(broker, state)
+    def set_breaker(self, broker: str, state: BreakerState) -> None:
+        super().set_breaker(broker, state)
         self._tell(lambda: self.breakers.append(state))
 
-    def beat(self, *, failed: int, sources: int) -> None:
-        super().beat(failed=failed, sources=sources)
+    def record_beat(self, *, failed: int, sources: int) -> None:
+        super().record_beat(failed=failed, sources=sources)
         self._tell(lambda: self.beats.append((failed, sources)))
 
     def wait_for(self, condition: Callable[[WatchedMetrics], bool]) -> None:
@@ -148,7 +148,7 @@ def source_of(
         store=shop.store,
         broker=broker,
         policy=RelayPolicy(outage_delay_ms=60_000),
-        options=ScanOptions(lease_ms=lease_ms),
+        options=ClaimOptions(lease_ms=lease_ms),
         telemetry=telemetry,
     )
     source = Source(
@@ -156,7 +156,7 @@ def source_of(
         schema=schema,
         broker=broker_name,
         work=engines.work,
-        looks=engines.looks,
+        reads=engines.reads,
         batches=batches,
         gate=gates.gate(broker_name, limit=limit),
         clock=clock or SystemClock(),

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, event, select, text
 from sqlalchemy.orm import Session
 
-from compensator.core.batch_totals import PassReport
+from compensator.core.batch_totals import BatchTotals
 from outbox import Outbox, SenderLimits
 from outbox.store.database import now_us
 from outbox.store.message_table import MessageStore
@@ -121,7 +121,7 @@ def test_two_passes_side_by_side_deliver_each_row_once(shop: Shop) -> None:
             both_have_a_batch.wait(20)
 
     broker = RecordingBroker(rule)
-    reports: list[PassReport] = []
+    reports: list[BatchTotals] = []
     scans = [shop.scan(broker, batch_rows=50) for _ in range(2)]
     threads = [threading.Thread(target=lambda scan=scan: reports.append(scan.run())) for scan in scans]
     for thread in threads:

@@ -11,11 +11,11 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
-from compensator.assignment import AlwaysMine, LeasedAssignment
-from compensator.assignment.opening import lease_engine
+from compensator.assignment import LeasedAssignment, UnleasedAssignment
+from compensator.assignment.assignment_factory import lease_engine
 from compensator.core.config import CompensatorConfig, load
 from compensator.entry.wiring import Parts, wire
-from compensator.work.claim_and_relay import Walk
+from compensator.work.claim_and_relay import TableScan
 from compensator.work.engines import CONNECT_SECONDS_MAX, STATEMENT_SECONDS_MAX
 from compensator.work.source import Source
 from outbox.store.database_url import database_url
@@ -130,7 +130,7 @@ def test_the_environment_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> Non
         ("[compensator]\nintervall = '5s'", "'interval' is meant"),
         ("[compensator]\nbatch_row = 5", "'batch_rows' is meant"),
         ("[[compensator.sources]]\nurl = 'sqlite:///x'\nscheme = ['a']", "'schemas' is meant"),
-        ("[[compensator.sources]]\nschemas = ['a']", "'compensator.sources.0.url' is needed"),
+        ("[[compensator.sources]]\nschemas = ['a']", r"'url' of \[compensator.sources.0\] is needed"),
         ("[compensater]\ninterval = '5s'", "'compensator' is meant"),
         ("[compensator]\ninterval = 5", '"5s"'),
         ("[compensator]\ninterval = 'soon'", '"5s"'),
@@ -208,9 +208,9 @@ class NoConnections:
         """Have a source look and claim; returns for whom it would have connected."""
         before = len(self.dialects)
         with pytest.raises(DatabaseUnavailable):
-            source.look()
+            source.poll()
         with pytest.raises(DatabaseUnavailable):
-            source.batches.claim([Walk("message")], rows_max=1)
+            source.batches.claim([TableScan("message")], rows_max=1)
         assert len(self.dialects) == before + 2
         return self.dialects[before:]
 
@@ -241,7 +241,7 @@ def test_several_sources_are_shared_by_leases_and_one_is_not_unless_told(file: P
     told_not = wired(compensator({"leases": False}, file))
 
     kinds = [type(parts.assignment) for parts in (several, alone, told, told_not)]
-    assert kinds == [LeasedAssignment, AlwaysMine, LeasedAssignment, AlwaysMine]
+    assert kinds == [LeasedAssignment, UnleasedAssignment, LeasedAssignment, UnleasedAssignment]
 
 
 def test_a_source_that_is_named_twice_is_an_error() -> None:

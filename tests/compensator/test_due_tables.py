@@ -41,11 +41,11 @@ def test_a_table_without_pending_rows_is_not_named(shop: Shop) -> None:
     tables = due_tables(shop, [shop.store.table.name])
 
     with shop.engine.connect() as connection:
-        before = tables.look(connection).due
+        before = tables.poll(connection).due
         connection.rollback()
         with connection.begin():
             shop.store.park(connection, [row_id], token="d" * 32, error="refused")
-        parked = tables.look(connection).due
+        parked = tables.poll(connection).due
 
     assert [one.table for one in before] == [shop.store.table.name]
     assert before[0].due_in_us < 0
@@ -56,7 +56,7 @@ def test_a_look_sees_in_how_long_the_next_row_falls_due(shop: Shop) -> None:
     add_row(shop, None, due_in_us=20 * SECOND_US)
 
     with shop.engine.connect() as connection:
-        [found] = due_tables(shop, [shop.store.table.name]).look(connection).due
+        [found] = due_tables(shop, [shop.store.table.name]).poll(connection).due
 
     assert 0 < found.due_in_us <= 20 * SECOND_US
 
@@ -67,7 +67,7 @@ def test_the_table_that_waits_longest_comes_first(mysql_shop: Shop) -> None:
         add_row(mysql_shop, name, due_in_us=due_in_us)
 
     with mysql_shop.engine.connect() as connection:
-        found = due_tables(mysql_shop, [*names, "message"]).look(connection).due
+        found = due_tables(mysql_shop, [*names, "message"]).poll(connection).due
 
     assert [one.table for one in found] == [names[2], names[0], names[1]]
 
@@ -79,7 +79,7 @@ def test_many_tables_are_one_statement(mysql_shop: Shop) -> None:
 
     asked = Asked(mysql_shop.engine)
     with mysql_shop.engine.connect() as connection:
-        found = tables.look(connection).due
+        found = tables.poll(connection).due
 
     assert [one.table for one in found] == [names[37]]
     assert len(asked.statements) == 1
@@ -91,7 +91,7 @@ def test_a_look_reads_no_more_of_a_long_backlog_than_of_a_short_one(mysql_shop: 
     for name in names:
         add_due(mysql_shop, 10, table=name)
     with mysql_shop.engine.connect() as connection:
-        tables.look(connection)  # what is read once of the dictionary is not the look's
+        tables.poll(connection)  # what is read once of the dictionary is not the look's
 
         short = rows_read(connection, tables)
         for name in names:
@@ -107,7 +107,7 @@ def rows_read(connection: Connection, tables: DueTables) -> int:
     """How many index entries and rows InnoDB read for a look, by the session's own counters."""
     asked = "SHOW SESSION STATUS WHERE variable_name LIKE 'Handler_read%%'"
     before = sum(int(value) for _, value in connection.exec_driver_sql(asked))
-    tables.look(connection)
+    tables.poll(connection)
     after = sum(int(value) for _, value in connection.exec_driver_sql(asked))
     noise = sum(int(value) for _, value in connection.exec_driver_sql(asked)) - after
     return after - before - noise

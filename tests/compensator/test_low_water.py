@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy import event
 
 from compensator.work.engines import InstanceEngines
-from compensator.work.low_water_mark import MARGIN_US, WHOLE_EVERY_MS, WHOLE_SHARE, LowWater, Walked
+from compensator.work.low_water_mark import MARGIN_US, WHOLE_EVERY_MS, WHOLE_SHARE, LowWaterMarks, PollResult
 from compensator.work.source import Source
 from compensator.work.work_slice import TurnOptions, Turns
 from outbox_core.common.clock import ManualClock
@@ -30,18 +30,18 @@ TABLES = ("one", "two")
 
 def walked(
     *, now_us: int = NOW_US, took_ms: int = 0, ended_ms: int = 0, due: Mapping[str, int] | None = None
-) -> Walked:
+) -> PollResult:
     """What a look saw."""
-    return Walked(now_us=now_us, first_due_us=due or {}, took_ms=took_ms, ended_ms=ended_ms)
+    return PollResult(now_us=now_us, first_due_us=due or {}, took_ms=took_ms, ended_ms=ended_ms)
 
 
-def after_whole(seen: Walked) -> LowWater:
+def after_whole(seen: PollResult) -> LowWaterMarks:
     """After a first look."""
-    return LowWater().after(seen, tables=TABLES, whole=True)
+    return LowWaterMarks().after(seen, tables=TABLES, whole=True)
 
 
 def test_the_first_look_is_a_whole_one() -> None:
-    assert LowWater().begin(now_ms=0) == {}
+    assert LowWaterMarks().begin(now_ms=0) == {}
 
 
 def test_the_next_one_begins_at_the_first_row_that_is_due_or_a_margin_behind_the_databases_clock() -> None:
@@ -74,7 +74,7 @@ def test_a_whole_walk_comes_every_few_seconds_and_takes_a_twentieth_of_the_time_
     dues=st.lists(st.none() | st.integers(-MARGIN_US, 11 * MARGIN_US)),
 )
 def test_no_mark_is_ever_above_the_databases_clock_less_the_margin(clocks: list[int], dues: list[int | None]) -> None:
-    low_water = LowWater()
+    low_water = LowWaterMarks()
 
     for number, now_us in enumerate(clocks):
         due_us = dues[number] if number < len(dues) else None
@@ -105,7 +105,7 @@ def server_clock(mysql_shop: Shop) -> ServerClock:
 def engines(mysql_shop: Shop, server_clock: ServerClock) -> Iterator[InstanceEngines]:
     """A compensator's engines, whose sessions go by the server clock of the test."""
     made = InstanceEngines(mysql_shop.engine.url)
-    for engine in (made.work, made.looks, mysql_shop.engine):
+    for engine in (made.work, made.reads, mysql_shop.engine):
         event.listen(engine.pool, "checkout", server_clock.set)
     yield made
     made.close()
@@ -151,13 +151,13 @@ def test_a_clock_that_steps_back_costs_one_more_statement_and_hides_nothing(
     engines: InstanceEngines,
 ) -> None:
     source = sources(mysql_shop, broker, engines=engines)
-    source.look()
-    asked = Asked(engines.looks)
+    source.poll()
+    asked = Asked(engines.reads)
 
     server_clock.now_s -= HOUR_S
     [row_id] = add_due(mysql_shop, 1)
-    found = source.look().due
-    source.look()
+    found = source.poll().due
+    source.poll()
 
     assert [one.due_in_us < 0 for one in found] == [True]
     assert len(asked.statements) == 3

@@ -19,7 +19,7 @@ from compensator.admission.circuit_breaker import BreakerOptions
 from compensator.admission.gate import Gates
 from compensator.assignment import SourceName
 from compensator.service.service import CompensatorService
-from compensator.work.claim_and_relay import Batches, ScanOptions
+from compensator.work.claim_and_relay import Batches, ClaimOptions
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source, source_name
 from outbox.delivery.relay import RelayPolicy
@@ -89,13 +89,13 @@ def hanging_source(silent: SilentServer, gates: Gates, number: int) -> tuple[Sou
     engines = InstanceEngines(url)
     store = MessageStore(dialect=engines.work.dialect, schema=f"outbox{number}")
     broker = RecordingBroker()
-    batches = Batches(engine=engines.work, store=store, broker=broker, policy=RelayPolicy(), options=ScanOptions())
+    batches = Batches(engine=engines.work, store=store, broker=broker, policy=RelayPolicy(), options=ClaimOptions())
     source = Source(
         source_name(url, f"outbox{number}"),
         schema=f"outbox{number}",
         broker="none",
         work=engines.work,
-        looks=engines.looks,
+        reads=engines.reads,
         batches=batches,
         gate=gates.gate("none"),
         clock=SystemClock(),
@@ -118,7 +118,7 @@ def test_a_source_whose_database_hangs_holds_up_no_other(
         broker.wait_for(lambda it: len(it.stored) == 400)
 
         assert not metrics.failures[dead.name], "the dead one is not being tried any more"
-        assert service.health().well
+        assert service.health().is_healthy
         service.stop()
     finally:
         silent.close()
@@ -137,9 +137,9 @@ def test_sources_that_cannot_be_reached_are_tried_ever_more_seldom_and_the_other
     url = make_url(f"mysql+pymysql://u@127.0.0.1:{port}/db")
     engines = InstanceEngines(url)
     store = MessageStore(dialect=engines.work.dialect, schema="outbox")
-    batches = Batches(engine=engines.work, store=store, broker=broker, policy=RelayPolicy(), options=ScanOptions())
+    batches = Batches(engine=engines.work, store=store, broker=broker, policy=RelayPolicy(), options=ClaimOptions())
     dead = Source(
-        source_name(url, "outbox"), schema="outbox", broker="none", work=engines.work, looks=engines.looks,
+        source_name(url, "outbox"), schema="outbox", broker="none", work=engines.work, reads=engines.reads,
         batches=batches, gate=gates.gate("none"), clock=SystemClock(),
     )  # fmt: skip
     service, close = serving(shops[:1], [broker], metrics=metrics, extra=[dead], workers=1)
@@ -151,7 +151,7 @@ def test_sources_that_cannot_be_reached_are_tried_ever_more_seldom_and_the_other
         failing = {check.name: check.observed for check in service.health().checks}["sources"]
 
         assert dead.name in failing
-        assert service.health().well
+        assert service.health().is_healthy
         assert service.stop()
     finally:
         close()
@@ -309,7 +309,7 @@ class AtStatement:
         self._act = act
 
     def watch(self, engines: InstanceEngines) -> None:
-        for engine in (engines.work, engines.looks):
+        for engine in (engines.work, engines.reads):
             event.listen(engine, "before_cursor_execute", self._before)
 
     def _before(self, connection: object, *_: object) -> None:

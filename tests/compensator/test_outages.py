@@ -99,7 +99,7 @@ def test_while_it_is_open_nothing_is_asked_of_any_database(town: Town) -> None:
     for shop in town.shops:
         add_due(shop, 200)
     town.simulation.step()
-    asked = Asked(*(engine for made in town.engines for engine in (made.work, made.looks)))
+    asked = Asked(*(engine for made in town.engines for engine in (made.work, made.reads)))
 
     town.simulation.run_until(PROBE_MS - 1)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compensator.admission.rate_limiter import RateLimit, RateOptions, take_of_all, wait_for_all
+from compensator.admission.rate_limiter import RateLimiter, RateOptions, take_of_all, wait_for_all
 from outbox_core.common.clock import ManualClock
 
 STEPS = st.lists(st.tuples(st.integers(1, 500), st.integers(0, 5_000)), min_size=1, max_size=60)
@@ -17,7 +17,7 @@ def test_no_span_of_time_sees_more_rows_than_the_burst_and_the_rate_allow(
     rate: float, steps: list[tuple[int, int]]
 ) -> None:
     options = RateOptions(rows_per_second=rate)
-    limit, now_ms = RateLimit(options, now_ms=0), 0
+    limit, now_ms = RateLimiter(options, now_ms=0), 0
     taken: list[tuple[int, int]] = []
 
     for rows_max, pause_ms in steps:
@@ -33,7 +33,7 @@ def test_no_span_of_time_sees_more_rows_than_the_burst_and_the_rate_allow(
 
 @given(rate=st.floats(0.1, 5_000), rows_max=st.integers(1, 1_000), used=st.integers(0, 10_000))
 def test_who_waits_as_long_as_told_gets_something(rate: float, rows_max: int, used: int) -> None:
-    limit = RateLimit(RateOptions(rows_per_second=rate), now_ms=0)
+    limit = RateLimiter(RateOptions(rows_per_second=rate), now_ms=0)
     if used:
         limit.take(used, now_ms=0)
 
@@ -45,7 +45,7 @@ def test_who_waits_as_long_as_told_gets_something(rate: float, rows_max: int, us
 def test_a_limit_of_a_hundred_rows_a_second_gives_a_thousand_in_nine_seconds_after_its_burst(
     clock: ManualClock,
 ) -> None:
-    limit = RateLimit(RateOptions(rows_per_second=100), now_ms=clock.monotonic_ms())
+    limit = RateLimiter(RateOptions(rows_per_second=100), now_ms=clock.monotonic_ms())
     taken = limit.take(200, now_ms=clock.monotonic_ms())
 
     while taken < 1_000:
@@ -56,7 +56,7 @@ def test_a_limit_of_a_hundred_rows_a_second_gives_a_thousand_in_nine_seconds_aft
 
 
 def test_a_low_rate_gives_whole_rows_and_not_one_claim_for_each_of_many(clock: ManualClock) -> None:
-    limit = RateLimit(RateOptions(rows_per_second=40), now_ms=0)
+    limit = RateLimiter(RateOptions(rows_per_second=40), now_ms=0)
     limit.take(40, now_ms=0)
     batches = []
 
@@ -69,7 +69,7 @@ def test_a_low_rate_gives_whole_rows_and_not_one_claim_for_each_of_many(clock: M
 
 
 def test_rows_that_were_not_claimed_may_be_taken_again() -> None:
-    limit = RateLimit(RateOptions(rows_per_second=10), now_ms=0)
+    limit = RateLimiter(RateOptions(rows_per_second=10), now_ms=0)
     limit.take(10, now_ms=0)
 
     limit.give_back(7)
@@ -78,7 +78,7 @@ def test_rows_that_were_not_claimed_may_be_taken_again() -> None:
 
 
 def test_the_tightest_of_several_limits_counts_and_the_others_keep_what_it_refused() -> None:
-    wide, tight = (RateLimit(RateOptions(rows_per_second=rate), now_ms=0) for rate in (1_000, 30))
+    wide, tight = (RateLimiter(RateOptions(rows_per_second=rate), now_ms=0) for rate in (1_000, 30))
 
     first, second = (take_of_all([wide, tight], 200, now_ms=0) for _ in range(2))
 

@@ -69,6 +69,21 @@ def test_a_rejected_row_is_parked_with_the_reason_and_holds_up_nobody(shop: Shop
     assert shop.scan(broker).run().claimed == 0, "a parked row was taken up again"
 
 
+def test_a_deferred_row_waits_by_its_own_backoff_and_holds_up_nobody(shop: Shop, broker: RecordingBroker) -> None:
+    ids = add_due(shop, 10)
+    broker.defers[ids[0]] = "no queue named trips"
+
+    report = shop.scan(broker, batch_rows=3).run()
+
+    [waiting] = shop.rows()
+    assert (waiting["id"], waiting["state"], waiting["token"], waiting["attempts"]) == (ids[0], "pending", None, 2)
+    assert "no queue named trips" in waiting["last_error"]
+    assert (report.accepted, report.retried, report.parked) == (9, 1, 0)
+    broker.defers.clear()
+    shop.end_delays()
+    assert shop.scan(broker).run().accepted == 1
+
+
 @pytest.mark.parametrize("place", [0, 77, 199])
 def test_a_row_that_has_its_whole_batch_refused_is_found_and_parked_alone(sqlite_shop: Shop, place: int) -> None:
     ids = add_due(sqlite_shop, 200)

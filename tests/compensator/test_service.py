@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from compensator.core.batch_totals import PassReport
+from compensator.core.batch_totals import BatchTotals
 from compensator.entry.status_server import StatusServer
 from compensator.service.metrics import OTHER_TOPICS, TOPICS_MAX, CompensatorMetrics
 from compensator.service.service import CompensatorService
@@ -45,7 +45,7 @@ def test_the_service_outlives_a_database_that_crashes(
         mariadb_server.restart()
         add_due(shop, 5, prefix="after")
         metrics.wait_for(lambda it: it.accepted == 10)
-        well = service.health().well
+        well = service.health().is_healthy
 
         assert service.stop()
         assert well
@@ -153,7 +153,7 @@ def test_health_goes_when_no_turn_ends_well_and_comes_back(
     service = serve(sqlite_shop, broker, clock=clock)
     service.start()
     metrics.wait_for(lambda it: len(it.reports) >= 1)
-    well = service.health().well
+    well = service.health().is_healthy
 
     sqlite_shop.execute("ALTER TABLE outbox_message RENAME TO hidden")
     advance_until(clock, lambda: metrics.failures.total() >= 2)
@@ -165,10 +165,10 @@ def test_health_goes_when_no_turn_ends_well_and_comes_back(
     again = service.health()
 
     assert well
-    assert not ill.well
+    assert not ill.is_healthy
     assert {check.name: check.status for check in ill.checks}["turns"] == "fail"
     assert name_of(sqlite_shop) in {check.name: check.observed for check in ill.checks}["sources"]
-    assert again.well
+    assert again.is_healthy
 
 
 def advance_until(clock: ManualClock, condition: Callable[[], bool]) -> None:
@@ -195,7 +195,7 @@ def test_a_broker_that_is_out_does_not_make_the_compensator_ill(
     metrics.wait_for(lambda it: any(report.outage for report in it.reports))
     health = service.health()
 
-    assert health.well
+    assert health.is_healthy
     assert {check.name: check.status for check in health.checks}["brokers"] == "warn"
     assert metrics.value("outbox_compensator_scans_total", result="outage") == 1
 
@@ -242,7 +242,7 @@ def test_topics_beyond_the_bound_share_a_series(metrics: WatchedMetrics) -> None
     topics = [f"topic-{number}" for number in range(TOPICS_MAX + 10)]
     for topic in [*topics, "topic-3"]:
         turn = TurnReport(outcome=More(), topics=Counter({topic: 1}))
-        metrics.passed("source", turn, seconds=0.1, now_seconds=1.0)
+        metrics.record_turn("source", turn, seconds=0.1, now_seconds=1.0)
 
     resent = {
         sample.labels["topic"]: sample.value
@@ -313,10 +313,10 @@ def test_a_service_that_stops_is_not_ready_and_still_alive(
     service = serve(sqlite_shop, RecordingBroker(hang), stop_timeout_ms=1)
     service.start()
     assert entered.wait(WAIT_SECONDS)
-    ready = service.health().well
+    ready = service.health().is_healthy
 
     stopped = service.stop()  # not yet: a worker has a batch in hand
-    well, alive = service.health().well, service.alive()
+    well, alive = service.health().is_healthy, service.alive()
     go_on.set()
     metrics.wait_for(lambda it: bool(it.turns))
 
@@ -355,4 +355,4 @@ def test_a_taken_port_is_said_with_the_cure(status: tuple[StatusServer, ManualCl
 def test_a_report_adds_up() -> None:
     names = ("batches", "claimed", "accepted", "retried", "held", "parked", "stale", "defects")
 
-    assert set(PassReport.__dataclass_fields__) == {*names, "outage"}
+    assert set(BatchTotals.__dataclass_fields__) == {*names, "outage"}

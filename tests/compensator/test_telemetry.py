@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from sqlalchemy.orm import Session
 
 from compensator.core.config import load
-from compensator.entry.single_pass import pass_over
+from compensator.entry.single_pass import run_single_pass
 from compensator.entry.wiring import wire
 from compensator.work.source import Source
 from compensator.work.work_slice import TurnOptions, Turns
@@ -64,7 +64,7 @@ def test_a_compensator_that_is_put_together_from_its_configuration_counts_what_i
     parts = wire(load(flags, file=None), clock=SystemClock())
 
     try:
-        report, errors = pass_over(parts.sources, options=parts.options.turn, clock=SystemClock())
+        report, errors = run_single_pass(parts.sources, options=parts.options.turn, clock=SystemClock())
     finally:
         parts.close()
 

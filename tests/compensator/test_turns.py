@@ -56,7 +56,7 @@ def test_an_idle_source_costs_less_than_a_fifth_of_a_statement_a_second_with_gau
     simulation = Simulation([source], clock)
     simulation.run_until(60_000)
     upkeep.count([source])
-    asked = Asked(engines.work, engines.looks)
+    asked = Asked(engines.work, engines.reads)
 
     began_ms = clock.monotonic_ms()
     while clock.monotonic_ms() < began_ms + TEN_MINUTES_MS:
@@ -71,12 +71,12 @@ def test_a_look_at_an_idle_source_is_one_round_trip(
     mysql_shop: Shop, broker: RecordingBroker, sources: Sources
 ) -> None:
     source = sources(mysql_shop, broker)
-    source.look()
+    source.poll()
 
     with mysql_shop.engine.connect() as connection:
         before = questions(connection)
         for _ in range(20):
-            assert source.look().due == []
+            assert source.poll().due == []
         after = questions(connection)
 
     assert after - before == 20 + 1  # the last one is the question itself
@@ -96,7 +96,7 @@ def test_a_thousand_and_twenty_four_idle_tables_cost_one_statement_a_look(
     engines = InstanceEngines(mysql_shop.engine.url)
     simulation = Simulation([sources(mysql_shop, broker, engines=engines)], clock)
     simulation.step()
-    asked = Asked(engines.work, engines.looks)
+    asked = Asked(engines.work, engines.reads)
 
     looks = [simulation.step() for _ in range(5)]
     idle = len(asked.statements)
@@ -178,13 +178,13 @@ def test_a_table_that_went_away_fails_one_look_and_no_more(
 ) -> None:
     [gone] = split(mysql_shop, [3])
     source = sources(mysql_shop, broker)
-    source.look()
+    source.poll()
 
     mysql_shop.execute(f"DROP TABLE {mysql_shop.database.schema}.{gone}")
     with pytest.raises(SchemaMissing):
-        source.look()
+        source.poll()
 
-    assert source.look().due == []
+    assert source.poll().due == []
 
 
 def test_a_rate_limit_is_kept_from_batch_to_batch(

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from compensator.service.metrics import CompensatorMetrics
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.broker_metrics import BrokerMetrics
-from outbox_broker.http.served_ports import Served
+from outbox_broker.http.service_ports import Served
 from tests.deploy.manifests import of_kind
 
 OTHERS = {"kube_cronjob_status_last_successful_time": {"cronjob"}}

@@ -12,7 +12,7 @@ import yaml
 
 from compensator.core.config import load
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.runtime.amounts import parse_duration_ms
+from outbox_core.runtime.durations_and_sizes import parse_duration_ms
 from spark_reconcile.core.settings_file import read_config, settings_of
 from tests.deploy.manifests import KUBERNETES, MANIFESTS, Container, containers, documents, of_kind, options
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compensator.core.config import load
-from outbox_core.runtime.amounts import parse_duration_ms
+from outbox_core.runtime.durations_and_sizes import parse_duration_ms
 from tests.deploy.manifests import SYSTEMD, UNITS, exec_start, options, unit, value
 
 ENGINE_CLOSE_SECONDS = 10

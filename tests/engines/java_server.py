@@ -124,6 +124,12 @@ class JavaServer:
             self._process.wait()
             self._process = None
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process: SIGSTOP pauses the server, SIGCONT lets it go on."""
+        if self._process is None:
+            raise RuntimeError(f"{self._program.main_class} was not started")
+        self._process.send_signal(number)
+
     def _pause(self) -> None:
         if self._process is None:
             raise RuntimeError(f"{self._program.main_class} was not started")

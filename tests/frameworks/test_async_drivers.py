@@ -23,7 +23,7 @@ from outbox import Outbox
 from tests.frameworks.reached import Reached
 from tests.outbox.shop import BUSY_LIMITS, Payment, Shop
 
-WAITS = 30
+WAITS = 40
 
 
 DRIVERS = {

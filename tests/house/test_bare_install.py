@@ -90,3 +90,21 @@ def test_a_room_whose_extra_is_missing_says_which(command: str, tmp_path: Path) 
     assert ended.returncode == 2
     assert "pip install '.[" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.processes
+def test_a_broker_whose_client_is_missing_names_the_extra_whatever_its_scheme() -> None:
+    program = """
+from outbox_core import connect
+from outbox_core.common.errors import ConfigurationError
+for scheme in sys.argv[1:]:
+    try:
+        connect(f"{scheme}://127.0.0.1")
+    except ConfigurationError as error:
+        print("pip install '.[redis]'" in str(error))
+"""
+    schemes = ["redis", "rediss", "redis+cluster", "rediss+cluster"]
+
+    ended = run_bare(program, *schemes)
+
+    assert ended.stdout.split() == ["True"] * len(schemes), ended.stderr

@@ -9,7 +9,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, Engine, event, inspect, text
 
-from outbox.consumers.inbox import InboxStore
+from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate import schema_upgrade
 from outbox.store.database import open_engine
 from outbox.store.schema import outbox_tables, schema_for

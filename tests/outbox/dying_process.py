@@ -17,7 +17,7 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.orm import Session
 
 from broker_adapter.embedded import EmbeddedBroker
-from compensator.work.claim_and_relay import ScanOptions
+from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
@@ -51,17 +51,6 @@ class DyingBroker(EmbeddedBroker):
         return results
 
 
-class DyingOutbox(Outbox):
-    """Dies, where told to, when the commit is done and the sender knows nothing of it yet."""
-
-    dies_before_hand_off = False
-
-    def committed(self, unit: Any) -> None:
-        if self.dies_before_hand_off:
-            die()
-        super().committed(unit)
-
-
 def on_statement(event_name: str, begins: str, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
     """Die at the first statement on the message table that begins so."""
     if statement.startswith(begins) and "message" in statement:
@@ -89,12 +78,11 @@ def business(point: str, url: str, schema: str, broker: DyingBroker) -> None:
     """Roll one transaction back, commit another, let the sender work."""
     engine = create_engine(url)
     limits = SenderLimits(lease_ms=LEASE_MS, lease_margin_ms=1_000)
-    box = DyingOutbox(engine, broker=broker, schema=schema or None, sender=limits)
+    box = Outbox(engine, broker=broker, schema=schema or None, sender=limits)
     with Session(engine) as session:
         session.add(Payment(id=2))
         box.publish("payments", "rolled back", session=session)
         session.rollback()
-    box.dies_before_hand_off = point == "after commit"
     listen(point, engine)
     with Session(engine) as session, session.begin():
         session.add(Payment(id=1))
@@ -105,8 +93,10 @@ def business(point: str, url: str, schema: str, broker: DyingBroker) -> None:
 
 
 def listen(point: str, engine: Engine) -> None:
-    """Die around statements, where the point is one of these. Only the sender deletes, on an engine of its own."""
+    """Die after the commit or around a statement, where the point is one. Only the sender deletes, on its engine."""
     match point:
+        case "after commit":  # before the outbox's own listener, and so before the sender knows of it
+            event.listen(Session, "after_commit", die, insert=True)
         case "before insert":
             event.listen(engine, "before_cursor_execute", partial(on_statement, point, "INSERT"))
         case "after insert":
@@ -127,7 +117,7 @@ def scan(point: str, url: str, schema: str, broker: DyingBroker) -> None:
         store=MessageStore(dialect=engine.dialect, schema=schema or None),
         broker=broker,
         policy=RelayPolicy(),
-        options=ScanOptions(lease_ms=LEASE_MS),
+        options=ClaimOptions(lease_ms=LEASE_MS),
     ).run()
 
 

@@ -33,6 +33,7 @@ class RecordingBroker:
         self.duplicates: list[str] = []
         self.canceled: list[str] = []
         self.rejects: dict[str, str] = {}
+        self.defers: dict[str, str] = {}
         self._changed = threading.Condition()
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
@@ -104,6 +105,8 @@ class RecordingBroker:
     def _store(self, message: Message) -> PublishResult:
         if message.id in self.rejects:
             return PublishResult(message.id, PublishStatus.REJECTED, self.rejects[message.id])
+        if message.id in self.defers:
+            return PublishResult(message.id, PublishStatus.DEFERRED, self.defers[message.id])
         if any(message.id == one.id for one in self.stored):
             self.duplicates.append(message.id)
             return PublishResult(message.id, PublishStatus.DUPLICATE)

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, String, create_engine, func, select, text, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.schema import CreateSchema
 
-from compensator.work.claim_and_relay import ScanOptions
+from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
@@ -78,7 +78,7 @@ class Shop:
             store=self.store,
             broker=broker,
             policy=RelayPolicy(outage_delay_ms=60_000),
-            options=ScanOptions(batch_rows=batch_rows, lease_ms=lease_ms),
+            options=ClaimOptions(batch_rows=batch_rows, lease_ms=lease_ms),
         )
 
     def end_leases(self, *, at_us: int = 1) -> None:
@@ -88,7 +88,8 @@ class Shop:
 
     def end_delays(self) -> None:
         """Let every row that was put off be due, as if its time had just come; rows in somebody's hands stay there."""
-        message, now = self.tables.message, time.time_ns() // 1_000
+        # A moment ago: SQLite tells the time in whole milliseconds, and this clock is finer.
+        message, now = self.tables.message, time.time_ns() // 1_000 - 2_000
         with self.engine.begin() as connection:
             connection.execute(update(message).where(message.c.token.is_(None)).values(due_at_us=now))
 

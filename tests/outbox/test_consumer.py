@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Consumer, RetryLater, consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner, Outcome
-from outbox.consumers.inbox import InboxStore
+from outbox.consumers.inbox_table import InboxStore
 from outbox.testing import AdvancingClock
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, InvalidMessage, TransactionDoomed

@@ -13,7 +13,9 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox, SchemaMissing
 from outbox.store.database import error_code
+from outbox.store.row import publish_row
 from outbox_core.common.errors import TransactionDoomed
+from outbox_core.messages.message import Message
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import Durability, LocalServer
 from tests.fixtures.servers import MYSQL_LIKE, local_server
@@ -262,19 +264,16 @@ def test_a_lock_wait_at_the_insert_fails_the_commit_and_a_second_commit_is_whole
     mysql_shop: Shop, broker: RecordingBroker
 ) -> None:
     box = mysql_shop.box(broker, sender=NO_SENDER)
-    rival_session = Session(mysql_shop.engine)
-    rival_session.begin()
-    box.publish("rival", "", message_id="order-1", session=rival_session)
-    connection = rival_session.connection()
-    box.write(connection, rival_session.info["outbox.units_of_work"][box])
+    row = publish_row(Message(id="order-1", topic="rival", body=b""))
 
-    with Session(mysql_shop.engine) as session:
+    with mysql_shop.engine.connect() as rival, Session(mysql_shop.engine) as session:
+        mysql_shop.store.insert(rival, [row], token="c" * 32, lease_us=1)
         session.execute(text("SET SESSION innodb_lock_wait_timeout = 1"))
         session.add(Payment(id=50))
         box.publish("topic", "", message_id="order-1", session=session)
         with pytest.raises(OperationalError) as caught:
             session.commit()
-        rival_session.close()
+        rival.rollback()
         session.commit()
 
     assert error_code(caught.value) == 1205

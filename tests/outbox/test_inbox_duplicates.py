@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Consumer, consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner, Outcome, still_held
-from outbox.consumers.inbox import InboxStore
+from outbox.consumers.inbox_table import InboxStore
 from outbox_core.common.errors import OutboxError
 from outbox_core.messages.message import Delivery
 from tests.outbox.innodb_locks import wait_for_lock_waits

@@ -22,7 +22,7 @@ from sqlalchemy.engine import make_url
 
 from compensator.assignment import SourceName, open_assignment
 from outbox.admin.message_admin import AdminAction, MessageSelection
-from outbox.admin.schema_admin import BATCH_ROWS, Desks
+from outbox.admin.schema_admin import BATCH_ROWS, SchemaAdmin
 from outbox.cli import command
 from outbox.migrate import schema_upgrade
 from outbox.store.database import background_engine
@@ -102,10 +102,10 @@ def split_shop(mysql_shop: Shop) -> Shop:
 
 
 @pytest.fixture
-def split_desks(split_shop: Shop) -> Iterator[Desks]:
-    """The desks of all its tables."""
+def split_desks(split_shop: Shop) -> Iterator[SchemaAdmin]:
+    """Returns the access to all its tables."""
     engine = background_engine(split_shop.engine)
-    yield Desks(engine, schema=split_shop.database.schema)
+    yield SchemaAdmin(engine, schema=split_shop.database.schema)
     engine.dispose()
 
 
@@ -260,7 +260,7 @@ def test_ids_are_found_in_whatever_table_they_are(split_shop: Shop) -> None:
     assert state_of(split_shop, "message_0000") == {"m-1": "pending"}
 
 
-def test_many_are_changed_by_primary_key_in_small_transactions(split_shop: Shop, split_desks: Desks) -> None:
+def test_many_are_changed_by_primary_key_in_small_transactions(split_shop: Shop, split_desks: SchemaAdmin) -> None:
     ids = [f"m-{number:04d}" for number in range(2 * BATCH_ROWS + 1)]
     add(split_shop, *ids, table="message_0001", state=RowState.PARKED)
     places = split_desks.find(MessageSelection(state=RowState.PARKED), action=AdminAction.DISCARD, rows_max=1_000)
@@ -379,22 +379,22 @@ def test_an_interrupt_ends_between_two_batches_and_says_how_far_it_came(
 ) -> None:
     from typer.testing import CliRunner
 
-    from outbox.admin.message_admin import MessageDesk
+    from outbox.admin.message_admin import MessageAdmin
     from outbox.cli import messages_command
 
     add(sqlite_shop, *[f"m-{number:04d}" for number in range(3 * BATCH_ROWS)], state=RowState.PARKED)
-    discard = MessageDesk.discard
+    discard = MessageAdmin.discard
     batches = 0
 
-    def interrupted(desk: MessageDesk, connection: Any, ids: Any) -> int:
+    def interrupted(admin: MessageAdmin, connection: Any, ids: Any) -> int:
         nonlocal batches
         batches += 1
-        changed = discard(desk, connection, ids)
+        changed = discard(admin, connection, ids)
         if batches == 2:
             signal.raise_signal(signal.SIGINT)
         return changed
 
-    monkeypatch.setattr(MessageDesk, "discard", interrupted)
+    monkeypatch.setattr(MessageAdmin, "discard", interrupted)
 
     done = CliRunner().invoke(messages_command.app, ["discard", "--all", "--yes", "--url", sqlite_shop.database.url])
 

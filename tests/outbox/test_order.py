@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import func, select, text
 
 from outbox import Outbox
-from outbox.store.ordering import OrderStore
+from outbox.store.order_table import OrderStore
 from outbox.store.schema import RowState
 from outbox_core.common.errors import BrokerUnavailable, InvalidMessage
 from outbox_core.messages.message import Message

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from compensator.core.batch_totals import PassReport, add
-from compensator.work.claim_and_relay import ScanOptions
+from compensator.core.batch_totals import BatchTotals, add
+from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy
 from outbox.delivery.key_waves import HOLD_DELAY_MS_MIN, IN_FLIGHT_DELAY_MS, PARKED_DELAY_MS, hold_delay_ms
 from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.database import background_engine
-from outbox.store.ordering import Barrier
+from outbox.store.order_table import Barrier
 from outbox.store.schema import RowState, message_table_names, split_message_table_name
 from outbox.store.table_placement import MessageTable
 from outbox_core.common.errors import BrokerUnavailable
@@ -48,7 +48,7 @@ def moving_key(before: int, after: int) -> str:
     return next(key for key in keys if zlib.crc32(key.encode()) % before != zlib.crc32(key.encode()) % after)
 
 
-def passing(shop: Shop, broker: RecordingBroker, table: str) -> PassReport:
+def passing(shop: Shop, broker: RecordingBroker, table: str) -> BatchTotals:
     """What a compensator does with one message table whose leases are over."""
     schema = shop.database.schema
     shop.execute(f"UPDATE {schema}.{table} SET due_at_us = 1 WHERE state = 'pending'")
@@ -56,7 +56,7 @@ def passing(shop: Shop, broker: RecordingBroker, table: str) -> PassReport:
     try:
         return Scan(
             engine=engine, store=shop.store.at(MessageTable(schema, table)), broker=broker,
-            policy=RelayPolicy(), options=ScanOptions(),
+            policy=RelayPolicy(), options=ClaimOptions(),
         ).run()  # fmt: skip
     finally:
         engine.dispose()
@@ -131,7 +131,7 @@ def test_after_an_outage_each_row_is_claimed_once_and_keys_keep_their_order(shop
     probed = probe.run()
     broker.rule, broker.batches = None, []
 
-    total, ends_at = PassReport(), time.monotonic() + DEADLINE_SECONDS
+    total, ends_at = BatchTotals(), time.monotonic() + DEADLINE_SECONDS
     while shop.rows() and time.monotonic() < ends_at:
         total = add(total, drain.run())
 

@@ -200,6 +200,39 @@ def child_status(shop: Shop, box: Outbox, broker: HangingBroker, report: Path) -
         return 1
 
 
+def test_a_fork_waits_for_an_open_transaction_of_the_sender_so_that_its_child_can_write(
+    sqlite_shop: Shop, tmp_path: Path
+) -> None:
+    broker = HangingBroker()
+    broker.go_on.set()
+    removing, forks, forked = threading.Event(), threading.Event(), threading.Event()
+
+    def stay_in_the_transaction(statement: str) -> None:
+        if statement.startswith("DELETE"):  # the sender's, in the transaction that removes what was sent
+            removing.set()
+            assert forks.wait(WAIT_SECONDS)
+            forked.wait(1)  # comes at once where the fork does not wait for this transaction
+
+    # The pool of the sender's connections is made from this one, with its listeners.
+    event.listen(sqlite_shop.engine.pool, "connect", lambda raw, _: raw.set_trace_callback(stay_in_the_transaction))
+    box = sqlite_shop.box(broker)
+    pay(sqlite_shop, box, 0)
+    assert removing.wait(WAIT_SECONDS)
+    os.register_at_fork(before=forks.set)  # called before the hooks that are there already
+    child = os.fork()
+    if child == 0:
+        forked.set()
+        os._exit(child_status(sqlite_shop, box, broker, tmp_path / "sent"))
+    forked.set()
+    _, status = os.waitpid(child, 0)
+
+    assert (tmp_path / "sent").read_text() == "0,2"
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert box.close()
+    assert sqlite_shop.payments() == [0, 2]
+    assert sqlite_shop.rows() == []
+
+
 def test_a_child_does_not_share_the_parents_background_connections(mysql_shop: Shop, tmp_path: Path) -> None:
     broker = RecordingBroker()
     box = mysql_shop.box(broker)

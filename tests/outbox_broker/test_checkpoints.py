@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from outbox_broker.common.engine_options import EngineOptions
@@ -256,25 +255,11 @@ def test_dead_letters_take_no_more_in_a_checkpoint_than_in_memory() -> None:
 
     data = data_of(state)
 
-    assert len(data) < state.dead_weight.size_bytes + 1_000
+    assert len(data) < state.dead_letter_memory.size_bytes + 1_000
     restored = BrokerState(EngineOptions(), NoBlocks())
     checkpoint.restore(restored, data)
     assert dead_of(restored) == dead_of(state)
-    assert restored.dead_weight == state.dead_weight
-
-
-def test_the_dead_letters_of_an_older_checkpoint_are_read_run_by_run() -> None:
-    state = with_dead_letters(3, reason="broken")
-    rows = msgspec.msgpack.decode(data_of(state))
-    [group] = rows[3]
-    assert group[8] == []
-    group[8] = [(0, 1, 16, "broken", 7), (2, ["m2"], 16, "broken", 7), (4, "m4", 16, "broken", 7)]
-    del group[11:]
-
-    restored = BrokerState(EngineOptions(), NoBlocks())
-    checkpoint.restore(restored, msgspec.msgpack.encode(rows))
-
-    assert dead_of(restored) == dead_of(state)
+    assert restored.dead_letter_memory == state.dead_letter_memory
 
 
 def test_dead_letters_are_there_after_a_restart_from_a_checkpoint(open_engine: type_of_open, folder: Path) -> None:

@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_broker.group.dead_letters import DeadLetters, DeadRun, Said, Weight
+from outbox_broker.group.dead_letters import DeadLetters, DeadRun, DeathDetails, MemoryUse
 
 SEQUENCES_MAX = 40
 reasons = st.sampled_from(["bad", "late"])
@@ -38,8 +38,8 @@ def in_order(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def test_runs_are_added_and_taken_as_single_letters_would_be(
     steps: list[tuple[int, int, int, str, int] | list[tuple[int, int]]], place: int
 ) -> None:
-    weight = Weight()
-    letters, model = DeadLetters(weight), Model()
+    memory = MemoryUse()
+    letters, model = DeadLetters(memory), Model()
     for step in steps:
         if isinstance(step, list):
             wanted = in_order(step)
@@ -63,18 +63,18 @@ def test_runs_are_added_and_taken_as_single_letters_would_be(
     assert [one for run in letters.runs(place) for one in range(run.first, run.end)] == sorted(
         one for one in model if one >= place
     )
-    restored_weight = Weight()
-    restored = DeadLetters(restored_weight)
+    restored_memory = MemoryUse()
+    restored = DeadLetters(restored_memory)
     restored.restore(letters.capture())
     assert [*restored] == [*letters]
-    assert (len(restored), restored_weight) == (len(letters), weight)
+    assert (len(restored), restored_memory) == (len(letters), memory)
     restored.take([(0, 2 * SEQUENCES_MAX)])
-    assert (restored._said, restored._numbers, restored._uses, restored_weight.size_bytes) == ({}, {}, {}, 0)
+    assert (restored._details, restored._numbers, restored._uses, restored_memory.size_bytes) == ({}, {}, {}, 0)
     letters.take_from(place)
-    assert seen(letters) == {one: said for one, said in model.items() if one < place}
+    assert seen(letters) == {one: details for one, details in model.items() if one < place}
     letters.take_before(place)
-    assert (seen(letters), letters._said, letters._numbers, letters._uses) == ({}, {}, {}, {})
-    assert weight.size_bytes == 0
+    assert (seen(letters), letters._details, letters._numbers, letters._uses) == ({}, {}, {}, {})
+    assert memory.size_bytes == 0
 
 
 def test_neighbours_that_died_alike_are_one_run() -> None:
@@ -91,10 +91,10 @@ def test_what_is_captured_is_little_endian_and_what_is_said_stands_there_once() 
     for sequence in (1, 5, 9):
         letters.add(DeadRun(sequence, sequence + 2, 16, "broken", 7))
 
-    firsts, ends, times, _, said = letters.capture()
+    firsts, ends, times, _, details = letters.capture()
 
     assert [firsts, ends, times] == [struct.pack("<QQQ", *one) for one in ((1, 5, 9), (3, 7, 11), (7, 7, 7))]
-    assert said == [Said(1, 16, "broken")]
+    assert details == [DeathDetails(1, 16, "broken")]
 
 
 def test_what_dies_after_a_restore_is_said_under_numbers_of_its_own() -> None:

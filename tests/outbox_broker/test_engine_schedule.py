@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import google_crc32c
 import pytest
 
 from outbox_broker.engine.engine import Engine
@@ -273,19 +274,20 @@ def test_what_fires_or_is_canceled_while_it_is_flushed_does_so_once(
     assert publish(engine, "a", "b", "c", "d") == ["duplicate"] * 4
 
 
-def test_a_folder_of_the_version_before_is_refused_and_told_what_to_do(open_engine: type_of_open, folder: Path) -> None:
+def test_a_folder_of_another_version_is_refused_and_told_what_to_do(open_engine: type_of_open, folder: Path) -> None:
     engine = open_engine()
     publish(engine, "a")
     engine.close()
     [path] = journal.segment_paths(folder / "messages")
-    header = journal.SegmentHeader.decode(path.read_bytes()[: journal.HEADER_BYTES])
-    outdated = journal.OLDEST_VERSION - 1
-    old = replace(header, version=outdated).encode()
-    path.write_bytes(old + path.read_bytes()[journal.HEADER_BYTES :])
+    data = bytearray(path.read_bytes())
+    other = journal.VERSION + 1
+    struct.pack_into("<H", data, 8, other)
+    struct.pack_into("<I", data, 28, google_crc32c.value(bytes(data[:28])))
+    path.write_bytes(data)
 
     with pytest.raises(
         journal.SegmentDamaged,
-        match=f"version {outdated}; this code reads versions {journal.OLDEST_VERSION} to {journal.VERSION}: drain it",
+        match=f"version {other}; this code reads version {journal.VERSION}: drain it",
     ):
         open_engine()
 

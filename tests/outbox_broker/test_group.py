@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_broker.group.consumer_group import Death, DeathCause, Group, HandOut, Requeue
+from outbox_broker.group.consumer_group import Death, DeathCause, DeliveryRun, Group, Requeue
 from outbox_broker.group.in_flight import InFlightRun
 from outbox_broker.group.receipt import Receipt
 from outbox_core.messages.message import AckStatus, GroupConfig
@@ -15,10 +15,10 @@ def group_of(*, max_attempts: int = 3) -> Group:
     return Group(name="g", config=config, position=0)
 
 
-def hand_out(group: Group, *sequences: int, visible_at_ms: int) -> list[HandOut]:
-    handed = group.decide_hand_out([(sequence, sequence + 1) for sequence in sequences])
+def deliver(group: Group, *sequences: int, visible_at_ms: int) -> list[DeliveryRun]:
+    handed = group.decide_delivery([(sequence, sequence + 1) for sequence in sequences])
     for one in handed:
-        group.hand_out(one.first, one.count, delivery=one.delivery, attempt=one.attempt, visible_at_ms=visible_at_ms)
+        group.deliver(one.first, one.count, delivery=one.delivery, attempt=one.attempt, visible_at_ms=visible_at_ms)
     return handed
 
 
@@ -36,8 +36,8 @@ def held(group: Group, sequence: int) -> InFlightRun:
 def test_a_first_hand_out_is_delivery_and_attempt_one() -> None:
     group = group_of()
 
-    assert hand_out(group, 0, 1, visible_at_ms=10) == [
-        HandOut(0, 1, 1, 1, 0), HandOut(1, 1, 1, 1, 0)
+    assert deliver(group, 0, 1, visible_at_ms=10) == [
+        DeliveryRun(0, 1, 1, 1, 0), DeliveryRun(1, 1, 1, 1, 0)
     ]  # fmt: skip
 
     assert (group.position, group.in_flight()) == (2, 2)
@@ -45,7 +45,7 @@ def test_a_first_hand_out_is_delivery_and_attempt_one() -> None:
 
 def test_a_message_is_visible_again_at_its_time_and_not_a_millisecond_before() -> None:
     group = group_of()
-    hand_out(group, 0, visible_at_ms=1_000)
+    deliver(group, 0, visible_at_ms=1_000)
 
     assert ready(group, 999) == []
     assert ready(group, 1_000) == [0]
@@ -53,16 +53,16 @@ def test_a_message_is_visible_again_at_its_time_and_not_a_millisecond_before() -
 
 def test_looking_for_what_is_visible_changes_nothing() -> None:
     group = group_of()
-    hand_out(group, 0, 1, visible_at_ms=10)
+    deliver(group, 0, 1, visible_at_ms=10)
 
     assert [ready(group, 10) for _ in range(3)] == [[0, 1]] * 3
 
 
 def test_what_is_visible_again_comes_in_order_of_time_then_of_sequence() -> None:
     group = group_of()
-    hand_out(group, 0, visible_at_ms=30)
-    hand_out(group, 2, 3, visible_at_ms=20)
-    hand_out(group, 1, visible_at_ms=20)
+    deliver(group, 0, visible_at_ms=30)
+    deliver(group, 2, 3, visible_at_ms=20)
+    deliver(group, 1, visible_at_ms=20)
 
     assert ready(group, 30) == [1, 2, 3, 0]
     assert group.next_visible_ms() == 20
@@ -70,7 +70,7 @@ def test_what_is_visible_again_comes_in_order_of_time_then_of_sequence() -> None
 
 def test_a_settled_message_leaves_no_place_in_the_order() -> None:
     group = group_of()
-    hand_out(group, 0, 1, visible_at_ms=10)
+    deliver(group, 0, 1, visible_at_ms=10)
 
     group.ack(0)
 
@@ -81,20 +81,20 @@ def test_a_settled_message_leaves_no_place_in_the_order() -> None:
 
 def test_a_message_that_is_moved_to_the_same_time_twice_comes_once() -> None:
     group = group_of(max_attempts=2)
-    hand_out(group, 0, visible_at_ms=1_000)
+    deliver(group, 0, visible_at_ms=1_000)
     group.requeue(Requeue(0, 1, 0, 0), reason=None)
-    hand_out(group, 0, visible_at_ms=1_000)
+    deliver(group, 0, visible_at_ms=1_000)
     group.extend(0, visible_at_ms=1_000)
 
     assert ready(group, 1_000) == [0]
-    hand_out(group, 0, visible_at_ms=2_000)
+    deliver(group, 0, visible_at_ms=2_000)
     group.extend(0, visible_at_ms=2_000)
     assert [one.first for one in group.visible_again(now_ms=2_000, count_max=5)[1]] == [0]
 
 
 def test_an_extension_moves_the_time_either_way() -> None:
     group = group_of()
-    hand_out(group, 0, visible_at_ms=100)
+    deliver(group, 0, visible_at_ms=100)
 
     group.extend(0, visible_at_ms=500)
     assert (ready(group, 499), ready(group, 500)) == ([], [0])
@@ -105,17 +105,17 @@ def test_an_extension_moves_the_time_either_way() -> None:
 
 def test_an_expired_hand_out_uses_an_attempt_once() -> None:
     group = group_of()
-    hand_out(group, 0, visible_at_ms=10)
+    deliver(group, 0, visible_at_ms=10)
 
-    [second] = hand_out(group, 0, visible_at_ms=20)
+    [second] = deliver(group, 0, visible_at_ms=20)
 
-    assert second == HandOut(0, 1, 2, 2, 0, again=True)
+    assert second == DeliveryRun(0, 1, 2, 2, 0, again=True)
     assert held(group, 0).attempts_used == 1
 
 
 def test_expiry_after_the_last_attempt_is_a_death_and_says_so() -> None:
     group = group_of(max_attempts=1)
-    hand_out(group, 0, visible_at_ms=10)
+    deliver(group, 0, visible_at_ms=10)
 
     sequences, [death] = group.visible_again(now_ms=10, count_max=5)
 
@@ -126,9 +126,9 @@ def test_expiry_after_the_last_attempt_is_a_death_and_says_so() -> None:
 
 def test_the_reason_of_the_last_nack_is_kept_for_a_death_by_expiry() -> None:
     group = group_of(max_attempts=2)
-    hand_out(group, 0, visible_at_ms=10)
+    deliver(group, 0, visible_at_ms=10)
     group.requeue(Requeue(0, 1, 20, 1), reason="no stock")
-    hand_out(group, 0, visible_at_ms=30)
+    deliver(group, 0, visible_at_ms=30)
 
     _, [death] = group.visible_again(now_ms=30, count_max=5)
 
@@ -138,7 +138,7 @@ def test_the_reason_of_the_last_nack_is_kept_for_a_death_by_expiry() -> None:
 @pytest.mark.parametrize(("failures", "delay_ms"), [(1, 100), (2, 200), (4, 800), (5, 1_000), (900, 1_000)])
 def test_a_nack_without_delay_backs_off_exponentially_up_to_the_cap(failures: int, delay_ms: int) -> None:
     group = group_of(max_attempts=1_000)
-    hand_out(group, 0, visible_at_ms=10)
+    deliver(group, 0, visible_at_ms=10)
     held(group, 0).attempts_used = failures - 1
 
     decision = group.decide_nack(0, now_ms=5, delay_ms=None, reason=None, counts=True)
@@ -148,7 +148,7 @@ def test_a_nack_without_delay_backs_off_exponentially_up_to_the_cap(failures: in
 
 def test_a_nack_that_counts_dies_at_the_last_attempt_and_one_that_does_not_never_dies() -> None:
     group = group_of(max_attempts=1)
-    hand_out(group, 0, visible_at_ms=10)
+    deliver(group, 0, visible_at_ms=10)
 
     assert group.decide_nack(0, now_ms=5, delay_ms=0, reason="bad", counts=True) == Death(
         0, 1, 1, "bad", DeathCause.REJECTED
@@ -158,75 +158,75 @@ def test_a_nack_that_counts_dies_at_the_last_attempt_and_one_that_does_not_never
 
 def test_acknowledgements_are_told_apart() -> None:
     group = group_of()
-    hand_out(group, 0, 1, 2, visible_at_ms=10)
+    deliver(group, 0, 1, 2, visible_at_ms=10)
     group.ack(0)
-    hand_out(group, 1, visible_at_ms=20)
+    deliver(group, 1, visible_at_ms=20)
     group.die(Death(2, 1, 3, "bad"), at_ms=5)
 
-    def status(sequence: int, delivery: int = 1, life: int = 0) -> AckStatus:
-        return group.ack_status(sequence, delivery=delivery, life=life)
+    def status(sequence: int, delivery: int = 1, generation: int = 0) -> AckStatus:
+        return group.ack_status(sequence, delivery=delivery, generation=generation)
 
     assert status(0) is AckStatus.ALREADY_ACKED
     assert (status(1, 1), status(1, 2), status(1, 3)) == (AckStatus.STALE, AckStatus.ACKED, AckStatus.STALE)
-    assert status(1, 2, life=1) is AckStatus.STALE
+    assert status(1, 2, generation=1) is AckStatus.STALE
     assert status(2) is AckStatus.STALE
     assert status(3) is AckStatus.UNKNOWN
 
 
 def test_a_nacked_delivery_may_still_be_acknowledged_but_not_nacked_again() -> None:
     group = group_of()
-    hand_out(group, 0, visible_at_ms=10)
+    deliver(group, 0, visible_at_ms=10)
     group.requeue(Requeue(0, 1, 100, 1), reason=None)
 
-    assert group.ack_status(0, delivery=1, life=0) is AckStatus.ACKED
-    assert group.held_of(0, 1, delivery=1, life=0) == []
+    assert group.ack_status(0, delivery=1, generation=0) is AckStatus.ACKED
+    assert group.in_flight_of(0, 1, delivery=1, generation=0) == []
 
 
 def test_a_redrive_begins_a_new_life_and_is_idempotent() -> None:
     group = group_of()
-    hand_out(group, 0, 1, visible_at_ms=10)
+    deliver(group, 0, 1, visible_at_ms=10)
     group.die(Death(0, 1, 3, "bad"), at_ms=5)
 
     assert group.redrive([(0, 2), (7, 8)], now_ms=50) == 1
     assert group.redrive([(0, 1)], now_ms=50) == 0
 
     assert ready(group, 50) == [1, 0]
-    assert hand_out(group, 0, visible_at_ms=60) == [HandOut(0, 1, 1, 1, 1)]
-    assert group.ack_status(0, delivery=1, life=0) is AckStatus.STALE
-    assert group.ack_status(1, delivery=1, life=0) is AckStatus.ACKED, "who did not die lives on"
+    assert deliver(group, 0, visible_at_ms=60) == [DeliveryRun(0, 1, 1, 1, 1)]
+    assert group.ack_status(0, delivery=1, generation=0) is AckStatus.STALE
+    assert group.ack_status(1, delivery=1, generation=0) is AckStatus.ACKED, "who did not die lives on"
 
 
 def test_what_was_acknowledged_before_a_redrive_of_others_is_still_acknowledged() -> None:
     group = group_of()
-    hand_out(group, 0, 1, visible_at_ms=10)
+    deliver(group, 0, 1, visible_at_ms=10)
     group.ack(0)
     group.die(Death(1, 1, 3, "bad"), at_ms=5)
 
     group.redrive([(1, 2)], now_ms=50)
 
-    assert group.ack_status(0, delivery=1, life=0) is AckStatus.ALREADY_ACKED
+    assert group.ack_status(0, delivery=1, generation=0) is AckStatus.ALREADY_ACKED
 
 
 @pytest.mark.parametrize("position", [0, 1, 3], ids=["back", "into the middle", "ahead"])
 def test_after_a_seek_every_old_receipt_is_stale(position: int) -> None:
     group = group_of()
-    hand_out(group, 0, 1, 2, visible_at_ms=10)
+    deliver(group, 0, 1, 2, visible_at_ms=10)
     group.ack(1)
 
-    group.seek(position, life=1)
+    group.seek(position, generation=1)
 
-    assert [group.ack_status(sequence, delivery=1, life=0) for sequence in range(3)] == [AckStatus.STALE] * 3
+    assert [group.ack_status(sequence, delivery=1, generation=0) for sequence in range(3)] == [AckStatus.STALE] * 3
     assert len(group.unsettled) == 0
     assert group.position == position
 
 
 def test_a_seek_back_takes_dead_letters_ahead_of_it_along() -> None:
     group = group_of()
-    hand_out(group, 0, 1, visible_at_ms=10)
+    deliver(group, 0, 1, visible_at_ms=10)
     for sequence in (0, 1):
         group.die(Death(sequence, 1, 3, "bad"), at_ms=5)
 
-    group.seek(1, life=1)
+    group.seek(1, generation=1)
 
     assert [(one.first, one.end) for one in group.dead] == [(0, 1)]
 

@@ -36,7 +36,7 @@ def look_up(order: KeyOrder, keys: list[str | None], *, settled: int | None = No
             if order.room(key, sequence) > 0:
                 order.file(sequence, [key])
             end = sequence + 1
-    order.note_look(len(keys), looked_up_end=end, enough=False)
+    order.record_scan(len(keys), backlog_scan_end=end, enough=False)
 
 
 @given(adds=st.lists(NEAR_EDGES, max_size=40), discards=st.lists(NEAR_EDGES, max_size=40), start=NEAR_EDGES)
@@ -77,7 +77,7 @@ def test_the_next_of_a_key_is_ready_once_the_one_before_is_settled_and_not_when_
     order = KeyOrder()
     file_all(order, ["a", "a", "b"])
 
-    order.hand_out(0, 1)
+    order.deliver(0, 1)
     assert order.ready(10) == [2]
 
     order.end(0, 1)
@@ -92,24 +92,24 @@ def test_looking_for_what_is_ready_changes_nothing() -> None:
 
 
 def test_a_key_that_holds_thousands_knows_but_a_few_by_their_places() -> None:
-    order, keys = KeyOrder(lane_max=4), ["hot"] * 10_000
+    order, keys = KeyOrder(queue_max=4), ["hot"] * 10_000
 
     file_all(order, keys)
 
-    lanes, _, pieces = order.capture()
-    assert [len(waiting) for _, _, waiting, _ in lanes] == [4]
+    keys, _, pieces = order.capture()
+    assert [len(waiting) for _, _, waiting, _ in keys] == [4]
     assert sum(len(piece) for _, piece in pieces) <= 10_000 / 8 + PIECE_SEQUENCES / 8
     assert len(order) == 10_000
 
 
 @pytest.mark.parametrize("settled_while_reading", [False, True])
 def test_a_look_for_one_key_passes_over_no_message_of_another_key(settled_while_reading: bool) -> None:
-    order, keys = KeyOrder(lane_max=1), ["a", "a", "a", "b", "b", "b", "a", "b"]
+    order, keys = KeyOrder(queue_max=1), ["a", "a", "a", "b", "b", "b", "a", "b"]
     file_all(order, keys)
     for handed in (0, 3, 4):
-        order.hand_out(handed, handed + 1)
+        order.deliver(handed, handed + 1)
         order.end(handed, handed + 1)
-    order.hand_out(1, 2)  # b has to be looked up, from its third message on; a has room, and lacks one before that
+    order.deliver(1, 2)  # b has to be looked up, from its third message on; a has room, and lacks one before that
 
     if settled_while_reading:
         look_up(order, keys, settled=1)
@@ -124,7 +124,7 @@ def test_a_look_for_one_key_passes_over_no_message_of_another_key(settled_while_
 def test_dropping_old_messages_lets_the_next_of_a_key_go() -> None:
     order = KeyOrder()
     file_all(order, ["a", "a", "b", "a"])
-    order.hand_out(0, 1)
+    order.deliver(0, 1)
 
     order.drop_before(2)
 
@@ -134,13 +134,13 @@ def test_dropping_old_messages_lets_the_next_of_a_key_go() -> None:
 @settings(max_examples=300)
 @given(
     keys=st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=60),
-    lane_max=st.integers(1, 3),
+    queue_max=st.integers(1, 3),
     choices=st.lists(st.integers(0, 100), max_size=200),
 )  # fmt: skip
 def test_whatever_is_settled_when_each_key_goes_in_order_and_nothing_stays_behind(  # noqa: C901
-    keys: list[str | None], lane_max: int, choices: list[int]
+    keys: list[str | None], queue_max: int, choices: list[int]
 ) -> None:
-    order = KeyOrder(lane_max=lane_max)
+    order = KeyOrder(queue_max=queue_max)
     gone: defaultdict[str | None, list[int]] = defaultdict(list)
     in_hand: list[int] = []
     filed = 0
@@ -155,12 +155,12 @@ def test_whatever_is_settled_when_each_key_goes_in_order_and_nothing_stays_behin
             order.end(settled, settled + 1)
         elif choice % 5 == 4:
             state = order.capture()
-            order = KeyOrder(lane_max=lane_max)
+            order = KeyOrder(queue_max=queue_max)
             order.restore(state)
         else:
             look_up(order, keys, settled=in_hand.pop(choice % len(in_hand)) if in_hand and choice % 2 else None)
             for sequence in order.ready(2):
-                order.hand_out(sequence, sequence + 1)
+                order.deliver(sequence, sequence + 1)
                 gone[keys[sequence]].append(sequence)
                 in_hand.append(sequence)
         held = [keys[one] for one in in_hand if keys[one] is not None]
@@ -174,11 +174,11 @@ def test_whatever_is_settled_when_each_key_goes_in_order_and_nothing_stays_behin
         taken = order.ready(100)
         assert taken or not len(order), "held up for ever"
         for sequence in taken:
-            order.hand_out(sequence, sequence + 1)
+            order.deliver(sequence, sequence + 1)
             gone[keys[sequence]].append(sequence)
         in_hand += taken
 
     for key, sequences in gone.items():
         expected = [number for number, one in enumerate(keys[:filed]) if one == key]
         assert (sequences if key is not None else sorted(sequences)) == expected
-    assert order.lanes == 0
+    assert order.keys == 0

@@ -46,7 +46,7 @@ def state_with_retries(
     group = state.declare(TOPIC, GROUP, GroupConfig(max_attempts=1_000), position=0)
     for attempt in range(1, attempts + 1):
         for sequence in range(0, 2 * count, 2):
-            group.hand_out(sequence, 1, delivery=attempt, attempt=attempt, visible_at_ms=10)
+            group.deliver(sequence, 1, delivery=attempt, attempt=attempt, visible_at_ms=10)
             group.requeue(Requeue(sequence, 1, 20, attempt), reason=reasons(sequence, attempt))
     return state, group
 
@@ -187,7 +187,7 @@ def test_reasons_are_let_go_of_with_their_messages(end: str) -> None:
             for sequence in range(100):
                 group.ack(sequence)
         case "sought":
-            group.seek(0, life=1)
+            group.seek(0, generation=1)
         case "dropped":
             group.drop_before(100)
         case "deleted":

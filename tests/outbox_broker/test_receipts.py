@@ -21,7 +21,7 @@ def test_runs_tell_every_receipt_in_its_place_and_nothing_else(pieces: list[list
     receipts = [one for piece in pieces for one in piece]
 
     told = {
-        run.place + number: Receipt(run.topic, run.group, run.first + number, run.delivery, run.life)
+        run.place + number: Receipt(run.topic, run.group, run.first + number, run.delivery, run.generation)
         for run in runs_of(receipts)
         for number in range(run.count)
     }
@@ -37,5 +37,5 @@ def test_receipts_of_one_hand_out_are_one_run() -> None:
     assert (run.first, run.end, run.place) == (95, 1_095, 0)
 
 
-def _texts(topic: str, group: str, first: int, count: int, delivery: int, life: int) -> list[str]:
-    return receipts_of(topic, group, first=first, count=count, delivery=delivery, life=life)
+def _texts(topic: str, group: str, first: int, count: int, delivery: int, generation: int) -> list[str]:
+    return receipts_of(topic, group, first=first, count=count, delivery=delivery, generation=generation)

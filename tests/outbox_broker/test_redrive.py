@@ -11,7 +11,7 @@ from outbox_broker.engine import group_admin
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import InvalidMessage
-from outbox_core.common.pace import Pace
+from outbox_core.common.rate_limit import RateLimit
 from outbox_core.messages.message import GroupConfig, Message
 
 TOPIC, GROUP = "orders", "billing"
@@ -131,7 +131,7 @@ def test_a_seek_ends_a_redrive_of_what_lies_ahead(engine: Engine) -> None:
 
 
 def test_a_pace_gives_away_no_more_than_its_rate_in_any_second() -> None:
-    pace = Pace()
+    pace = RateLimit()
 
     times = (0, 0, 0, 500, 1_600, 1_700, 1_800, 9_000)
     given = [pace.next_ms(now_ms, per_second=2, count_max=1)[0] for now_ms in times]

@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_broker.state.scheduled_copy import NOT_STORED_YET_MS, fired_copies, note_of, to_be_fired
+from outbox_broker.state.scheduled_copy import NOT_STORED_YET_MS, dispatched_records, encode_marker, encode_scheduled
 from outbox_core.journal import journal
 from outbox_core.messages.message import Message
 
@@ -26,9 +26,9 @@ def messages(draw: st.DrawFn) -> Message:
 
 @given(batch=st.lists(messages(), min_size=1, max_size=4), first=st.integers(0, 1 << 60), now_ms=TIMES)
 def test_what_was_put_together_is_what_would_be_encoded(*, batch: list[Message], first: int, now_ms: int) -> None:
-    kept = [to_be_fired(one, now_ms=now_ms) for one in batch]
+    kept = [encode_scheduled(one, now_ms=now_ms) for one in batch]
 
-    copies = fired_copies(kept, first_sequence=first, stored_at_ms=now_ms)
+    copies = dispatched_records(kept, first_sequence=first, stored_at_ms=now_ms)
 
     for number, (message, payload, copy) in enumerate(zip(batch, kept, copies, strict=True)):
         record = record_of(message, body=message.body, stored_at_ms=now_ms, copy=journal.FIRED_COPY)
@@ -39,12 +39,12 @@ def test_what_was_put_together_is_what_would_be_encoded(*, batch: list[Message],
 
 def test_what_was_kept_in_another_shape_is_decoded_and_encoded() -> None:
     message = Message(id="a", topic="t", body=b"b", created_at_ms=5, deliver_at_ms=9)
-    usual = to_be_fired(message, now_ms=1 << 41)
+    usual = encode_scheduled(message, now_ms=1 << 41)
     odd = b"\xdc\x00\x0a" + usual[1:]  # the same, its length written in another way
 
-    assert fired_copies([usual, odd], first_sequence=7, stored_at_ms=1 << 41) == [
-        *fired_copies([usual], first_sequence=7, stored_at_ms=1 << 41),
-        *fired_copies([usual], first_sequence=8, stored_at_ms=1 << 41),
+    assert dispatched_records([usual, odd], first_sequence=7, stored_at_ms=1 << 41) == [
+        *dispatched_records([usual], first_sequence=7, stored_at_ms=1 << 41),
+        *dispatched_records([usual], first_sequence=8, stored_at_ms=1 << 41),
     ]
 
 
@@ -52,7 +52,7 @@ def test_what_was_kept_in_another_shape_is_decoded_and_encoded() -> None:
 def test_a_note_is_the_message_with_a_hash_for_its_body(message: Message, now_ms: int) -> None:
     bare = msgspec.structs.replace(message, headers={})
 
-    note = note_of(message, now_ms=now_ms)
+    note = encode_marker(message, now_ms=now_ms)
 
     digest = hashlib.sha256(message.body).digest()
     assert note == journal.encode_record(record_of(bare, body=digest, stored_at_ms=now_ms, copy=journal.SCHEDULED))

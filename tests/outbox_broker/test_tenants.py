@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -206,62 +205,6 @@ def test_one_tenants_flood_of_cancels_leaves_the_others_theirs(open_engine: type
 
     assert pulled(engine, "vic.a") == []
     assert pulled(engine, "lim.a") == [("flood-0", b"lim.a")]
-
-
-# -- what was written before a message was known by its topic ---------------------------------------------------------
-
-
-@pytest.fixture
-def older(tmp_path: Path) -> Path:
-    """A folder of the version before, as of ManualClock(1_700_000_000_000) and four seconds: on `orders` p0 to p159
-    came, f0, f1 and g0 fell due, s0 to s5, `near` and `near-canceled` are due in a day; s0, s1 and `near-canceled` were
-    canceled, and `early-1` and `early-2` before they came. All but the last two of these and g0 were in a bucket.
-    """
-    archive = Path(__file__).parent / "version-4-by-id.tar.xz"
-    with tarfile.open(archive) as opened:
-        opened.extraction_filter = getattr(tarfile, "data_filter", None)  # older Pythons have no filters
-        opened.extractall(tmp_path)
-    return tmp_path / "version-4-by-id"
-
-
-def test_a_folder_of_the_version_before_is_read_and_loses_nothing(older: Path) -> None:
-    clock = ManualClock(1_700_000_004_000)
-    day_ms = clock.now_ms() + 24 * HOUR_MS
-    for _ in range(2):
-        engine = Engine.open(older, clock=clock)
-        try:
-            known = ["p0", "p159", "s2", "f0", "g0", "near"]
-            assert publish(engine, *(message("orders", one) for one in known)) == ["duplicate"] * len(known)
-            canceled = ["s0", "s1", "near-canceled"]
-            again = [message("orders", one, due_ms=day_ms) for one in canceled]
-            assert publish(engine, *again) == ["duplicate"] * len(canceled)
-            assert engine.cancel(["f0", "g0", "p0"]) == ["too_late"] * 3
-            assert engine.cancel(canceled) == ["canceled"] * len(canceled)
-            engine.context.schedule.make_room(clock.now_ms(), fill=0)
-        finally:
-            engine.close()
-
-    engine = Engine.open(older, clock=clock)
-    try:
-        assert engine.cancel(["s2"], topics=["orders"]) == ["canceled"]
-        assert publish(engine, message("vic.a", "early-1"), message("vic.a", "p0")) == ["stored", "stored"]
-        assert pulled(engine, "vic.a") == [("p0", b"vic.a")], "what was canceled before it came was so on every topic"
-        clock.advance(24 * HOUR_MS)
-        ids = [one for one, _ in pulled(engine, "orders", group="new")]
-        assert ids[-7:] == ["f0", "f1", "g0", "s3", "s4", "s5", "near"]
-        assert ids[:-7] == [f"p{number}" for number in range(160)]
-    finally:
-        engine.close()
-
-
-def test_of_what_the_version_before_left_a_limited_token_learns_nothing(older: Path) -> None:
-    engine = Engine.open(older, clock=ManualClock(1_700_000_004_000))
-    try:
-        ids = ["s0", "s2", "f0", "g0", "p0", "near", "near-canceled"]
-        assert engine.cancel(ids, topics=LIM) == ["unknown"] * len(ids)
-        assert publish(engine, message("orders", "s2"), message("lim.new", "s2")) == ["duplicate", "stored"]
-    finally:
-        engine.close()
 
 
 # -- by HTTP -----------------------------------------------------------------------------------------------------------

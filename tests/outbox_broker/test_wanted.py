@@ -184,7 +184,7 @@ def test_each_topic_has_its_index_header(open_engine: type_of_open) -> None:
     publish(engine, "paid", topic="other")
 
     assert pull_types(engine) == ["paid"]
-    headers = [engine.context.state.topics[topic].wanted._index._header for topic in (TOPIC, "other")]  # type: ignore[union-attr]
+    headers = [engine.context.state.topics[topic].matcher._index._header for topic in (TOPIC, "other")]  # type: ignore[union-attr]
     assert headers == ["kind", "type"]
 
 

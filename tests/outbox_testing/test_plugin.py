@@ -59,8 +59,9 @@ def test_outbox_testing_needs_no_pytest() -> None:
     program = (
         "import sys\n"
         "sys.modules['pytest'] = None\n"
-        "from outbox.testing import MemoryBroker, capture_published\n"
-        "MemoryBroker().close()\n"
+        "from outbox import connect\n"
+        "from outbox.testing import capture_published\n"
+        "connect('memory:').close()\n"
         "with capture_published() as published: assert published == []\n"
     )
 

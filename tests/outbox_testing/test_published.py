@@ -17,9 +17,8 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from outbox import Outbox
-from outbox.testing import MemoryBroker, Published, capture_published
-from outbox_core.messages.broker_port import Broker
+from outbox import Outbox, connect
+from outbox.testing import Published, capture_published
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +55,7 @@ def test_a_commit_is_heard_of_at_once_and_a_rollback_never(shop: Shop, published
 
 
 def test_nothing_is_heard_of_before_the_commit(box: Outbox, published: Published) -> None:
-    with box.new_session() as session, session.begin():
+    with Session(box.engine) as session, session.begin():
         box.publish("t", "1", session=session)
         with session.begin_nested():
             box.publish("t", "2", session=session)
@@ -67,7 +66,7 @@ def test_nothing_is_heard_of_before_the_commit(box: Outbox, published: Published
 
 
 def test_a_savepoint_rolled_back_takes_its_messages(box: Outbox, published: Published) -> None:
-    with box.new_session() as session, session.begin():
+    with Session(box.engine) as session, session.begin():
         box.publish("kept", "", session=session)
         savepoint = session.begin_nested()
         box.publish("lost", "", session=session)
@@ -207,7 +206,7 @@ def test_a_cancel_is_heard_of(box: Outbox, published: Published) -> None:
 
 
 def test_the_real_sender_goes_on_as_ever(shop: Shop, published: Published) -> None:
-    broker: Broker = MemoryBroker()
+    broker = connect("memory:")
     box = shop.box(broker)
     box.transactional(lambda session: box.publish("t", "sent"))()
 
@@ -215,6 +214,7 @@ def test_the_real_sender_goes_on_as_ever(shop: Shop, published: Published) -> No
     assert [one.body for one in broker.pull("t", "g", wait_ms=20_000)] == [b"sent"]
     assert box.close()
     assert shop.rows() == []
+    broker.close()
 
 
 # -- looking at it --------------------------------------------------------------------------------------------------
@@ -330,12 +330,12 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox
 from outbox.migrate.schema_upgrade import upgrade
-from outbox.testing import MemoryBroker, capture_published
+from outbox.testing import capture_published
 
 engine = create_engine("sqlite:///shop.db")
 upgrade(engine)
 with capture_published() as published:
-    box = Outbox(engine, broker=MemoryBroker())
+    box = Outbox(engine, broker="memory:")
     with Session(engine) as session, session.begin():
         box.publish("t", "1", session=session)
     box.close()

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from typer.testing import CliRunner
 
-from outbox.store.ordering import order_key
+from outbox.store.order_table import order_key
 from outbox.store.row import CANCEL_TOPIC
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import Settings

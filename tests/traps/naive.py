@@ -14,6 +14,8 @@ from outbox.store.database import error_code
 from tests.outbox.shop import Shop
 
 WAIT_SECONDS = 300
+DICTIONARY_READS_MAX = 50
+"""What a server may read besides: some 20 entries where a table's definition is not in its cache any more."""
 NOW_US = 1_000_000
 
 

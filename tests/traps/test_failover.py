@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox import Outbox
-from outbox.consumers.inbox import InboxStore
+from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate import schema_upgrade
 from outbox.store.row import publish_row
 from outbox.store.schema import outbox_tables

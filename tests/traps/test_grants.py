@@ -12,11 +12,11 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from compensator.retention.retention import Retention, RetentionOptions
-from outbox.consumers.inbox import InboxStore
+from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate import schema_upgrade
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import database_errors
-from outbox.store.ordering import OrderStore
+from outbox.store.order_table import OrderStore
 from outbox_core.common.errors import ConfigurationError
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, NO_SENDER, Payment, Shop

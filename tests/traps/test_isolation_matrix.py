@@ -13,12 +13,12 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
-from outbox.admin.message_admin import MessageDesk
-from outbox.consumers.inbox import InboxStore
+from outbox.admin.message_admin import MessageAdmin
+from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate import schema_upgrade
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine
-from outbox.store.ordering import OrderStore
+from outbox.store.order_table import OrderStore
 from outbox.store.row import publish_row
 from outbox_core.messages.message import Message
 from tests.outbox.innodb_locks import rows_locked
@@ -40,7 +40,7 @@ class Bench:
         self.background = background_engine(self.producers)
         dialect, schema = shop.engine.dialect, shop.database.schema
         self.store = shop.store
-        self.desk = MessageDesk(dialect=dialect, schema=schema)
+        self.admin = MessageAdmin(dialect=dialect, schema=schema)
         self.archive = ArchiveStore(dialect=dialect, schema=schema)
         self.inbox = InboxStore(dialect=dialect, schema=schema)
         self.order = OrderStore(dialect=dialect, schema=schema)
@@ -116,9 +116,9 @@ def purge_everything(bench: Bench, connection: Connection) -> None:
 def discard_parked_rows(bench: Bench, connection: Connection) -> None:
     """What an operator does: parked rows, gone ones, and pending ones that stay."""
     ids = [f"parked-{number:05d}" for number in range(12)]
-    assert bench.desk.retry(connection, ids[:2]) == 2
-    assert bench.desk.park(connection, ids[:1]) == 1
-    assert bench.desk.discard(connection, [*ids, "due-00001"]) == 9
+    assert bench.admin.retry(connection, ids[:2]) == 2
+    assert bench.admin.park(connection, ids[:1]) == 1
+    assert bench.admin.discard(connection, [*ids, "due-00001"]) == 9
 
 
 def count_the_backlog(bench: Bench, connection: Connection) -> None:
@@ -188,13 +188,14 @@ def test_producers_at_any_level_wait_for_each_other_only_over_one_ordered_key(
 
     with contextlib.ExitStack() as stack:
         for number in range(5):
-            session = stack.enter_context(Session(bench.producers))
-            session.execute(text("SET SESSION innodb_lock_wait_timeout = 1"))
-            session.add(Payment(id=number))
-            box.publish("ordered", "", key=f"key-{number}", session=session)
-            box.publish("topic", "", key="one key for all", session=session)
-            units = session.info["outbox.units_of_work"]
-            box.write(session.connection(), units[box])
+            connection = stack.enter_context(bench.producers.connect())
+            connection.begin()
+            connection.execute(text("SET SESSION innodb_lock_wait_timeout = 1"))
+            with Session(connection) as session:
+                session.add(Payment(id=number))
+                box.publish("ordered", "", key=f"key-{number}", session=session)
+                box.publish("topic", "", key="one key for all", session=session)
+                session.commit()  # the rows are written; the transaction is the connection's, and open
     assert lock_waits(bench.shop) == waits
 
 
@@ -273,13 +274,13 @@ def test_an_upgrade_makes_producers_wait_for_nothing_when_there_is_nothing_to_do
     schema_upgrade.upgrade(bench.shop.engine, schema=bench.shop.database.schema)
     box = bench.shop.box(broker, engine=bench.producers, sender=NO_SENDER)
 
-    with Session(bench.producers) as session:
-        session.add(Payment(id=1))
-        box.publish("topic", "", session=session)
-        box.write(session.connection(), session.info["outbox.units_of_work"][box])
-        # This transaction holds the metadata lock of the message table until its end.
+    with bench.producers.begin() as connection:
+        with Session(connection) as session:
+            session.add(Payment(id=1))
+            box.publish("topic", "", session=session)
+            session.commit()
+        # This transaction has written, and holds the metadata lock of the message table until its end.
         schema_upgrade.upgrade(bounded(bench.shop), schema=bench.shop.database.schema)
-        session.commit()
 
     assert bench.shop.payments() == [1]
     assert len(bench.shop.rows()) == 1

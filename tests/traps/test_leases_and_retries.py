@@ -10,11 +10,11 @@ from sqlalchemy import event
 
 from compensator.retention.retention import Retention, RetentionOptions
 from outbox import RelayPolicy
-from outbox.consumers.inbox import InboxStore
+from outbox.consumers.inbox_table import InboxStore
 from outbox.delivery.relay import Relay
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine
-from outbox.store.ordering import OrderStore
+from outbox.store.order_table import OrderStore
 from outbox.store.row import publish_row
 from outbox.store.schema import RowState, schema_for
 from outbox_core.messages.message import Message

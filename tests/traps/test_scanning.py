@@ -33,10 +33,12 @@ def test_what_committed_late_is_sent_by_a_later_pass(mysql_shop: Shop, broker: R
     box = mysql_shop.box(broker, sender=NO_SENDER)
 
     with contextlib.ExitStack() as stack:
-        slow = stack.enter_context(Session(mysql_shop.engine))
-        slow.add(Payment(id=1))
-        box.publish("slow", "", session=slow)
-        box.write(slow.connection(), slow.info["outbox.units_of_work"][box])
+        connection = stack.enter_context(mysql_shop.engine.connect())
+        slow = connection.begin()
+        with Session(connection) as joined:
+            joined.add(Payment(id=1))
+            box.publish("slow", "", session=joined)
+            joined.commit()  # the rows are written; the transaction is the connection's, and open
         with Session(mysql_shop.engine) as quick, quick.begin():
             quick.add(Payment(id=2))
             box.publish("quick", "", session=quick)

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
-from compensator.core.batch_totals import PassReport
-from compensator.work.claim_and_relay import ScanOptions
+from compensator.core.batch_totals import BatchTotals
+from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine
@@ -59,7 +59,7 @@ class Stage:
             session.add(Payment(id=self.published))
             self.box.publish(topic, "", key="k", message_id=f"{self.published:04d}", session=session)
 
-    def scan(self) -> PassReport:
+    def scan(self) -> BatchTotals:
         """A compensator's pass."""
         background = background_engine(self.engine)
         try:
@@ -68,7 +68,7 @@ class Stage:
                 store=self.shop.store,
                 broker=self.broker,
                 policy=RelayPolicy(outage_delay_ms=5_000),
-                options=ScanOptions(lease_ms=LEASE_S * 1_000),
+                options=ClaimOptions(lease_ms=LEASE_S * 1_000),
             ).run()
         finally:
             background.dispose()
@@ -118,7 +118,7 @@ def _step(stage: Stage, step_s: int) -> None:
 def test_a_step_on_lets_another_take_over_and_the_first_owner_changes_nothing(stage: Stage) -> None:
     stage.publish()
     stage.clock.now_s += LEASE_S + 1
-    others: list[PassReport] = []
+    others: list[BatchTotals] = []
 
     def step_and_pass(_batch: object) -> None:
         stage.broker.rule = None

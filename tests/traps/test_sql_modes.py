@@ -22,14 +22,14 @@ from compensator.assignment.lease_store import LeaseStore
 from compensator.assignment.leased_assignment import LeasedAssignment
 from compensator.work.due_row_query import DueTables
 from outbox import Outbox, consumer
-from outbox.admin.message_admin import AdminAction, MessageDesk, MessageSelection
+from outbox.admin.message_admin import AdminAction, MessageAdmin, MessageSelection
 from outbox.admin.source_shares import read_sharing
 from outbox.consumers.handler import Outcome
-from outbox.consumers.inbox import InboxStore
+from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine, error_code
-from outbox.store.ordering import OrderStore
+from outbox.store.order_table import OrderStore
 from outbox.store.row import publish_row
 from outbox.store.row_insert import RowInsert
 from outbox.store.schema import RowState
@@ -229,13 +229,13 @@ def _produce_and_compensate(shop: Shop, engine: Engine) -> None:
 
 
 def _park_and_retry(shop: Shop, connection: Connection) -> None:
-    desk = MessageDesk(dialect=connection.dialect, schema=shop.database.schema)
-    ids = desk.ids(connection, MessageSelection(topic="topic"), action=AdminAction.PARK, limit=10)
-    assert desk.park(connection, ids) == 2
-    shown = [desk.show(connection, one, body_bytes_max=1_000) for one in ids]
+    admin = MessageAdmin(dialect=connection.dialect, schema=shop.database.schema)
+    ids = admin.ids(connection, MessageSelection(topic="topic"), action=AdminAction.PARK, limit=10)
+    assert admin.park(connection, ids) == 2
+    shown = [admin.show(connection, one, body_bytes_max=1_000) for one in ids]
     assert sorted(row["body"] for row in shown if row) == sorted([BODY, b""])
-    assert len(desk.rows(connection, MessageSelection(state=RowState.PARKED, key=INJECTION), limit=10)) == 1
-    assert desk.retry(connection, ids) == 2
+    assert len(admin.rows(connection, MessageSelection(state=RowState.PARKED, key=INJECTION), limit=10)) == 1
+    assert admin.retry(connection, ids) == 2
 
 
 def _consume(shop: Shop, engine: Engine) -> None:
@@ -252,7 +252,7 @@ def _look_after(shop: Shop, engine: Engine) -> None:
     background, schema = background_engine(engine), shop.database.schema
     dialect = engine.dialect
     with background.connect() as connection, connection.begin():
-        DueTables(dialect=dialect, schema=schema, tables=["message", "message_0001"]).look(connection)
+        DueTables(dialect=dialect, schema=schema, tables=["message", "message_0001"]).poll(connection)
         DueTables(dialect=dialect, schema=schema, tables=["message"]).count(connection, rows_max=10)
         assert ArchiveStore(dialect=dialect, schema=schema).purge(connection, older_than_us=-(10**9), limit=100) == 5
         assert InboxStore(dialect=dialect, schema=schema).purge(connection, older_than_us=-(10**9), limit=100) == 1

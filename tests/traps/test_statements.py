@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
-from outbox.admin.message_admin import MessageDesk, MessageSelection
-from outbox.consumers.inbox import InboxStore
+from outbox.admin.message_admin import MessageAdmin, MessageSelection
+from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate import schema_upgrade
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine
-from outbox.store.ordering import OrderStore
+from outbox.store.order_table import OrderStore
 from outbox.store.schema import RowState, message_table_names
 from tests.fixtures.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.fixtures.databases import Database
@@ -180,13 +180,13 @@ def compensate(shop: Shop, broker: RecordingBroker) -> None:
 
 def operate(shop: Shop) -> None:
     """What people do with rows."""
-    desk = MessageDesk(dialect=shop.engine.dialect, schema=shop.database.schema)
+    admin = MessageAdmin(dialect=shop.engine.dialect, schema=shop.database.schema)
     with shop.engine.begin() as connection:
-        desk.rows(
+        admin.rows(
             connection, MessageSelection(state=RowState.PARKED, topic="topic", key="k", older_than_us=0), limit=10
         )
-        desk.show(connection, "never", body_bytes_max=10)
-        desk.retry(connection, ["never"])
-        desk.park(connection, ["never"])
-        desk.discard(connection, ["never"])
+        admin.show(connection, "never", body_bytes_max=10)
+        admin.retry(connection, ["never"])
+        admin.park(connection, ["never"])
+        admin.discard(connection, ["never"])
         schema_upgrade.current(connection, schema=shop.database.schema)

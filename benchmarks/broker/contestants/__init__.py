@@ -1,1 +1,1 @@
-"""One module a broker: how a Python program that wants its speed talks to it. Not what is measured with it."""
+"""One module for each broker: its fast Python client. The measurements are elsewhere."""

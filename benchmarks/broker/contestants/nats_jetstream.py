@@ -1,7 +1,7 @@
 """NATS JetStream through nats-py: asynchronous publishes with their acknowledgements awaited; a pull consumer.
 
-Acknowledgements of consumed messages are sent without an answer, as nats-py's users do, and flushed: the server does
-not say that they are durable. That is to this contestant's advantage.
+Acknowledgements of consumed messages are sent without a response, the default of nats-py, and flushed: the server does
+not confirm that they are durable, which is an advantage of this contestant.
 """
 
 from __future__ import annotations

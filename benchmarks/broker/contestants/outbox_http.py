@@ -1,4 +1,4 @@
-"""This project's broker, as its users reach it: `outbox broker serve` over HTTP, through HttpBroker."""
+"""This project's broker as users run it: `outbox broker serve` over HTTP, with the client HttpBroker."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ POOL = 32
 
 
 class OutboxHttp:
-    """A thread a request in flight."""
+    """One thread for each request in flight."""
 
     def __init__(self, address: str) -> None:
         self._broker = HttpBroker(address, pool_size=POOL)
 
     def begin(self, topic: str) -> None:
-        """Topic and group come to be by themselves."""
+        """Does nothing: topic and group are created on first use."""
         self._broker.pull(topic, GROUP, max_messages=1)
 
     def end(self, topic: str) -> None:
-        """Nothing drops a topic yet."""
+        """Does nothing: the topic stays."""
 
     def publish(self, topic: str, *, count: int, in_flight: int) -> None:
         """One request a batch."""
@@ -54,8 +54,8 @@ class OutboxHttp:
         in_threads(work, count=count, workers=in_flight)
 
     def consume(self, topic: str, *, count: int) -> None:
-        """A pull a batch; its acknowledgement goes beside the next pull, on a connection of its own, and at most one of
-        them is on its way: so do this project's consumers.
+        """One pull for each batch; its acknowledgement is sent during the next pull, on a connection of its own, and at
+        most one is in flight, as in this project's consumers.
         """
         left, acked = count, None
         with ThreadPoolExecutor(1) as beside:
@@ -69,8 +69,8 @@ class OutboxHttp:
                 acked.result()
 
     def publish_singles(self, topic: str, *, count: int, workers: int) -> None:
-        """Alone, one publish, awaited; of many at once, so many submitted and untold at any time: what tells of one is
-        what submits the next.
+        """One worker: one publish, awaited. Several workers: so many are submitted and unanswered at any time; each
+        result submits the next message.
         """
         if workers == 1:
             self.publish_in_threads(topic, count=count, workers=1)
@@ -98,7 +98,7 @@ class OutboxHttp:
             raise failures[0]
 
     def publish_in_threads(self, topic: str, *, count: int, workers: int) -> None:
-        """A publish a message, awaited by its thread."""
+        """One publish for each message, awaited by its thread."""
 
         def work(first: int, mine: int) -> None:
             for number in range(first, first + mine):
@@ -107,7 +107,7 @@ class OutboxHttp:
         in_threads(work, count=count, workers=workers)
 
     def publish_paced(self, topic: str, *, count: int, per_second: int) -> None:
-        """One request a message."""
+        """One request for each message."""
 
         def send(due_s: float) -> None:
             self._broker.publish([Message(id=uuid.uuid4().hex, topic=topic, body=stamped(due_s))])
@@ -115,7 +115,7 @@ class OutboxHttp:
         paced_in_threads(send, count=count, per_second=per_second)
 
     def receive(self, topic: str, *, count: int, on_waiting: Callable[[], None]) -> list[float]:
-        """A consumer as users write it, run by `run_consumers`."""
+        """A consumer as users write it, run by `run_consumers()`."""
         ages: list[float] = []
         done = threading.Event()
 

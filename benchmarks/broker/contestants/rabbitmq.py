@@ -1,6 +1,6 @@
-"""RabbitMQ's quorum queues through pika's asynchronous connection: confirms come as they may, acks settle many.
+"""RabbitMQ's quorum queues through pika's asynchronous connection: asynchronous confirms, acks of many messages.
 
-pika's blocking channel awaits a confirm for every message, so it is not used: this is the fast way of the same client.
+pika's blocking channel awaits a confirm for every message, so it is not used: this is the client's fast mode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
 class RabbitMq:
-    """One connection, one channel, an event loop that runs while something is awaited."""
+    """One connection, one channel, and an event loop that runs while a result is awaited."""
 
     def __init__(self, address: str) -> None:
         self._connection: Any = pika.SelectConnection(

@@ -1,4 +1,4 @@
-"""What a contestant is, the bodies it sends, and the work that several of them share. Standard library only."""
+"""The protocol of a contestant, the bodies that it sends, and helpers of several contestants. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PACED_WORKERS: Final = 8
 
 
 class Contestant(Protocol):
-    """What a module's `make(address)` returns. Each call returns when all of it is durable, or settled, at the broker.
+    """A client, as returned by a module's `make(address)`. Calls return when all messages are durable, or settled.
 
     `topic` names a queue, stream or topic that begin() has made and nobody else uses.
     """
 
     def begin(self, topic: str) -> None:
-        """Make what the topic needs to be published to, and the one group that will consume it."""
+        """Create the topic, and the one group that will consume it."""
 
     def end(self, topic: str) -> None:
         """Drop it."""
@@ -35,13 +35,13 @@ class Contestant(Protocol):
         """Take and acknowledge `count` messages in batches of BATCH, as one consumer."""
 
     def publish_singles(self, topic: str, *, count: int, workers: int) -> None:
-        """`count` messages, so many of them unanswered at any time: an answer is what sends the next one."""
+        """Publish `count` messages, `workers` of them unanswered at any time: each answer sends the next message."""
 
     def publish_in_threads(self, topic: str, *, count: int, workers: int) -> None:
-        """The same from threads that await each of theirs; as publish_singles() where a client is for one thread."""
+        """The same from threads that await each message; like publish_singles() if a client is not thread-safe."""
 
     def publish_paced(self, topic: str, *, count: int, per_second: int) -> None:
-        """`count` messages, each stamped with the moment at which it was due to be sent."""
+        """Publish `count` messages, each with the time at which it was due to be sent."""
 
     def receive(self, topic: str, *, count: int, on_waiting: Callable[[], None]) -> list[float]:
         """Wait for `count` stamped messages as a consumer does; seconds from stamp to handler of each.
@@ -50,16 +50,16 @@ class Contestant(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 def stamped(due_s: float) -> bytes:
-    """A body that says when it was due to be sent, by the clock that all processes of a machine share."""
+    """Returns a body with the time at which it was due to be sent, by the clock that all local processes share."""
     return _STAMP.pack(due_s) + _PADDING
 
 
 def age_s(body: bytes) -> float:
-    """How long ago a body was due to be sent."""
+    """Returns how long ago a body was due to be sent."""
     found: float = _STAMP.unpack_from(body)[0]
     return time.monotonic() - found
 

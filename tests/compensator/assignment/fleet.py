@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Engine, select, update
 
 from compensator.assignment import LeasedAssignment, LeaseOptions, SourceName
+from compensator.assignment.assignment_factory import lease_engine
 from compensator.assignment.lease_store import LeaseStore
-from compensator.assignment.opening import lease_engine
 from tests.outbox.shop import Shop
 
 LONG = LeaseOptions(beat_ms=60_000, lease_ms=600_000)

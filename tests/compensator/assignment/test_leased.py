@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, insert, text, update
 
-from compensator.assignment import AlwaysMine, LeaseOptions, SourceName, open_assignment
+from compensator.assignment import LeaseOptions, SourceName, UnleasedAssignment, open_assignment
 from compensator.assignment.lease_store import END_NEVER
 from outbox_core.common.errors import ConfigurationError, SchemaMissing
 from tests.compensator.assignment.fleet import LONG, Fleet, names
@@ -28,7 +28,7 @@ def everything(found: list[frozenset[str]]) -> list[str]:
 
 
 def test_without_leases_all_sources_are_this_instances() -> None:
-    mine = AlwaysMine()
+    mine = UnleasedAssignment()
 
     assert mine.beat(names(3)) == {"source-0000", "source-0001", "source-0002"}
     mine.leave()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from outbox import consumer
-from outbox.consumers.ack_sender import AcksBeside
+from outbox.consumers.ack_sender import AckSender
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.consumers.in_flight import InFlightDelivery
 from outbox.consumers.runner_times import RunnerTimes
@@ -25,7 +25,7 @@ from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, m
 ROOT = Path(__file__).parents[3]
 CHILD = Path(__file__).with_name("hanging_ack_consumer.py")
 Running = Callable[..., ConsumerRunner]
-LONG_COMPANY = RunnerTimes(company_ms=1_000 * 4 * WAIT_SECONDS)
+LONG_LINGER = RunnerTimes(ack_linger_ms=1_000 * 4 * WAIT_SECONDS)
 
 
 class SlowToAck(WatchedBroker):
@@ -108,7 +108,7 @@ def test_an_ack_waits_for_company_only_where_messages_come_while_one_is_on_its_w
     watched: SlowToAck, running: Running
 ) -> None:
     watched.let_through.set()
-    running(consumer("orders", group="g")(lambda _one: None), times=LONG_COMPANY)
+    running(consumer("orders", group="g")(lambda _one: None), times=LONG_LINGER)
 
     for number in (1, 2):
         watched.publish([message(number)])
@@ -118,7 +118,7 @@ def test_an_ack_waits_for_company_only_where_messages_come_while_one_is_on_its_w
 
 
 def test_a_batch_s_worth_of_acks_waits_for_no_more_company(watched: SlowToAck, running: Running) -> None:
-    handle_behind_an_ack(watched, running, count=2, prefetch=2, times=LONG_COMPANY)
+    handle_behind_an_ack(watched, running, count=2, prefetch=2, times=LONG_LINGER)
 
     watched.let_through.set()
     watched.wait_for(lambda: watched.acked == 3)
@@ -127,7 +127,7 @@ def test_a_batch_s_worth_of_acks_waits_for_no_more_company(watched: SlowToAck, r
 
 
 def test_a_stop_sends_what_waits_for_company(watched: SlowToAck, running: Running) -> None:
-    runner = handle_behind_an_ack(watched, running, count=2, prefetch=10, times=LONG_COMPANY)
+    runner = handle_behind_an_ack(watched, running, count=2, prefetch=10, times=LONG_LINGER)
 
     watched.let_through.set()
 
@@ -137,7 +137,7 @@ def test_a_stop_sends_what_waits_for_company(watched: SlowToAck, running: Runnin
 
 def test_who_is_ahead_of_its_acks_by_more_than_a_batch_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     let_through, waits = threading.Event(), threading.Event()
-    acks = AcksBeside(lambda _done: assert_told(let_through), name="acks", ahead_max=2)
+    acks = AckSender(lambda _done: assert_told(let_through), name="acks", ahead_max=2)
     wait = acks._settled.wait
 
     def note(timeout: float) -> bool:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from broker_adapter.embedded import EmbeddedBroker
+from broker_adapter.temporary_broker import TemporaryBroker
 from outbox import Consumer, RetryLater, consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.consumers.runner_times import PULL_WAIT_MS, RunnerTimes
-from outbox.testing import MemoryBroker
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import ManualClock
@@ -168,9 +168,9 @@ def test_an_async_handler_gets_all_as_well(watched: WatchedBroker, running: Runn
 def test_where_the_broker_lost_its_messages_it_begins_as_it_began_and_says_so(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told, broker = Told(), MemoryBroker(clock=clock)
+    told, broker = Told(), TemporaryBroker(clock=clock)
     one = consumer("orders", group="cache", broadcast="earliest")(told.note)
-    with ConsumerRunner([one], broker=broker, clock=clock, times=SHORT) as runner:
+    with closing(broker), ConsumerRunner([one], broker=broker, clock=clock, times=SHORT) as runner:
         broker.publish([message(1), message(2)])
         told.wait_for("m-1/1", "m-2/1")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outbox import Consumer, consumer
-from outbox.consumers.in_flight import HeldDeliveries, InFlightDelivery, still_held
+from outbox.consumers.in_flight import InFlightDeliveries, InFlightDelivery, still_held
 from outbox.telemetry import NO_TRACING, Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox_core.common.clock import ManualClock
@@ -30,7 +30,7 @@ class Hands:
         self.clock = clock
         self.metrics = OutboxMetrics(clock=clock)
         telemetry = Telemetry(metrics=self.metrics, tracing=NO_TRACING)
-        self.held = HeldDeliveries(broker=broker, clock=clock, telemetry=telemetry)
+        self.held = InFlightDeliveries(broker=broker, clock=clock, telemetry=telemetry)
         self.consumer: Consumer = consumer("orders", group="g", invisible_ms=INVISIBLE_MS, handle_ms_max=HANDLE_MS_MAX)(
             lambda _one: None
         )
@@ -210,7 +210,7 @@ def test_the_extender_is_woken_by_what_is_due_before_it_looks_and_by_nothing_els
     hands.broker.publish([message(number) for number in range(4)])
     woken: list[int] = []
     monkeypatch.setattr(hands.held._changed, "notify_all", lambda: woken.append(len(hands.held._held)))
-    hands.held._looks_at_ms = hands.clock.monotonic_ms() + INVISIBLE_MS // 2 + 1
+    hands.held._wakes_at_ms = hands.clock.monotonic_ms() + INVISIBLE_MS // 2 + 1
 
     for _ in range(2):
         hands.held.hold(hands.consumer, hands.broker.pull("orders", "g", max_messages=1, invisible_ms=INVISIBLE_MS))

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Consumer, consumer
 from outbox.consumers.consumer_decorator import Outcome
-from outbox.consumers.inbox import InboxStore
+from outbox.consumers.inbox_table import InboxStore
 from outbox_core.messages.message import Delivery
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import delivery

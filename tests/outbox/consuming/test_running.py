@@ -14,9 +14,9 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Consumer, RetryLater, consumer, run_consumers
-from outbox.consumers.acknowledgements import ACK_TRIES_MAX
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.consumers.consumer_runner import THREADS_MAX
+from outbox.consumers.delivery_settler import ACK_TRIES_MAX
 from outbox.consumers.runner_times import PAUSES, RunnerTimes
 from outbox.telemetry import NO_TRACING, Telemetry
 from outbox.telemetry.metrics import OutboxMetrics

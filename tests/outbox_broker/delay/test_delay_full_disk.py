@@ -13,8 +13,8 @@ import requests
 
 from broker_adapter.http import HttpBroker
 from outbox_core import Message
-from tests.broker_adapter.servers import ServerProcess
-from tests.outbox_broker.delay.test_delay_process import DelayProcess, pulled
+from tests.broker_adapter.servers import ServerProcess, delay_process
+from tests.outbox_broker.delay.test_delay_process import pulled
 from tests.outbox_broker.mounts import small_disk
 from tests.outbox_broker.test_full_disk import fill
 
@@ -36,7 +36,7 @@ def target(tmp_path: Path) -> Iterator[ServerProcess]:
 def test_a_delay_service_starts_on_a_full_disk_says_so_and_delivers_what_it_has(
     disk: Path, target: ServerProcess
 ) -> None:
-    delay = DelayProcess(disk / "delay", target.url)
+    delay = delay_process(disk / "delay", target_url=target.url)
     delay.start()
     try:
         due_ms = time.time_ns() // 1_000_000 + 1_000

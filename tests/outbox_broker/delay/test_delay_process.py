@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,44 +14,11 @@ from broker_adapter.http import HttpBroker
 from outbox_core import Message
 from outbox_core.common.errors import NotSupported
 from outbox_core.messages.message import DUE_HEADER
-from tests.broker_adapter.servers import ServerProcess
-from tests.fixtures.fork_server import Program, fork_server
+from tests.broker_adapter.servers import ServerProcess, delay_process
+from tests.fixtures.fork_server import fork_server
 
 COMMAND = ("outbox", "delay", "serve")
 DEADLINE_S = 120.0
-
-
-class DelayProcess:
-    """A delay service, to be killed and started again."""
-
-    def __init__(self, folder: Path, target: str) -> None:
-        self._folder = folder
-        self._target = target
-        self._process: Program | None = None
-        self.url = ""
-
-    def start(self) -> None:
-        ready = self._folder.with_name("delay.ready")
-        command = [*COMMAND, "--data", str(self._folder), "--target", self._target, "--port", "0"]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
-        process = fork_server().start(*command, "--ready-file", str(ready), stderr=subprocess.PIPE, env=environment)
-        self._process = process
-        assert process.stderr is not None
-        first_line = process.stderr.readline().decode()
-        assert first_line.startswith("delay service ready at "), first_line + process.stderr.read().decode()
-        self._reader = threading.Thread(target=process.stderr.read, daemon=True)
-        self._reader.start()
-        self.url = ready.read_text().strip()
-
-    def end(self, number: signal.Signals) -> int:
-        if self._process is None:
-            return 0
-        self._process.send_signal(number)
-        code = self._process.wait(DEADLINE_S)
-        self._reader.join(DEADLINE_S)
-        self._process.close()
-        self._process = None
-        return code
 
 
 @pytest.fixture
@@ -67,9 +31,9 @@ def target(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
-def delay(tmp_path: Path, target: ServerProcess) -> Iterator[DelayProcess]:
+def delay(tmp_path: Path, target: ServerProcess) -> Iterator[ServerProcess]:
     """A delay service in front of it that runs."""
-    process = DelayProcess(tmp_path / "delay", target.url)
+    process = delay_process(tmp_path / "delay", target_url=target.url)
     process.start()
     yield process
     process.end(signal.SIGKILL)
@@ -105,7 +69,7 @@ def delivered(url: str, count: int) -> float:
 
 @pytest.mark.slow
 def test_what_was_accepted_reaches_the_target_when_due_although_both_are_killed(
-    delay: DelayProcess, target: ServerProcess
+    delay: ServerProcess, target: ServerProcess
 ) -> None:
     def message(message_id: str, ahead_ms: int) -> Message:
         return Message(id=message_id, topic="trips", body=b"x", deliver_at_ms=start_ms + ahead_ms)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outbox_broker.schedule import local_segments
-from outbox_broker.schedule.frames import FRAME_BYTES
+from outbox_broker.schedule.frame_format import FRAME_BYTES
 from outbox_broker.schedule.local_segments import HEADER_BYTES, LocalSegmentStore
 from outbox_broker.schedule.segment_store import WriterFenced
 from outbox_core.common.errors import ConfigurationError, StorageFailed

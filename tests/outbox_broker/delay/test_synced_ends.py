@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_broker.schedule import frames
+from outbox_broker.schedule import frame_format
 from outbox_broker.schedule.local_segments import HEADER_BYTES, LocalSegmentStore
 from outbox_core.journal.journal import SegmentDamaged
 
@@ -147,13 +147,13 @@ def test_a_torn_tail_that_was_found_and_left_as_it_is_stays_one(store: LocalSegm
 
 
 def test_a_frame_is_found_behind_any_gap_and_at_any_place() -> None:
-    data, _ = frames.frames([record("found", size_bytes=50)], position=5_000, synced_end=4_000)
+    data, _ = frame_format.frames([record("found", size_bytes=50)], position=5_000, synced_end=4_000)
 
     for gap in (b"", b"\x00" * 4_000, b"\x91" * 4_000, bytes(range(256)) * 16):
         view = memoryview(b"x" + gap + data)
-        assert frames.was_synced_beyond(view, 0)
-        assert not frames.was_synced_beyond(view, 4_000)
+        assert frame_format.was_synced_beyond(view, 0)
+        assert not frame_format.was_synced_beyond(view, 4_000)
         for at in range(1 + len(gap), len(view)):
             flipped = bytearray(view)
             flipped[at] ^= 1
-            assert not frames.was_synced_beyond(memoryview(flipped), 0), at
+            assert not frame_format.was_synced_beyond(memoryview(flipped), 0), at

@@ -44,7 +44,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(file: Path, monke
         ("broker = 1", "[broker]"),
         ("[broker", "not TOML"),
         ("[broker]", "--data"),
-        ('[brokr]\ndata = "d"', "[brokr] is meant to be it?"),
+        ('[brokr]\ndata = "d"', "'broker' is meant"),
     ],
 )
 def test_a_wrong_setting_is_named(tmp_path: Path, text: str, said: str) -> None:

@@ -18,8 +18,8 @@ import pytest
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.access_control import Access, load_tokens
 from outbox_broker.http.http_settings import HttpSettings
-from outbox_broker.http.served_ports import Served
 from outbox_broker.http.server import HttpServer, bind
+from outbox_broker.http.service_ports import Served
 from outbox_core.protocol.problem import ProblemKind
 from tests.outbox_broker.http.raw_exchange import DEADLINE_S, Answer, RawConnection, ask
 from tests.outbox_broker.http.raw_requests.raw_request import GOOD, HOST, JSON, LENGTH, livez, publish, request

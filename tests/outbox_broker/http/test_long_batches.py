@@ -172,7 +172,7 @@ FIRST = json.dumps({"body": LONG}).encode()
         (b'{"messages":[FIRST,{"body":"a\x01"}]}', f"(byte {len(FIRST) + 24})"),
         (b"[FIRST]", "nothing before or behind"),
         (FIRST, "nothing before or behind"),
-        (b'{"messages":[FIRST,' + b"[" * 5_000, "nested too deeply"),
+        (b'{"messages":[FIRST,' + b"[" * 1_000_000, "nested too deeply"),
     ],
 )
 def test_a_long_body_that_is_no_batch_is_malformed(client: type_of_client, url: str, text: bytes, said: str) -> None:

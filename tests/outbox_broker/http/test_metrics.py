@@ -12,7 +12,7 @@ import requests
 
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.broker_metrics import BrokerMetrics
-from outbox_broker.http.served_ports import Served
+from outbox_broker.http.service_ports import Served
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_core.common.clock import ManualClock

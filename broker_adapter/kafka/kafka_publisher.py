@@ -1,0 +1,110 @@
+"""KafkaPublisher: a batch of messages as records of Kafka, and delivery reports as results."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from broker_adapter.kafka.errors import Treatment, exception_for, explained, treatment_of
+from broker_adapter.kafka.producer_connection import ANY_PARTITION, KafkaRecord, ProducerConnection
+from broker_adapter.kafka.producer_pool import ProducerPool
+from broker_adapter.kafka.topic_durability import inspect_topics
+from broker_adapter.publishing.message_headers import content_type, engine_headers
+from outbox_core.messages.capabilities import Capability
+from outbox_core.messages.inspection import Inspection
+from outbox_core.messages.message import CONTENT_TYPE, Message, PublishResult, PublishStatus
+
+ATTRIBUTE_PREFIX: Final = "ce_"
+TIMESTAMP_AGE_MS_MAX: Final = 3_600_000
+"""Kafka deletes by a record's timestamp: one that is older than this gets the time of sending."""
+
+
+class KafkaPublisher:
+    """A Publisher. A message is stored when all in-sync replicas of its partition have it."""
+
+    product = "Apache Kafka"
+    capabilities: frozenset[Capability] = frozenset()
+
+    def __init__(self, pool: ProducerPool) -> None:
+        self._pool = pool
+
+    def publish(self, batch: Sequence[Message], *, timeout_ms: int) -> list[PublishResult]:
+        """Store a batch; one result a message, in order."""
+        deadline_ms = self._pool.clock.monotonic_ms() + timeout_ms
+        with self._pool.connection() as connection:
+            errors = self._store(connection, batch, deadline_ms=deadline_ms)
+        return [_result(message, error) for message, error in zip(batch, errors, strict=True)]
+
+    def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:
+        """Ask the servers how topics are replicated."""
+        return inspect_topics(self._pool, topics, product=self.product, timeout_ms=timeout_ms)
+
+    def close(self) -> None:
+        """End the producers. Idempotent."""
+        self._pool.close()
+
+    def _store(
+        self, connection: ProducerConnection, batch: Sequence[Message], *, deadline_ms: int
+    ) -> list[KafkaError | None]:
+        topics = {topic: self._partitions(connection, topic, deadline_ms) for topic in {one.topic for one in batch}}
+        errors: list[KafkaError | None] = [None] * len(batch)
+        records: dict[int, KafkaRecord] = {}
+        now_ms = self._pool.clock.now_ms()
+        for number, message in enumerate(batch):
+            partitions = topics[message.topic]
+            if isinstance(partitions, int):
+                records[number] = _record(message, partitions, now_ms=now_ms)
+            else:
+                errors[number] = partitions
+        reports = connection.store(list(records.values()), deadline_ms=deadline_ms)
+        for (number, record), report in zip(records.items(), reports, strict=True):
+            errors[number] = report
+            # The server measures what librdkafka sent together: a small message may be refused for its neighbours.
+            if report is not None and report.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                [errors[number]] = connection.store([record], deadline_ms=deadline_ms)
+        return errors
+
+    def _partitions(self, connection: ProducerConnection, topic: str, deadline_ms: int) -> int | KafkaError:
+        """How many partitions a topic has, or why nothing can be sent to it."""
+        found = connection.topic(topic, deadline_ms=deadline_ms)
+        if found.error is None:
+            return len(found.partitions)
+        if treatment_of(found.error) not in {Treatment.REJECTED, Treatment.DEFERRED}:
+            raise exception_for(found.error, what=f"Kafka at {self._pool.place}")
+        return found.error
+
+
+def _record(message: Message, partitions: int, *, now_ms: int) -> KafkaRecord:
+    kind = content_type(message.headers)
+    headers = engine_headers(message, attribute_prefix=ATTRIBUTE_PREFIX)
+    if kind is not None:
+        headers[CONTENT_TYPE] = kind
+    return KafkaRecord(
+        topic=message.topic,
+        key=None if message.key is None else message.key.encode(),
+        value=message.body,
+        headers=[(name, value.encode()) for name, value in headers.items()],
+        timestamp_ms=_timestamp_ms(message, now_ms=now_ms),
+        partition=_partition(message, partitions),
+    )
+
+
+def _timestamp_ms(message: Message, *, now_ms: int) -> int:
+    return message.created_at_ms if now_ms - TIMESTAMP_AGE_MS_MAX <= message.created_at_ms <= now_ms else now_ms
+
+
+def _partition(message: Message, partitions: int) -> int:
+    """By the key, as Kafka does; without one by the id, so that a message that is sent again comes to the same consumer
+    of a group, behind its first copy and never beside it.
+    """
+    return ANY_PARTITION if message.key is not None else zlib.crc32(message.id.encode()) % partitions
+
+
+def _result(message: Message, error: KafkaError | None) -> PublishResult:
+    if error is None:
+        return PublishResult(message.id, PublishStatus.STORED)
+    status = PublishStatus.REJECTED if treatment_of(error) is Treatment.REJECTED else PublishStatus.DEFERRED
+    return PublishResult(message.id, status, f"topic {message.topic}: {explained(error)}")

@@ -1,0 +1,65 @@
+"""What of a topic's settings would let Kafka lose a message that it confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType, TopicMetadata
+
+from broker_adapter.kafka.errors import exception_for, explained
+from broker_adapter.kafka.producer_pool import ProducerPool
+from outbox_core.messages.inspection import Inspection, Weakness
+
+REPLICAS_MIN: Final = 2
+SECONDS_MIN: Final = 0.1
+
+
+def inspect_topics(pool: ProducerPool, topics: Sequence[str], *, product: str, timeout_ms: int) -> Inspection:
+    """Ask the servers. Kafka's protocol does not name a release: the version is the cluster.
+
+    Raises BrokerUnavailable, NotAuthorized.
+    """
+    deadline_ms = pool.clock.monotonic_ms() + timeout_ms
+    with pool.connection() as connection:
+        cluster = connection.metadata(None, deadline_ms=deadline_ms)
+        found = {topic: connection.topic(topic, deadline_ms=deadline_ms) for topic in topics}
+    there = [topic for topic, one in found.items() if one.error is None]
+    left_s = max(SECONDS_MIN, (deadline_ms - pool.clock.monotonic_ms()) / 1000)
+    settings = _settings(pool, there, timeout_s=left_s) if there else {}
+    weaknesses = [weakness for topic in topics for weakness in _weaknesses(found[topic], settings.get(topic, {}))]
+    version = f"cluster {cluster.cluster_id} of {len(cluster.brokers)} brokers"
+    return Inspection(product=product, version=version, weaknesses=tuple(weaknesses))
+
+
+def _settings(pool: ProducerPool, topics: Sequence[str], *, timeout_s: float) -> dict[str, Mapping[str, str]]:
+    """The settings of topics as they take effect, with the cluster's defaults."""
+    admin = AdminClient({**pool.client})  # type: ignore[dict-item]
+    asked = admin.describe_configs(
+        [ConfigResource(ResourceType.TOPIC, topic) for topic in topics], request_timeout=timeout_s
+    )
+    try:
+        return {
+            resource.name: {name: entry.value for name, entry in answer.result(timeout_s).items()}
+            for resource, answer in asked.items()
+        }
+    except KafkaException as error:
+        raise exception_for(error.args[0], what=f"the settings of topics of Kafka at {pool.place}") from error
+
+
+def _weaknesses(topic: TopicMetadata, settings: Mapping[str, str]) -> Iterator[Weakness]:
+    weakness = partial(Weakness, subject=str(topic.topic), topic=str(topic.topic))
+    if topic.error is not None:
+        yield weakness(problem=f"nothing can be published: {explained(topic.error)}", cure="create it")
+        return
+    if min(len(partition.replicas) for partition in topic.partitions.values()) < REPLICAS_MIN:
+        problem = "it has one replica, and is lost with one broker"
+        yield weakness(problem=problem, cure="replicate it 3 times with kafka-reassign-partitions.sh")
+    if int(settings.get("min.insync.replicas", REPLICAS_MIN)) < REPLICAS_MIN:
+        problem = "a message is confirmed when one broker alone has it"
+        yield weakness(problem=problem, cure="set min.insync.replicas=2 with kafka-configs.sh")
+    if settings.get("unclean.leader.election.enable") == "true":
+        problem = "a replica that lacks confirmed messages may become the leader"
+        yield weakness(problem=problem, cure="set unclean.leader.election.enable=false")

@@ -1,0 +1,233 @@
+"""A connection to one server of NATS, on an event loop: pipelined messages with an answer each. Not what they mean."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import re
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from nats import errors as client_errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from broker_adapter.nats.event_loop import ClientLoop
+from broker_adapter.nats.exchange import Exchange, NatsFrame, Unanswered
+from outbox_core.common.errors import NotAuthorized
+
+T = TypeVar("T")
+
+CLOSE_SECONDS_MAX: Final = 0.5
+_STATUS: Final = "Status"
+_NO_RESPONDERS: Final = "503"
+_FORBIDDEN: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"")
+
+
+class NotEncrypted(client_errors.Error):
+    """The URL asks for TLS, and the server does not offer it."""
+
+    def __str__(self) -> str:
+        return "the server offers no TLS; configure its `tls` block, or use nats://"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """`window`: unanswered messages of one batch on the wire. After `quiet_s` without any answer, what is outstanding
+    is in doubt. `connect_s` bounds each step of a connection's opening.
+    """
+
+    window: int = 256
+    quiet_s: float = 2.0
+    connect_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """How to become known to a server, in one way at most; `tls` None means plain text."""
+
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    creds_file: str | None = None
+    nkey_file: str | None = None
+    tls: ssl.SSLContext | None = None
+    inbox_prefix: str = "_INBOX"
+
+
+class NatsConnection:
+    """One client of nats-py. It never reconnects by itself, so that nothing is sent that a caller has given up."""
+
+    def __init__(self, loop: ClientLoop, *, limits: Limits) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._client = Client()
+        self._waiting: dict[str, tuple[Exchange[Any], int]] = {}
+        self._numbers = itertools.count()
+        self._inbox = ""
+        self._is_deaf = False
+        self._reported: BaseException | None = None
+
+    @classmethod
+    async def open(cls, server: str, *, login: Login, limits: Limits, loop: ClientLoop) -> NatsConnection:
+        """Connect to `nats://host:port` and log in. Raises exceptions of the client, OSError and TimeoutError."""
+        made = cls(loop, limits=limits)
+        try:
+            await made._connect(server, login)
+        except client_errors.NoServersError as error:
+            await made.close()
+            raise made._reported or error from error  # why the one server could not be reached
+        except BaseException:
+            await made.close()
+            raise
+        return made
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self._client.is_connected
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of headers and body together that this server takes."""
+        return self._client.max_payload
+
+    @property
+    def version(self) -> str:
+        """The server's."""
+        version = self._client.connected_server_version
+        return f"{version.major}.{version.minor}.{version.patch}"
+
+    async def exchange(self, frames: Sequence[NatsFrame], shape: type[T], *, deadline: float) -> list[T | Unanswered]:
+        """Send in this order, as many at a time as the window has room for; an answer each.
+
+        Ends early where the server is silent; what is outstanding then may have arrived, or arrive yet. Raises
+        NotAuthorized where this user may not receive answers.
+        """
+        self._check_hears()
+        exchange = Exchange(frames, shape)
+        subjects: list[str] = []
+        try:
+            async with asyncio.timeout_at(deadline):
+                for number, frame in enumerate(frames):
+                    await exchange.room(self._limits.window - 1, quiet_s=self._limits.quiet_s)
+                    subjects.append(f"{self._inbox}.{next(self._numbers)}")
+                    self._waiting[subjects[-1]] = exchange, number
+                    exchange.sent(number)
+                    await self._send(frame, reply=subjects[-1], deadline=deadline)
+                await exchange.room(0, quiet_s=self._limits.quiet_s)
+        except TimeoutError:
+            pass  # what has no answer is silent
+        except (client_errors.Error, OSError):
+            exchange.lose()
+        finally:
+            for subject in subjects:
+                self._waiting.pop(subject, None)
+        self._check_hears()
+        return exchange.answers
+
+    async def is_alive(self, *, deadline: float) -> bool:
+        """Whether the server answers a ping. Close the connection where it does not: the client is broken then."""
+        try:
+            async with asyncio.timeout_at(min(deadline, self._loop.time() + self._limits.quiet_s)):
+                await self._client.flush()
+        except (client_errors.Error, OSError):
+            return False
+        return self.is_open
+
+    async def close(self) -> None:
+        """Send what is under way, for a moment, then cut. Idempotent."""
+        try:
+            with contextlib.suppress(client_errors.Error, OSError):
+                async with asyncio.timeout(CLOSE_SECONDS_MAX):
+                    await self._client.close()
+        finally:
+            self._loop.cut_connections()
+            await asyncio.sleep(0)  # the transport's own end, so that it is not left open
+
+    async def _connect(self, server: str, login: Login) -> None:
+        await self._client.connect(
+            server,
+            name="outbox-mq",
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            connect_timeout=self._limits.connect_s,  # type: ignore[arg-type]
+            flush_timeout=self._limits.quiet_s,
+            inbox_prefix=login.inbox_prefix,
+            tls=login.tls,
+            error_cb=self._on_error,
+            closed_cb=self._on_closed,
+            **_secrets(login, self._released),
+        )
+        self._check_encrypted(login)
+        self._inbox = self._client.new_inbox()
+        await self._client.subscribe(f"{self._inbox}.*", cb=self._on_message)
+
+    def _check_encrypted(self, login: Login) -> None:
+        if login.tls is not None and not self._loop.is_encrypted:
+            raise NotEncrypted
+
+    def _check_hears(self) -> None:
+        if self._is_deaf:
+            raise NotAuthorized(
+                f"this user may not receive answers of JetStream: allow it to subscribe to {self._inbox}.>, or name "
+                "what it may with ?inbox_prefix="
+            )
+
+    def _released(self, secret: str, login: Login) -> str:
+        """Called by the client as it logs in: a password goes to nobody who took the TLS away."""
+        if login.tls is not None and not self._loop.is_encrypted:
+            raise NotEncrypted
+        return secret
+
+    async def _send(self, frame: NatsFrame, *, reply: str, deadline: float) -> None:
+        headers = None if frame.headers is None else dict(frame.headers)
+        await self._client.publish(frame.subject, frame.body, reply=reply, headers=headers)
+        if self._loop.time() > deadline:  # the client swallows the cancellation that a time-out is
+            raise TimeoutError
+
+    async def _on_message(self, message: Msg) -> None:
+        exchange, number = self._waiting.get(message.subject, (None, 0))
+        if exchange is None:
+            return
+        if message.headers is not None and message.headers.get(_STATUS) == _NO_RESPONDERS:
+            exchange.refused(number)
+        else:
+            exchange.answered(number, message.data)
+
+    async def _on_error(self, error: Exception) -> None:
+        """Reports of the client: why it cannot connect, and what this user may not do."""
+        self._reported = error
+        refusal = _FORBIDDEN.search(str(error))
+        if refusal is None:
+            return
+        operation, subject = refusal.groups()
+        self._is_deaf = self._is_deaf or operation == "subscription"
+        for exchange in self._under_way():
+            exchange.lose() if self._is_deaf else exchange.forbid(subject)
+
+    async def _on_closed(self) -> None:
+        for exchange in self._under_way():
+            exchange.lose()
+
+    def _under_way(self) -> set[Exchange[Any]]:
+        return {exchange for exchange, _ in self._waiting.values()}
+
+
+def _secrets(login: Login, released: Callable[[str, Login], str]) -> Mapping[str, Any]:
+    """The client's options for a login."""
+    if login.creds_file is not None:
+        return {"user_credentials": login.creds_file}
+    if login.nkey_file is not None:
+        return {"nkeys_seed": login.nkey_file}
+    if login.token is not None:
+        token = login.token
+        return {"token": lambda: released(token, login)}
+    if login.user is not None:
+        user, password = login.user, login.password or ""
+        return {"user": lambda: user, "password": lambda: released(password, login)}
+    return {}

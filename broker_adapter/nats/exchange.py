@@ -1,0 +1,83 @@
+"""A batch on its way to NATS: which of its messages are outstanding, and what was answered. Not how it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class Unanswered(StrEnum):
+    """Why a message has no answer."""
+
+    NO_RESPONDERS = "no stream takes it"
+    FORBIDDEN = "this user may not publish to it"
+    SILENT = "the server did not answer"
+    LOST = "the connection was lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NatsFrame:
+    """A message, or a request, as it goes over the wire."""
+
+    subject: str
+    body: bytes
+    headers: Mapping[str, str] | None = None
+
+
+class Exchange(Generic[T]):
+    """Of one event loop. An answer that is not of the shape is somebody else's, and ignored."""
+
+    def __init__(self, frames: Sequence[NatsFrame], shape: type[T]) -> None:
+        self.answers: list[T | Unanswered] = [Unanswered.LOST] * len(frames)
+        self._frames = frames
+        self._decode = msgspec.json.Decoder(shape).decode
+        self._outstanding: set[int] = set()
+        self._progress = asyncio.Event()
+
+    def sent(self, number: int) -> None:
+        """A message is about to be written to the connection."""
+        self.answers[number] = Unanswered.SILENT
+        self._outstanding.add(number)
+
+    def answered(self, number: int, data: bytes) -> None:
+        """The reply to a message has come."""
+        if number not in self._outstanding:
+            return
+        try:
+            self._settle(number, self._decode(data))
+        except msgspec.DecodeError:
+            return
+
+    def refused(self, number: int) -> None:
+        """The server knows nobody who takes the message."""
+        if number in self._outstanding:
+            self._settle(number, Unanswered.NO_RESPONDERS)
+
+    def forbid(self, subject: str) -> None:
+        """The server lets this user not publish to a subject, given in lower case, as the client gives it."""
+        for number in [one for one in self._outstanding if self._frames[one].subject.lower() == subject]:
+            self._settle(number, Unanswered.FORBIDDEN)
+
+    def lose(self) -> None:
+        """The connection has ended."""
+        for number in list(self._outstanding):
+            self._settle(number, Unanswered.LOST)
+
+    async def room(self, outstanding_max: int, *, quiet_s: float) -> None:
+        """Wait until no more than so many are outstanding. Raises TimeoutError after `quiet_s` without an answer."""
+        while len(self._outstanding) > outstanding_max:
+            self._progress.clear()
+            async with asyncio.timeout(quiet_s):
+                await self._progress.wait()
+
+    def _settle(self, number: int, answer: T | Unanswered) -> None:
+        self.answers[number] = answer
+        self._outstanding.discard(number)
+        self._progress.set()

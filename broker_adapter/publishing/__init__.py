@@ -1,0 +1,1 @@
+"""What adapters that publish to another broker have in common."""

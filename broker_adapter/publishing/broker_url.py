@@ -1,0 +1,128 @@
+"""BrokerUrl: the URL of another broker, read once: hosts, user, password, path, and options with a type each."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+from urllib.parse import parse_qsl, unquote
+
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.url_parts import split_url
+
+TIMEOUT_MS_DEFAULT: Final = 10_000
+COMMON_OPTIONS: Final = frozenset({"strict", "timeout_ms", "ca_file", "cert_file", "key_file", "password_file"})
+"""What the URL of each broker may say in its query."""
+
+_FLAGS: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerUrl:
+    """The parts of `scheme://user:password@host:port,host:port/path?option=value`, percent-decoded.
+
+    `password` comes from `password_file` where that is given. Raises ConfigurationError for what cannot be read, and
+    for an option that the adapter does not know.
+    """
+
+    scheme: str
+    hosts: tuple[tuple[str, int], ...]
+    user: str | None
+    password: str | None
+    path: str
+    options: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, url: str, *, port: int, options: Collection[str] = ()) -> Self:
+        """Read a URL; `port` is the default, `options` are those that this adapter has besides COMMON_OPTIONS."""
+        parts = split_url(url)
+        login, _, addresses = parts.netloc.rpartition("@")
+        user, _, password = login.partition(":")
+        given = dict(parse_qsl(parts.query, keep_blank_values=True))
+        _check_options(given, COMMON_OPTIONS | set(options))
+        return cls(
+            scheme=parts.scheme,
+            hosts=tuple(_host(address, port) for address in addresses.split(",")),
+            user=unquote(user) or None,
+            password=_password_in(given["password_file"]) if "password_file" in given else unquote(password) or None,
+            path=unquote(parts.path.removeprefix("/")),
+            options=given,
+        )
+
+    @property
+    def addresses(self) -> str:
+        """`host:port,host:port`: what logs and errors may show."""
+        return ",".join(f"{_bracketed(host)}:{port}" for host, port in self.hosts)
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a server that is set weaker than the adapter promises is refused."""
+        return self.flag("strict", default=False)
+
+    @property
+    def timeout_ms(self) -> int:
+        """The bound of each call."""
+        return self.number("timeout_ms", default=TIMEOUT_MS_DEFAULT, least=100)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """An option that is true or false."""
+        if name not in self.options:
+            return default
+        value = _FLAGS.get(self.options[name].lower())
+        if value is None:
+            raise ConfigurationError(f"{name} in the broker's URL is true or false, not {self.options[name]!r}")
+        return value
+
+    def number(self, name: str, *, default: int, least: int = 0) -> int:
+        """An option that is a whole number."""
+        text = self.options.get(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit()) or int(text) < least:
+            raise ConfigurationError(f"{name} in the broker's URL is a whole number of at least {least}, not {text!r}")
+        return int(text)
+
+    def choice(self, name: str, *, default: str, among: Collection[str]) -> str:
+        """An option that is one of a few words."""
+        value = self.options.get(name, default)
+        if value not in among:
+            raise ConfigurationError(f"{name} in the broker's URL is one of {', '.join(sorted(among))}, not {value!r}")
+        return value
+
+    def file(self, name: str) -> str | None:
+        """An option that names a file, which must be there."""
+        value = self.options.get(name)
+        if value is not None and not Path(value).is_file():
+            raise ConfigurationError(f"{name} in the broker's URL names no file: {value!r}")
+        return value
+
+
+def _host(address: str, port: int) -> tuple[str, int]:
+    host, colon, number = address.rpartition(":")
+    if not colon or number.endswith("]"):  # no port; or an IPv6 address without one
+        host, number = address, str(port)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (number.isascii() and number.isdigit()) or not 0 < int(number) < 65_536:
+        raise ConfigurationError(f"the broker's URL needs host:port, or several with commas between, not {address!r}")
+    return host, int(number)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _check_options(given: Mapping[str, str], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(known))}"
+            raise ConfigurationError(f"the broker's URL has the unknown option {name!r}{hint}")
+
+
+def _password_in(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the broker's password_file cannot be read: {error}") from error

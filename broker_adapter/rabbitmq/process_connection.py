@@ -1,0 +1,76 @@
+"""ProcessConnection: the one connection of a process, made when it is needed, and again after it was lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from random import Random
+
+import pika
+
+from broker_adapter.rabbitmq.connection import RabbitMqConnection
+from outbox_core.common.errors import ConfigurationError
+
+
+class ProcessConnection:
+    """Thread-safe. A forked child gets a connection of its own, and leaves its parent's alone."""
+
+    def __init__(self, servers: Sequence[pika.ConnectionParameters], *, random: Random | None = None) -> None:
+        self._servers = servers
+        self._random = random or Random()
+        self._lock = threading.Lock()
+        self._connection: RabbitMqConnection | None = None
+        self._of_parents: list[RabbitMqConnection] = []
+        self._is_closed = False
+        os.register_at_fork(after_in_child=partial(_reset_after_fork, weakref.ref(self)))
+
+    def opened(self, *, timeout_s: float) -> RabbitMqConnection:
+        """The connection, to any of the servers, tried in random order.
+
+        Raises exceptions of the client, TimeoutError, and ConfigurationError once closed.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=max(timeout_s, 0)):
+            raise TimeoutError("no connection in time")
+        try:
+            if self._is_closed:
+                raise ConfigurationError("this broker was closed; connect again")
+            if self._connection is None or not self._connection.is_open:
+                self._connection = None
+                servers = self._random.sample(self._servers, len(self._servers))
+                self._connection = RabbitMqConnection.open(servers, timeout_s=deadline - time.monotonic())
+            return self._connection
+        finally:
+            self._lock.release()
+
+    def drop(self, connection: RabbitMqConnection) -> None:
+        """Close one whose state is in doubt."""
+        with self._lock:
+            if self._connection is connection:
+                self._connection = None
+        connection.close()
+
+    def close(self) -> None:
+        """End the connection of this process. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: the thread is not here. The parent's connection is kept, so that nothing ends it."""
+        self._lock = threading.Lock()
+        if self._connection is not None:
+            self._of_parents.append(self._connection)
+            self._connection = None
+
+
+def _reset_after_fork(connection: weakref.ref[ProcessConnection]) -> None:
+    alive = connection()
+    if alive is not None:
+        alive.reset_after_fork()

@@ -1,0 +1,240 @@
+"""Connections to a Redis server or cluster: which node has a key, and commands sent together on one connection.
+
+WAIT is about the writes of its own connection, so a script and its WAIT go over the same one; the client's pipeline for
+clusters cannot do that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import AskError, MovedError, ResponseError
+from redis.retry import Retry
+
+from broker_adapter.publishing.broker_url import BrokerUrl
+from broker_adapter.redis.errors import CLIENT_ERRORS
+from broker_adapter.redis.redis_options import database_of
+from outbox_core.common.errors import ConfigurationError
+
+Command = Sequence[str | bytes | int]
+Answer = Any
+"""What the server answers to one command, or the error of class redis.exceptions.ResponseError."""
+
+CONNECT_TIMEOUT_S_MAX: Final = 5.0
+CONNECTIONS_MAX: Final = 2**16
+
+
+class Servers(Protocol):
+    """The nodes of a server or a cluster, for one process. Thread-safe; connects at its first use.
+
+    Raises exceptions of the client.
+    """
+
+    def node_of(self, key: str) -> redis.Redis:
+        """The node that has this key."""
+
+    def masters(self) -> list[tuple[str, redis.Redis]]:
+        """All nodes that take writes, with their addresses."""
+
+    def redirected(self, error: ResponseError) -> redis.Redis | None:
+        """The node that this answer names for one repetition with ASKING; None where the key's node is to be asked."""
+
+    def refresh(self) -> bool:
+        """Ask again which node has which key; whether another one may have it now."""
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+class SingleServer:
+    """One server, with or without replicas."""
+
+    def __init__(self, client: redis.Redis, *, address: str) -> None:
+        self._client = client
+        self._address = address
+
+    def node_of(self, key: str) -> redis.Redis:
+        """The server."""
+        return self._client
+
+    def masters(self) -> list[tuple[str, redis.Redis]]:
+        """The server."""
+        return [(self._address, self._client)]
+
+    def redirected(self, error: ResponseError) -> redis.Redis | None:
+        """Nowhere."""
+        return None
+
+    def refresh(self) -> bool:
+        """There is no other node."""
+        return False
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.connection_pool.disconnect()
+
+
+class ClusterServers:
+    """The masters of a cluster."""
+
+    def __init__(self, open_cluster: Callable[[], RedisCluster]) -> None:
+        self._open_cluster = open_cluster
+        self._lock = threading.Lock()
+        self._cluster: Any = None  # the client's class for clusters has no types
+        self._importing: dict[str, Any] = {}
+
+    def node_of(self, key: str) -> redis.Redis:
+        """The master of the key's slot."""
+        cluster = self._opened()
+        return self._client_of(cluster.get_node_from_key(key))
+
+    def masters(self) -> list[tuple[str, redis.Redis]]:
+        """All masters."""
+        cluster = self._opened()
+        return [(node.name, self._client_of(node)) for node in cluster.get_primaries()]
+
+    def redirected(self, error: ResponseError) -> redis.Redis | None:
+        """The node that a slot is being moved to."""
+        if isinstance(error, MovedError) or not isinstance(error, AskError):
+            return None
+        cluster = self._opened()
+        node = cluster.get_node(error.host, error.port)
+        if node is None:  # it has no slot yet
+            node = self._importing.setdefault(f"{error.host}:{error.port}", _cluster_node(error.host, error.port))
+        return self._client_of(node)
+
+    def refresh(self) -> bool:
+        """Read the cluster's slots anew, from whichever node answers."""
+        with contextlib.suppress(*CLIENT_ERRORS):
+            self._opened().nodes_manager.initialize(disconnect_startup_nodes_pools=False)
+        return True
+
+    def close(self) -> None:
+        """Close all connections."""
+        if self._cluster is not None:
+            self._cluster.close()
+        for node in self._importing.values():
+            if node.redis_connection is not None:
+                node.redis_connection.close()
+
+    def _client_of(self, node: Any) -> redis.Redis:
+        client: redis.Redis = self._opened().get_redis_connection(node)
+        return client
+
+    def _opened(self) -> Any:
+        with self._lock:
+            if self._cluster is None:
+                self._cluster = self._open_cluster()
+            return self._cluster
+
+
+class ProcessServers:
+    """The Servers of this process. A child gets connections of its own, never its parent's."""
+
+    def __init__(self, open_servers: Callable[[], Servers]) -> None:
+        self._open_servers = open_servers
+        self._lock = threading.Lock()
+        self._servers: Servers | None = None
+        self._process = os.getpid()
+        self._closed = False
+
+    def own(self) -> Servers:
+        """Those of this process. Raises ConfigurationError once closed."""
+        with self._lock:
+            if self._closed:
+                raise ConfigurationError("this broker was closed; connect again")
+            if self._servers is None or self._process != os.getpid():
+                self._servers, self._process = self._open_servers(), os.getpid()
+            return self._servers
+
+    def close(self) -> None:
+        """Close the connections of this process; idempotent."""
+        with self._lock:
+            self._closed = True
+            servers, self._servers = self._servers, None
+            owned = self._process == os.getpid()
+        if servers is not None and owned:
+            servers.close()
+
+
+def opener(url: BrokerUrl, *, timeout_ms: int, ca_file: str | None) -> Callable[[], Servers]:
+    """How the servers of a URL are opened. Raises ConfigurationError for what cannot work."""
+    is_cluster = "+cluster" in url.scheme
+    if not is_cluster and len(url.hosts) > 1:
+        raise ConfigurationError("redis:// names one server; several are the nodes of a cluster: redis+cluster://")
+    database = database_of(url, is_cluster=is_cluster)
+    settings = {**_settings(url, timeout_ms=timeout_ms), **_tls_settings(url, ca_file=ca_file)}
+    if is_cluster:
+        return lambda: ClusterServers(lambda: _open_cluster(url, settings))
+    host, port = url.hosts[0]
+    return lambda: SingleServer(redis.Redis(host=host, port=port, db=database, **settings), address=url.addresses)
+
+
+def exchange(node: redis.Redis, commands: Sequence[Command], *, remaining_s: Callable[[], float]) -> list[Answer]:
+    """Send commands together on one connection, and read an answer for each; an error of the server's is an answer.
+
+    Raises exceptions of the client where the connection broke, or `remaining_s` ran out.
+    """
+    pool = node.connection_pool
+    connection: Any = pool.get_connection()
+    is_whole = False
+    try:
+        connection.send_packed_command(connection.pack_commands(commands))
+        answers = [_answer(connection, remaining_s()) for _ in commands]
+        is_whole = True
+        return answers
+    finally:  # an interrupt, too: an answer that is left would be taken for the next command's
+        if not is_whole:
+            connection.disconnect()
+        pool.release(connection)
+
+
+def _answer(connection: Any, timeout_s: float) -> Answer:
+    try:
+        return connection.read_response(timeout=max(timeout_s, 0.001))
+    except ResponseError as error:
+        return error
+
+
+def _open_cluster(url: BrokerUrl, settings: Mapping[str, Any]) -> RedisCluster:
+    nodes = [_cluster_node(host, port) for host, port in url.hosts]
+    return RedisCluster(startup_nodes=nodes, require_full_coverage=False, **settings)
+
+
+def _cluster_node(host: str, port: int) -> Any:
+    node: Any = ClusterNode
+    return node(host, port)
+
+
+def _settings(url: BrokerUrl, *, timeout_ms: int) -> dict[str, Any]:
+    """RESP2, no greeting and no repetition by the client: a publish has one deadline, which is ours."""
+    return {
+        "username": url.user,
+        "password": url.password,
+        "socket_timeout": timeout_ms / 1000,
+        "socket_connect_timeout": min(timeout_ms / 1000, CONNECT_TIMEOUT_S_MAX),
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "driver_info": None,
+        "max_connections": CONNECTIONS_MAX,
+    }
+
+
+def _tls_settings(url: BrokerUrl, *, ca_file: str | None) -> dict[str, Any]:
+    if not url.scheme.startswith("rediss"):
+        if ca_file or {"ca_file", "cert_file", "key_file"} & set(url.options):
+            raise ConfigurationError("certificates are for TLS: use rediss:// or rediss+cluster://")
+        return {}
+    return {
+        "ssl": True,
+        "ssl_ca_certs": ca_file or url.file("ca_file"),
+        "ssl_certfile": url.file("cert_file"),
+        "ssl_keyfile": url.file("key_file"),
+    }

@@ -1,0 +1,151 @@
+"""RedisPublisher: messages to Redis by one script a batch and place, and a WAIT for the replicas."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from redis.exceptions import ResponseError
+
+from broker_adapter.redis.errors import Meaning, description_of, meaning_of, raised_for
+from broker_adapter.redis.master_reports import MasterReports
+from broker_adapter.redis.redis_options import RedisOptions
+from broker_adapter.redis.script_sender import Deadline, ScriptCall, ScriptSender
+from broker_adapter.redis.stream_store import parts
+from outbox_core.common.clock import Clock, SystemClock
+from outbox_core.common.errors import BrokerError, NotAuthorized
+from outbox_core.messages.capabilities import Capability
+from outbox_core.messages.inspection import Inspection
+from outbox_core.messages.message import Message, PublishResult, PublishStatus
+
+
+class RedisStore(Protocol):
+    """Where messages lie in Redis, and the script that stores them there."""
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What it can do beyond a durable publish."""
+
+    def place_of(self, message: Message) -> str:
+        """What names the keys that the message goes to."""
+
+    def call(self, place: str, messages: Sequence[Message]) -> ScriptCall:
+        """The call that stores messages of one place: 1 (stored) or 0 (repeat) for each in order; where one fails, the
+        error's text in its place and nothing for those behind it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The messages of one place, and the call that stores them."""
+
+    place: str
+    messages: list[Message]
+    call: ScriptCall
+
+    @property
+    def error(self) -> Exception | None:
+        """The error of the whole, or that which the script ended with."""
+        outcome = self.call.outcome
+        if isinstance(outcome, Exception):
+            return outcome
+        last = outcome[-1] if outcome else b"ERR the script answered nothing"
+        return ResponseError(last.decode(errors="replace")) if isinstance(last, bytes) else None
+
+
+class RedisPublisher:
+    """A Publisher to Redis 7.0 or later, one server or a cluster. Thread-safe; a forked child connects anew."""
+
+    def __init__(
+        self,
+        sender: ScriptSender,
+        store: RedisStore,
+        masters: MasterReports,
+        options: RedisOptions,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self._sender = sender
+        self._store = store
+        self._masters = masters
+        self._options = options
+        self._clock = clock or SystemClock()
+
+    @property
+    def product(self) -> str:
+        """The engine's name."""
+        return "Redis"
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Those of the store."""
+        return self._store.capabilities
+
+    def publish(self, batch: Sequence[Message], *, timeout_ms: int) -> list[PublishResult]:
+        """Store a batch; one result a message, in order, once master and replicas have it."""
+        deadline = Deadline(self._clock, timeout_ms)
+        replicas = self._masters.replicas_to_wait_for(deadline)
+        body_bytes_max = self._masters.bulk_bytes_max
+        fitting = [message for message in batch if len(message.body) <= body_bytes_max]
+        results: list[PublishResult] = []
+        for part in parts(fitting, self._options):
+            results += self._publish_part(part, deadline, replicas=replicas)
+        if len(fitting) == len(batch):
+            return results
+        of_fitting = iter(results)
+        return [
+            next(of_fitting) if len(message.body) <= body_bytes_max else _too_large(message, body_bytes_max)
+            for message in batch
+        ]
+
+    def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:  # noqa: ARG002 - topics have no settings
+        """Ask each master about its settings; topics have none of their own."""
+        reports = self._masters.ask(Deadline(self._clock, timeout_ms))
+        return Inspection(
+            product=self.product,
+            version=min(report.version for report in reports),
+            weaknesses=tuple(one for report in reports for one in report.weaknesses),
+        )
+
+    def close(self) -> None:
+        """Close the connections of this process; idempotent."""
+        self._sender.close()
+
+    def _publish_part(self, part: Sequence[Message], deadline: Deadline, *, replicas: int) -> list[PublishResult]:
+        by_place: defaultdict[str, list[Message]] = defaultdict(list)
+        places = [self._store.place_of(message) for message in part]
+        for place, message in zip(places, part, strict=True):
+            by_place[place].append(message)
+        stored = [_Part(place, messages, self._store.call(place, messages)) for place, messages in by_place.items()]
+        self._sender.send([one.call for one in stored], deadline, replicas=replicas)
+        failures = [error for one in stored if (error := self._failure_of(one)) is not None]
+        if failures:  # an outage is told before a topic that is forbidden: then the topics are not tried one by one
+            raise min(failures, key=lambda error: isinstance(error, NotAuthorized))
+        results = {one.place: _results(one) for one in stored}
+        return [next(results[place]) for place in places]
+
+    def _failure_of(self, part: _Part) -> BrokerError | None:
+        """What is to be raised; None where each message has a result."""
+        error = part.error
+        if error is None or isinstance(error, BrokerError):
+            return error
+        return None if meaning_of(error) is Meaning.DEFERRED else raised_for(error, place=self._sender.addresses)
+
+
+def _too_large(message: Message, body_bytes_max: int) -> PublishResult:
+    text = f"the body is too large: {len(message.body):,} bytes; proto-max-bulk-len of the server is {body_bytes_max:,}"
+    return PublishResult(message.id, PublishStatus.REJECTED, text)
+
+
+def _results(part: _Part) -> Iterator[PublishResult]:
+    """A result a message: what the script did before it ended with an error is done."""
+    error, outcome = part.error, part.call.outcome
+    text = None if error is None else f"{part.messages[0].topic}: {description_of(error)}"
+    done = [one for one in outcome if isinstance(one, int)] if isinstance(outcome, list) else []
+    for place, message in enumerate(part.messages):
+        if place < len(done):
+            yield PublishResult(message.id, PublishStatus.STORED if done[place] else PublishStatus.DUPLICATE)
+        else:
+            yield PublishResult(message.id, PublishStatus.DEFERRED, text)

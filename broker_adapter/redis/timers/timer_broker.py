@@ -1,0 +1,271 @@
+"""TimerBroker: the Broker port on the timer store."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Final
+
+from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
+from broker_adapter.redis.script_sender import Argument, Script, ScriptCall
+from broker_adapter.redis.timers.timer_admin import TimerAdmin, group_arguments
+from broker_adapter.redis.timers.timer_calls import TimerCalls, is_no_group
+from broker_adapter.redis.timers.timer_messages import TimerReceipt, decode_message
+from broker_adapter.redis.timers.timer_slots import ACK, CANCEL, EXPIRE, EXTEND, FIRE, MOVES_MAX, NACK, TAKE, slot_of
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import InvalidMessage
+from outbox_core.messages import limits
+from outbox_core.messages.broker_port import BrokerAdmin
+from outbox_core.messages.capabilities import Capability
+from outbox_core.messages.failure_history import EXPIRED, REFUSED
+from outbox_core.messages.inspection import Inspection
+from outbox_core.messages.message import (
+    AckStatus,
+    CancelStatus,
+    Delivery,
+    ExtendStatus,
+    GroupConfig,
+    Message,
+    NackStatus,
+    PublishResult,
+    check_group,
+    check_message_id,
+    check_topic,
+)
+
+POLL_MS: Final = 50
+"""How long a pull that waits sleeps at most between two questions; less where a message is due before that."""
+PULL_BYTES_MAX: Final = limits.BODY_BYTES_MAX
+_STALE: Final = 3
+_ACKS: Final = {0: AckStatus.UNKNOWN, 1: AckStatus.ACKED, 2: AckStatus.ALREADY_ACKED, _STALE: AckStatus.STALE}
+_NACKS: Final = {1: NackStatus.REQUEUED, 2: NackStatus.DEAD, _STALE: NackStatus.STALE}
+_EXTENDS: Final = {1: ExtendStatus.EXTENDED, _STALE: ExtendStatus.STALE}
+
+
+class TimerBroker:
+    """A Broker that publishes, schedules, delivers and settles in Redis. Thread-safe; does no I/O before it is used.
+
+    Messages of one slot are delivered in the order in which they came or were due; a topic of one slot, the default, so
+    is in order as a whole.
+    """
+
+    def __init__(self, publishing: PublishOnlyBroker, calls: TimerCalls, *, window_ms: int, clock: Clock) -> None:
+        self._publishing = publishing
+        self._calls = calls
+        self._window_ms = window_ms
+        self._clock = clock
+        self._admin = TimerAdmin(calls)
+        self._closing = threading.Event()
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What Redis can do here."""
+        return self._publishing.capabilities
+
+    @property
+    def admin(self) -> BrokerAdmin:
+        """Groups, figures, dead letters."""
+        return self._admin
+
+    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+        """Store a batch; see PublishOnlyBroker for the inspection before it."""
+        return self._publishing.publish(batch)
+
+    def inspect(self, topics: Sequence[str] = ()) -> Inspection:
+        """Ask the servers about their settings."""
+        return self._publishing.inspect(topics)
+
+    def pull(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 100,
+        wait_ms: int = 0,
+        invisible_ms: int = limits.INVISIBLE_MS_DEFAULT,
+    ) -> list[Delivery]:
+        """Take what is ready, waiting up to `wait_ms` for the first; at most 1,000 messages and 60 s a call. A group
+        that is new begins with the earliest message. What some slots delivered is returned though others had an outage.
+        """
+        check_topic(topic)
+        check_group(group)
+        _check_pull(max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms)
+        end_ms = self._clock.monotonic_ms() + min(wait_ms, limits.PULL_WAIT_MS_MAX)
+        room = min(max_messages, limits.PULL_MESSAGES_MAX)
+        while True:
+            deliveries, next_ms = self._take(topic, group, room=room, invisible_ms=invisible_ms)
+            left_ms = end_ms - self._clock.monotonic_ms()
+            if deliveries or left_ms <= 0 or self._closing.wait(min(POLL_MS, next_ms, left_ms) / 1000):
+                return deliveries
+
+    def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
+        """Settle deliveries; `already_acked` is remembered for as long as ids are."""
+        return [_ACKS[code] for code in self._settle(ACK, receipts, otherwise=0)]
+
+    def nack(
+        self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
+    ) -> list[NackStatus]:
+        """Give deliveries back; after a lost connection BrokerUnavailable is raised, and they may have been."""
+        head: list[Argument] = [
+            "" if delay_ms is None else max(0, delay_ms),
+            (reason or REFUSED)[: limits.REASON_CHARS_MAX],
+            int(counts),
+        ]
+        return [_NACKS[code] for code in self._settle(NACK, receipts, head, otherwise=_STALE)]
+
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+        """Keep deliveries invisible for `invisible_ms` from now on."""
+        _check_pull(max_messages=1, wait_ms=0, invisible_ms=invisible_ms)
+        return [_EXTENDS[code] for code in self._settle(EXTEND, receipts, [invisible_ms], otherwise=_STALE)]
+
+    def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
+        """Cancel the scheduled messages of these ids, on all topics. `unknown`: on no topic that there is yet; such an
+        id is remembered there, and dropped if it comes within the window.
+        """
+        for message_id in message_ids:
+            check_message_id(message_id)
+        codes: dict[str, set[int]] = {message_id: set() for message_id in message_ids}
+        named: list[list[str]] = []
+        calls: list[ScriptCall] = []
+        for topic in self._calls.topics() if message_ids else ():
+            for slot, ids in self._by_slot(topic, message_ids).items():
+                named.append(ids)
+                calls.append(self._calls.scripts.of_slot(CANCEL, topic, slot, [self._window_ms, *ids]))
+        for ids, answer in zip(named, self._calls.run(calls, durable=True) if calls else (), strict=True):
+            for message_id, code in zip(ids, answer, strict=True):
+                codes[message_id].add(code)
+        return [_cancel_status(codes[message_id]) for message_id in message_ids]
+
+    def close(self) -> None:
+        """Let go of connections; idempotent. Pulls that wait return."""
+        self._closing.set()
+        self._publishing.close()
+
+    def _take(self, topic: str, group: str, *, room: int, invisible_ms: int) -> tuple[list[Delivery], int]:
+        """Deliveries, and how many ms later the next one may be ready. Begins at a slot by chance, so that a full slot
+        starves no other; slots that had more than their share are asked again while there is room.
+        """
+        slots = self._calls.slots_of(topic)
+        first = random.randrange(slots)
+        hungry = [(first + number) % slots for number in range(slots)]
+        deliveries: list[Delivery] = []
+        next_ms = POLL_MS
+        while hungry and len(deliveries) < room:
+            left = room - len(deliveries)
+            asked, hungry = hungry[:left], hungry[left:]
+            share = left // len(asked)
+            for slot, (found, slot_next_ms) in self._take_of(
+                topic, group, asked, limit=share, invisible_ms=invisible_ms, must_answer=not deliveries
+            ).items():
+                deliveries += found
+                next_ms = min(next_ms, slot_next_ms)
+                if len(found) == share:
+                    hungry.append(slot)
+        return deliveries, next_ms
+
+    def _take_of(
+        self, topic: str, group: str, slots: Sequence[int], *, limit: int, invisible_ms: int, must_answer: bool
+    ) -> dict[int, tuple[list[Delivery], int]]:
+        """By slot; one round trip a node, and two more where the group is new. Raises the error of a slot if none
+        delivered and they must answer.
+        """
+        calls = {slot: self._moves(topic, group, slot, limit=limit, invisible_ms=invisible_ms) for slot in slots}
+        self._calls.try_to_run([call for moves in calls.values() for call in moves])
+        if any(is_no_group(moves[-1].outcome) for moves in calls.values()):
+            every = range(self._calls.slots_of(topic))
+            arguments = group_arguments(group, GroupConfig(), is_change=False)
+            self._admin.declare_on(topic, group, every, arguments)
+            again = [slot for slot, moves in calls.items() if is_no_group(moves[-1].outcome)]
+            calls |= {slot: self._moves(topic, group, slot, limit=limit, invisible_ms=invisible_ms) for slot in again}
+            self._calls.try_to_run([call for slot in again for call in calls[slot]])
+        failed = [call for moves in calls.values() for call in moves if isinstance(call.outcome, Exception)]
+        found = {
+            slot: _deliveries(topic, group, [call.outcome for call in moves])
+            for slot, moves in calls.items()
+            if not isinstance(moves[-1].outcome, Exception)
+        }
+        if failed and must_answer and not any(deliveries for deliveries, _ in found.values()):
+            raise self._calls.raised(failed[0]) from failed[0].outcome
+        return found
+
+    def _moves(self, topic: str, group: str, slot: int, *, limit: int, invisible_ms: int) -> list[ScriptCall]:
+        scripts = self._calls.scripts
+        return [
+            scripts.of_slot(FIRE, topic, slot, [MOVES_MAX]),
+            scripts.of_group(EXPIRE, topic, slot, group, [MOVES_MAX, EXPIRED]),
+            scripts.of_group(TAKE, topic, slot, group, [limit, invisible_ms, PULL_BYTES_MAX]),
+        ]
+
+    def _settle(
+        self, script: Script, texts: Sequence[str], head: Sequence[Argument] = (), *, otherwise: int
+    ) -> list[int]:
+        """The script's answer for each receipt; `otherwise` for what no receipt of a topic here is."""
+        codes = [otherwise] * len(texts)
+        by_place: defaultdict[tuple[str, str, int], list[tuple[int, TimerReceipt]]] = defaultdict(list)
+        for index, text in enumerate(texts):
+            receipt = TimerReceipt.read(text)
+            slots = None if receipt is None else self._calls.known_slots_of(receipt.topic)
+            if receipt is not None and slots is not None:
+                by_place[receipt.topic, receipt.group, slot_of(receipt.id, slots)].append((index, receipt))
+        calls: list[ScriptCall] = []
+        indexes: list[list[int]] = []
+        for (topic, group, slot), named in by_place.items():
+            for begin in range(0, len(named), MOVES_MAX):
+                part = named[begin : begin + MOVES_MAX]
+                arguments = [*head, *(value for _, receipt in part for value in (receipt.epoch, receipt.id))]
+                calls.append(self._calls.scripts.of_group(script, topic, slot, group, arguments))
+                indexes.append([index for index, _ in part])
+        for places, answer in zip(indexes, self._calls.run(calls), strict=True):
+            for index, code in zip(places, answer, strict=True):
+                codes[index] = code
+        return codes
+
+    def _by_slot(self, topic: str, message_ids: Sequence[str]) -> dict[int, list[str]]:
+        slots = self._calls.slots_of(topic)
+        found: defaultdict[int, list[str]] = defaultdict(list)
+        for message_id in dict.fromkeys(message_ids):
+            found[slot_of(message_id, slots)].append(message_id)
+        return found
+
+
+def _check_pull(*, max_messages: int, wait_ms: int, invisible_ms: int) -> None:
+    if max_messages < 1 or wait_ms < 0 or not limits.INVISIBLE_MS_MIN <= invisible_ms <= limits.INVISIBLE_MS_MAX:
+        raise InvalidMessage(
+            f"max_messages is at least 1, wait_ms at least 0, invisible_ms from {limits.INVISIBLE_MS_MIN} "
+            f"to {limits.INVISIBLE_MS_MAX}"
+        )
+
+
+def _deliveries(topic: str, group: str, outcomes: Sequence[Any]) -> tuple[list[Delivery], int]:
+    """What fire, expire and take of one slot answered: deliveries, and in how many ms the next one may be ready."""
+    *waits, (retry_ms, epoch, *fields) = outcomes
+    next_ms = [ms for ms in (*waits, retry_ms) if isinstance(ms, int) and ms >= 0]
+    deliveries = [
+        _delivery(TimerReceipt(topic, group, str(epoch), fields[at].decode()), fields[at + 1], fields[at + 2])
+        for at in range(0, len(fields), 3)
+    ]
+    return deliveries, min(next_ms, default=POLL_MS)
+
+
+def _delivery(receipt: TimerReceipt, attempt: int, packed: bytes) -> Delivery:
+    stored = decode_message(packed)
+    return Delivery(
+        receipt=str(receipt),
+        id=receipt.id,
+        topic=receipt.topic,
+        body=stored.body,
+        key=stored.key,
+        headers=stored.headers,
+        attempt=attempt,
+        created_at_ms=stored.created_at_ms,
+        deliver_at_ms=stored.deliver_at_ms,
+    )
+
+
+def _cancel_status(codes: set[int]) -> CancelStatus:
+    """Of what each topic answered."""
+    if 1 in codes:
+        return CancelStatus.CANCELED
+    return CancelStatus.TOO_LATE if 2 in codes else CancelStatus.UNKNOWN

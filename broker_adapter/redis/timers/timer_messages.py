@@ -1,0 +1,84 @@
+"""Messages of the timer store: how they lie in a slot, how they are added, and the receipts of their deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Self
+
+import msgspec
+
+from broker_adapter.redis.script_sender import Argument, ScriptCall
+from broker_adapter.redis.timers.timer_calls import TimerCalls
+from broker_adapter.redis.timers.timer_slots import ADD, slot_of
+from outbox_core.common.clock import Clock
+from outbox_core.messages.capabilities import Capability
+from outbox_core.messages.message import Message
+
+CAPABILITIES: Final = frozenset(
+    {Capability.DEDUPLICATION, Capability.DELAY, Capability.CANCEL, Capability.PULL, Capability.ADMIN}
+)
+
+
+class StoredMessage(msgspec.Struct, frozen=True, array_like=True):
+    """What the hash of bodies holds of a message, as MessagePack."""
+
+    body: bytes
+    key: str | None
+    headers: Mapping[str, str]
+    created_at_ms: int
+    deliver_at_ms: int | None
+
+
+encode_message: Final = msgspec.msgpack.Encoder().encode
+decode_message: Final = msgspec.msgpack.Decoder(StoredMessage).decode
+
+
+class TimerReceipt(msgspec.Struct, frozen=True):
+    """Names one delivery; as text `topic/group/epoch/id`."""
+
+    topic: str
+    group: str
+    epoch: str
+    id: str
+
+    @classmethod
+    def read(cls, text: str) -> Self | None:
+        """None for what no broker of this kind has given out."""
+        parts = text.split("/")
+        if len(parts) != 4 or not all(parts) or not (parts[2].isascii() and parts[2].isdigit()):
+            return None
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.group}/{self.epoch}/{self.id}"
+
+
+class TimerStore:
+    """Messages as members of sorted sets, pulled by consumers of ours."""
+
+    capabilities: frozenset[Capability] = CAPABILITIES
+    """All but reading by offset."""
+
+    def __init__(self, calls: TimerCalls, *, window_ms: int, clock: Clock) -> None:
+        self._calls = calls
+        self._window_ms = window_ms
+        self._clock = clock
+
+    def place_of(self, message: Message) -> str:
+        """Its topic and slot; asks the server about a topic that is new to this process."""
+        return f"{message.topic}:{slot_of(message.id, self._calls.slots_of(message.topic))}"
+
+    def call(self, place: str, messages: Sequence[Message]) -> ScriptCall:
+        """The call that adds these messages to a slot."""
+        topic, _, slot = place.partition(":")
+        arguments: list[Argument] = [self._window_ms]
+        for message in messages:
+            stored = StoredMessage(
+                message.body,
+                message.key,
+                dict(message.headers),
+                message.created_at_ms or self._clock.now_ms(),
+                message.deliver_at_ms,
+            )
+            arguments += (message.id, max(0, message.deliver_at_ms or 0), encode_message(stored))
+        return self._calls.scripts.of_slot(ADD, topic, int(slot), arguments)

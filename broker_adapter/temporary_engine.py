@@ -1,0 +1,171 @@
+"""Engines on temporary folders: shared by name, closed by their last user or at exit, and removed."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from broker_adapter.embedded import EmbeddedBroker
+from outbox_broker.common.engine_options import Durability, EngineOptions
+from outbox_broker.log.storage import DiskStorage, Unsynced
+from outbox_core.common.clock import Clock, SystemClock
+from outbox_core.common.errors import BrokerError, ConfigurationError
+
+OPTIONS: Final = EngineOptions(durability=Durability.OS, reserve_bytes=0, retention_ms=None)
+"""Nothing is synced and no room reserved; a clock that a test puts forward by a year makes nothing outdated."""
+RAM_DISK: Final = Path("/dev/shm")  # noqa: S108 - a folder of ours is made in it by mkdtemp
+RAM_DISK_BYTES_MIN: Final = 256 * 1024 * 1024
+"""A container's RAM disk has 64 MiB by default, which a test may well fill."""
+
+
+@dataclass(slots=True, eq=False)
+class Opening:
+    """One engine from its opening to its end. `outage` is what ended it, where an outage did."""
+
+    broker: EmbeddedBroker
+    is_ended: bool = False
+    outage: BrokerError | None = None
+
+
+class TemporaryEngine:
+    """What brokers of one name share: a clock, a folder that is made when it is needed, an outage. Thread-safe."""
+
+    def __init__(self, *, clock: Clock | None, options: EngineOptions | None, parent: Path | None) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self._options = options or OPTIONS
+        self._parent = parent
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._folder: Path | None = None
+        self._opening: Opening | None = None
+        self._outage: BrokerError | None = None
+        self._closed = False
+
+    def opening(self) -> Opening:
+        """The open engine, opened where it is not. Raises the outage, and ConfigurationError once closed."""
+        with self._lock:
+            if self._closed:
+                raise ConfigurationError("this broker was closed; connect again")
+            if self._outage is not None:
+                raise self._outage
+            if self._opening is None:
+                self._opening = Opening(self._new_broker())
+            return self._opening
+
+    def begin_outage(self, error: BrokerError) -> None:
+        """Close the engine; what waits for it, and every call from now on, raises `error`."""
+        with self._lock:
+            self._outage = error
+            self._end(outage=error)
+
+    def end_outage(self) -> None:
+        """The next call opens the engine again."""
+        with self._lock:
+            self._outage = None
+
+    def clear(self) -> None:
+        """Have the next call open an engine on an empty folder. Raises the outage."""
+        with self._lock:
+            if self._outage is not None:
+                raise self._outage
+            self._end()
+            self._remove_folder()
+
+    def close(self) -> None:
+        """End the engine and remove its folder; idempotent, and nothing in a forked child, whose folder it is not."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            self._closed = True
+            self._end()
+            self._remove_folder()
+
+    def _new_broker(self) -> EmbeddedBroker:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="outbox-memory-", dir=self._parent or _ram_disk()))
+        return EmbeddedBroker(
+            f"embedded:{self._folder}", clock=self.clock, options=self._options, storage=Unsynced(DiskStorage())
+        )
+
+    def _end(self, *, outage: BrokerError | None = None) -> None:
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.outage, opening.is_ended = outage, True  # before it closes: who is woken looks here
+            opening.broker.close()
+
+    def _remove_folder(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class NamedEngines:
+    """The temporary engines of this process, by name, counted by their users."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._named: dict[str, TemporaryEngine] = {}
+        self._users: dict[TemporaryEngine, int] = {}
+        self._abandoned: deque[TemporaryEngine] = deque()
+
+    def acquire(
+        self, name: str, *, clock: Clock | None, options: EngineOptions | None, parent: Path | None
+    ) -> TemporaryEngine:
+        """The engine of this name, made where there is none; without a name a new one."""
+        self._release_abandoned()
+        with self._lock:
+            engine = self._named.get(name) or TemporaryEngine(clock=clock, options=options, parent=parent)
+            if name:
+                self._named[name] = engine
+            self._users[engine] = self._users.get(engine, 0) + 1
+            return engine
+
+    def release(self, engine: TemporaryEngine) -> None:
+        """One user less; the last one closes it."""
+        with self._lock:
+            self._users[engine] -= 1
+            if self._users[engine]:
+                return
+            del self._users[engine]
+            self._named = {name: known for name, known in self._named.items() if known is not engine}
+        engine.close()
+
+    def abandon(self, engine: TemporaryEngine) -> None:
+        """One user became garbage without being closed: the next acquire() releases it.
+
+        The garbage collector calls this in any thread, with whatever locks that holds: so it takes none.
+        """
+        self._abandoned.append(engine)
+
+    def close_all(self) -> None:
+        """Close what tests have left open: at exit."""
+        with self._lock:
+            left = list(self._users)
+        for engine in left:
+            engine.close()
+
+    def _release_abandoned(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self.release(self._abandoned.popleft())
+
+
+def _ram_disk() -> Path | None:
+    """A RAM disk with room; None, the folder for temporary files, where there is none."""
+    try:
+        has_room = shutil.disk_usage(RAM_DISK).free >= RAM_DISK_BYTES_MIN and os.access(RAM_DISK, os.W_OK | os.X_OK)
+    except OSError:
+        return None
+    return RAM_DISK if has_room else None
+
+
+named_engines: Final = NamedEngines()
+atexit.register(named_engines.close_all)

@@ -1,0 +1,55 @@
+"""Opens a LeasedAssignment from a database URL: an engine with short time-outs, the tables, the instance. No logic."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy import Engine, event
+from sqlalchemy.engine import URL
+
+from compensator.assignment.lease_store import LeaseStore
+from compensator.assignment.leased_assignment import LeasedAssignment, LeaseOptions
+from outbox.store.database import MYSQL_DIALECTS, background_engine, open_engine
+from outbox.store.database_url import sync_url
+
+_MS: Final = 1000
+
+
+def open_assignment(
+    database: URL | str, *, schema: str | None = None, zone: str | None = None, options: LeaseOptions | None = None
+) -> LeasedAssignment:
+    """Returns an assignment by the leases in this database's outbox schema. No I/O until its first beat.
+
+    All instances that share sources name the same database and schema here. Raises ConfigurationError.
+    """
+    chosen = options or LeaseOptions()
+    engine = lease_engine(database, wait_ms_max=chosen.lease_ms // 3)
+    store = LeaseStore(dialect=engine.dialect, schema=schema)
+    return LeasedAssignment(engine=engine, store=store, zone=zone, options=chosen)
+
+
+def lease_engine(database: URL | str, *, wait_ms_max: int) -> Engine:
+    """Returns an engine for beats: READ COMMITTED, a pool of its own, bounded waits for locks and the network.
+
+    A beat that waited longer than a lease would lose all sources of this instance.
+    """
+    seconds = max(1, wait_ms_max // _MS)
+    # The server must end a lock's wait first: if only the client gives up, its statement keeps waiting in the server.
+    first = open_engine(_with_timeouts(database, seconds + 1))
+    second = background_engine(first)
+    first.dispose()
+    if second.dialect.name in MYSQL_DIALECTS:
+
+        def bound_lock_waits(connection: Any, _record: object) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {seconds}")
+            connection.commit()
+
+        event.listen(second, "connect", bound_lock_waits)
+    return second
+
+
+def _with_timeouts(database: URL | str, seconds: int) -> URL | str:
+    url = sync_url(database)
+    bounds = {name: str(seconds) for name in ("connect_timeout", "read_timeout", "write_timeout")}
+    return url.update_query_dict(bounds) if url.get_driver_name() == "pymysql" else url

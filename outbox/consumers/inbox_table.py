@@ -1,0 +1,79 @@
+"""The inbox's SQL: records which messages a consumer group has handled, in the handler's own transaction.
+
+A message is identified by its topic and id: other producers may use the same id on other topics.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, bindparam, delete, insert, select
+from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import IntegrityError
+
+from outbox.store.database import now_us
+from outbox.store.schema import outbox_tables, schema_for
+
+
+class InboxStore:
+    """The statements on the inbox table. Opens no connection and commits nothing."""
+
+    def __init__(self, *, dialect: Dialect, schema: str | None = None) -> None:
+        self._inbox = outbox_tables(schema_for(dialect, schema)).inbox
+        self._now_us = now_us(dialect)
+        self._insert = insert(self._inbox).values(
+            consumer_group=bindparam("group"),
+            message_id=bindparam("id"),
+            topic=bindparam("on_topic"),
+            handled_at_us=self._now_us,
+        )
+
+    def mark(self, connection: Connection, *, group: str, message_id: str, topic: str) -> bool:
+        """Mark the message as handled; returns False if it was marked already.
+
+        A concurrent duplicate waits here for the first one's transaction and its outcome: it is handled, or rolled
+        back and to be handled now. The mark is the transaction's first statement, so that it also keeps the order.
+        """
+        try:
+            # Without a savepoint: a duplicate rolls back only this statement, and a deadlock removes savepoints too,
+            # so that its error would hide the deadlock's.
+            connection.execute(self._insert, {"group": group, "id": message_id, "on_topic": topic})
+        except IntegrityError:
+            return False
+        return True
+
+    def handled(self, connection: Connection, *, group: str, message_id: str, topic: str) -> bool:
+        """Returns whether the group has handled this message."""
+        inbox = self._inbox
+        statement = select(inbox.c.message_id).where(
+            inbox.c.consumer_group == group, inbox.c.topic == topic, inbox.c.message_id == message_id
+        )
+        return connection.scalar(statement) is not None
+
+    def purge(self, connection: Connection, *, older_than_us: int, limit: int) -> int:
+        """Delete at most `limit` marks older than `older_than_us`; returns how many.
+
+        Keep marks longer than any redelivery may take. For a connection at READ COMMITTED: it locks only the rows that
+        it deletes, and none of running consumers.
+        """
+        inbox = self._inbox
+        old = (
+            select(
+                inbox.c.consumer_group.label("of_group"),
+                inbox.c.topic.label("of_topic"),
+                inbox.c.message_id.label("of_id"),
+            )
+            .where(inbox.c.handled_at_us < self._now_us - older_than_us)
+            .order_by(inbox.c.handled_at_us)
+            .limit(limit)
+        )
+        found = sorted(tuple(row) for row in connection.execute(old))
+        if not found:
+            return 0
+        # Each by the complete primary key: for a list of ids the optimizer may read all of a group, and then wait for
+        # uncommitted marks.
+        statement = delete(inbox).where(
+            inbox.c.consumer_group == bindparam("of_group"),
+            inbox.c.topic == bindparam("of_topic"),
+            inbox.c.message_id == bindparam("of_id"),
+        )
+        marks = [{"of_group": group, "of_topic": topic, "of_id": one} for group, topic, one in found]
+        return connection.execute(statement, marks).rowcount

@@ -1,0 +1,98 @@
+"""Inbox: makes consumers with their own client of any broker, and their own transactions, handle each message once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable, iscoroutine
+
+from sqlalchemy import URL, Connection, Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from outbox.consumers.handler import Outcome
+from outbox.consumers.inbox_table import InboxStore
+from outbox.producer.engine_hooks import listen_to_engines, refuse_if_doomed
+from outbox.store.database import is_autocommit, open_engine
+from outbox_core.common.errors import ConfigurationError, NoTransaction
+from outbox_core.messages.message import check_group, check_message_id, check_topic
+
+
+class Inbox:
+    """Records which messages each consumer group has handled, in the database whose tables the handlers change.
+
+        inbox = Inbox(engine)
+
+        def on_message(channel, method, properties, body):
+            with Session(engine) as session, session.begin():
+                inbox.handle(session, properties.message_id, "ticketing", issue_ticket, topic=method.routing_key)
+            channel.basic_ack(method.delivery_tag)
+
+    The order makes it safe: mark and effect commit together, and the broker gets its acknowledgement after
+    that. A consumer that dies in between gets the message again, and the mark drops it. Thread-safe.
+    """
+
+    def __init__(self, database: Engine | AsyncEngine | URL | str, *, schema: str | None = None) -> None:
+        """`database` and `schema`: of the outbox's tables (`outbox db upgrade`). Does no I/O."""
+        self._store = InboxStore(dialect=open_engine(database).dialect, schema=schema)
+        listen_to_engines()
+
+    def handle(
+        self, session: Session, message_id: str, group: str, handler: Callable[[Session], object], *, topic: str
+    ) -> Outcome:
+        """Call the handler with the session, unless the group has handled this message before.
+
+        `session` has an open transaction, which the caller commits before acknowledging the message. An error of the
+        handler is re-raised: roll back, and do not acknowledge. A duplicate that another consumer handles at the same
+        time waits for that transaction's end. Raises InvalidMessage for an invalid id, group or topic, and
+        TransactionDoomed if the handler swallowed an error that has rolled the transaction back.
+        """
+        connection = _connection(session)
+        if not self._mark(connection, message_id, group, topic):
+            return Outcome.DEDUPLICATED
+        result = handler(session)
+        if isawaitable(result):
+            if iscoroutine(result):
+                result.close()
+            raise ConfigurationError("the handler is async: await inbox.handle_async(...) with an AsyncSession")
+        refuse_if_doomed(connection)
+        return Outcome.HANDLED
+
+    async def handle_async(
+        self,
+        session: AsyncSession,
+        message_id: str,
+        group: str,
+        handler: Callable[[AsyncSession], Awaitable[object]],
+        *,
+        topic: str,
+    ) -> Outcome:
+        """The same as handle() for an `async def` handler."""
+        if not session.in_transaction():
+            raise NoTransaction(_NO_TRANSACTION)
+        connection = await session.connection()
+        if not await connection.run_sync(self._mark, message_id, group, topic):
+            return Outcome.DEDUPLICATED
+        await handler(session)
+        await connection.run_sync(refuse_if_doomed)
+        return Outcome.HANDLED
+
+    def _mark(self, connection: Connection, message_id: str, group: str, topic: str) -> bool:
+        if is_autocommit(connection):
+            raise ConfigurationError(
+                "this session is in AUTOCOMMIT: effect and mark would not commit together; use another engine"
+            )
+        return self._store.mark(
+            connection, group=check_group(group), message_id=check_message_id(message_id), topic=check_topic(topic)
+        )
+
+
+_NO_TRANSACTION = (
+    "the mark belongs to the handler's transaction: open one before, with session.begin(), and acknowledge the message "
+    "after it has committed"
+)
+
+
+def _connection(session: Session) -> Connection:
+    if not session.in_transaction():
+        raise NoTransaction(_NO_TRANSACTION)
+    return session.connection()

@@ -1,0 +1,42 @@
+"""CommitHandler: writes an Outbox's rows just before a transaction's commit, and sends them after it."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
+
+from outbox.producer.sender import Sender
+from outbox.producer.unit_of_work import UnitOfWork
+from outbox.producer.unit_writer import UnitWriter
+from outbox.telemetry import Telemetry
+
+
+class CommitHandler:
+    """The CommitSink of one Outbox. Thread-safe."""
+
+    def __init__(self, *, engine: Engine, writer: UnitWriter, sender: Sender, telemetry: Telemetry) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._sender = sender
+        self._telemetry = telemetry
+
+    def write(self, connection: Connection, unit: UnitOfWork) -> None:
+        """Write a unit's rows, just before its commit. An error makes the commit fail and roll back."""
+        self._writer.write(connection, unit, token=self._sender.token)
+
+    def committed(self, unit: UnitOfWork) -> None:
+        """Pass a committed unit to the sender. Never raises: the commit has succeeded, whether or not the send does."""
+        self._telemetry.committed(unit.written_rows)
+        self._sender.offer(unit.written_rows, written_at_ms=unit.written_at_ms)
+
+    def shares_database(self, connection: Connection) -> bool:
+        """Returns whether a transaction of this connection can contain the outbox's rows."""
+        return self._writer.shares_database(connection)
+
+    def is_own(self, connection: Connection) -> bool:
+        """Returns whether this connection belongs to the outbox's own engine, with whatever options."""
+        return connection.engine.pool is self._engine.pool
+
+    def bind_arguments(self, session: Session) -> dict[str, Engine | Connection]:
+        """Returns the arguments that select the outbox's database; only a session without a bind needs them."""
+        return {"bind": self._engine} if session.bind is None else {}

@@ -1,0 +1,29 @@
+"""CommitSink: the port through which the hooks of Sessions use an Outbox."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
+
+from outbox.producer.unit_of_work import UnitOfWork
+
+
+class CommitSink(Protocol):
+    """Writes a transaction's messages just before its commit, and sends them after it. Compared by identity."""
+
+    def write(self, connection: Connection, unit: UnitOfWork) -> None:
+        """Write a unit's rows, just before its commit. An error makes the commit fail and roll back."""
+
+    def committed(self, unit: UnitOfWork) -> None:
+        """Pass a committed unit to the sender. Never raises."""
+
+    def shares_database(self, connection: Connection) -> bool:
+        """Returns whether a transaction of this connection can contain the outbox's rows."""
+
+    def is_own(self, connection: Connection) -> bool:
+        """Returns whether this connection belongs to the outbox's own engine."""
+
+    def bind_arguments(self, session: Session) -> dict[str, Engine | Connection]:
+        """Returns the arguments that select the outbox's database among those of a session."""

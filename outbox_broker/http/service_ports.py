@@ -1,0 +1,207 @@
+"""The ports of the HTTP server: implemented by an engine, or by a delay service's proxy. One Protocol per capability.
+
+All methods are thread-safe. Errors are those of Engine; KeyError if a topic or group does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from outbox_broker.engine.engine import Engine
+from outbox_broker.engine.publisher import Publishable
+from outbox_broker.engine.puller import PulledMessages
+from outbox_broker.log.sync_times import TimedStorage
+from outbox_broker.schedule.lateness import Lateness
+from outbox_broker.state.topic_quota import TopicQuota
+from outbox_core.common.errors import NotSupported
+from outbox_core.messages.broadcast_port import Start, TopicRead
+from outbox_core.messages.message import (
+    AckStatus,
+    CancelStatus,
+    DeadLetter,
+    ExtendStatus,
+    GroupConfig,
+    Message,
+    NackStatus,
+    PublishResult,
+)
+
+Port = TypeVar("Port")
+
+
+class ForProducers(Protocol):
+    """Publishes, and scheduled messages. Durable on return; idempotent by topic and message id."""
+
+    def publish(self, batch: Sequence[Message], /, *, quota: TopicQuota | None) -> list[PublishResult]:
+        """Store a batch; returns one result per message, in order. `quota`: how many topics its sender may have."""
+
+    def publish_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str], /) -> bool:
+        """Store a batch for immediate delivery, as received; False, with nothing stored, if publish() is needed."""
+
+    def cancel(self, message_ids: Sequence[str], /, *, topics: Sequence[str] | None) -> list[CancelStatus]:
+        """Cancel scheduled messages on topics that a pattern matches (None: all); one status per id, in order."""
+
+    def scheduled(
+        self, topic: str | None, /, *, from_ms: int | None, to_ms: int | None, bucket: str
+    ) -> list[tuple[int, int]]:
+        """Returns (start of the bucket, number of messages due)."""
+
+    def scheduled_message(
+        self, message_id: str, /, *, topics: Sequence[str] | None
+    ) -> Mapping[str, object] | None:  # fmt: skip
+        """Returns id, topic and due time of one scheduled message on topics that a pattern matches (None: on any)."""
+
+
+class ForConsumers(Protocol):
+    """Deliveries to groups, and their settlement."""
+
+    @property
+    def deletions(self) -> int:
+        """The number of deletions so far: captured when a pull starts, and passed to each of its takes."""
+
+    def take(
+        self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool,
+        since: int | None, quota: TopicQuota | None,
+    ) -> list[PulledMessages]:  # fmt: skip
+        """Deliver ready messages; with `fires`, due messages are dispatched first if there are none.
+
+        Raises GroupDeleted if the group was deleted after deletion number `since`.
+        """
+
+    def take_at_hand(
+        self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool,
+        since: int | None,
+    ) -> list[PulledMessages] | None:  # fmt: skip
+        """Like take(), for an event loop; None if it might have to wait."""
+
+    def ack(self, receipts: Sequence[str], /) -> list[AckStatus]:
+        """Acknowledge deliveries; returns one status per receipt, in order."""
+
+    def nack(
+        self, receipts: Sequence[str], /, *, delay_ms: int | None, reason: str | None = None, counts: bool
+    ) -> list[NackStatus]:
+        """Return deliveries."""
+
+    def extend(self, receipts: Sequence[str], /, *, invisible_ms: int) -> list[ExtendStatus]:
+        """Extend the invisible time of deliveries."""
+
+
+class ForReaders(Protocol):
+    """Broadcast reads of a topic without a group, and wake-ups on new messages."""
+
+    def place_to_read(self, topic: str, /, *, start: Start) -> int:
+        """Returns where a reader without an offset begins."""
+
+    def read_on(self, topic: str, offset: int, /, *, max_messages: int, bytes_max: int | None) -> TopicRead:
+        """Returns the messages from `offset` on."""
+
+    def subscribe(self, topic: str, group: str, wake: Callable[[], None], /) -> Callable[[], None]:
+        """Call `wake`, from any thread, when something may be ready; returns the function that unregisters it."""
+
+
+class ForOperators(Protocol):
+    """Administration of topics and groups. Durable on return, and idempotent."""
+
+    def declare_group(self, topic: str, group: str, config: GroupConfig, /, *, quota: TopicQuota | None) -> None:
+        """Create a group, or change its settings."""
+
+    def delete_group(self, topic: str, group: str, /, *, force: bool) -> None:
+        """Delete a group. Raises InUse."""
+
+    def delete_topic(self, topic: str, /, *, force: bool) -> None:
+        """Delete a topic. Raises InUse."""
+
+    def seek(self, topic: str, group: str, /, *, to_ms: int | None, to_offset: int | None) -> None:
+        """Move a group."""
+
+    def pause(self, topic: str, group: str, /, *, paused: bool) -> None:
+        """Stop or resume deliveries."""
+
+    def dead(
+        self, topic: str, group: str, /, *, limit: int, after: str | None, bytes_max: int
+    ) -> tuple[list[DeadLetter], str | None]:
+        """Returns a page of dead letters, of about `bytes_max`, and the cursor of the next one."""
+
+    def redrive(self, topic: str, group: str, /, *, ids: Sequence[str] | None, per_second: int | None) -> int:
+        """Redrive dead letters; returns how many."""
+
+
+class Catalog(Protocol):
+    """The existing topics and groups."""
+
+    def topics(self) -> list[str]:
+        """Returns all topics, sorted."""
+
+    def topic_figures(self, topic: str, /) -> Mapping[str, int]:
+        """Returns a topic's statistics."""
+
+    def groups(self, topic: str, /) -> list[str]:
+        """Returns the groups of a topic, sorted."""
+
+
+class GroupCatalog(Protocol):
+    """Settings and statistics of consumer groups."""
+
+    def group_figures(self, topic: str, group: str, /) -> Mapping[str, int]:
+        """Returns a group's statistics."""
+
+    def group_config(self, topic: str, group: str, /) -> GroupConfig:
+        """Returns a group's settings."""
+
+
+class Measured(Protocol):
+    """Data for probes and metrics. Every method must be supported: a scrape is all or nothing."""
+
+    @property
+    def lateness(self) -> Lateness:
+        """The histogram of dispatch lateness."""
+
+    @property
+    def syncs(self) -> TimedStorage:
+        """The histogram of sync times."""
+
+    def counters(self) -> Mapping[tuple[str, str, str], int]:
+        """Returns totals since the start, by (what, topic, group or status)."""
+
+    def due_within(self, spans_ms: Sequence[int], /) -> list[int]:
+        """Returns how many scheduled messages are due within each ascending span from now; and last, the total."""
+
+    def log_figures(self) -> Mapping[str, int]:
+        """Returns messages_bytes, actions_bytes, syncs, scheduled."""
+
+    def check_ready(self) -> None:
+        """Raise StorageFailed if nothing can be accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """The ports that one server serves. A missing one (None) is refused with NotSupported and the text `refusal`."""
+
+    producers: ForProducers
+    catalog: Catalog
+    measured: Measured
+    consumers: ForConsumers | None = None
+    readers: ForReaders | None = None
+    operators: ForOperators | None = None
+    groups: GroupCatalog | None = None
+    refusal: str = ""
+
+    @classmethod
+    def of(cls, engine: Engine) -> Served:
+        """Returns all ports of an engine."""
+        return cls(
+            producers=engine, catalog=engine, measured=engine, consumers=engine, readers=engine, operators=engine,
+            groups=engine,
+        )  # fmt: skip
+
+    def subscribe(self, topic: str, group: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Register `wake` like ForReaders.subscribe(). Raises NotSupported."""
+        return self.needed(self.readers).subscribe(topic, group, wake)
+
+    def needed(self, port: Port | None) -> Port:
+        """Returns the port. Raises NotSupported if it is None."""
+        if port is None:
+            raise NotSupported(self.refusal)
+        return port

@@ -1,0 +1,208 @@
+"""Rebuilds the in-memory state from the data folder when a broker starts. Everything comes from the two logs.
+
+Checkpoints and index files only save time: replay begins at an action segment that starts with a whole checkpoint, and
+a sealed message segment whose index file is intact need not be read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from itertools import repeat
+from typing import Final
+
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.log.disk_reserve import cure_for
+from outbox_broker.log.message_reader import record_at
+from outbox_broker.log.missing_segments import content_bytes
+from outbox_broker.log.segment_index import Directory, read_directory, read_ids, write_index
+from outbox_broker.log.segment_scan import Gap, Segment
+from outbox_broker.log.segmented_log import SegmentedLog
+from outbox_broker.recovery.damaged_log_replay import LostActions
+from outbox_broker.state import checkpoint
+from outbox_broker.state.checkpoint import Restored
+from outbox_broker.state.engine_state import BrokerState
+from outbox_core.common.errors import StorageFailed
+from outbox_core.journal import journal
+from outbox_core.journal.journal import SegmentDamaged
+
+logger = logging.getLogger(__name__)
+
+_NIL: Final = 0xC0
+"""The first byte of a record's first field if that is None; the byte before it holds the number of fields."""
+
+
+def recover(
+    state: BrokerState, messages: SegmentedLog, actions: SegmentedLog, *, options: EngineOptions,
+    out: Collection[tuple[str, str]] = (),
+) -> Restored:  # fmt: skip
+    """Open both logs and replay them into an empty state; returns where replay began. `out`: topics and ids of messages
+    that the schedule will dispatch again.
+
+    Raises SegmentDamaged if a segment is missing, StorageFailed if no checkpoint is whole and the start of the action
+    log was dropped.
+    """
+    messages.open()
+    actions.open()
+    _refuse_if_a_log_is_missing(messages, actions)
+    restored, replayed = _restore_checkpoint(state, actions)
+    MessageRecovery(state, messages, restored=restored, ids_max=options.dedup_messages_max).run(out)
+    for name, place in restored.deleted.items():  # the log still holds their messages
+        state.delete_topic(name, place, is_kept=name in restored.topics)
+    replay = state.replay_action
+    for segment in replayed:
+        for one in actions.scan(segment):
+            if isinstance(one, Gap):
+                replay = LostActions(state, messages).replay
+            else:
+                replay(journal.decode_action(one.payload))
+    actions.ready()
+    _let_go_of_dropped(state)
+    return restored
+
+
+class MessageRecovery:
+    """Recovery of the message log: locations, recent ids, and messages whose dispatch the schedule has not recorded."""
+
+    def __init__(self, state: BrokerState, log: SegmentedLog, *, restored: Restored, ids_max: int) -> None:
+        self._state = state
+        self._log = log
+        self._restored = restored
+        self._ids_max = ids_max
+        self._fired: list[int] = []  # offsets, after the checkpoint
+
+    def run(self, out: Collection[tuple[str, str]]) -> None:
+        """Process all segments; write the index files that are missing."""
+        folder = self._log.folder
+        sealed = self._log.segments[:-1]
+        directories = [read_directory(folder, one.first_offset, one.end) for one in sealed]
+        for number, (segment, directory) in enumerate(zip(sealed, directories, strict=True)):
+            later = sum(one.ids_count for one in directories[number + 1 :] if one is not None)
+            if directory is None or not self._takes(segment, directory, with_ids=later < self._ids_max):
+                self._make_index(segment)
+        for segment in self._log.segments[-1:]:
+            self._read(segment)
+        self._log.ready()
+        self._complete_topics()
+        self._note_fired(frozenset(out))
+
+    def _takes(self, segment: Segment, directory: Directory, *, with_ids: bool) -> bool:
+        """Load a segment's messages from its index; False, with nothing changed, if it does not match."""
+        ids = read_ids(self._log.folder, segment.first_offset, directory) if with_ids else []
+        topics = self._state.topics
+        fits = all(
+            not entries or name not in topics or topics[name].index.continues_at(entries[0].first)
+            for name, entries in directory.topics.items()
+        )
+        if ids is None or not fits:
+            return False
+        for topic, some in ids:
+            self._state.recent.add_all(repeat(topic, len(some)), some)
+        self._state.replace_locations(segment.first_offset, directory)
+        self._fired += [offset for offset in directory.special if offset >= self._restored.messages_end]
+        return True
+
+    def _make_index(self, segment: Segment) -> None:
+        logger.info("segment_index_made", extra={"segment": segment.path.name})
+        state = self._state
+        before = state.recent.added
+        self._read(segment)
+        try:
+            directory = write_index(
+                self._log.folder, segment.first_offset, segment.end, topics=state.active_segment_topics.values(),
+                ids=state.recent.newest(state.recent.added - before), special=state.active_segment_special.tolist(),
+            )  # fmt: skip
+        except OSError as error:
+            raise StorageFailed(
+                f"cannot write the index of {segment.path.name}: {error.strerror}; {cure_for(error)}"
+            ) from error
+        state.replace_locations(segment.first_offset, directory)
+
+    def _read(self, segment: Segment) -> None:
+        for one in self._log.scan(segment):
+            if isinstance(one, Gap):
+                continue
+            if is_marker(one.payload):
+                continue  # there may be millions of them in a segment, and the schedule has them all
+            record = journal.decode_message(one.payload)
+            self._state.replay_message(record, offset=one.offset, size_bytes=one.end - one.offset)
+            if record.copy == journal.FIRED_COPY and one.offset >= self._restored.messages_end:
+                self._fired.append(one.offset)
+
+    def _note_fired(self, out: frozenset[tuple[str, str]]) -> None:
+        """Record which messages to be dispatched again have sequences already: they are among the last dispatched."""
+        for offset in self._fired[-len(out) :] if out else ():
+            record = record_at(self._log, offset)
+            if record is not None and (record.topic, record.id) in out and record.sequence is not None:
+                self._state.dispatched_before[record.topic, record.id] = record.sequence
+                if self._state.dispatched_from is None:
+                    self._state.dispatched_from = offset
+
+    def _complete_topics(self) -> None:
+        """Restore the ends of topics whose messages were dropped, or whose last ones are damaged."""
+        for name, end in self._restored.topics.items():
+            _go_on_at(self._state, name, end)
+
+
+def _refuse_if_a_log_is_missing(messages: SegmentedLog, actions: SegmentedLog) -> None:
+    """Raise SegmentDamaged if one log has segments, and the other, which is created with it, has none.
+
+    The first start creates the message log first, and nothing is written to it before both exist.
+    """
+    gone, there = (actions, messages) if messages.segments else (messages, actions)
+    if (
+        there.segments
+        and not gone.segments
+        and (there is actions or any(content_bytes(one.path) for one in there.segments))
+    ):
+        raise SegmentDamaged(
+            f"all segments in {gone.folder} are missing, and there are some in {there.folder}: restore them from a "
+            f"copy; or move {there.folder} away too, to begin anew"
+        )
+
+
+def _restore_checkpoint(state: BrokerState, actions: SegmentedLog) -> tuple[Restored, list[Segment]]:
+    """Restore the newest whole checkpoint; returns it, and the segments to replay."""
+    newest = len(actions.segments) - 1
+    for number, segment in reversed(list(enumerate(actions.segments))):
+        found = checkpoint.read_from(segment)
+        if found is not None:
+            data, segment.grown_from = found
+            return checkpoint.restore(state, data, is_newest=number == newest), actions.segments[number:]
+        if segment.first_offset == 0:
+            return Restored(is_newest=number == newest), actions.segments
+        logger.warning("checkpoint_unusable", extra={"segment": segment.path.name})
+    if actions.segments:
+        raise StorageFailed(
+            f"no checkpoint in {actions.folder} is whole, and its first segments were dropped: restore the folder from "
+            "a copy"
+        )
+    return Restored(), actions.segments
+
+
+def is_marker(payload: bytes) -> bool:
+    """Returns whether a record is the marker of a scheduled message, without decoding it."""
+    return payload[1] == _NIL and payload[-1] == journal.SCHEDULED
+
+
+def _go_on_at(state: BrokerState, name: str, sequence: int) -> None:
+    """Extend a topic to at least this end; missing messages are lost."""
+    index = state.topic(name).index
+    index.begin_at(sequence)
+    if index.end < sequence:
+        logger.error("messages_missing", extra={"topic": name, "messages": sequence - index.end})
+        state.active_segment_topics[name] = index
+        index.skip_to(sequence, ready_at_ms=0)
+
+
+def _let_go_of_dropped(state: BrokerState) -> None:
+    """Adjust groups to messages that were dropped, by retention or manually, without a record in the action log.
+
+    No topic ends before a sequence that a group has seen delivered: its successors would never be delivered.
+    """
+    for name, topic in state.topics.items():
+        for group in topic.groups.values():
+            _go_on_at(state, name, group.position)
+            lost = group.drop_before(topic.index.start)
+            if lost:
+                logger.error("unread_messages_missing", extra={"topic": name, "group": group.name, "messages": lost})

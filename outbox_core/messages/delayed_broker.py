@@ -1,0 +1,103 @@
+"""DelayedBroker: a broker without delayed delivery, combined with our delay service.
+
+Messages that are due go to the target directly. Scheduled messages go to the delay service, which publishes them to the
+same target when they are due. Cancels go to the delay service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outbox_core.common.clock import Clock, SystemClock
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.broker_port import Broker, BrokerAdmin
+from outbox_core.messages.capabilities import Capability, capabilities_of
+from outbox_core.messages.inspection import Inspectable, Inspection
+from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT
+from outbox_core.messages.message import (
+    AckStatus,
+    CancelStatus,
+    Delivery,
+    ExtendStatus,
+    Message,
+    NackStatus,
+    PublishResult,
+)
+
+
+class DelayedBroker:
+    """A Broker that publishes to `target`, and scheduled messages to `delay`. Thread-safe if both are."""
+
+    def __init__(self, target: Broker, delay: Broker, *, clock: Clock | None = None) -> None:
+        """`delay`: a delay service whose own target is the same broker. close() closes both."""
+        if Capability.DELAY not in capabilities_of(delay):
+            raise ConfigurationError(
+                "the broker named by delay= cannot delay: name a delay service, e.g. http://HOST:7799"
+            )
+        self._target = target
+        self._delay = delay
+        self._clock = clock or SystemClock()
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Returns the target's capabilities, with delay and cancel."""
+        return capabilities_of(self._target) | {Capability.DELAY, Capability.CANCEL}
+
+    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+        """Store a batch; one result a message, in order.
+
+        If one of the two raises, the other may have stored its part: publish the whole batch again.
+        """
+        now_ms = self._clock.now_ms()
+        scheduled = [message.deliver_at_ms is not None and message.deliver_at_ms > now_ms for message in batch]
+        due = [message for message, later in zip(batch, scheduled, strict=True) if not later]
+        waiting = [message for message, later in zip(batch, scheduled, strict=True) if later]
+        of_target = iter(self._target.publish(due) if due else [])
+        of_delay = iter(self._delay.publish(waiting) if waiting else [])
+        return [next(of_delay if later else of_target) for later in scheduled]
+
+    def pull(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 100,
+        wait_ms: int = 0,
+        invisible_ms: int = INVISIBLE_MS_DEFAULT,
+    ) -> list[Delivery]:
+        """Pull from the target."""
+        return self._target.pull(topic, group, max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms)
+
+    def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
+        """Acknowledge deliveries of the target."""
+        return self._target.ack(receipts)
+
+    def nack(
+        self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
+    ) -> list[NackStatus]:
+        """Return deliveries to the target."""
+        return self._target.nack(receipts, delay_ms=delay_ms, reason=reason, counts=counts)
+
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+        """Keep deliveries of the target invisible."""
+        return self._target.extend(receipts, invisible_ms=invisible_ms)
+
+    def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
+        """Cancel scheduled messages. For those that the delay service has passed on to the target it is too late."""
+        return self._delay.cancel(message_ids)
+
+    @property
+    def admin(self) -> BrokerAdmin:
+        """Returns the admin operations of the target."""
+        return self._target.admin
+
+    def inspect(self, topics: Sequence[str] = ()) -> Inspection:
+        """Inspect the target's server."""
+        if not isinstance(self._target, Inspectable):
+            return Inspection(product="outbox-mq", version="")
+        return self._target.inspect(topics)
+
+    def close(self) -> None:
+        """Close both. Idempotent."""
+        self._target.close()
+        self._delay.close()

@@ -1,0 +1,28 @@
+"""The parts of a broker's URL, which may name several hosts."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+_SEVERAL_HOSTS: Final = re.compile(r"([a-z][a-z0-9+.-]*):(//[^/?#]*,[^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a URL as urllib.parse.urlsplit has them, also where a list of hosts has IPv6 addresses.
+
+    Python 3.14 refuses a bracket behind another host. Raises ValueError for what cannot be read.
+    """
+    found = _SEVERAL_HOSTS.fullmatch(url)
+    if found is None:
+        return urlsplit(url)
+    scheme, hosts, rest = found.groups()
+    return urlsplit(f"{scheme}:{rest}")._replace(netloc=hosts[2:])
+
+
+def shown_url(url: str) -> str:
+    """A URL for logs and errors: without user, password and query, which may hold secrets."""
+    parts = split_url(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}" if host else f"{parts.scheme}:{parts.path}"

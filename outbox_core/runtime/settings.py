@@ -1,0 +1,157 @@
+"""Loads the settings of a service: flags, then environment variables OUTBOX_*, then a TOML file, then defaults.
+
+A service declares its tables as pydantic models, with names, types and limits. For services only: the SDK does not
+need pydantic.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.secret_files import read_toml
+
+ENVIRONMENT_PREFIX: Final = "OUTBOX_"
+_DELIMITER: Final = "__"
+
+
+class Table(BaseModel):
+    """A table of the file. Unknown keys are rejected."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServiceSettings(BaseSettings):
+    """All tables that a service reads; tables of other services in the same file are ignored.
+
+    The key `name` of [table] is OUTBOX_TABLE__NAME in the environment.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter=_DELIMITER, extra="ignore", frozen=True
+    )
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def load_settings(model: type[S], flags: Mapping[str, Any], *, file: Path | None) -> S:
+    """Returns the settings; `flags` are nested as the file is; None and an empty list mean an absent flag.
+
+    Raises ConfigurationError that names the file or the variable, the key, and for an unknown key the most similar
+    known one. It repeats no values, since they may be secrets.
+    """
+    tables = {} if file is None else _read_tables(model, file)
+
+    def sources(
+        settings_cls: type[BaseSettings], /, **sources: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # Neither a .env file nor a folder of secrets is read.
+        return sources["init_settings"], _environment(settings_cls), InitSettingsSource(settings_cls, tables)
+
+    layered: type[S] = type(model.__name__, (model,), {"settings_customise_sources": staticmethod(sources)})
+    given = _without_absent(flags)
+    try:
+        return layered(**given)
+    except ValidationError as error:
+        raise ConfigurationError(_describe(error, model, given=given, file=file)) from error
+    except SettingsError as error:
+        raise ConfigurationError(f"the environment: {error}; write lists and tables as JSON there") from error
+
+
+def _environment(model: type[BaseSettings]) -> EnvSettingsSource:
+    """Reads variables of single keys, not of whole tables: applications name their broker's URL OUTBOX_BROKER."""
+    source = EnvSettingsSource(model)
+    whole = {_variable([name]).lower() for name, field in model.model_fields.items() if _table_in(field.annotation)}
+    source.env_vars = {name: value for name, value in source.env_vars.items() if name.lower() not in whole}
+    return source
+
+
+def _without_absent(flags: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: _without_absent(value) if isinstance(value, Mapping) else value for name, value in flags.items()}
+    return {name: value for name, value in given.items() if value is not None and value != []}
+
+
+def _read_tables(model: type[BaseModel], file: Path) -> dict[str, Any]:
+    tables, known = read_toml(file), model.model_fields
+    for name, table in tables.items():
+        near = get_close_matches(name, known, n=1, cutoff=0.8)
+        if name not in known and near:
+            raise ConfigurationError(f"there is no {name!r} in {file}; {near[0]!r} is meant?")
+        if _table_in(known[name].annotation if name in known else None) and not isinstance(table, dict):
+            raise ConfigurationError(f"[{name}] in {file} must be a table")
+    return tables
+
+
+def _describe(error: ValidationError, model: type[BaseModel], *, given: Mapping[str, Any], file: Path | None) -> str:
+    """Describes the first error, and the origin of the value."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    *table, key = first["loc"]
+    name = f"{key!r}" + (f" of [{'.'.join(map(str, table))}]" if table else "")
+    if first["type"] == "missing":
+        return f"{_how_to_give(table, str(key))}the setting {name} is needed"
+    origin = _origin(first["loc"], given=given, file=file)
+    if first["type"] == "extra_forbidden":
+        near = get_close_matches(str(key), _keys_of(model, table), n=1)
+        return f"{origin}there is no setting {name}" + (f"; {near[0]!r} is meant?" if near else "")
+    return f"{origin}the setting {name} is wrong: {first['msg'].removeprefix('Value error, ')}"
+
+
+def _how_to_give(table: Sequence[str | int], key: str) -> str:
+    if len(table) != 1:
+        return ""
+    return f"--{key.replace('_', '-')} is needed, or {_variable([*table, key])}, or a --config FILE: "
+
+
+def _origin(place: Sequence[str | int], *, given: Mapping[str, Any], file: Path | None) -> str:
+    """Returns the origin of a value: the source of highest precedence that has it."""
+    if _has(given, place):
+        return ""
+    variables = {name.upper() for name in os.environ}
+    for length in range(len(place), 0, -1):
+        if _variable(place[:length]) in variables:
+            return f"{_variable(place[:length])} in the environment: "
+    return "" if file is None else f"{file}: "
+
+
+def _has(tables: object, place: Sequence[str | int]) -> bool:
+    """Returns whether these tables have the value at that place, or a list or text that contains it."""
+    for part in place:
+        if not isinstance(tables, Mapping):
+            return True
+        if part not in tables:
+            return False
+        tables = tables[part]
+    return True
+
+
+def _variable(place: Sequence[str | int]) -> str:
+    return ENVIRONMENT_PREFIX + _DELIMITER.join(map(str, place)).upper()
+
+
+def _keys_of(model: type[BaseModel], table: Sequence[str | int]) -> Iterable[str]:
+    """Returns the keys of a table within the model; an element of a list is a table, too."""
+    for part in table:
+        if isinstance(part, str):
+            model = _table_in(model.model_fields[part].annotation) or model
+    return model.model_fields
+
+
+def _table_in(annotation: Any) -> type[BaseModel] | None:
+    """Returns the table type of a field: the field's type, or the type of its list's elements."""
+    found = (one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel))
+    return next(found, None)

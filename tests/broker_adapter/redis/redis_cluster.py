@@ -1,0 +1,95 @@
+"""A Redis cluster of the tests' own: three masters with a replica each."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+import redis
+
+from tests.broker_adapter.redis.redis_server import HOST, RedisServer, redis_server, wait_until
+from tests.engines.java_server import free_port
+
+MASTERS: Final = 3
+SLOTS: Final = 16_384
+NODE_TIMEOUT_MS: Final = 2_000
+"""How long a node must be silent to count as failed."""
+
+
+class RedisClusterServers:
+    """Six running servers: the masters, and behind them their replicas in the same order."""
+
+    def __init__(self, servers: Sequence[RedisServer]) -> None:
+        self.servers = servers
+
+    @property
+    def masters(self) -> Sequence[RedisServer]:
+        """Those that began as masters."""
+        return self.servers[:MASTERS]
+
+    @property
+    def url(self) -> str:
+        """Names two of the nodes; the others are found."""
+        hosts = ",".join(f"{HOST}:{server.port}" for server in self.servers[1:3])
+        return f"redis+cluster://{hosts}/"
+
+    @property
+    def client(self) -> redis.RedisCluster[Any]:
+        """A new plain client; the caller closes it."""
+        return redis.RedisCluster(host=HOST, port=self.servers[1].port, protocol=2, socket_timeout=60)
+
+    def master_of(self, key: str) -> RedisServer:
+        """The server that began as the master of a key's slot."""
+        slot = int(self.servers[0].ask("CLUSTER", "KEYSLOT", key))
+        return self.masters[slot * MASTERS // SLOTS]
+
+    def replica_of(self, master: RedisServer) -> RedisServer:
+        """The server that began as this one's replica."""
+        return self.servers[MASTERS + list(self.servers).index(master)]
+
+    def join(self) -> None:
+        """Make one cluster of the servers."""
+        for server in self.servers[1:]:
+            self.servers[0].ask("CLUSTER", "MEET", HOST, server.port, server.bus_port)
+        for number, master in enumerate(self.masters):
+            bounds = [-(-SLOTS * edge // MASTERS) for edge in (number, number + 1)]
+            master.ask("CLUSTER", "ADDSLOTSRANGE", bounds[0], bounds[1] - 1)
+            master.ask("CONFIG", "SET", "repl-diskless-sync-delay", 0)
+        assert wait_until(lambda: all(self._knows_all(server) for server in self.servers))
+        for master in self.masters:
+            self.replica_of(master).ask("CLUSTER", "REPLICATE", master.ask("CLUSTER", "MYID").decode())
+        assert wait_until(lambda: all(self._is_whole(server) for server in self.servers))
+
+    def _knows_all(self, server: RedisServer) -> bool:
+        return f"cluster_known_nodes:{len(self.servers)}\r".encode() in server.ask("CLUSTER", "INFO")
+
+    def _is_whole(self, server: RedisServer) -> bool:
+        links = re.findall(rb"master_link_status:(\w+)", server.ask("INFO", "replication"))
+        in_step = (
+            links == [b"up"] if server not in self.masters else b"state=online" in server.ask("INFO", "replication")
+        )
+        return in_step and b"cluster_state:ok" in server.ask("CLUSTER", "INFO")
+
+
+@contextlib.contextmanager
+def redis_cluster() -> Iterator[RedisClusterServers]:
+    """A cluster for the length of a block."""
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                redis_server(
+                    cluster_enabled="yes",
+                    cluster_node_timeout=str(NODE_TIMEOUT_MS),
+                    cluster_port=str(free_port(HOST)),
+                    # A replica may stand for election however far behind: what is lost then is what the tests look for.
+                    cluster_replica_validity_factor="0",
+                )
+            )
+            for _ in range(2 * MASTERS)
+        ]
+        cluster = RedisClusterServers(servers)
+        cluster.join()
+        yield cluster

@@ -1,0 +1,235 @@
+"""A server that is cut off, paused, killed under load, or loses its replica: nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from broker_adapter.redis import open_broker as open_redis
+from outbox_core.common.errors import BrokerError, BrokerUnavailable, ConfigurationError, StorageFailed
+from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.message import PublishStatus
+from tests.broker_adapter.publishing.publisher_conformance import message
+from tests.broker_adapter.redis.redis_engine import RedisEngine, read_stream
+from tests.broker_adapter.redis.redis_server import HOST, RedisServer, replica_of
+from tests.fixtures.cutting_tcp_proxy import cutting_tcp_proxy
+
+Open = Callable[[str], Broker]
+WAIT_SECONDS = 300
+ATTEMPTS_MAX = 5_000
+BATCH = 50
+
+
+def publish_in_batches(broker: Broker, topic: str, *, thread: int, batches: int, acknowledged: list[str]) -> None:
+    """As the relay does: each batch again until the broker has it, and only then the next one."""
+    for number in range(batches):
+        first = (thread * batches + number) * BATCH
+        batch = [message(topic, n, key=str(thread)) for n in range(first, first + BATCH)]
+        for _ in range(ATTEMPTS_MAX):
+            with contextlib.suppress(BrokerUnavailable, StorageFailed):
+                results = broker.publish(batch)
+                assert all(one.status.is_success for one in results)
+                acknowledged += [one.id for one in results]
+                break
+        else:
+            raise TimeoutError("the server never took the batch")
+
+
+def bodies_of(server: RedisServer, topic: str, *, count: int) -> list[int]:
+    with contextlib.closing(server.client) as client:
+        return [int(one.body) for one in read_stream(client, f"outbox:{{{topic}}}", count=count)]
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 3_000, 20_000])
+def test_a_connection_cut_in_a_request_stores_nothing_and_the_repeat_all_in_order(
+    server: RedisServer, open_broker: Open, cut_bytes: int
+) -> None:
+    batch = [message("t", n, body=b"%d" % n) for n in range(1, 400)]
+    with cutting_tcp_proxy(server.port) as proxy:
+        broker = open_broker(f"redis://{HOST}:{proxy.port}/?wait=0")
+        broker.publish([message("t", 0)])
+        proxy.cut_after(request_bytes=cut_bytes)
+
+        with pytest.raises(BrokerUnavailable):
+            broker.publish(batch)
+        results = broker.publish(batch)
+        broker.close()
+
+    assert proxy.cuts == 1
+    assert {one.status for one in results} == {PublishStatus.STORED}
+    assert bodies_of(server, "t", count=400) == list(range(400))
+
+
+@pytest.mark.parametrize("cut_bytes", [0, 1, 40])
+def test_a_connection_cut_in_an_answer_leaves_no_message_twice(
+    server: RedisServer, open_broker: Open, cut_bytes: int
+) -> None:
+    batch = [message("t", n) for n in range(1, 400)]
+    with cutting_tcp_proxy(server.port) as proxy:
+        broker = open_broker(f"redis://{HOST}:{proxy.port}/?wait=0")
+        broker.publish([message("t", 0)])
+        proxy.cut_after(answer_bytes=cut_bytes)
+
+        with pytest.raises(BrokerUnavailable):
+            broker.publish(batch)
+        results = broker.publish(batch)
+        broker.close()
+
+    assert proxy.cuts == 1
+    assert {one.status for one in results} == {PublishStatus.DUPLICATE}
+    assert bodies_of(server, "t", count=400) == list(range(400))
+
+
+def test_a_paused_server_is_unavailable_within_the_time_out(server: RedisServer, open_broker: Open) -> None:
+    broker = open_broker(f"redis://{HOST}:{server.port}/?wait=0&timeout_ms=500")
+    broker.publish([message("t", 0)])
+
+    with server.paused():
+        begun = time.monotonic()
+        for topic in ("t", "new"):  # a connection that is there, and one to be made for the inspection
+            with pytest.raises(BrokerUnavailable):
+                broker.publish([message(topic, 1)])
+        took_s = time.monotonic() - begun
+
+    assert 0.9 < took_s < 60
+    for _ in range(ATTEMPTS_MAX):
+        with contextlib.suppress(BrokerUnavailable):
+            assert broker.publish([message("t", 1)])[0].status.is_success
+            break
+    assert bodies_of(server, "t", count=2) == [0, 1]
+
+
+def test_killed_and_restarted_under_load_nothing_acknowledged_is_lost_or_out_of_order(
+    own_engine: RedisEngine, open_broker: Open
+) -> None:
+    broker = open_broker(f"{own_engine.url}&timeout_ms=2000")
+    acknowledged: list[str] = []
+    threads, batches, kills = 3, 40, 3
+
+    with ThreadPoolExecutor(threads) as pool:
+        publishing = [
+            pool.submit(publish_in_batches, broker, "t", thread=n, batches=batches, acknowledged=acknowledged)
+            for n in range(threads)
+        ]
+        for killed in range(1, kills + 1):
+            wait_for(lambda least=killed * 1_000: len(acknowledged) >= least)  # type: ignore[misc]
+            own_engine.kill()
+            own_engine.start()
+        for one in publishing:
+            one.result(WAIT_SECONDS)
+    total = threads * batches * BATCH
+    read = own_engine.read("t", count=total)
+
+    assert len(acknowledged) == len(set(acknowledged)) == total
+    assert [one.id for one in read if one.id not in set(acknowledged)] == []
+    assert len(read) - len({one.id for one in read}) == 0, "duplicates within the window"
+    assert len(read) == total
+    for key in range(threads):
+        of_key = [int(one.body) for one in read if one.key == str(key)]
+        assert of_key == sorted(of_key)
+
+
+def test_a_full_disk_ends_the_server_and_loses_nothing_that_was_acknowledged(
+    own_engine: RedisEngine, open_broker: Open
+) -> None:
+    # With appendfsync always Redis ends rather than answer what it could not write.
+    broker = open_broker(f"{own_engine.url}&timeout_ms=5000")
+    acknowledged: list[str] = []
+    own_engine.server.limit_files(200_000)
+
+    def publish_until_full() -> None:
+        for number in range(1_000):
+            [result] = broker.publish([message("t", number, body=b"%d" % number * 300)])
+            acknowledged.append(result.id)
+
+    with pytest.raises((BrokerUnavailable, StorageFailed)):
+        publish_until_full()
+    own_engine.kill()
+    own_engine.start()
+
+    read = [one.id for one in own_engine.read("t", count=len(acknowledged))]
+    assert len(acknowledged) > 10
+    assert [one for one in acknowledged if one not in read] == []
+    publish_in_batches(broker, "after", thread=0, batches=1, acknowledged=acknowledged)
+
+
+def test_what_a_replica_has_not_confirmed_is_not_acknowledged_nor_is_its_repeat(
+    server: RedisServer, open_broker: Open
+) -> None:
+    with replica_of(server) as replica:
+        broker = open_broker(f"redis://{HOST}:{server.port}/?wait=1&timeout_ms=1000")
+        fresh = f"redis://{HOST}:{server.port}/?wait=1&timeout_ms=1000"
+        assert broker.publish([message("t", 0)])[0].status is PublishStatus.STORED
+
+        with replica.paused():
+            for one in (broker, open_broker(fresh)):  # the repeat is on a connection that wrote nothing itself
+                with pytest.raises(StorageFailed, match="0 of 1 replicas"):
+                    one.publish([message("t", 1)])
+        results = broker.publish([message("t", 1), message("t", 2)])
+
+    assert [one.status for one in results] == [PublishStatus.DUPLICATE, PublishStatus.STORED]
+    assert bodies_of(server, "t", count=3) == [0, 1, 2]
+
+
+def test_a_server_with_a_replica_is_waited_for_without_being_told_and_never_less_later(
+    server: RedisServer, open_broker: Open
+) -> None:
+    broker = open_broker(f"redis://{HOST}:{server.port}/?timeout_ms=1000")
+    with replica_of(server) as replica:
+        assert broker.publish([message("t", 0)])[0].status is PublishStatus.STORED
+        assert replica.ask("XLEN", "outbox:{t}") == 1
+    with pytest.raises(StorageFailed, match="0 of 1 replicas"):
+        broker.publish([message("other", 0)])
+
+
+def test_a_child_of_a_fork_has_connections_of_its_own(server: RedisServer, open_broker: Open) -> None:
+    broker = open_broker(f"redis://{HOST}:{server.port}/?wait=0")
+    broker.publish([message("t", 0)])
+
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            for n in range(100, 150):
+                broker.publish([message("t", n)])
+            broker.close()
+            status = 0
+        os._exit(status)
+    for n in range(1, 50):
+        assert broker.publish([message("t", n)])[0].id == message("t", n).id
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert sorted(bodies_of(server, "t", count=100)) == [*range(50), *range(100, 150)]
+    assert broker.publish([message("t", 200)])[0].status is PublishStatus.STORED
+
+
+def test_a_closed_broker_says_so(server: RedisServer) -> None:
+    broker = open_redis(f"redis://{HOST}:{server.port}/?wait=0")
+    broker.close()
+
+    with pytest.raises(ConfigurationError, match="was closed"):
+        broker.publish([message("t", 0)])
+
+
+def test_a_server_that_is_not_there_is_an_outage_with_its_address() -> None:
+    broker = open_redis(f"redis://{HOST}:1/?wait=0", timeout_ms=60_000)
+
+    with pytest.raises(BrokerError, match=f"{HOST}:1") as raised:
+        broker.publish([message("t", 0)])
+    broker.close()
+    assert isinstance(raised.value, BrokerUnavailable)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait for what other threads do."""
+    deadline, nothing = time.monotonic() + WAIT_SECONDS, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        nothing.wait(0.005)

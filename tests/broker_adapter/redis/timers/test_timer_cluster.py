@@ -1,0 +1,120 @@
+"""The timer store on a real cluster: a topic in slots on all masters, and a master that dies under load."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import pytest
+
+from broker_adapter.redis.timers.timer_slots import slot_of
+from outbox_core.common.errors import BrokerUnavailable, StorageFailed
+from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.connect import connect
+from outbox_core.messages.ids import new_message_id
+from outbox_core.messages.message import AckStatus, CancelStatus, Message
+from tests.broker_adapter.redis.redis_cluster import RedisClusterServers, redis_cluster
+from tests.broker_adapter.redis.redis_server import wait_until
+
+Answer = TypeVar("Answer")
+SLOTS = 8
+BATCH = 20
+WAIT_MS = 60_000
+THREAD_SECONDS_MAX = 300
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedisClusterServers]:
+    """A cluster of the test's own."""
+    with redis_cluster() as joined:
+        yield joined
+
+
+@contextlib.contextmanager
+def broker_on(cluster: RedisClusterServers, options: str) -> Iterator[Broker]:
+    broker = connect(f"{cluster.url}?store=timers&{options}")
+    yield broker
+    broker.close()
+
+
+def messages(count: int, *, deliver_at_ms: int | None = None) -> list[Message]:
+    return [Message(id=new_message_id(), topic="t", body=b"x", deliver_at_ms=deliver_at_ms) for _ in range(count)]
+
+
+def ids(batch: Sequence[Message]) -> list[str]:
+    return [one.id for one in batch]
+
+
+def test_a_topic_lies_in_slots_on_all_masters_and_each_message_comes_once(cluster: RedisClusterServers) -> None:
+    with broker_on(cluster, f"wait=1&slots={SLOTS}") as broker:
+        now, later = messages(200), messages(40, deliver_at_ms=time.time_ns() // 1_000_000 + 3_600_000)
+        broker.publish([*now, *later])
+
+        pulled: list[str] = []
+        while len(pulled) < len(now):
+            deliveries = broker.pull("t", "g", max_messages=30, wait_ms=WAIT_MS)
+            assert 0 < len(deliveries) <= 30
+            assert set(broker.ack([one.receipt for one in deliveries])) == {AckStatus.ACKED}
+            pulled += [one.id for one in deliveries]
+
+        assert sorted(pulled) == sorted(ids(now))
+        assert broker.admin.figures("t", "g")["scheduled"] == len(later)
+        assert set(broker.cancel(ids(later))) == {CancelStatus.CANCELED}
+        assert broker.admin.figures("t", "g")["scheduled"] == 0
+    masters = {cluster.master_of(f"outbox:timers:{{t:{slot_of(one.id, SLOTS)}}}:log").port for one in now}
+    assert masters == {server.port for server in cluster.masters}
+
+
+@pytest.mark.slow
+def test_a_master_killed_under_load_with_wait_1_loses_nothing_that_was_acknowledged(
+    cluster: RedisClusterServers,
+) -> None:
+    victim = cluster.master_of("outbox:timers:{t:0}:log")
+    heir = cluster.replica_of(victim)
+    acknowledged: set[str] = set()
+    canceled: set[str] = set()
+    delivered: set[str] = set()
+    killed, published = threading.Event(), threading.Event()
+
+    def publish(broker: Broker) -> None:
+        for _ in range(60):
+            batch = messages(BATCH, deliver_at_ms=time.time_ns() // 1_000_000 + 500)
+            until_answered(lambda batch=batch: broker.publish(batch))
+            acknowledged.update(ids(batch))
+            statuses = until_answered(lambda batch=batch: broker.cancel(ids(batch)[:2]))
+            canceled.update(one for one, status in zip(ids(batch), statuses, strict=False) if status == "canceled")
+            if len(acknowledged) == 5 * BATCH:
+                killed.set()
+        published.set()
+
+    def consume(broker: Broker) -> None:
+        while not (published.is_set() and acknowledged <= delivered | canceled):
+            deliveries = until_answered(lambda: broker.pull("t", "g", wait_ms=200, invisible_ms=5_000))
+            delivered.update(one.id for one in deliveries)
+            until_answered(lambda found=deliveries: broker.ack([one.receipt for one in found]))
+
+    with broker_on(cluster, f"wait=1&slots={SLOTS}&timeout_ms=8000") as broker:
+        threads = [threading.Thread(target=act, args=(broker,), daemon=True) for act in (publish, consume)]
+        for thread in threads:
+            thread.start()
+        assert killed.wait(THREAD_SECONDS_MAX)
+        victim.kill()
+        assert wait_until(lambda: re.search(rb"role:master", heir.ask("INFO", "replication")) is not None)
+        victim.start()
+        for thread in threads:
+            thread.join(THREAD_SECONDS_MAX)
+
+    assert acknowledged - delivered - canceled == set(), "acknowledged and lost"
+    assert len(acknowledged) == 60 * BATCH
+    assert delivered & canceled == set(), "canceled and delivered"
+
+
+def until_answered(act: Callable[[], Answer]) -> Answer:
+    """Repeat while the broker says that it cannot now; what is repeated is idempotent, or comes back by itself."""
+    while True:
+        with contextlib.suppress(BrokerUnavailable, StorageFailed):
+            return act()

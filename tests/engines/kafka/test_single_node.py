@@ -1,0 +1,91 @@
+"""Kafka on one node: small messages beside a low limit, weak topics, a paused server, logins, a forked child."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.messages.connect import connect
+from outbox_core.messages.inspection import Inspectable
+from outbox_core.messages.message import Message, PublishStatus
+from tests.broker_adapter.publishing.publisher_conformance import publish_until_stored
+from tests.engines.kafka.kafka_cluster import KafkaCluster
+from tests.engines.kafka.kafka_engine import KafkaEngine
+
+
+def message(topic: str, number: int, **parts: object) -> Message:
+    """The message of a number."""
+    return Message(id=f"m-{number}", topic=topic, **{"body": b"%03d" % number * 30, **parts})  # type: ignore[arg-type]
+
+
+def test_small_messages_are_stored_though_together_they_pass_the_topics_limit(
+    own_engine: KafkaEngine, node: KafkaCluster, topic: str
+) -> None:
+    node.make_topic(topic, settings={"max.message.bytes": "1000"})
+    broker = connect(own_engine.url)
+    batch = [message(topic, number) for number in range(40)]
+    batch[20] = message(topic, 20, body=b"x" * 5_000)
+
+    results = broker.publish(batch)
+    broker.close()
+
+    rejected = [one.id for one in results if one.status is PublishStatus.REJECTED]
+    assert rejected == ["m-20"]
+    assert {one.id for one in own_engine.read(topic, count=39)} == {one.id for one in batch} - {"m-20"}
+
+
+def test_each_weakness_of_a_topic_is_named_with_its_cure(
+    own_engine: KafkaEngine, node: KafkaCluster, topic: str
+) -> None:
+    node.make_topic(topic, settings={"min.insync.replicas": "1", "unclean.leader.election.enable": "true"})
+    broker = connect(own_engine.url)
+    assert isinstance(broker, Inspectable)
+
+    weaknesses = broker.inspect([topic, f"{topic}.missing"]).weaknesses
+    broker.close()
+
+    cures = [(one.subject, one.cure) for one in weaknesses]
+    assert [subject for subject, _ in cures] == [topic, topic, topic, f"{topic}.missing"]
+    assert ["kafka-reassign" in cures[0][1], "min.insync" in cures[1][1], "unclean" in cures[2][1]] == [True] * 3
+
+
+def test_a_paused_server_is_unavailable_within_the_time_out(
+    own_engine: KafkaEngine, node: KafkaCluster, topic: str
+) -> None:
+    node.make_topic(topic)
+    broker = connect(f"{own_engine.url}?timeout_ms=1000")
+    publish_until_stored(broker, message(topic, 0))  # a node that has just started is slow to give producers their ids
+    node.pause(1)
+    begin = time.monotonic()
+    try:
+        with pytest.raises(BrokerUnavailable):
+            broker.publish([message(topic, 1)])
+        took_seconds = time.monotonic() - begin
+    finally:
+        node.start()
+    broker.close()
+
+    assert took_seconds < 60
+
+
+def test_a_forked_child_publishes_by_a_producer_of_its_own_and_ends(
+    own_engine: KafkaEngine, node: KafkaCluster, topic: str
+) -> None:
+    node.make_topic(topic)
+    broker = connect(own_engine.url)
+    broker.publish([message(topic, 0)])
+
+    child = os.fork()
+    if child == 0:
+        stored = broker.publish([message(topic, 1)])[0].status is PublishStatus.STORED
+        broker.close()
+        os._exit(0 if stored else 1)
+    _, status = os.waitpid(child, 0)
+    broker.publish([message(topic, 2)])
+    broker.close()
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert [one.id for one in own_engine.read(topic, count=3)] == ["m-0", "m-1", "m-2"]
