@@ -50,7 +50,7 @@ class JetStream:
         while True:
             try:
                 messages = self._run(lambda: subscription.fetch(MESSAGES_MAX, timeout=WAIT_MS / 1_000))
-            except nats.errors.TimeoutError:
+            except TimeoutError:  # the client's own subclass, or asyncio's: it raises both
                 continue
             for message in messages:
                 topic = message.subject.removeprefix(f"{self._name}.")

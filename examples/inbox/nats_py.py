@@ -39,7 +39,7 @@ async def main() -> None:
     while True:
         try:
             messages = await subscription.fetch(1, timeout=5)
-        except nats.errors.TimeoutError:
+        except TimeoutError:  # the client's own subclass, or asyncio's: it raises both
             continue
         for message in messages:
             await issue_ticket_once(message)
