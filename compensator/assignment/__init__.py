@@ -2,6 +2,6 @@
 
 from compensator.assignment.assignment_factory import open_assignment
 from compensator.assignment.leased_assignment import LeasedAssignment, LeaseOptions
-from compensator.assignment.port import Assignment, SourceName, UnleasedAssignment
+from compensator.assignment.port import Assignment, UnleasedAssignment
 
-__all__ = ["Assignment", "LeaseOptions", "LeasedAssignment", "SourceName", "UnleasedAssignment", "open_assignment"]
+__all__ = ["Assignment", "LeaseOptions", "LeasedAssignment", "UnleasedAssignment", "open_assignment"]

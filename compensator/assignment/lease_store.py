@@ -27,9 +27,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Dialect
 
-from compensator.assignment.lease_decision import Lease
 from outbox.store.database import MYSQL_DIALECTS, Write, by_primary_key, now_us
 from outbox.store.schema import outbox_tables, schema_for
+from outbox_core.assignment.lease_decision import Lease
 
 END_NEVER: Final = 2**63 - 1
 PURGED_ROWS_MAX: Final = 100

@@ -13,10 +13,10 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine
 
-from compensator.assignment.lease_decision import Decision, View, decide
 from compensator.assignment.lease_store import InstanceRow, LeaseStore
-from compensator.assignment.port import SourceName, check_zone
 from outbox.store.database import database_errors
+from outbox_core.assignment.lease_decision import Decision, View, decide
+from outbox_core.assignment.resource import Resource, check_zone
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError
 from outbox_core.messages.ids import new_token
 
@@ -89,7 +89,7 @@ class LeasedAssignment:
         """See Assignment.failed_beats."""
         return self._failed_beats
 
-    def beat(self, sources: Sequence[SourceName]) -> frozenset[str]:
+    def beat(self, sources: Sequence[Resource]) -> frozenset[str]:
         """See Assignment.beat. Three statements if nothing changes, whatever the number of sources."""
         if len(sources) > SOURCES_MAX:
             raise ConfigurationError(f"{len(sources):,} sources are more than {SOURCES_MAX:,}: use more lease schemas")
@@ -127,7 +127,7 @@ class LeasedAssignment:
 
     # -- one beat; each step is a short transaction of its own -------------------------------------------------------
 
-    def _beat(self, sources: Sequence[SourceName]) -> frozenset[str]:
+    def _beat(self, sources: Sequence[Resource]) -> frozenset[str]:
         with database_errors(self._engine.url), self._engine.connect() as connection:
             self._live_on(connection)
             with connection.begin():

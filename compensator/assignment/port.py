@@ -3,28 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
-from outbox_core.common.errors import ConfigurationError
-
-SOURCE_NAME_CHARS_MAX: Final = 255
-ZONE_CHARS_MAX: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class SourceName:
-    """One source: a name that is the same in every instance, and the zone whose instances should serve it, if any.
-
-    Raises ConfigurationError for a name or zone that the lease table cannot hold.
-    """
-
-    name: str
-    zone: str | None = None
-
-    def __post_init__(self) -> None:
-        check_word(self.name, "a source's name", chars_max=SOURCE_NAME_CHARS_MAX)
-        check_zone(self.zone)
+from outbox_core.assignment.resource import Resource
 
 
 class Assignment(Protocol):
@@ -35,7 +16,7 @@ class Assignment(Protocol):
     time until the death of an instance is noticed.
     """
 
-    def beat(self, sources: Sequence[SourceName]) -> frozenset[str]:
+    def beat(self, sources: Sequence[Resource]) -> frozenset[str]:
         """Record that this instance is alive and knows these sources; returns the names of those assigned to it.
 
         Idempotent. Does not raise if the database is unavailable: the assignment stays as it was. Raises UsageError
@@ -53,7 +34,7 @@ class Assignment(Protocol):
 class UnleasedAssignment:
     """Assigns every source to this instance, without leases. Several such compensators poll the same sources."""
 
-    def beat(self, sources: Sequence[SourceName]) -> frozenset[str]:
+    def beat(self, sources: Sequence[Resource]) -> frozenset[str]:
         """All of `sources`."""
         return frozenset(source.name for source in sources)
 
@@ -64,15 +45,3 @@ class UnleasedAssignment:
     def failed_beats(self) -> int:
         """Always 0: no database is used."""
         return 0
-
-
-def check_zone(zone: str | None) -> None:
-    """Raise ConfigurationError for a zone that the instance table cannot hold."""
-    if zone is not None:
-        check_word(zone, "a zone", chars_max=ZONE_CHARS_MAX)
-
-
-def check_word(word: str, what: str, *, chars_max: int) -> None:
-    """Raise ConfigurationError if a word is empty, too long or not printable ASCII."""
-    if not 0 < len(word) <= chars_max or not word.isascii() or not word.isprintable():
-        raise ConfigurationError(f"{what} is 1 to {chars_max} printable ASCII characters, not {word[:80]!r}")

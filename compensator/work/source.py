@@ -10,7 +10,6 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 
 from compensator.admission.gate import AdmissionGate
-from compensator.assignment import SourceName
 from compensator.retention.retention import Retention
 from compensator.work.claim_and_relay import Batches
 from compensator.work.due_row_query import DuePoll, DueTables
@@ -18,6 +17,7 @@ from compensator.work.low_water_mark import LowWaterMarks, PollResult
 from compensator.work.source_schedule import PacingOptions
 from outbox.store.database import MYSQL_DIALECTS, database_errors
 from outbox.store.schema import message_table_names
+from outbox_core.assignment.resource import Resource
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError, SchemaMissing
 
@@ -41,7 +41,7 @@ class Source:
 
     def __init__(
         self,
-        name: SourceName,
+        name: Resource,
         *,
         schema: str | None,
         broker: str,
@@ -127,8 +127,8 @@ class Source:
         return known
 
 
-def source_name(url: URL, schema: str | None, *, zone: str | None = None) -> SourceName:
+def source_name(url: URL, schema: str | None, *, zone: str | None = None) -> Resource:
     """Returns `host:port/schema`, the same in every instance that names the database so; for SQLite, the file."""
     if url.get_backend_name() not in MYSQL_DIALECTS:
-        return SourceName(f"{url.get_backend_name()}:{url.database or ''}", zone)
-    return SourceName(f"{url.host or 'localhost'}:{url.port or 3306}/{schema or ''}", zone)
+        return Resource(f"{url.get_backend_name()}:{url.database or ''}", zone)
+    return Resource(f"{url.host or 'localhost'}:{url.port or 3306}/{schema or ''}", zone)

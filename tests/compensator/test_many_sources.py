@@ -17,13 +17,13 @@ from sqlalchemy.engine import make_url
 
 from compensator.admission.circuit_breaker import BreakerOptions
 from compensator.admission.gate import Gates
-from compensator.assignment import SourceName
 from compensator.service.service import CompensatorService
 from compensator.work.claim_and_relay import Batches, ClaimOptions
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source, source_name
 from outbox.delivery.relay import RelayPolicy
 from outbox.store.message_table import MessageStore
+from outbox_core.assignment.resource import Resource
 from outbox_core.common.clock import ManualClock, SystemClock
 from outbox_core.messages.message import Message
 from tests.compensator.serving import WAIT_SECONDS, WatchedMetrics, add_due, name_of, serving, wait_until_stopping
@@ -167,7 +167,7 @@ class Told:
         self.beats = threading.Semaphore(0)
         self.failed_beats = 0
 
-    def beat(self, sources: Sequence[SourceName]) -> frozenset[str]:
+    def beat(self, sources: Sequence[Resource]) -> frozenset[str]:
         self.beats.release()
         return self.mine & {source.name for source in sources}
 
@@ -225,7 +225,7 @@ def test_a_beat_that_fails_changes_nothing_and_the_next_one_comes(
     shops: list[Shop], broker: RecordingBroker, serve: Serve, metrics: WatchedMetrics
 ) -> None:
     class Failing(Told):
-        def beat(self, sources: Sequence[SourceName]) -> frozenset[str]:
+        def beat(self, sources: Sequence[Resource]) -> frozenset[str]:
             mine = super().beat(sources)
             if self.fails:
                 raise RuntimeError("a defect")
@@ -250,7 +250,7 @@ def test_beats_that_find_no_answer_keep_what_it_has_and_are_told_to_health_and_m
     shops: list[Shop], broker: RecordingBroker, serve: Serve, metrics: WatchedMetrics, clock: ManualClock
 ) -> None:
     class OneByOne(Told):
-        def beat(self, sources: Sequence[SourceName]) -> frozenset[str]:
+        def beat(self, sources: Sequence[Resource]) -> frozenset[str]:
             assert self.go_on.acquire(timeout=WAIT_SECONDS)
             return super().beat(sources)
 

@@ -20,7 +20,7 @@ import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.engine import make_url
 
-from compensator.assignment import SourceName, open_assignment
+from compensator.assignment import open_assignment
 from outbox.admin.message_admin import AdminAction, MessageSelection
 from outbox.admin.schema_admin import BATCH_ROWS, SchemaAdmin
 from outbox.cli import command
@@ -29,6 +29,7 @@ from outbox.store.database import background_engine
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox.store.schema import RowState, message_table
+from outbox_core.assignment.resource import Resource
 from outbox_core.messages.message import Message
 from tests.fixtures.databases import Database, Server
 from tests.outbox.recording_broker import RecordingBroker
@@ -446,7 +447,7 @@ def test_status_shows_who_shares_the_sources_and_which_are_nobodys(shop: Shop) -
     ours, theirs = [
         open_assignment(shop.database.url, schema=shop.database.schema, zone=zone) for zone in ("zone-a", None)
     ]
-    sources = [SourceName(f"source-{number}") for number in range(5)]
+    sources = [Resource(f"source-{number}") for number in range(5)]
     ours.beat(sources)
     alone = outbox(shop, "status")
     theirs.beat(sources)

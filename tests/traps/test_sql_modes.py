@@ -17,7 +17,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from compensator.assignment import SourceName
 from compensator.assignment.lease_store import LeaseStore
 from compensator.assignment.leased_assignment import LeasedAssignment
 from compensator.work.due_row_query import DueTables
@@ -34,6 +33,7 @@ from outbox.store.row import publish_row
 from outbox.store.row_insert import RowInsert
 from outbox.store.schema import RowState
 from outbox.store.table_placement import MessageTable
+from outbox_core.assignment.resource import Resource
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.message import Message
 from tests.fixtures.databases import Database
@@ -259,7 +259,7 @@ def _look_after(shop: Shop, engine: Engine) -> None:
         heads = OrderStore(dialect=dialect, schema=schema).purge_heads
         assert heads(connection, idle_us=-(10**9), after="", limit=10) == (1, None)
     leases = LeasedAssignment(engine=background, store=LeaseStore(dialect=dialect, schema=schema))
-    assert leases.beat([SourceName("one", None)]) == {"one"}
+    assert leases.beat([Resource("one", None)]) == {"one"}
     with background.connect() as connection:
         sharing = read_sharing(connection, dialect=dialect, schema=schema)
     assert sharing is not None

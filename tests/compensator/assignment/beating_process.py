@@ -11,7 +11,8 @@ import signal
 import sys
 import threading
 
-from compensator.assignment import LeaseOptions, SourceName, open_assignment
+from compensator.assignment import LeaseOptions, open_assignment
+from outbox_core.assignment.resource import Resource
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: told.set())
     options = LeaseOptions(beat_ms=int(beat_ms), lease_ms=int(lease_ms))
     assignment = open_assignment(url, schema=schema or None, options=options)
-    known = [SourceName(name) for name in sources.split(",")]
+    known = [Resource(name) for name in sources.split(",")]
     while True:
         print(json.dumps(sorted(assignment.beat(known))), flush=True)
         if told.wait(options.beat_ms / 1000):

@@ -7,18 +7,19 @@ from typing import Any
 
 from sqlalchemy import Engine, select, update
 
-from compensator.assignment import LeasedAssignment, LeaseOptions, SourceName
+from compensator.assignment import LeasedAssignment, LeaseOptions
 from compensator.assignment.assignment_factory import lease_engine
 from compensator.assignment.lease_store import LeaseStore
+from outbox_core.assignment.resource import Resource
 from tests.outbox.shop import Shop
 
 LONG = LeaseOptions(beat_ms=60_000, lease_ms=600_000)
 """A lease that no slow machine outlives: deaths are written into the table."""
 
 
-def names(count: int, *, zone: str | None = None, prefix: str = "source") -> list[SourceName]:
+def names(count: int, *, zone: str | None = None, prefix: str = "source") -> list[Resource]:
     """So many sources."""
-    return [SourceName(f"{prefix}-{number:04d}", zone) for number in range(count)]
+    return [Resource(f"{prefix}-{number:04d}", zone) for number in range(count)]
 
 
 class Fleet:
@@ -39,7 +40,7 @@ class Fleet:
         return LeaseStore(dialect=self.shop.engine.dialect, schema=self.shop.database.schema)
 
     def settle(
-        self, instances: Sequence[LeasedAssignment], sources: Sequence[SourceName], *, beats: int = 4
+        self, instances: Sequence[LeasedAssignment], sources: Sequence[Resource], *, beats: int = 4
     ) -> list[frozenset[str]]:
         """Let each beat in turn, until nothing can change any more; returns what each has in the end."""
         found: list[frozenset[str]] = []

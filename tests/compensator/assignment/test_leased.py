@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import event, insert, text, update
 
-from compensator.assignment import LeaseOptions, SourceName, UnleasedAssignment, open_assignment
+from compensator.assignment import LeaseOptions, UnleasedAssignment, open_assignment
 from compensator.assignment.lease_store import END_NEVER
+from outbox_core.assignment.resource import Resource
 from outbox_core.common.errors import ConfigurationError, SchemaMissing
 from tests.compensator.assignment.fleet import LONG, Fleet, names
 from tests.fixtures.local_server import LocalServer
@@ -37,7 +38,7 @@ def test_without_leases_all_sources_are_this_instances() -> None:
 def test_a_lone_instance_has_all_sources_at_its_first_beat(fleet: Fleet) -> None:
     one = fleet.instance(zone="a")
 
-    held = one.beat([*names(3, zone="a"), *names(3, zone="b", prefix="other"), SourceName("anywhere")])
+    held = one.beat([*names(3, zone="a"), *names(3, zone="b", prefix="other"), Resource("anywhere")])
 
     assert len(held) == 7
     assert all(row["instance"] == one.instance for row in fleet.leases().values())
@@ -370,10 +371,10 @@ def test_wrong_options_and_names_are_refused() -> None:
     for wrong in (
         lambda: LeaseOptions(beat_ms=4_000, lease_ms=6_000),
         lambda: LeaseOptions(forget_after_ms=1),
-        lambda: SourceName(""),
-        lambda: SourceName("x" * 256),
-        lambda: SourceName("übung"),
-        lambda: SourceName("x", zone="z" * 65),
+        lambda: Resource(""),
+        lambda: Resource("x" * 256),
+        lambda: Resource("übung"),
+        lambda: Resource("x", zone="z" * 65),
         lambda: open_assignment("no url"),
         lambda: open_assignment("sqlite:///x.db", zone=""),
     ):
@@ -414,7 +415,7 @@ def test_the_bound_on_sources_is_named(sqlite_shop: Shop) -> None:
     one = Fleet(sqlite_shop).instance()
 
     with pytest.raises(ConfigurationError, match="10,000"):
-        one.beat([SourceName(str(number)) for number in range(10_001)])
+        one.beat([Resource(str(number)) for number in range(10_001)])
 
 
 def test_a_step_of_the_databases_clock_leaves_every_source_with_somebody(fleet: Fleet) -> None:

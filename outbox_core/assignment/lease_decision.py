@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from compensator.assignment.even_shares import share_out
-from compensator.assignment.port import SourceName
+from outbox_core.assignment.even_assignment import assign
+from outbox_core.assignment.resource import Resource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Decision:
     waiting: frozenset[str]
 
 
-def decide(view: View, sources: Sequence[SourceName], *, overdue: AbstractSet[str]) -> Decision:
+def decide(view: View, sources: Sequence[Resource], *, overdue: AbstractSet[str]) -> Decision:
     """Decide the steps of this instance.
 
     `overdue` are sources that another instance should have taken some beats ago and did not, for instance because it
@@ -65,9 +65,9 @@ def decide(view: View, sources: Sequence[SourceName], *, overdue: AbstractSet[st
     )
 
 
-def _wanted(view: View, sources: Sequence[SourceName]) -> set[str]:
+def _wanted(view: View, sources: Sequence[Resource]) -> set[str]:
     holders = {name: lease.holder for name, lease in view.leases.items() if lease.holder is not None}
-    shared = share_out(sources, instances=view.instances, holders=holders)
+    shared = assign(sources, instances=view.instances, holders=holders)
     return {name for name, instance in shared.items() if instance == view.me}
 
 

@@ -8,23 +8,23 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compensator.assignment.even_shares import share_out
-from compensator.assignment.lease_decision import Lease, View, decide
-from compensator.assignment.port import SourceName
+from outbox_core.assignment.even_assignment import assign
+from outbox_core.assignment.lease_decision import Lease, View, decide
+from outbox_core.assignment.resource import Resource
 
 ZONES = [None, "a", "b", "c"]
 
 zones = st.sampled_from(ZONES)
 instances_of_zones = st.dictionaries(st.sampled_from([f"i{n}" for n in range(8)]), zones, max_size=8)
 sources_of_zones = st.lists(zones, max_size=40).map(
-    lambda found: [SourceName(f"s{number:02d}", zone) for number, zone in enumerate(found)]
+    lambda found: [Resource(f"s{number:02d}", zone) for number, zone in enumerate(found)]
 )
 holders_of_sources = st.dictionaries(
     st.sampled_from([f"s{n:02d}" for n in range(40)]), st.sampled_from([f"i{n}" for n in range(10)])
 )
 
 
-def may_take(source: SourceName, instances: Mapping[str, str | None]) -> set[str]:
+def may_take(source: Resource, instances: Mapping[str, str | None]) -> set[str]:
     """Whom the rule of zones allows."""
     same = {one for one, zone in instances.items() if zone == source.zone}
     return same if source.zone is not None and same else set(instances)
@@ -37,9 +37,9 @@ def moved(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
 
 @given(sources_of_zones, instances_of_zones, holders_of_sources)
 def test_every_source_goes_to_one_that_its_zone_allows(
-    sources: Sequence[SourceName], instances: Mapping[str, str | None], holders: Mapping[str, str]
+    sources: Sequence[Resource], instances: Mapping[str, str | None], holders: Mapping[str, str]
 ) -> None:
-    shared = share_out(sources, instances=instances, holders=holders)
+    shared = assign(sources, instances=instances, holders=holders)
 
     assert shared.keys() == ({source.name for source in sources} if instances else set())
     assert all(shared[source.name] in may_take(source, instances) for source in sources if instances)
@@ -47,9 +47,9 @@ def test_every_source_goes_to_one_that_its_zone_allows(
 
 @given(sources_of_zones, instances_of_zones, holders_of_sources)
 def test_loads_of_those_who_may_take_a_source_differ_by_at_most_one(
-    sources: Sequence[SourceName], instances: Mapping[str, str | None], holders: Mapping[str, str]
+    sources: Sequence[Resource], instances: Mapping[str, str | None], holders: Mapping[str, str]
 ) -> None:
-    shared = share_out(sources, instances=instances, holders=holders)
+    shared = assign(sources, instances=instances, holders=holders)
 
     bound = Counter(shared[s.name] for s in sources if instances and len(may_take(s, instances)) < len(instances))
     loads = Counter(shared.values())
@@ -65,31 +65,31 @@ def test_loads_of_those_who_may_take_a_source_differ_by_at_most_one(
 
 @given(sources_of_zones, instances_of_zones, holders_of_sources)
 def test_what_is_shared_out_well_stays_as_it_is(
-    sources: Sequence[SourceName], instances: Mapping[str, str | None], holders: Mapping[str, str]
+    sources: Sequence[Resource], instances: Mapping[str, str | None], holders: Mapping[str, str]
 ) -> None:
-    once = share_out(sources, instances=instances, holders=holders)
+    once = assign(sources, instances=instances, holders=holders)
 
-    assert share_out(sources, instances=instances, holders=once) == once
+    assert assign(sources, instances=instances, holders=once) == once
 
 
 @given(sources_of_zones, instances_of_zones, holders_of_sources, st.randoms())
 def test_the_order_of_what_is_given_changes_nothing(
-    sources: list[SourceName], instances: dict[str, str | None], holders: Mapping[str, str], random: object
+    sources: list[Resource], instances: dict[str, str | None], holders: Mapping[str, str], random: object
 ) -> None:
-    once = share_out(sources, instances=instances, holders=holders)
+    once = assign(sources, instances=instances, holders=holders)
     random.shuffle(sources)  # type: ignore[attr-defined]
 
-    again = share_out(sources, instances=dict(reversed(instances.items())), holders=holders)
+    again = assign(sources, instances=dict(reversed(instances.items())), holders=holders)
 
     assert again == once
 
 
 @given(st.integers(0, 60), st.integers(1, 8))
 def test_who_joins_takes_its_fair_share_and_nothing_else_moves(count: int, instances: int) -> None:
-    sources = [SourceName(f"s{number:02d}") for number in range(count)]
-    before = share_out(sources, instances={f"i{n}": None for n in range(instances)}, holders={})
+    sources = [Resource(f"s{number:02d}") for number in range(count)]
+    before = assign(sources, instances={f"i{n}": None for n in range(instances)}, holders={})
 
-    after = share_out(sources, instances={f"i{n}": None for n in range(instances + 1)}, holders=before)
+    after = assign(sources, instances={f"i{n}": None for n in range(instances + 1)}, holders=before)
 
     newcomer = f"i{instances}"
     assert {after[name] for name in moved(before, after)} <= {newcomer}
@@ -98,11 +98,11 @@ def test_who_joins_takes_its_fair_share_and_nothing_else_moves(count: int, insta
 
 @given(st.integers(0, 60), st.integers(2, 8))
 def test_what_a_dead_one_had_moves_and_nothing_else(count: int, instances: int) -> None:
-    sources = [SourceName(f"s{number:02d}") for number in range(count)]
+    sources = [Resource(f"s{number:02d}") for number in range(count)]
     living = {f"i{n}": None for n in range(instances)}
-    before = share_out(sources, instances=living, holders={})
+    before = assign(sources, instances=living, holders={})
 
-    after = share_out(sources, instances={one: None for one in living if one != "i0"}, holders=before)
+    after = assign(sources, instances={one: None for one in living if one != "i0"}, holders=before)
 
     assert moved(before, after) == {name for name, one in before.items() if one == "i0"}
 
@@ -120,7 +120,7 @@ def test_instances_that_know_different_sources_leave_none_without_one_that_serve
 
     for _ in range(30):
         number = random.randrange(len(knows))  # type: ignore[attr-defined]
-        me, known = f"i{number}", [SourceName(name) for name in sorted(knows[number])]
+        me, known = f"i{number}", [Resource(name) for name in sorted(knows[number])]
         overdue = {name for name, beats in waited[number].items() if beats >= 3}
         decision = decide(View(me=me, instances=live, leases=leases), known, overdue=overdue)
         waited[number] = Counter({name: waited[number][name] + 1 for name in decision.waiting})
@@ -129,7 +129,7 @@ def test_instances_that_know_different_sources_leave_none_without_one_that_serve
         leases |= {name: Lease(holder=me, ended=True) for name in decision.offer}
     for number, known_names in enumerate(knows):  # whoever comes five times more has seen that nobody else took it
         for _ in range(5):
-            me, known = f"i{number}", [SourceName(name) for name in sorted(known_names)]
+            me, known = f"i{number}", [Resource(name) for name in sorted(known_names)]
             overdue = {name for name, beats in waited[number].items() if beats >= 3}
             decision = decide(View(me=me, instances=live, leases=leases), known, overdue=overdue)
             waited[number] = Counter({name: waited[number][name] + 1 for name in decision.waiting})

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compensator.assignment.port import SourceName
+from outbox_core.assignment.resource import Resource
 
 
-def share_out(
-    sources: Sequence[SourceName], *, instances: Mapping[str, str | None], holders: Mapping[str, str]
+def assign(
+    sources: Sequence[Resource], *, instances: Mapping[str, str | None], holders: Mapping[str, str]
 ) -> dict[str, str]:
     """Returns the instance of each source; empty if there is no instance.
 
@@ -32,7 +32,7 @@ def share_out(
     return shared
 
 
-def _by_zone(sources: Sequence[SourceName], instances: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:
+def _by_zone(sources: Sequence[Resource], instances: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:
     """Group names by the zone that binds them, zones first: sources that may go anywhere then level the loads."""
     populated = set(instances.values()) - {None}
     bound: dict[str, list[str]] = {}
