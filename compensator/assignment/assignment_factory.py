@@ -7,8 +7,10 @@ from typing import Any, Final
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import URL
 
+from compensator.assignment.lease_options import LeaseOptions
+from compensator.assignment.lease_registry import LeaseRegistry
 from compensator.assignment.lease_store import LeaseStore
-from compensator.assignment.leased_assignment import LeasedAssignment, LeaseOptions
+from compensator.assignment.leased_assignment import LeasedAssignment
 from outbox.store.database import MYSQL_DIALECTS, background_engine, open_engine
 from outbox.store.database_url import sync_url
 
@@ -25,7 +27,7 @@ def open_assignment(
     chosen = options or LeaseOptions()
     engine = lease_engine(database, wait_ms_max=chosen.lease_ms // 3)
     store = LeaseStore(dialect=engine.dialect, schema=schema)
-    return LeasedAssignment(engine=engine, store=store, zone=zone, options=chosen)
+    return LeasedAssignment(LeaseRegistry(engine=engine, store=store, zone=zone, options=chosen))
 
 
 def lease_engine(database: URL | str, *, wait_ms_max: int) -> Engine:

@@ -1,82 +1,96 @@
-"""Assigns sources evenly to live instances. Pure: instances that read the same rows compute the same assignment.
+"""Assigns resources evenly to live members. Pure: members that read the same records compute the same assignment.
 
-Leases, time and the database are elsewhere.
+Leases, time, databases and ZooKeeper are elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
+from outbox_core.assignment.member import Member
 from outbox_core.assignment.resource import Resource
 
 
 def assign(
-    sources: Sequence[Resource], *, instances: Mapping[str, str | None], holders: Mapping[str, str]
+    resources: Sequence[Resource], *, members: Mapping[str, Member], holders: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns the instance of each source; empty if there is no instance.
+    """Returns the member of each resource; one that no member has room for is missing.
 
-    `instances` are the live ones with their zones; `holders`: source -> its present holder. Sources of a zone go to its
-    instances if it has any, else, like those without a zone, to any. Loads differ by at most one among the instances
-    that may serve a source. As few sources as possible move: a holder keeps its sources, up to a fair share.
+    `members` are the live ones; `holders`: resource -> its present holder. The rules, each within those before it:
+
+    1. Resources of a zone go to its members if it has any, else, like those without a zone, to any member.
+    2. No member gets more than its capacity; the resources of the lowest priority remain without one.
+    3. The loads of the members that may have a resource differ by at most one, unless one is at its capacity. That
+       holds for the resources of the highest priority, for those of the two highest, and so on.
+    4. As few resources as possible move: a holder keeps its resources, up to a fair share.
+    5. What cannot be divided is spread over the zones of the members.
     """
-    if not instances:
-        return {}
-    loads = dict.fromkeys(sorted(instances), 0)
-    shared: dict[str, str] = {}
-    for zone, names in _by_zone(sources, instances):
-        eligible = {one: load for one, load in loads.items() if zone is None or instances[one] == zone}
-        part = _balance(names, loads=eligible, holders=holders)
-        for instance in part.values():
-            loads[instance] += 1
-        shared |= part
-    return shared
+    loads = dict.fromkeys(sorted(members), 0)
+    assigned: dict[str, str] = {}
+    for zone, names in _groups(resources, members) if members else ():
+        eligible = {one: load for one, load in loads.items() if zone is None or members[one].zone == zone}
+        part = _balance(names, loads=eligible, members=members, holders=holders)
+        for member in part.values():
+            loads[member] += 1
+        assigned |= part
+    return assigned
 
 
-def _by_zone(sources: Sequence[Resource], instances: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:
-    """Group names by the zone that binds them, zones first: sources that may go anywhere then level the loads."""
-    populated = set(instances.values()) - {None}
-    bound: dict[str, list[str]] = {}
-    free: list[str] = []
-    for source in sorted(set(sources), key=lambda one: one.name):
-        if source.zone is not None and source.zone in populated:
-            bound.setdefault(source.zone, []).append(source.name)
-        else:
-            free.append(source.name)
-    return [*sorted(bound.items()), (None, free)]
+def _groups(resources: Sequence[Resource], members: Mapping[str, Member]) -> Iterator[tuple[str | None, list[str]]]:
+    """Yield names by priority and by the zone that binds them, zones first: what may go anywhere then levels loads."""
+    populated = {member.zone for member in members.values()} - {None}
+    groups: dict[tuple[int, bool, str], list[str]] = {}
+    for resource in sorted(set(resources), key=lambda one: one.name):
+        zone = resource.zone if resource.zone in populated else None
+        groups.setdefault((-resource.priority, zone is None, zone or ""), []).append(resource.name)
+    for (_, is_free, zone), names in sorted(groups.items()):
+        yield None if is_free else zone, names
 
 
-def _balance(names: Sequence[str], *, loads: Mapping[str, int], holders: Mapping[str, str]) -> dict[str, str]:
-    """Assign one group; `loads`: the instances that may serve it -> how many sources each already has."""
+def _balance(
+    names: Sequence[str], *, loads: Mapping[str, int], members: Mapping[str, Member], holders: Mapping[str, str]
+) -> dict[str, str]:
+    """Assign one group; `loads`: the members that may have it -> how many resources each already has."""
     held: dict[str, list[str]] = {one: [] for one in loads}
     loose: list[str] = []
     for name in names:
         held.get(holders.get(name, ""), loose).append(name)
-    quotas = _quotas(len(names), loads=loads, held={one: len(some) for one, some in held.items()})
-    shared: dict[str, str] = {}
+    quotas = _quotas(len(names), loads=loads, members=members, held={one: len(some) for one, some in held.items()})
+    assigned: dict[str, str] = {}
     for one, some in held.items():
-        shared |= dict.fromkeys(some[: quotas[one]], one)
+        assigned |= dict.fromkeys(some[: quotas[one]], one)
         loose += some[quotas[one] :]
     room = (one for one in loads for _ in range(quotas[one] - min(quotas[one], len(held[one]))))
-    return shared | dict(zip(sorted(loose), room, strict=True))
+    return assigned | dict(zip(sorted(loose), room, strict=False))
 
 
-def _quotas(count: int, *, loads: Mapping[str, int], held: Mapping[str, int]) -> dict[str, int]:
-    """How many each instance gets, so that loads become level; the remainder goes to those that hold most."""
-    level = _level(count, loads=loads)
-    quotas = {one: max(0, level - load) for one, load in loads.items()}
-    rest = count - sum(quotas.values())
-    lowest = [one for one, load in loads.items() if load <= level]
-    for one in sorted(lowest, key=lambda one: (held[one] <= quotas[one], one))[:rest]:
-        quotas[one] += 1
+def _quotas(
+    count: int, *, loads: Mapping[str, int], members: Mapping[str, Member], held: Mapping[str, int]
+) -> dict[str, int]:
+    """How many each member gets, so that loads become level.
+
+    The remainder goes to those that hold more than the level, then to the zones that have the fewest above it.
+    """
+    limits = {one: members[one].limit(load + count) for one, load in loads.items()}
+    level = _level(count, loads=loads, limits=limits)
+    quotas = {one: max(0, min(level, limits[one]) - load) for one, load in loads.items()}
+    open_to_more = {one for one, load in loads.items() if load <= level < limits[one]}
+    above = Counter(members[one].zone for one, load in loads.items() if load > level)
+    for _ in range(min(count - sum(quotas.values()), len(open_to_more))):
+        chosen = min(open_to_more, key=lambda one: (held[one] <= quotas[one], above[members[one].zone], one))
+        open_to_more.remove(chosen)
+        above[members[chosen].zone] += 1
+        quotas[chosen] += 1
     return quotas
 
 
-def _level(count: int, *, loads: Mapping[str, int]) -> int:
-    """The highest level to which `count` more sources can raise all loads."""
-    low, high = min(loads.values()), min(loads.values()) + count
+def _level(count: int, *, loads: Mapping[str, int], limits: Mapping[str, int]) -> int:
+    """The highest level to which `count` more resources can raise all loads, each up to its limit."""
+    low, high = min(loads.values()), max(loads.values()) + count
     while low < high:
         middle = (low + high + 1) // 2
-        if sum(max(0, middle - load) for load in loads.values()) <= count:
+        if sum(max(0, min(middle, limits[one]) - load) for one, load in loads.items()) <= count:
             low = middle
         else:
             high = middle - 1

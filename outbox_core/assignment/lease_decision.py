@@ -1,7 +1,7 @@
-"""Decides which leases one instance takes, keeps and offers at one beat. Pure; leased_assignment executes it.
+"""Decides which leases one member takes, keeps and offers at one beat. Pure; registry.execute() acts on it.
 
-A lease ends when its holder dies, or at its own end: a holder that should no longer have a source ends the lease and
-continues to serve until another instance has taken it. So a handover leaves no gap, and a source that no other instance
+A lease ends when its holder dies, or at its own end: a holder that should no longer have a resource ends the lease and
+continues to serve until another member has taken it. So a handover leaves no gap, and a resource that no other member
 knows is never dropped.
 """
 
@@ -12,12 +12,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from outbox_core.assignment.even_assignment import assign
+from outbox_core.assignment.member import Member
 from outbox_core.assignment.resource import Resource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """One row of the lease table; `ended` by the database's clock. The instance table says if the holder is alive."""
+    """Who holds a resource, and whether the lease has ended by itself. The members say if the holder is alive."""
 
     holder: str | None
     ended: bool
@@ -25,16 +26,16 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What one instance read: the live instances with their zones, itself among them, and all leases by source."""
+    """What one member read: the live members, itself among them, and all leases by resource."""
 
     me: str
-    instances: Mapping[str, str | None]
+    members: Mapping[str, Member]
     leases: Mapping[str, Lease]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The steps to execute, each a sorted list of sources; `waiting`: free sources for another live instance."""
+    """The steps to execute, each a sorted list of resources; `waiting`: free resources for another live member."""
 
     add: tuple[str, ...]
     take: tuple[str, ...]
@@ -44,16 +45,16 @@ class Decision:
     waiting: frozenset[str]
 
 
-def decide(view: View, sources: Sequence[Resource], *, overdue: AbstractSet[str]) -> Decision:
-    """Decide the steps of this instance.
+def decide(view: View, resources: Sequence[Resource], *, overdue: AbstractSet[str]) -> Decision:
+    """Decide the steps of this member.
 
-    `overdue` are sources that another instance should have taken some beats ago and did not, for instance because it
-    does not know them: the instance that notices takes them.
+    `overdue` are resources that another member should have taken some beats ago and did not, for instance because it
+    does not know them: the member that notices takes them.
     """
-    known = {source.name for source in sources}
+    known = {resource.name for resource in resources}
     held = {name for name, lease in view.leases.items() if lease.holder == view.me}
     free = {name for name in known if _is_free(name, view)}
-    wanted = _wanted(view, sources)
+    wanted = _wanted(view, resources)
     take = free & (wanted | overdue)
     return Decision(
         add=_sorted(known - view.leases.keys()),
@@ -65,25 +66,25 @@ def decide(view: View, sources: Sequence[Resource], *, overdue: AbstractSet[str]
     )
 
 
-def _wanted(view: View, sources: Sequence[Resource]) -> set[str]:
+def _wanted(view: View, resources: Sequence[Resource]) -> set[str]:
     holders = {name: lease.holder for name, lease in view.leases.items() if lease.holder is not None}
-    shared = assign(sources, instances=view.instances, holders=holders)
-    return {name for name, instance in shared.items() if instance == view.me}
+    shared = assign(resources, members=view.members, holders=holders)
+    return {name for name, member in shared.items() if member == view.me}
 
 
 def _is_free(name: str, view: View) -> bool:
-    """Whether this instance may take a source: its lease has ended, or it never had a holder."""
+    """Whether this member may take a resource: its lease has ended, or it never had a holder."""
     lease = view.leases.get(name)
     if lease is None or lease.holder is None:
         return True
-    return lease.holder != view.me and (lease.ended or lease.holder not in view.instances)
+    return lease.holder != view.me and (lease.ended or lease.holder not in view.members)
 
 
 def _unserved(names: AbstractSet[str], view: View) -> set[str]:
-    """Those that no live instance serves; an instance that offers a source continues to serve it."""
-    return {name for name in names if name not in view.leases or view.leases[name].holder not in view.instances}
+    """Those that no live member serves; a member that offers a resource continues to serve it."""
+    return {name for name in names if name not in view.leases or view.leases[name].holder not in view.members}
 
 
 def _sorted(names: AbstractSet[str]) -> tuple[str, ...]:
-    # Sorted: statements of all instances must lock rows in one order.
+    # Sorted: the writes of all members must lock records in one order.
     return tuple(sorted(names))

@@ -13,16 +13,17 @@ ZONE_CHARS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A name that is the same for every member, and the zone whose members should have it, if any.
+    """A name that is the same for every member, the zone whose members should have it, if any, and its priority.
 
-    Raises ConfigurationError for a name or zone that a registry cannot hold.
+    Those of a higher priority are assigned first. Raises ConfigurationError for what a registry cannot hold.
     """
 
     name: str
     zone: str | None = None
+    priority: int = 0
 
     def __post_init__(self) -> None:
-        check_word(self.name, "a source's name", chars_max=RESOURCE_NAME_CHARS_MAX)
+        check_word(self.name, "a resource's name", chars_max=RESOURCE_NAME_CHARS_MAX)
         check_zone(self.zone)
 
 

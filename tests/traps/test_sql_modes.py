@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from compensator.assignment.lease_registry import LeaseRegistry
 from compensator.assignment.lease_store import LeaseStore
 from compensator.assignment.leased_assignment import LeasedAssignment
 from compensator.work.due_row_query import DueTables
@@ -258,7 +259,7 @@ def _look_after(shop: Shop, engine: Engine) -> None:
         assert InboxStore(dialect=dialect, schema=schema).purge(connection, older_than_us=-(10**9), limit=100) == 1
         heads = OrderStore(dialect=dialect, schema=schema).purge_heads
         assert heads(connection, idle_us=-(10**9), after="", limit=10) == (1, None)
-    leases = LeasedAssignment(engine=background, store=LeaseStore(dialect=dialect, schema=schema))
+    leases = LeasedAssignment(LeaseRegistry(engine=background, store=LeaseStore(dialect=dialect, schema=schema)))
     assert leases.beat([Resource("one", None)]) == {"one"}
     with background.connect() as connection:
         sharing = read_sharing(connection, dialect=dialect, schema=schema)

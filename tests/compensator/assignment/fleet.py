@@ -9,6 +9,7 @@ from sqlalchemy import Engine, select, update
 
 from compensator.assignment import LeasedAssignment, LeaseOptions
 from compensator.assignment.assignment_factory import lease_engine
+from compensator.assignment.lease_registry import LeaseRegistry
 from compensator.assignment.lease_store import LeaseStore
 from outbox_core.assignment.resource import Resource
 from tests.outbox.shop import Shop
@@ -33,7 +34,7 @@ class Fleet:
         """One more, which has not joined yet."""
         engine = lease_engine(self.shop.database.url, wait_ms_max=options.lease_ms // 3)
         self._engines.append(engine)
-        return LeasedAssignment(engine=engine, store=self.store(), zone=zone, options=options)
+        return LeasedAssignment(LeaseRegistry(engine=engine, store=self.store(), zone=zone, options=options))
 
     def store(self) -> LeaseStore:
         """The statements that every instance here uses; a connection to run them on comes from any engine."""
