@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Final
 
 from confluent_kafka import KafkaError
 
+from broker_adapter.publishing.treatment import Treatment
 from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, NotAuthorized, StorageFailed
-
-
-class Treatment(StrEnum):
-    """What a code means for us."""
-
-    REJECTED = "rejected"
-    """This message can never be stored as it is."""
-    DEFERRED = "deferred"
-    """This message was not stored; an operator can help."""
-    STORAGE = "storage"
-    """StorageFailed: the servers cannot make anything durable now."""
-    NOT_AUTHENTICATED = "not_authenticated"
-    """The login was refused."""
-    NOT_AUTHORIZED = "not_authorized"
-    """The login may not produce on this cluster."""
-    OUTAGE = "outage"
-    """BrokerUnavailable: anything may have been stored."""
-
 
 _REJECTED = "MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_RECORD INVALID_MSG_SIZE TOPIC_EXCEPTION"
 _DEFERRED = """

@@ -8,11 +8,12 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from broker_adapter.kafka.errors import Treatment, exception_for, explained, treatment_of
+from broker_adapter.kafka.errors import exception_for, explained, treatment_of
 from broker_adapter.kafka.producer_connection import ANY_PARTITION, KafkaRecord, ProducerConnection
 from broker_adapter.kafka.producer_pool import ProducerPool
 from broker_adapter.kafka.topic_durability import inspect_topics
 from broker_adapter.publishing.message_headers import content_type, engine_headers
+from broker_adapter.publishing.treatment import Treatment
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.inspection import Inspection
 from outbox_core.messages.message import CONTENT_TYPE, Message, PublishResult, PublishStatus

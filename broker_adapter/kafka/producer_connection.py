@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NoReturn
@@ -10,7 +11,8 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import ClusterMetadata, TopicMetadata
 
-from broker_adapter.kafka.errors import Treatment, exception_for, treatment_of
+from broker_adapter.kafka.errors import exception_for, treatment_of
+from broker_adapter.publishing.treatment import Treatment
 from outbox_core.common.clock import Clock
 
 SLICE_MS: Final = 250
@@ -88,6 +90,10 @@ class ProducerConnection:
         """Drop what is queued, and end the connections and threads."""
         self.handle.purge()
         self.handle.close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: never free the producer, which would wait for its threads for ever."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.handle))
 
     def _list(self, topic: str | None, seconds: float) -> ClusterMetadata:
         found: ClusterMetadata = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from broker_adapter.kafka.errors import NOT_A_PRODUCERS, TREATMENTS, Treatment, exception_for, treatment_of
+from broker_adapter.kafka.errors import NOT_A_PRODUCERS, TREATMENTS, exception_for, treatment_of
+from broker_adapter.publishing.treatment import Treatment
 from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, NotAuthorized, StorageFailed
 
 CODES = {name for name in vars(KafkaError) if name.isupper() and isinstance(getattr(KafkaError, name), int)}

@@ -1,0 +1,99 @@
+"""ClientPool: a client of an engine for each thread that publishes at the same time, in each process its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from outbox_core.common.errors import ConfigurationError
+
+
+class PooledClient(Protocol):
+    """A client that has threads of its own. Used by one thread at a time."""
+
+    def close(self) -> None:
+        """Drop what is queued, and end the connections and threads."""
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: never free the client. Its threads are not here, and to destroy it would wait for them."""
+
+
+C = TypeVar("C", bound=PooledClient)
+
+
+class ClientPool(Generic[C]):
+    """Thread-safe and fork-safe. Makes a client where none is free, and keeps those whose work ended well."""
+
+    def __init__(self, make: Callable[[], C]) -> None:
+        """Does no I/O."""
+        self._make = make
+        self._lock = threading.Lock()
+        self._free: list[C] = []
+        self._open: set[C] = set()
+        self._closed = False
+        self._watches_forks = False
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[C]:
+        """A client for the length of a block. One whose block raised is closed, since its state is in doubt."""
+        client = self._take()
+        try:
+            yield client
+        except BaseException:
+            self._end(client)
+            raise
+        self._give_back(client)
+
+    def close(self) -> None:
+        """Close the clients that are free, and those in use as soon as they are given back. Idempotent."""
+        with self._lock:
+            self._closed = True
+            free, self._free = self._free, []
+        for client in free:
+            self._end(client)
+
+    def reset_after_fork(self) -> None:
+        """In a child: leave the parent's clients alone."""
+        for client in self._open:
+            client.leave_to_parent()
+        self._lock = threading.Lock()
+        self._free, self._open = [], set()
+
+    def _take(self) -> C:
+        with self._lock:
+            if self._closed:
+                raise ConfigurationError("this broker was closed; connect again")
+            if self._free:
+                return self._free.pop()
+            if not self._watches_forks:
+                os.register_at_fork(after_in_child=_reset(weakref.ref(self)))
+                self._watches_forks = True
+            client = self._make()
+            self._open.add(client)
+            return client
+
+    def _give_back(self, client: C) -> None:
+        with self._lock:
+            keep = not self._closed
+            if keep:
+                self._free.append(client)
+        if not keep:
+            self._end(client)
+
+    def _end(self, client: C) -> None:
+        client.close()
+        with self._lock:
+            self._open.discard(client)
+
+
+def _reset(pool: weakref.ref[ClientPool[C]]) -> Callable[[], None]:
+    def reset() -> None:
+        alive = pool()
+        if alive is not None:
+            alive.reset_after_fork()
+
+    return reset
