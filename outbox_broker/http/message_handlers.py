@@ -26,10 +26,10 @@ from outbox_core.protocol.wire import (
     CancelAnswer,
     CancelOutcome,
     CancelRequest,
+    NewMessage,
     PackedMessage,
     PackedPublishRequest,
     PublishAnswer,
-    PublishedMessage,
     PublishOutcome,
     PublishRequest,
     ScheduledAnswer,
@@ -98,9 +98,9 @@ def scheduled_message(call: Call) -> ScheduledMessage:
     return ScheduledMessage(id=call.item, topic=str(found["topic"]), deliver_at_ms=int(str(found["deliver_at_ms"])))
 
 
-def _published(call: Call) -> Iterable[PublishedMessage]:
+def _published(call: Call) -> Iterable[NewMessage]:
     if call.body_codec is Codec.JSON:
-        return _sent(call, PublishedMessage, lambda: call.read(PublishRequest).messages)
+        return _sent(call, NewMessage, lambda: call.read(PublishRequest).messages)
     return _sent(call, PackedMessage, lambda: call.read(PackedPublishRequest).messages)
 
 
@@ -119,9 +119,7 @@ def _sent(call: Call, entry: type[Entry], read_whole: Callable[[], Sequence[Entr
     return sent
 
 
-def _allowed(
-    call: Call, sent: Iterable[AddressedMessage | PackedAddressedMessage]
-) -> Iterator[tuple[PublishedMessage, str]]:
+def _allowed(call: Call, sent: Iterable[AddressedMessage | PackedAddressedMessage]) -> Iterator[tuple[NewMessage, str]]:
     """Yields messages with their topics. Raises Problem at the first topic to which the sender may not publish."""
     allowed: set[str] = set()
     for number, one in enumerate(sent):
@@ -132,7 +130,7 @@ def _allowed(
         yield one, one.topic
 
 
-def _store(call: Call, sent: Iterable[tuple[PublishedMessage, str]]) -> PublishAnswer | msgspec.Raw:
+def _store(call: Call, sent: Iterable[tuple[NewMessage, str]]) -> PublishAnswer | msgspec.Raw:
     now_ms = call.services.clock.now_ms()
     batch = [_message(call, one, topic=topic, number=number, now_ms=now_ms) for number, (one, topic) in enumerate(sent)]
     results = call.served.producers.publish(batch, quota=call.principal.quota)
@@ -150,7 +148,7 @@ def _all_stored(call: Call, ids: Sequence[str]) -> PublishAnswer | msgspec.Raw:
     return PublishAnswer(results=[PublishOutcome(id=one, status=PublishStatus.STORED) for one in ids])
 
 
-def _message(call: Call, sent: PublishedMessage, *, topic: str, number: int, now_ms: int) -> Message:
+def _message(call: Call, sent: NewMessage, *, topic: str, number: int, now_ms: int) -> Message:
     where = f"{WHERE}[{number}]"
     try:
         body = body_bytes(sent.body, sent.encoding)
@@ -176,7 +174,7 @@ def _message(call: Call, sent: PublishedMessage, *, topic: str, number: int, now
         raise Problem(ProblemKind.INVALID_MESSAGE, str(error), where=where) from error
 
 
-def _deliver_at_ms(sent: PublishedMessage, *, now_ms: int) -> int | None:
+def _deliver_at_ms(sent: NewMessage, *, now_ms: int) -> int | None:
     if sent.delay_ms is None:
         return sent.deliver_at_ms
     if sent.deliver_at_ms is not None:

@@ -46,7 +46,7 @@ _PUBLISHED: Final[dict[str, Any]] = {
 _RULES: Final[dict[str, dict[str, Any]]] = {
     "SeekRequest": {"oneOf": [_given(to_ms={"type": "integer"}), _given(to_offset={"type": "integer"})]},
     "RedriveRequest": {"oneOf": [_given(ids={"type": "array"}), _given(all={"const": True})]},
-    "PublishedMessage": _PUBLISHED,
+    "NewMessage": _PUBLISHED,
     "AddressedMessage": _PUBLISHED,
 }
 _ALWAYS: Final = (

@@ -54,7 +54,7 @@ class _Answer(Struct, frozen=True, kw_only=True):
 # -- publish ----------------------------------------------------------------------------------------------------------
 
 
-class PublishedMessage(Request, frozen=True, kw_only=True):
+class NewMessage(Request, frozen=True, kw_only=True):
     """One message of a publish; without an id the server generates one, and cannot recognise a repeat."""
 
     body: str
@@ -67,7 +67,7 @@ class PublishedMessage(Request, frozen=True, kw_only=True):
     delay_ms: DurationMs | None = None
 
 
-class PackedMessage(PublishedMessage, frozen=True, kw_only=True):
+class PackedMessage(NewMessage, frozen=True, kw_only=True):
     """The same in MessagePack, where the body may also be `bin`."""
 
     body: Any  # checked in body_bytes(): msgspec has no union of str and bytes
@@ -76,7 +76,7 @@ class PackedMessage(PublishedMessage, frozen=True, kw_only=True):
 class PublishRequest(Request, frozen=True, kw_only=True):
     """POST /v1/topics/{topic}/messages."""
 
-    messages: Annotated[list[PublishedMessage], Batch]
+    messages: Annotated[list[NewMessage], Batch]
 
 
 class PackedPublishRequest(Request, frozen=True, kw_only=True):

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from outbox_core.protocol.wire import Batch, PackedMessage, PublishedMessage, Request
+from outbox_core.protocol.wire import Batch, NewMessage, PackedMessage, Request
 
 TopicName = Annotated[str, Meta(extra_json_schema={"pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}$"})]
 """Documentation only: the server checks the limit, so that it has one error text."""
 
 
-class AddressedMessage(PublishedMessage, frozen=True, kw_only=True):
-    """One message; see PublishedMessage."""
+class AddressedMessage(NewMessage, frozen=True, kw_only=True):
+    """One message; see NewMessage."""
 
     topic: TopicName
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.message import Delivery, Message
-from outbox_core.protocol.wire import Encoding, PackedMessage, PackedPulledMessage, PublishedMessage, PulledMessage
+from outbox_core.protocol.wire import Encoding, NewMessage, PackedMessage, PackedPulledMessage, PulledMessage
 from outbox_core.protocol.wire_addressed import AddressedMessage, PackedAddressedMessage
 
 _LONG_BYTES: Final = 4 * 1024
@@ -61,10 +61,10 @@ def packed_addressed_message(message: Message) -> PackedAddressedMessage:
     return PackedAddressedMessage(topic=message.topic, body=message.body, **_message_fields(message))
 
 
-def text_message(message: Message) -> PublishedMessage:
+def text_message(message: Message) -> NewMessage:
     """Returns a message as a client sends it in JSON."""
     body, encoding = text_body(message.body)
-    return PublishedMessage(body=body, encoding=encoding, **_message_fields(message))
+    return NewMessage(body=body, encoding=encoding, **_message_fields(message))
 
 
 def text_addressed_message(message: Message) -> AddressedMessage:

@@ -18,7 +18,7 @@ from outbox_broker.http.batch_decoding import LONG_BYTES, TooManyMessages, packe
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.problems import Problem
 from outbox_broker.http.server import HttpServer
-from outbox_core.protocol.wire import PackedMessage, PublishedMessage
+from outbox_core.protocol.wire import NewMessage, PackedMessage
 
 JSON, PACKED = "application/json", "application/msgpack"
 LONG = "x" * (2 * LONG_BYTES)
@@ -196,7 +196,7 @@ def test_messages_one_by_one_are_what_a_decoder_makes_of_all(texts: list[str], b
     text = f'{before}{{"messages"{behind}:[{",".join(entries)}]{before}}}{behind}'.encode()
     packed = msgspec.msgpack.encode({"messages": [{"body": one.encode()} for one in texts]})
 
-    assert [one.body for one in text_messages(bytearray(text), PublishedMessage)] == texts
+    assert [one.body for one in text_messages(bytearray(text), NewMessage)] == texts
     assert [one.body for one in packed_messages(bytearray(packed), PackedMessage)] == [one.encode() for one in texts]
 
 
@@ -205,7 +205,7 @@ def test_a_torn_batch_is_no_batch(cut: int) -> None:
     text = b'{"messages":[{"body":"a\\"]"},{"body":"b","headers":{"a":"}"}}]}'
 
     with pytest.raises(Problem):
-        list(text_messages(text[:cut], PublishedMessage))
+        list(text_messages(text[:cut], NewMessage))
 
 
 def test_nothing_is_decoded_of_a_packed_batch_that_says_it_is_too_long() -> None:
@@ -219,4 +219,4 @@ def test_a_text_batch_is_decoded_up_to_its_bound_and_no_further() -> None:
     text = b'{"messages":[' + b'{"body":""},' * 1_000 + b"no JSON"
 
     with pytest.raises(TooManyMessages):
-        list(text_messages(text.replace(b"no JSON", b'{"body":""},no JSON'), PublishedMessage))
+        list(text_messages(text.replace(b"no JSON", b'{"body":""},no JSON'), NewMessage))
