@@ -30,7 +30,10 @@ class EngineOptions:
     kept for up to twice `retention_ms`, as long as `retention_bytes` allow it. `filter_scan_max` is how many messages a
     pull scans for one that matches its group's filter. Filters are indexed by the header `filter_index_header`, or by
     the one that `filter_index_headers` names for their topic. `redrive_per_second` is how many dead letters a redrive
-    makes ready per second by default. A pull delivers nothing new that would raise its group above `group_in_hand_max`
+    makes ready per second by default, `redrive_batch_max` how many runs of them one action names, and
+    `dead_search_messages_max` how many are read at a time to find them by id. A pull that must not wait takes only what
+    was written within the last `immediate_pull_lag_bytes_max` of the message log, which is in the page cache. A pull
+    delivers nothing new that would raise its group above `group_in_hand_max`
     delivered and unsettled messages, including those waiting for another attempt, or all groups together above
     `in_hand_max` in-flight messages: each run of them is in memory. Each group has `group_in_hand_min` beyond that of
     its own: no group has to wait because of others. Runs of dead letters are in memory, too, up to
@@ -61,6 +64,9 @@ class EngineOptions:
     filter_index_header: str = INDEX_HEADER
     filter_index_headers: Mapping[str, str] = field(default_factory=dict)
     redrive_per_second: int = 1_000
+    redrive_batch_max: int = 10_000
+    dead_search_messages_max: int = 1_000
+    immediate_pull_lag_bytes_max: int = 4 * 1024 * 1024
     in_hand_max: int = 1_000_000
     group_in_hand_max: int = 100_000
     group_in_hand_min: int = 100
@@ -88,6 +94,9 @@ class EngineOptions:
             "pull_bytes_max",
             "filter_scan_max",
             "redrive_per_second",
+            "redrive_batch_max",
+            "dead_search_messages_max",
+            "immediate_pull_lag_bytes_max",
             "in_hand_max",
             "group_in_hand_max",
             "dead_letters_bytes_max",

@@ -28,12 +28,8 @@ from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, c
 from outbox_core.messages.topic_stats import topic_figures
 
 REDRIVE_PER_SECOND_MAX: Final = 1_000_000
-REDRIVE_BATCH_MAX: Final = 10_000
-"""Maximum number of dead-letter runs in one action."""
 
 _CHAR_BYTES: Final = 4
-_LOOK_MESSAGES: Final = 1_000
-"""How many dead letters are read at a time when searching by ids."""
 
 
 @dataclass(slots=True)
@@ -194,10 +190,10 @@ class GroupAdmin:
             dead = [(one.first, one.end) for one in known.dead if one.reason != DAMAGED] if named is None else named
             count = len(known.dead)
             now_ms, rate = self._clock.now_ms(), per_second or self._options.redrive_per_second
-            for start in range(0, len(dead), REDRIVE_BATCH_MAX):
+            for start in range(0, len(dead), self._options.redrive_batch_max):
                 part: list[tuple[int, journal.Ids]] = [
                     (first, end - first)
-                    for one in dead[start : start + REDRIVE_BATCH_MAX]
+                    for one in dead[start : start + self._options.redrive_batch_max]
                     for first, end in known.dead.among(*one)
                 ]
                 if part:
@@ -270,7 +266,8 @@ class GroupAdmin:
         following: int | None = 0
         while following is not None and missing:
             page = self._dead_page(
-                topic, group, start=following, count_max=_LOOK_MESSAGES, bytes_max=self._options.pull_bytes_max
+                topic, group, start=following, count_max=self._options.dead_search_messages_max,
+                bytes_max=self._options.pull_bytes_max,
             )  # fmt: skip
             for sequence, _, record in page.found:
                 if record is not None and record.id in ids:

@@ -12,8 +12,7 @@ from outbox_broker.group.consumer_group import Group
 from outbox_broker.log.consume_log import TopicIndex
 
 AT_HAND_BYTES_MAX: Final = 64 * 1024
-AT_HAND_BEHIND_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Recent writes are in the page cache: reading a little of them does not wait for the disk."""
+"""Reading this much of what was just written does not wait for the disk: it is in the page cache."""
 
 
 class ImmediatePuller:
@@ -24,6 +23,7 @@ class ImmediatePuller:
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock
+        self._lag_bytes_max = context.options.immediate_pull_lag_bytes_max
         self._lock = context.lock
         self._state = context.state
         self._messages = context.messages
@@ -74,7 +74,7 @@ class ImmediatePuller:
 
     def _is_at_hand(self, choice: PullChoice) -> bool:
         runs = [run for found in choice.runs for run in found]
-        oldest = self._messages.end - AT_HAND_BEHIND_BYTES_MAX
+        oldest = self._messages.end - self._lag_bytes_max
         return sum(run.size_bytes for run in runs) <= AT_HAND_BYTES_MAX and all(run.offset >= oldest for run in runs)
 
 

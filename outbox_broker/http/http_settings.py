@@ -12,7 +12,11 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Limits of one server. A request over a limit is refused, with the limit's name, and nothing of it is stored."""
+    """Limits of one server. A request over a limit is refused, with the limit's name, and nothing of it is stored.
+
+    A queue of waiting pulls is kept for `idle_queue_ms` after its last waiter, or ended at once where there are
+    `idle_queues_max` queues.
+    """
 
     request_bytes_max: int = limits.BATCH_BYTES_MAX
     request_head_bytes_max: int = 32 * 1024
@@ -30,6 +34,8 @@ class HttpSettings:
     publishes_max: int = 256
     requests_max: int = 512
     waiting_pulls_max: int = 10_000
+    idle_queue_ms: int = 10_000
+    idle_queues_max: int = 1_000
     scheduled_buckets_max: int = 10_000
     metric_series_max: int = 1_000
     publish_threads: int = 8

@@ -13,14 +13,8 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from outbox_broker.engine.topic_reader import READERS
-
-LINGER_S: Final = 10.0
-"""How long a line without waiters is kept."""
-LINES_MAX: Final = 1_000
-"""Above this number, a line ends with its last waiter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +109,11 @@ class _Line:
 class LongPolls:
     """The lines of one server."""
 
-    def __init__(self, subscribe: Subscribe) -> None:
+    def __init__(self, subscribe: Subscribe, *, idle_queue_ms: int, idle_queues_max: int) -> None:
+        """A line is kept for `idle_queue_ms` after its last waiter; not where there are `idle_queues_max` lines."""
         self._subscribe = subscribe
+        self._idle_s = idle_queue_ms / 1000
+        self._idle_max = idle_queues_max
         self._lines: dict[tuple[str, str], _Line] = {}
         self._stopping = False
 
@@ -180,10 +177,10 @@ class LongPolls:
         line.waiters.pop(waiter, None)
         if line.waiters or line.ending is not None:
             return
-        if self._stopping or len(self._lines) > LINES_MAX:
+        if self._stopping or len(self._lines) >= self._idle_max:
             self._end(topic, group, line)
         else:
-            line.ending = line.loop.call_later(LINGER_S, self._end, topic, group, line)
+            line.ending = line.loop.call_later(self._idle_s, self._end, topic, group, line)
 
     def _end(self, topic: str, group: str, line: _Line) -> None:
         line.ending = None

@@ -62,7 +62,9 @@ class Services:
             clock=clock,
             access=access,
             metrics=BrokerMetrics(served, series_max=settings.metric_series_max),
-            polls=LongPolls(served.subscribe),
+            polls=LongPolls(
+                served.subscribe, idle_queue_ms=settings.idle_queue_ms, idle_queues_max=settings.idle_queues_max
+            ),
             budget=ByteBudget(settings.work_bytes_max, retry_after_ms=settings.throttled_retry_after_ms),
             publishes=gate("publishes", settings.publishes_max),
             requests=gate("requests", settings.requests_max),

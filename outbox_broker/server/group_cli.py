@@ -24,8 +24,7 @@ CaFile = Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")
 TokenFile = Annotated[
     Path | None, typer.Option(envvar="OUTBOX_BROKER__TOKEN_FILE", help="File that holds the bearer token.")
 ]
-DEAD_BYTES_MAX: Final = 128 * 1024 * 1024
-"""A page of dead letters contains their bodies."""
+DEAD_PAGE_BYTES_MAX: Final = 128 * 1024 * 1024
 _URL = "http://127.0.0.1:7788"
 
 
@@ -120,6 +119,9 @@ def dead(
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="So many at once.")] = 20,
     after: Annotated[str | None, typer.Option(help="Go on behind the page that named this.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with what the messages carry.")] = False,
+    bytes_max: Annotated[
+        int, typer.Option(min=1, help="Refuse a longer page: it contains the messages' bodies.")
+    ] = DEAD_PAGE_BYTES_MAX,
     url: Url = _URL,
     timeout_ms: Timeout = 30_000,
     ca_file: CaFile = None,
@@ -129,9 +131,7 @@ def dead(
 
     Example: outbox broker group dead orders billing --limit 50
     """
-    asking = Asking(
-        url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file, answer_bytes_max=DEAD_BYTES_MAX
-    )
+    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file, answer_bytes_max=bytes_max)
     asked = {"limit": str(limit)} | ({} if after is None else {"after": after})
     page = asking.told("GET", f"{_path(topic, group)}/dead?{urlencode(asked)}")
     if as_json:

@@ -97,9 +97,9 @@ def test_what_is_much_is_left_to_who_may_wait(engine: Engine) -> None:
     refuses(engine)
 
 
-def test_what_is_long_past_is_left_to_who_may_wait(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_long_past_is_left_to_who_may_wait(engine: Engine, open_engine: type_of_open) -> None:
+    engine = open_engine(immediate_pull_lag_bytes_max=1)
     publish(engine, "a")
-    monkeypatch.setattr(immediate_puller, "AT_HAND_BEHIND_BYTES_MAX", 1)
 
     refuses(engine)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from outbox_broker.engine import group_admin
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.message import GroupConfig, Message
@@ -79,10 +78,8 @@ def test_a_page_that_ends_inside_a_run_is_followed_by_the_rest_of_it(engine: Eng
     assert listed(engine, limit=limit) == [f"m{number}" for number in range(12) if number % 4 < 3]
 
 
-def test_those_that_are_named_are_redriven_wherever_they_are(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    monkeypatch.setattr(group_admin, "_LOOK_MESSAGES", 10)
+def test_those_that_are_named_are_redriven_wherever_they_are(open_engine: type_of_open) -> None:
+    engine = open_engine(dead_search_messages_max=10)
     publish(engine, 100)
     kill(engine, every=2)
 
@@ -92,11 +89,8 @@ def test_those_that_are_named_are_redriven_wherever_they_are(
     assert figures(engine)[0] == 47
 
 
-def test_an_id_that_is_dead_twice_hides_no_other_that_is_named(
-    open_engine: type_of_open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group_admin, "_LOOK_MESSAGES", 1)
-    engine = open_engine(dedup_messages_max=1)
+def test_an_id_that_is_dead_twice_hides_no_other_that_is_named(open_engine: type_of_open) -> None:
+    engine = open_engine(dedup_messages_max=1, dead_search_messages_max=1)
     engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
     for name in ("twice", "between", "twice", "last", "behind"):
         engine.publish([Message(id=name, topic=TOPIC, body=b"x")])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from outbox_broker.engine import group_admin
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import InvalidMessage
@@ -102,9 +101,8 @@ def test_a_second_redrive_goes_on_behind_the_first(engine: Engine, clock: Manual
     assert pull_count(engine) == 2
 
 
-def test_a_redrive_of_many_is_written_in_parts(open_engine: type_of_open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_admin, "REDRIVE_BATCH_MAX", 3)
-    engine = open_engine()
+def test_a_redrive_of_many_is_written_in_parts(open_engine: type_of_open) -> None:
+    engine = open_engine(redrive_batch_max=3)
     with_dead(engine, 8)
 
     assert engine.redrive(TOPIC, GROUP, per_second=5) == 8

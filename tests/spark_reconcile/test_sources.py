@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan, StringStartsWith
 from sqlalchemy import create_engine, text
 
-from outbox_broker.engine import group_admin
+from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, SchemaMissing
@@ -260,10 +260,9 @@ def test_redriven_letters_are_ready_so_many_a_second(tmp_path: Path) -> None:
 
 
 def test_a_redriven_letter_is_ready_when_the_broker_says_also_behind_an_earlier_redrive(
-    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: ManualClock
 ) -> None:
-    monkeypatch.setattr(group_admin, "REDRIVE_BATCH_MAX", 3)
-    with closing(Engine.open(tmp_path, clock=clock)) as engine:
+    with closing(Engine.open(tmp_path, clock=clock, options=EngineOptions(redrive_batch_max=3))) as engine:
         engine.declare_group("t", "g", GroupConfig(max_attempts=1))
         engine.publish([Message(id=f"m{number}", topic="t", body=b"") for number in range(12)])
         engine.nack([one.receipt for one in engine.pull("t", "g", max_messages=12)], delay_ms=0)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import google_crc32c
 import pytest
 
-from outbox_broker.schedule import local_segments
 from outbox_broker.schedule.frame_format import FRAME_BYTES
-from outbox_broker.schedule.local_segments import HEADER_BYTES, LocalSegmentStore
+from outbox_broker.schedule.local_segments import HEADER_BYTES, VERSION, LocalSegmentStore
 from outbox_broker.schedule.segment_store import WriterFenced
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 from tests.outbox_broker.failing_storage import FailingStorage
 
+HEAD = struct.Struct("<8sIQ")  # magic, version, epoch of the writer; then their CRC-32C
 RECORDS = [b"\x91first", b"\x91" + b"second" * 20, b"\x91last"]
 
 
@@ -51,15 +53,13 @@ def scanned(folder: Path) -> list[bytes]:
         store.close()
 
 
-def test_a_segment_of_a_later_version_is_refused_and_told_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    version = local_segments.VERSION
-    monkeypatch.setattr(local_segments, "VERSION", version + 1)
-    written(tmp_path)
-    monkeypatch.undo()
+def test_a_segment_of_a_later_version_is_refused_and_told_what_to_do(tmp_path: Path) -> None:
+    path, _ = written(tmp_path)
+    magic, _, epoch = HEAD.unpack_from(path.read_bytes())
+    head = HEAD.pack(magic, VERSION + 1, epoch)
+    path.write_bytes(head + struct.pack("<I", google_crc32c.value(head)) + path.read_bytes()[HEADER_BYTES:])
 
-    with pytest.raises(SegmentDamaged, match=f"version {version + 1}; this code reads version {version}: drain"):
+    with pytest.raises(SegmentDamaged, match=f"version {VERSION + 1}; this code reads version {VERSION}: drain"):
         scanned(tmp_path)
     store = LocalSegmentStore.open(tmp_path)
     with pytest.raises(SegmentDamaged, match="drain it"):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from outbox.cli.command import main
-from outbox_broker.server import group_cli
 from outbox_core import Broker, GroupConfig, Message, connect
 from tests.broker_adapter.servers import served
 
@@ -101,7 +100,7 @@ def test_dead_letters_are_listed_with_how_their_attempts_went(
 
 
 def test_dead_letters_are_listed_as_json_with_what_they_carry(
-    url: str, broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     die(broker, "m1", "m2", reason="broken")
 
@@ -112,8 +111,7 @@ def test_dead_letters_are_listed_as_json_with_what_they_carry(
     assert (letter["id"], letter["reason"], letter["body"]) == ("m1", "broken", "what it carries")
     assert letter["history"] == [{"reason": "too early", "attempts": 1}, {"reason": "broken", "attempts": 1}]
     assert page["next"] is not None
-    monkeypatch.setattr(group_cli, "DEAD_BYTES_MAX", 100)
-    assert outbox("dead", url=url) == 1
+    assert outbox("dead", "--bytes-max", "100", url=url) == 1
     assert "ask for less at once" in capsys.readouterr().err
 
 

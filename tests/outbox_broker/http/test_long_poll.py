@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from outbox_broker.http import long_poll
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer
 
@@ -127,14 +126,11 @@ def test_a_line_stays_for_a_while_and_tries_only_where_something_may_have_come(
     assert len(tries) <= 6, "before the line, in it, a; behind a, b; c, which came while nobody waited"
 
 
-@pytest.mark.parametrize(("linger_s", "lines_max"), [(0.01, 1_000), (600.0, 0)])
+@pytest.mark.parametrize(("idle_queue_ms", "idle_queues_max"), [(10, 1_000), (600_000, 1)])
 def test_a_line_in_which_nobody_waits_ends(
-    serve: Callable[..., HttpServer], client: Client, topic: str, monkeypatch: pytest.MonkeyPatch,
-    linger_s: float, lines_max: int,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(long_poll, "LINGER_S", linger_s)
-    monkeypatch.setattr(long_poll, "LINES_MAX", lines_max)
-    server = serve()
+    serve: Callable[..., HttpServer], client: Client, topic: str, idle_queue_ms: int, idle_queues_max: int
+) -> None:
+    server = serve(settings=HttpSettings(idle_queue_ms=idle_queue_ms, idle_queues_max=idle_queues_max))
     services = server.services
 
     client("POST", f"{server.url}/v1/topics/{topic}/groups/g/pull", json={"wait_ms": 1})
