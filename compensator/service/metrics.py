@@ -27,8 +27,8 @@ _SCANS: Final = ("ok", "outage", "held", "error")
 class CompensatorMetrics:
     """Metrics in a registry of their own, so that two compensators in one process do not collide. Thread-safe."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = CollectorRegistry() if registry is None else registry
         self._topics: set[str] = set()
         self._scans = self._counter("scans", "Turns of sources, by result.", "result")
         self._rows = self._counter("rows", "Rows handled, by outcome.", "outcome")

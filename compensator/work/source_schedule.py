@@ -139,6 +139,11 @@ class TurnQueue:
         """Sources that a worker has now."""
         return frozenset(self._busy)
 
+    @property
+    def entries(self) -> int:
+        """How many entries the queue holds, outdated ones included: a bounded multiple of its sources."""
+        return len(self._due)
+
     def failures(self, source: str) -> int:
         """How many turns in a row have failed."""
         place = self._places.get(source)

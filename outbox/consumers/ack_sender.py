@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from outbox.consumers.in_flight import InFlightDelivery
+from outbox_core.common.clock import Clock, SystemClock
 
 ACK_LINGER_MS: Final = 3
 """A lingering ack is sent once nothing was added for this time,"""
 ACK_LINGER_ROUNDS_MAX: Final = 4
 """and after this multiple of that time in any case."""
-IDLE_S_MAX: Final = 60.0
+IDLE_MS_MAX: Final = 60_000
 
 
 class AckSender:
@@ -33,6 +34,7 @@ class AckSender:
         name: str,
         ahead_max: int,
         ack_linger_ms: int = ACK_LINGER_MS,
+        clock: Clock | None = None,
     ) -> None:
         """`ack` acknowledges and releases deliveries of one topic and group; it is called in a thread named `name`.
 
@@ -41,7 +43,8 @@ class AckSender:
         self._ack = ack
         self._name = name
         self._ahead_max = ahead_max
-        self._company_ms = ack_linger_ms
+        self._linger_ms = ack_linger_ms
+        self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._added = threading.Condition(self._lock)
         self._settled = threading.Condition(self._lock)
@@ -63,7 +66,7 @@ class AckSender:
                 self._added.notify()
             self._waiting += done
             while len(self._waiting) + self._in_flight_count > self._ahead_max:
-                self._settled.wait(IDLE_S_MAX)
+                self._clock.wait(self._settled, IDLE_MS_MAX)
         self._raise()
 
     def end(self) -> None:
@@ -103,7 +106,7 @@ class AckSender:
         """Waits for deliveries and returns those of the next ack; empty at the end."""
         with self._lock:
             while not self._waiting and not self._ended:
-                self._added.wait(IDLE_S_MAX)
+                self._clock.wait(self._added, IDLE_MS_MAX)
             if lingers:
                 self._linger()
             taken, self._waiting = self._waiting[: self._ahead_max], self._waiting[self._ahead_max :]
@@ -115,6 +118,6 @@ class AckSender:
             before = len(self._waiting)
             if self._ended or before >= self._ahead_max:
                 return
-            self._added.wait(self._company_ms / 1000)
+            self._clock.wait(self._added, self._linger_ms)
             if len(self._waiting) == before:
                 return

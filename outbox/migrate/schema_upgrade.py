@@ -76,7 +76,15 @@ def current(connection: Connection, *, schema: str | None = None) -> str | None:
 
 def head() -> str | None:
     """Returns the newest revision that this version of the code knows."""
-    return ScriptDirectory.from_config(_config()).get_current_head()
+    return ScriptDirectory.from_config(alembic_config()).get_current_head()
+
+
+def alembic_config() -> Config:
+    """Returns alembic's settings for the revisions of the outbox tables."""
+    config = Config()
+    config.set_main_option("script_location", str(_location()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
 
 
 def _retry_while_locked(engine: Engine, upgrade_once: Callable[[Connection], str | None]) -> str | None:
@@ -140,7 +148,7 @@ def _make_split_tables(connection: Connection, schema: str | None, names: Sequen
 def _upgrade(connection: Connection, *, schema: str | None, revision: str) -> str | None:
     if schema is not None and connection.dialect.name in MYSQL_DIALECTS:
         connection.execute(CreateSchema(schema, if_not_exists=True))
-    config = _config()
+    config = alembic_config()
     config.attributes["connection"] = connection
     config.attributes["schema"] = schema
     with _inside_another_run():
@@ -161,13 +169,6 @@ def _inside_another_run() -> Iterator[None]:
         for proxy in outer:
             if proxy is not None:
                 proxy._install_proxy()  # noqa: SLF001 - alembic has no public way; a test runs it
-
-
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(_location()).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    return config
 
 
 def _location() -> Path:

@@ -42,9 +42,11 @@ class ConsumerRun:
     A handler's error is raised in the test; its message is due again, and the next run redelivers it.
     """
 
-    def __init__(self, *, capture: Capture, broker: MemoryBroker) -> None:
+    def __init__(self, *, capture: Capture, broker: MemoryBroker, deliveries_max: int = DELIVERIES_MAX) -> None:
+        """A run that goes on for `deliveries_max` rounds of its consumers fails."""
         self._capture = capture
         self._broker = broker
+        self._deliveries_max = deliveries_max
         self._forwarding = threading.Lock()
         capture.deliver = self.forward  # immediately, or a timely cancel would be too late
 
@@ -86,7 +88,7 @@ class ConsumerRun:
         """Yields deliveries of each consumer and topic in turn, until a whole round has none."""
         places = [(consumer, topic) for consumer in consumers for topic in consumer.topics]
         idle = 0
-        for number in range(DELIVERIES_MAX * max(1, len(places))):
+        for number in range(self._deliveries_max * max(1, len(places))):
             if idle >= len(places):
                 return
             consumer, topic = places[number % len(places)]
@@ -96,7 +98,7 @@ class ConsumerRun:
             for delivery in found:
                 yield consumer, delivery
         raise AssertionError(
-            f"still messages after {DELIVERIES_MAX:,} rounds: does a handler publish to its own topic?"
+            f"still messages after {self._deliveries_max:,} rounds: does a handler publish to its own topic?"
         )
 
     @contextmanager

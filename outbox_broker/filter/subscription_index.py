@@ -49,12 +49,15 @@ class _Bucket(Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class IndexFigures:
-    """Sizes of an index. `unindexed`: distinct filters that every message is matched against, whatever its value."""
+    """Sizes of an index. `unindexed`: distinct filters that every message is matched against, whatever its value;
+    `answers`: values for which match trees and answers are kept.
+    """
 
     subscriptions: int
     filters: int
     values: int
     unindexed: int
+    answers: int
 
 
 class FilterIndex(Generic[Key]):
@@ -137,6 +140,7 @@ class FilterIndex(Generic[Key]):
             filters=len(self._entries),
             values=len(self._buckets),
             unindexed=len(self._others.left),
+            answers=len(self._plans.keys() | self._answers.keys()),
         )
 
     def _file(self, entry: _Entry[Key]) -> None:

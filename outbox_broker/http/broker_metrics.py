@@ -53,40 +53,41 @@ _FIGURES: Final = {
 class BrokerMetrics:
     """The metrics served by `/metrics`."""
 
-    def __init__(self, served: Served, *, series_max: int) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(served, series_max=series_max))
+    def __init__(self, served: Served, *, series_max: int, registry: CollectorRegistry | None = None) -> None:
+        """`registry`: where they are registered, by default in one of their own."""
+        self.registry = CollectorRegistry() if registry is None else registry
+        self.registry.register(EngineCollector(served, series_max=series_max))
         self._series_max = series_max
         self._groups: set[tuple[str, str]] = set()
         self._requests = Counter(
-            "broker_http_requests", "Requests answered.", ("method", "route", "status"), registry=self._registry
+            "broker_http_requests", "Requests answered.", ("method", "route", "status"), registry=self.registry
         )
         self._seconds = Histogram(
             "broker_http_request_duration_seconds",
             "Time to answer a request, without waiting for messages.",
             ("route",),
             buckets=_SECONDS,
-            registry=self._registry,
+            registry=self.registry,
         )
         self._latency = Histogram(
             "broker_delivery_latency_seconds",
             "From a message's creation, or its due time if that is later, to its first hand-out.",
             ("topic", "group"),
             buckets=_LATENCY_SECONDS,
-            registry=self._registry,
+            registry=self.registry,
         )
         self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
-        self.waiting = Gauge("broker_http_waiting_pulls", "Long polls that wait now.", registry=self._registry)
-        self._failures = Counter("broker_http_failures", "Requests that met a defect.", registry=self._registry)
+        self.waiting = Gauge("broker_http_waiting_pulls", "Long polls that wait now.", registry=self.registry)
+        self._failures = Counter("broker_http_failures", "Requests that met a defect.", registry=self.registry)
         built = Gauge(
-            "outbox_build_info", "1; the labels tell.", ("version", "revision", "python"), registry=self._registry
+            "outbox_build_info", "1; the labels tell.", ("version", "revision", "python"), registry=self.registry
         )
         here = build()
         built.labels(here.version, here.revision, here.python).set(1)
 
     def watch(self, table: ConnectionTable, budget: ByteBudget) -> None:
         """Register a server's connections and its byte budget."""
-        self._registry.register(ConnectionCollector(table, budget))
+        self.registry.register(ConnectionCollector(table, budget))
 
     def count_request(self, method: str, route: str, *, status: int, seconds: float | None) -> None:
         """Count a request; `seconds` is None if most of it was waiting."""
@@ -129,7 +130,7 @@ class BrokerMetrics:
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Returns the text and its content type: OpenMetrics if the scraper accepts it."""
         encoder, content_type = choose_encoder(accept)
-        return encoder(self._registry), content_type
+        return encoder(self.registry), content_type
 
     def _bounded(self, topic: str, group: str) -> tuple[str, str]:
         place = (topic, group)

@@ -68,6 +68,11 @@ class ManualClock:
             waiting = list(self._waiting)
         self._wake(waiting)
 
+    def is_waited_on(self, condition: threading.Condition) -> bool:
+        """Returns whether a thread waits on a condition, which the caller holds."""
+        with self._lock:
+            return condition in self._waiting
+
     def wait(self, condition: threading.Condition, timeout_ms: int | None) -> bool:
         deadline = None if timeout_ms is None else self.monotonic_ms() + timeout_ms
         with self._lock:

@@ -269,7 +269,7 @@ class QueueMachine(RuleBasedStateMachine):
         if self.kept - self.taken and not self.taken:
             assert self.it.wait_ms() is not None
         assert self.it.queue.busy == self.taken
-        assert len(self.it.queue._due) <= 8 * (len(self.kept) + 8) + 1
+        assert self.it.queue.entries <= 8 * (len(self.kept) + 8) + 1
 
 
 TestQueueMachine = QueueMachine.TestCase

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 
 from compensator.service.metrics import CompensatorMetrics
 from outbox_broker.engine.engine import Engine
@@ -30,9 +31,21 @@ def rules() -> list[dict[str, Any]]:
     return [rule for one in of_kind("PrometheusRule") for group in one["spec"]["groups"] for rule in group["rules"]]
 
 
-def exported(registry: CollectorRegistry) -> Iterator[tuple[str, set[str]]]:
+class RecordingRegistry(CollectorRegistry):
+    """A registry that knows what was registered, also metrics that have no samples yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collectors: list[Collector] = []
+
+    def register(self, collector: Collector) -> None:
+        self.collectors.append(collector)
+        super().register(collector)
+
+
+def exported(registry: RecordingRegistry) -> Iterator[tuple[str, set[str]]]:
     """Each sample's name with its labels."""
-    for collector in registry._collector_to_names:
+    for collector in registry.collectors:
         for family in collector.collect():
             labels = set(getattr(collector, "_labelnames", ()) or getattr(family, "_labelnames", ()))
             labels |= {label for sample in family.samples for label in sample.labels}
@@ -44,8 +57,10 @@ def exported(registry: CollectorRegistry) -> Iterator[tuple[str, set[str]]]:
 def known(tmp_path: Path) -> Iterator[Mapping[str, set[str]]]:
     """Every metric that the compensator and the broker export, with its labels."""
     engine = Engine.open(tmp_path / "data")
-    broker = BrokerMetrics(Served.of(engine), series_max=10)
-    yield dict([*exported(CompensatorMetrics().registry), *exported(broker._registry)]) | OTHERS
+    compensators, brokers = RecordingRegistry(), RecordingRegistry()
+    CompensatorMetrics(compensators)
+    BrokerMetrics(Served.of(engine), series_max=10, registry=brokers)
+    yield dict([*exported(compensators), *exported(brokers)]) | OTHERS
     engine.close()
 
 

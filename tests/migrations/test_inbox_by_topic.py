@@ -135,7 +135,7 @@ def test_the_key_is_changed_without_keeping_consumers_from_their_marks(mysql_lik
 
 
 def _config(connection: Connection, database: Database) -> Config:
-    config = schema_upgrade._config()
+    config = schema_upgrade.alembic_config()
     config.attributes["connection"] = connection
     config.attributes["schema"] = schema_for(connection.dialect, database.schema)
     return config

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, SenderLimits
@@ -235,22 +235,59 @@ def test_a_fork_waits_for_an_open_transaction_of_the_sender_so_that_its_child_ca
 
 def test_a_child_does_not_share_the_parents_background_connections(mysql_shop: Shop, tmp_path: Path) -> None:
     broker = RecordingBroker()
+    connections = Connections(mysql_shop.engine)
     box = mysql_shop.box(broker)
     pay(mysql_shop, box, 0)
     broker.wait_for(lambda it: len(it.stored) == 1)
-    while box._background.pool.checkedin() == 0:
-        time.sleep(0)
+    while mysql_shop.rows() or connections.out:
+        time.sleep(0.001)
+    assert connections.used["sender"]
 
     child = os.fork()
     if child == 0:
-        broker.stored.clear()
-        os._exit(0 if box._background.pool.checkedin() == 0 else 3)
+        os._exit(status_with_connections_of_its_own(mysql_shop, box, connections))
     _, status = os.waitpid(child, 0)
-    pay(mysql_shop, box, 1)
+    pay(mysql_shop, box, 2)
 
     assert os.waitstatus_to_exitcode(status) == 0
     broker.wait_for(lambda it: len(it.stored) == 2)
     assert box.close()
+    assert mysql_shop.payments() == [0, 1, 2]
+    assert mysql_shop.rows() == []
+
+
+class Connections:
+    """The server's ids of connections: those that this process opened, those that are out, and those that were used."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.opened: set[int] = set()
+        self.out: set[int] = set()
+        self.used: dict[str, set[int]] = {"business": set(), "sender": set()}
+        # The pool of the sender's connections is made from this one, with its listeners.
+        event.listen(engine.pool, "connect", lambda raw, _: self.opened.add(raw.thread_id()))
+        event.listen(engine.pool, "checkout", lambda raw, *_: self._take(raw.thread_id()))
+        event.listen(engine.pool, "checkin", lambda raw, _: self.out.discard(raw.thread_id()))
+
+    def _take(self, connection: int) -> None:
+        self.out.add(connection)
+        is_business = threading.current_thread() is threading.main_thread()
+        self.used["business" if is_business else "sender"].add(connection)
+
+    def clear(self) -> None:
+        """Forget everything, in a child."""
+        for ids in (self.opened, self.out, *self.used.values()):
+            ids.clear()
+
+
+def status_with_connections_of_its_own(shop: Shop, box: Outbox, connections: Connections) -> int:
+    """What a forked worker does: pay, send; 0 where its sender used connections that it opened itself."""
+    connections.clear()
+    shop.engine.dispose(close=False)
+    pay(shop, box, 1)
+    if not box.close(timeout_ms=WAIT_SECONDS * 1_000):
+        return 2
+    sender = connections.used["sender"]
+    return 0 if sender and sender <= connections.opened else 3
 
 
 EXITS = """

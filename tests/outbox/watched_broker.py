@@ -45,7 +45,9 @@ class WatchedBroker(EmbeddedBroker):
 
     def pull(self, topic: str, group: str, *, wait_ms: int = 0, **options: Any) -> list[Delivery]:
         if self.pull_fails:
-            raise self.pull_fails.pop()
+            error = self.pull_fails.pop()
+            self._tell(lambda: None)
+            raise error
         found = super().pull(topic, group, wait_ms=min(wait_ms, 20), **options)
         self._tell(lambda: setattr(self, "pulled", self.pulled + len(found)))
         return found

@@ -119,7 +119,7 @@ def test_nothing_is_taken_while_somebody_else_is_at_work(engine: Engine) -> None
 
 def test_nothing_is_taken_where_something_is_to_be_fired_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(engine, "a")
-    monkeypatch.setattr(engine.dispatcher, "_may_be_due", lambda: True)
+    monkeypatch.setattr(engine.dispatcher, "may_be_firing", lambda: True)
 
     refuses(engine)
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outbox_broker.engine.dispatcher import Copies
+from outbox_broker.engine import dispatcher
 from outbox_broker.engine.engine import Engine
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_queue import CROWD_MESSAGES
+from outbox_broker.state.scheduled_copy import dispatched_records
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.message import GroupConfig, Message
 from tests.outbox_broker.delay.conftest import NOW_MS, Opened, flush, opened, put, timed
+from tests.outbox_broker.polling import until
 
 __all__ = ["opened"]
 GROUP = "readers"
@@ -111,16 +113,14 @@ def test_what_is_published_while_copies_are_made_comes_before_them(
     _publish(engine, "t", "first")
     _publish(engine, "t", "due", "due2", deliver_at_ms=clock.now_ms() + 1_000)
     made: list[int] = []
-    original = engine.dispatcher._copies
 
-    def copies(batch: DueBatch) -> Copies:
-        found = original(batch)
-        made.append(len(batch))
+    def copied(payloads: Sequence[bytes], **places: int) -> list[bytes]:
+        made.append(len(payloads))
         if len(made) == 1:
             _publish(engine, "t", "between")
-        return found
+        return dispatched_records(payloads, **places)
 
-    monkeypatch.setattr(engine.dispatcher, "_copies", copies)
+    monkeypatch.setattr(dispatcher, "dispatched_records", copied)
     clock.advance(1_000)
     engine.cancel([])  # fires what is due, as the timer does at about the same time
 
@@ -142,15 +142,13 @@ def test_one_batch_is_taken_and_one_placed_while_one_is_synced_and_all_come_once
     _publish(engine, "burst", *ids, deliver_at_ms=clock.now_ms() + 1_000)
     storage.is_held = True
     taken = _Noted(engine.context.schedule.due, count=3)
-    placed = _Noted(engine.dispatcher._ending.submit, count=2)
     monkeypatch.setattr(engine.context.schedule, "due", taken)
-    monkeypatch.setattr(engine.dispatcher._ending, "submit", placed)
     clock.advance(1_000)
 
     assert storage.waiting.wait(120)
     try:
         assert taken.is_done.wait(120)
-        assert placed.is_done.wait(120)
+        until(lambda: len(engine.dispatcher.placed) == 2)
         killed = tmp_path / "killed"
         shutil.copytree(folder, killed)
         assert [one.batch.ids for one in engine.dispatcher.placed] == [ids[:3], ids[3:6]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 
 from hypothesis import given
@@ -69,12 +70,26 @@ def test_runs_are_added_and_taken_as_single_letters_would_be(
     assert [*restored] == [*letters]
     assert (len(restored), restored_memory) == (len(letters), memory)
     restored.take([(0, 2 * SEQUENCES_MAX)])
-    assert (restored._details, restored._numbers, restored._uses, restored_memory.size_bytes) == ({}, {}, {}, 0)
+    assert (restored.capture(), restored_memory.size_bytes) == (DeadLetters().capture(), 0)
+    assert_keeps_nothing_of_what_it_gave_up(restored, restored_memory)
     letters.take_from(place)
     assert seen(letters) == {one: details for one, details in model.items() if one < place}
     letters.take_before(place)
-    assert (seen(letters), letters._details, letters._numbers, letters._uses) == ({}, {}, {}, {})
-    assert memory.size_bytes == 0
+    assert (letters.capture(), memory.size_bytes) == (DeadLetters().capture(), 0)
+    assert_keeps_nothing_of_what_it_gave_up(letters, memory)
+
+
+def assert_keeps_nothing_of_what_it_gave_up(emptied: DeadLetters, memory: MemoryUse) -> None:
+    """Attributes that were in use before are stored anew, as often as they are used, and given up again."""
+    for attempts, reason in itertools.product((1, 2), ("bad", "late")):
+        emptied.add(DeadRun(0, 1, attempts, reason, 1))
+        emptied.add(DeadRun(2, 3, attempts, reason, 1))
+        assert [len(one) for one in emptied.capture()] == [16, 16, 16, 16, 1]
+
+        emptied.take([(0, 1)])
+        assert seen(emptied) == {2: (attempts, reason, 1)}
+        emptied.take([(2, 3)])
+        assert (emptied.capture(), memory.size_bytes) == (DeadLetters().capture(), 0)
 
 
 def test_neighbours_that_died_alike_are_one_run() -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from outbox_broker.engine.dispatcher import Copies, Dispatcher, Placed
+from outbox_broker.engine import dispatcher
 from outbox_broker.engine.engine import Engine
-from outbox_broker.schedule.delay_store import DelayStore
-from outbox_broker.schedule.due_batch import DueBatch
+from outbox_broker.state.scheduled_copy import dispatched_records
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.messages.message import Message
+from tests.outbox_broker.polling import until
 
 TOPIC, GROUP = "orders", "billing"
 BATCH = 3
@@ -24,53 +24,43 @@ type_of_open = Callable[..., Engine]
 class Refusing:
     """The schedule settles nothing, and says so once so many batches were placed."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, placed: int) -> None:
-        self._left = placed
-        self._are_placed = threading.Event()
-        self._settle, self._end_beside = DelayStore.fired, Dispatcher._end_beside
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, placed: int) -> None:
+        self._dispatcher = engine.dispatcher
+        self._placed = placed
+        self._settle = engine.context.schedule.fired
         self.refused = threading.Event()
         self.is_refusing = True
-        # Lambdas, since a bound method would not be given whose it is.
-        monkeypatch.setattr(DelayStore, "fired", lambda schedule, number: self.settle(schedule, number))  # noqa: PLW0108
-        monkeypatch.setattr(Dispatcher, "_end_beside", lambda firing: self.end_beside(firing))  # noqa: PLW0108
+        monkeypatch.setattr(engine.context.schedule, "fired", self.settle)
 
-    def settle(self, schedule: DelayStore, number: int) -> None:
+    def settle(self, number: int) -> None:
         if self.is_refusing:
-            if not self._are_placed.wait(120):
-                raise TimeoutError("so many batches were not placed")
+            until(lambda: len(self._dispatcher.placed) >= self._placed or self.refused.is_set())
             self.refused.set()
             raise StorageFailed("the schedule is refusing")
-        self._settle(schedule, number)
-
-    def end_beside(self, firing: Dispatcher) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self._are_placed.set()
-        self._end_beside(firing)
+        self._settle(number)
 
 
-class PlacingOnce:
-    """The message log takes one batch, and no more."""
+class CopyingOnce:
+    """The messages of one batch are copied for the message log, and no more: so no more are placed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._place = Dispatcher._place_due
         self._is_left = True
         self.refused = threading.Event()
-        monkeypatch.setattr(Dispatcher, "_place_due", lambda *arguments: self.place(*arguments))  # noqa: PLW0108
+        monkeypatch.setattr(dispatcher, "dispatched_records", self.copy)
 
-    def place(self, firing: Dispatcher, batch: DueBatch, copies: Copies) -> Placed:
+    def copy(self, payloads: Sequence[bytes], **places: int) -> list[bytes]:
         if not self._is_left:
             self.refused.set()
             raise StorageFailed("the message log is refusing")
         self._is_left = False
-        return self._place(firing, batch, copies)
+        return dispatched_records(payloads, **places)
 
 
 def test_while_what_is_placed_cannot_be_ended_nothing_more_is_placed_and_then_all_comes_in_order(
     open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = open_engine(fire_batch_max=BATCH)
-    refusing = Refusing(monkeypatch, placed=2)
+    refusing = Refusing(engine, monkeypatch, placed=2)
     _schedule(engine, clock)
     clock.advance(1_000)
     assert refusing.refused.wait(120)
@@ -89,14 +79,14 @@ def test_batches_placed_before_a_kill_are_delivered_once_over_a_checkpoint_betwe
 ) -> None:
     engine = open_engine(fire_batch_max=BATCH, dedup_messages_max=1)
     with monkeypatch.context() as patched:
-        refusing = Refusing(patched, placed=2)
+        refusing = Refusing(engine, patched, placed=2)
         _schedule(engine, clock)
         clock.advance(1_000)
         assert refusing.refused.wait(120)
         engine.close()
 
     with monkeypatch.context() as patched:
-        placing = PlacingOnce(patched)
+        placing = CopyingOnce(patched)
         engine = open_engine(fire_batch_max=BATCH, dedup_messages_max=1)
         assert placing.refused.wait(120)
         with engine.context.lock:

@@ -33,7 +33,7 @@ class Waiter:
     def _until_it_waits(self) -> None:
         for _ in range(2_000):
             with self.condition:
-                if self.condition in self._clock._waiting and self.condition._waiters:  # type: ignore[attr-defined]
+                if self._clock.is_waited_on(self.condition):
                     return
             threading.Event().wait(0.001)
         pytest.fail("the thread never waited")

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Delivery, Outbox, RetryLater, consumer
 from outbox.testing import AdvancingClock, ConsumerRun, MemoryBroker, Published
+from outbox.testing.capture import Capture
 from outbox_core.common.errors import ConfigurationError
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
@@ -244,9 +245,9 @@ def test_async_handlers_work_inside_the_transaction_that_the_test_rolls_back(
 
 
 def test_a_handler_that_publishes_to_its_own_topic_for_ever_is_told(
-    box: Outbox, publish: Publish, outbox_run: ConsumerRun, monkeypatch: pytest.MonkeyPatch
+    box: Outbox, publish: Publish, outbox_capture: Capture, outbox_broker: MemoryBroker
 ) -> None:
-    monkeypatch.setattr("outbox.testing.consumer_driver.DELIVERIES_MAX", 20)
+    outbox_run = ConsumerRun(capture=outbox_capture, broker=outbox_broker, deliveries_max=20)
     handle = consumer("t", group="g")(lambda delivery: publish("t", "again"))
     publish("t", "first")
 

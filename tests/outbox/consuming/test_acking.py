@@ -19,6 +19,7 @@ from outbox.consumers.ack_sender import AckSender
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.consumers.in_flight import InFlightDelivery
 from outbox.consumers.runner_times import RunnerTimes
+from outbox_core.common.clock import SystemClock
 from outbox_core.messages.message import AckStatus, Delivery
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 
@@ -135,23 +136,28 @@ def test_a_stop_sends_what_waits_for_company(watched: SlowToAck, running: Runnin
     assert [len(statuses) for statuses in watched.acks] == [1, 2]
 
 
-def test_who_is_ahead_of_its_acks_by_more_than_a_batch_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    let_through, waits = threading.Event(), threading.Event()
-    acks = AckSender(lambda _done: assert_told(let_through), name="acks", ahead_max=2)
-    wait = acks._settled.wait
+class NotingWaits(SystemClock):
+    """A clock that notes when a thread other than that of the acks waits."""
 
-    def note(timeout: float) -> bool:
-        waits.set()
-        return wait(timeout)
+    def __init__(self) -> None:
+        self.waits = threading.Event()
 
-    monkeypatch.setattr(acks._settled, "wait", note)
+    def wait(self, condition: threading.Condition, timeout_ms: int | None) -> bool:
+        if threading.current_thread().name != "acks":
+            self.waits.set()
+        return super().wait(condition, timeout_ms)
+
+
+def test_who_is_ahead_of_its_acks_by_more_than_a_batch_waits_for_them() -> None:
+    let_through, clock = threading.Event(), NotingWaits()
+    acks = AckSender(lambda _done: assert_told(let_through), name="acks", ahead_max=2, clock=clock)
     done = [held(number) for number in range(3)]
 
     acks.put(done[:2])
-    waited_for_two = waits.is_set()
+    waited_for_two = clock.waits.is_set()
     third = threading.Thread(target=acks.put, args=(done[2:],))
     third.start()
-    waited_for_three = waits.wait(WAIT_SECONDS)
+    waited_for_three = clock.waits.wait(WAIT_SECONDS)
     let_through.set()
     third.join(WAIT_SECONDS)
     acks.end()

@@ -5,18 +5,20 @@ Time is manual here, and no thread runs: what the extender's thread would do is 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from outbox import Consumer, consumer
-from outbox.consumers.in_flight import InFlightDeliveries, InFlightDelivery, still_held
+from outbox.consumers.in_flight import IDLE_WAIT_MS, InFlightDeliveries, InFlightDelivery, still_held
 from outbox.telemetry import NO_TRACING, Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.message import Delivery, ExtendStatus
-from tests.outbox.watched_broker import WatchedBroker, message
+from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
 INVISIBLE_MS = 30_000
 HANDLE_MS_MAX = 100_000
@@ -204,19 +206,44 @@ def test_a_thousand_receipts_go_in_one_call_and_no_more(hands: Hands) -> None:
     assert asked == [1000, 1]
 
 
+class CountedWaits(ManualClock):
+    """A clock that gives a test each wait's condition and time, once its thread has begun to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: SimpleQueue[tuple[threading.Condition, int | None]] = SimpleQueue()
+
+    def wait(self, condition: threading.Condition, timeout_ms: int | None) -> bool:
+        self.waits.put((condition, timeout_ms))
+        return super().wait(condition, timeout_ms)
+
+
 def test_the_extender_is_woken_by_what_is_due_before_it_looks_and_by_nothing_else(
-    hands: Hands, monkeypatch: pytest.MonkeyPatch
+    timed: WatchedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hands.broker.publish([message(number) for number in range(4)])
-    woken: list[int] = []
-    monkeypatch.setattr(hands.held._changed, "notify_all", lambda: woken.append(len(hands.held._held)))
-    hands.held._wakes_at_ms = hands.clock.monotonic_ms() + INVISIBLE_MS // 2 + 1
+    clock = CountedWaits()
+    hands = Hands(timed, clock)
+    timed.publish([message(number) for number in range(4)])
+    hands.held.start()
+    condition, idle_ms = clock.waits.get(timeout=WAIT_SECONDS)
+    wakes: list[str] = []
+    wake = condition.notify_all
 
-    for _ in range(2):
-        hands.held.hold(hands.consumer, hands.broker.pull("orders", "g", max_messages=1, invisible_ms=INVISIBLE_MS))
-        hands.clock.advance(1)
+    def pull_one(name: str) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(condition, "notify_all", lambda: wakes.append(name) or wake())
+            hands.held.hold(hands.consumer, timed.pull("orders", "g", max_messages=1, invisible_ms=INVISIBLE_MS))
 
-    assert woken == [1]
+    pull_one("due before it looks")
+    _, first_ms = clock.waits.get(timeout=WAIT_SECONDS)
+    clock.advance(1)
+    _, second_ms = clock.waits.get(timeout=WAIT_SECONDS)
+    pull_one("due after it looks")
+    hands.held.stop(timeout_seconds=WAIT_SECONDS)
+
+    assert wakes == ["due before it looks"]
+    assert (idle_ms, first_ms, second_ms) == (IDLE_WAIT_MS, INVISIBLE_MS // 2, INVISIBLE_MS // 2 - 1)
+    assert not hands.held.is_alive()
 
 
 def test_without_a_runner_a_message_is_ones_own() -> None:

@@ -226,16 +226,27 @@ def test_the_pauses_of_an_outage_grow_to_a_bound_and_are_spread(
     assert len(set(pauses[20:])) > 1_000
 
 
-def test_a_broker_that_asks_for_a_pause_gets_it(watched: WatchedBroker) -> None:
-    runner = ConsumerRunner([handler_of([])], broker=watched, pauses=Backoff(initial_ms=1, max_ms=1))
-    waited: list[float] = []
-    runner._stopping.wait = waited.append  # type: ignore[method-assign,assignment]
-    made = handler_of([])
+def test_a_broker_that_asks_for_a_pause_gets_it(
+    watched: WatchedBroker, running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched.pull_fails = [
+        BrokerThrottled("later", retry_after_ms=3_600_000),  # the last, since they are taken from the end
+        BrokerUnavailable("down"),
+        BrokerThrottled("later", retry_after_ms=2),
+    ]
+    handled: list[str] = []
 
-    runner._pause(BrokerThrottled("later", retry_after_ms=7_000), made, "orders", failures=1)
-    runner._pause(BrokerUnavailable("down"), made, "orders", failures=1)
+    with caplog.at_level("WARNING"):
+        runner = running(handler_of(handled), pauses=Backoff(initial_ms=1, max_ms=1))
+        watched.wait_for(lambda: not watched.pull_fails)
+        running(consumer("orders", group="others")(lambda one: None))
+        for number in range(1, 21):  # a time in which one that did not pause would have pulled
+            watched.publish([message(number)])
+            watched.wait_for(lambda: watched.acked >= number)  # noqa: B023  (it has returned before the next)
+        assert runner.stop(timeout_seconds=WAIT_SECONDS)
 
-    assert waited == [7.0, 0.001]
+    assert [one.pause_ms for one in caplog.records if one.msg == "pull_failed"] == [2, 1, 3_600_000]  # type: ignore[attr-defined]
+    assert handled == []
 
 
 # -- slow handlers, stopping ---------------------------------------------------------------------------------------
