@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from functools import lru_cache
@@ -35,6 +36,7 @@ REGISTRY = re.compile(
 )
 MACHINE_PATH = re.compile(r"(?<![\w.}\"')-])/(work|root|tmp|home/[a-z]+)/")
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+LIBRARIES_FOR_ALL = {"msgspec"}
 FORBIDDEN_CALLS = {"eval", "exec"}
 
 
@@ -147,6 +149,19 @@ def test_nothing_that_arrives_can_be_executed() -> None:
     ]
 
     assert not found, lines(found)
+
+
+def test_every_third_party_library_has_a_home_or_is_for_all() -> None:
+    contracts = PROJECT["tool"]["importlinter"]["contracts"]
+    at_home = {name for one in contracts for name in one.get("protected_modules", ())}
+    imported = {
+        name.partition(".")[0]
+        for path in modules(*PACKAGES)
+        for node in ast.walk(tree(path))
+        for name in _imports(node)
+    }
+
+    assert imported - sys.stdlib_module_names - set(PACKAGES) - at_home == LIBRARIES_FOR_ALL
 
 
 def test_tests_skip_only_where_the_fixtures_say_so() -> None:
