@@ -42,7 +42,7 @@ class ProducerConnection:
         self._place = place
         self._reported: KafkaError | None = None
         self._topics: dict[str, tuple[TopicMetadata, int]] = {}
-        self.handle = Producer({**settings, "error_cb": self._report})
+        self.handle: Producer = Producer({**settings, "error_cb": self._report})
 
     def topic(self, name: str, *, deadline_ms: int) -> TopicMetadata:
         """A topic with its partitions or its error, at most METADATA_MS old; after an error it is asked for anew."""

@@ -23,7 +23,7 @@ class ProducerPool:
         """
         self.client = client
         self.place = place
-        self.clock = clock or SystemClock()
+        self.clock: Clock = clock or SystemClock()
         settings = producer_settings(client, timeout_ms=timeout_ms)
         self._pool = ClientPool(partial(ProducerConnection, settings, place=place, clock=self.clock))
 
