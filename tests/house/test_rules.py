@@ -25,6 +25,7 @@ POLL_SECONDS_MAX = 0.01
 GROWN = {
     "outbox/store/schema.py outbox_tables": 60,
 }
+ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
 DECISIONS = ROOT / "docs" / "decisions"
 SCRIPTS = [*sorted((ROOT / "scripts").glob("*")), ROOT / ".ci" / "run"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -198,6 +199,24 @@ def test_the_index_of_decisions_lists_each_once_and_says_which_are_superseded() 
     assert sorted(name for _, name, _ in rows) == list(records)
     assert [number for number, name, _ in rows if int(name[:4]) != int(number)] == []
     assert told - superseded == set()
+
+
+def test_every_file_that_the_map_names_exists() -> None:
+    named = set(re.findall(r"`(?:[\w/]+/)?(\w+\.py)`", ARCHITECTURE))
+
+    assert named - {path.name for path in files()} == set()
+    assert len(named) > 80
+
+
+@pytest.mark.parametrize("heading", ["## Publish to stored", "## Pull to acknowledged", "### A row from its source"])
+def test_a_journey_names_each_file_once_in_its_order(heading: str) -> None:
+    section = ARCHITECTURE.partition(heading)[2]
+    steps = re.search(r"^1\. .*?(?=\n\n(?![0-9]+\. |In |Over |And |Back ))", section, re.MULTILINE | re.DOTALL)
+    assert steps is not None
+    named = re.findall(r"`([\w/]+\.py)`", steps[0])
+
+    assert [name for name in named if named.count(name) > 1] == []
+    assert len(named) > 10
 
 
 @pytest.mark.parametrize("script", [path for path in SCRIPTS if path.is_file()], ids=lambda path: path.name)
