@@ -1,0 +1,124 @@
+"""Writes the table of figures in docs/benchmarks.md, from the JSON that the benchmarks printed.
+
+    python -m benchmarks.publish_cost > benchmarks/figures/publish_cost.json
+    python -m benchmarks.figures_table             # writes the table
+    python -m benchmarks.figures_table --check     # only compares: exit status 1 where the page says something else
+
+A row is one value of one program's output, with its target. Rows of programs without a file are left out, so the table
+has what was measured and nothing else. A file made with --quick is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[1]
+FOLDER: Final = ROOT / "benchmarks" / "figures"
+PAGE: Final = ROOT / "docs" / "benchmarks.md"
+BEGIN: Final = "<!-- figures: python -m benchmarks.figures_table -->"
+END: Final = "<!-- end of figures -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A figure: the program, its label, where its values are in the program's output, and what was aimed at."""
+
+    program: str
+    label: str
+    paths: Sequence[tuple[str, ...]]
+    target: str = "-"
+
+
+def _storage(part: str, name: str, label: str) -> Row:
+    engines = ("ours", "rocksdb", "lmdb", "sqlite")
+    return Row("storage.engines", label, [(part, name, engine, "median") for engine in engines])
+
+
+ROWS: Final = (
+    Row("publish_cost", "publish to hand-written, 1 / 8 threads",
+        [("workers", number, "to_hand_written", "ours") for number in ("1", "8")], "0.97"),
+    Row("publish_cost", "one message to ten, 1 / 8 threads",
+        [("workers", number, "ten_messages_to_one") for number in ("1", "8")], "more than 0.5"),
+    Row("commit_to_handler", "commit to handler to the floor, p50: HTTP / embedded",
+        [(kind, "ours_to_floor", "p50_ms") for kind in ("http", "embedded")], "at most 2"),
+    Row("drain", "drain to the floor: 10,000 / 200,000 / 1,000,000 rows",
+        [("sizes", size, "to_floor", "ours") for size in ("10000", "200000", "1000000")], "0.7"),
+    Row("drain", "drain of 1,000,000 rows to 10,000", [("largest_to_smallest", "ours")], "0.9"),
+    Row("drain_after_outage", "drain after an outage to unordered: 1 / 2 / 1,000 keys",
+        [("to_unordered", keys) for keys in ("1", "2", "1000")], "0.5"),
+    Row("claim", "idle queries a second", [("idle", "queries_per_second")], "at most 0.2"),
+    _storage("log", "append_by_1_per_second", "log, messages a second, a sync each: ours / RocksDB / LMDB / SQLite"),
+    _storage("log", "append_by_100_per_second", "the same, a sync for 100"),
+    _storage("log", "append_by_1000_per_second", "the same, a sync for 1,000"),
+    _storage("log", "read_per_second", "log, read in order, messages a second"),
+    _storage("log", "disk_bytes_to_payload", "log, bytes on the disk to payload"),
+    _storage("schedule", "insert_per_second", "schedule, inserts a second"),
+    _storage("schedule", "take_per_second", "schedule, due messages taken a second"),
+    _storage("schedule", "cancel_per_second", "schedule, cancels by id a second"),
+    _storage("schedule", "disk_bytes_to_payload", "schedule, bytes on the disk to payload"),
+)  # fmt: skip
+
+
+def main() -> None:
+    """Write the table, or compare it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only compare")
+    chosen = parser.parse_args()
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    _, found_end, after = rest.partition(END)
+    if not found_end:
+        sys.exit(f"{PAGE}: no lines {BEGIN!r} and {END!r} to write between")
+    written = f"{before}{BEGIN}\n\n{table(FOLDER)}\n{END}{after}"
+    if not chosen.check:
+        PAGE.write_text(written)
+    elif written != page:
+        sys.exit("the table is not that of benchmarks/figures; run python -m benchmarks.figures_table")
+
+
+def table(folder: Path) -> str:
+    """Returns the table of all files in a folder, in Markdown. Raises ValueError for a file that is no measurement."""
+    outputs = {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
+    lines = ["| figure | measured | target | made by, on |", "| --- | --- | --- | --- |"]
+    lines += [_line(row, outputs[row.program]) for row in ROWS if row.program in outputs]
+    return "\n".join([*lines, "", *_machines(outputs)]) + "\n"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    output: dict[str, Any] = json.loads(path.read_text())
+    if output.get("benchmark") != path.stem or output.get("quick") or output.get("options", {}).get("quick"):
+        raise ValueError(f"{path}: not the whole output of {path.stem}")
+    return output
+
+
+def _line(row: Row, output: dict[str, Any]) -> str:
+    values = " / ".join(_text(_at(output, path)) for path in row.paths)
+    return f"| {row.label} | {values} | {row.target} | `{row.program}`, {output['machine']['at'][:10]} |"
+
+
+def _machines(outputs: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yields where each file was made."""
+    for name, output in outputs.items():
+        of = output["machine"]
+        load = ", ".join(f"{one:.1f}" for one in of["load_before"])
+        yield f"- `{name}`: {of['processor']}, {of['cores']} cores, Python {of['python']}, load before {load}."
+
+
+def _at(output: Any, path: Sequence[str]) -> float:
+    for name in path:
+        output = output[name]
+    return float(output)
+
+
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    main()
