@@ -34,10 +34,10 @@ from benchmarks.reconcile.planting import NEWS, TRIPS
 from benchmarks.reconcile.records import START_MS
 from spark_reconcile.compare.digest_cache import DigestCache
 from spark_reconcile.compare.key_digests import MESSAGES
-from spark_reconcile.core.counts import LegCount
 from spark_reconcile.core.dataframes import listed
 from spark_reconcile.core.settings import BusinessRule, Grace, Settings
 from spark_reconcile.core.settings_file import read_config, settings_of
+from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.evidence import Evidence

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from broker_adapter.http.async_publisher import Submitting
+from broker_adapter.http.background_publisher import Submitting
 from broker_adapter.http.error_mapping import own
 from broker_adapter.http.http_admin import HttpAdmin
 from broker_adapter.http.publish_batching import Gathering, Outcome

@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from broker_adapter.nats.event_loop import ClientLoop
-from broker_adapter.nats.exchange import Exchange, NatsFrame, Unanswered
+from broker_adapter.nats.outstanding_publishes import Exchange, NatsFrame, Unanswered
 from outbox_core.common.errors import NotAuthorized
 
 T = TypeVar("T")

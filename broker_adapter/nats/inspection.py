@@ -9,7 +9,7 @@ import msgspec
 
 from broker_adapter.nats.connection import NatsConnection
 from broker_adapter.nats.errors import ApiError
-from broker_adapter.nats.exchange import NatsFrame, Unanswered
+from broker_adapter.nats.outstanding_publishes import NatsFrame, Unanswered
 from outbox_core.common.errors import BrokerUnavailable, NotAuthorized
 from outbox_core.messages.inspection import Weakness
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import quote
 
-from broker_adapter.nats.exchange import NatsFrame
+from broker_adapter.nats.outstanding_publishes import NatsFrame
 from broker_adapter.publishing.message_headers import CLOUDEVENTS_HEADER_PREFIX, content_type, plain_headers
 from outbox_core.messages.message import CONTENT_TYPE, Message
 

@@ -14,9 +14,9 @@ from typing import Any, Final, TypeVar
 
 from broker_adapter.nats.connector import Connector, NatsServers
 from broker_adapter.nats.event_loop import LoopThread
-from broker_adapter.nats.exchange import Unanswered
 from broker_adapter.nats.inspection import StreamApi, unseen, weaknesses_of
 from broker_adapter.nats.message_frames import subject_of
+from broker_adapter.nats.outstanding_publishes import Unanswered
 from broker_adapter.nats.publish_batch import NatsPublishBatch, PubAck
 from outbox_core.common.errors import BrokerUnavailable, NotAuthorized
 from outbox_core.messages.capabilities import Capability

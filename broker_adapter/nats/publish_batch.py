@@ -8,8 +8,8 @@ from typing import assert_never
 import msgspec
 
 from broker_adapter.nats.errors import CURES, ApiError, NatsErrorClass, verdict_of
-from broker_adapter.nats.exchange import NatsFrame, Unanswered
 from broker_adapter.nats.message_frames import frame_of, refusal_of, wire_bytes
+from broker_adapter.nats.outstanding_publishes import NatsFrame, Unanswered
 from outbox_core.common.errors import StorageFailed
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable
 
 from compensator.core.config import CompensatorConfig
+from compensator.entry.composition import Parts
 from compensator.entry.sd_notify import Notifier
 from compensator.entry.status_server import StatusServer
-from compensator.entry.wiring import Parts
 from compensator.service.metrics import CompensatorMetrics
 from compensator.service.service import CompensatorService
 from outbox_core.common.clock import Clock

@@ -25,8 +25,8 @@ from outbox.store.order_table import Barrier
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowState
 from outbox.store.table_placement import MessageTable
-from outbox.telemetry.hooks import NO_TELEMETRY, Telemetry
 from outbox.telemetry.ports import SendPath
+from outbox.telemetry.telemetry import NO_TELEMETRY, Telemetry
 from outbox_core.common.errors import BrokerError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.ids import new_token

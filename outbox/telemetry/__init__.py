@@ -5,8 +5,8 @@ that. This package does not import the two implementations, since they import op
 outbox.telemetry.tracing (extra `otel`) and outbox.telemetry.metrics (extra `metrics`).
 """
 
-from outbox.telemetry.hooks import NO_TELEMETRY, Telemetry, default_telemetry, trace_context
 from outbox.telemetry.ports import NO_METRICS, NO_TRACING, Handling, Metrics, Sending, SendPath, Settlement, Tracing
+from outbox.telemetry.telemetry import NO_TELEMETRY, Telemetry, default_telemetry, trace_context
 
 __all__ = [
     "NO_METRICS",

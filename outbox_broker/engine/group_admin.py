@@ -18,8 +18,8 @@ from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.filter import parse
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.group.dead_letters import DeadRun
-from outbox_broker.log.consume_log import PlaceRun
 from outbox_broker.log.message_reader import read_runs
+from outbox_broker.log.topic_index import PlaceRun
 from outbox_broker.state.engine_state import Topic
 from outbox_broker.state.topic_quota import TopicQuota
 from outbox_core.common.errors import InvalidMessage

@@ -9,7 +9,7 @@ from outbox_broker.engine.deletion_history import DeletionHistory
 from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.puller import PullChoice, PulledMessages, Puller
 from outbox_broker.group.consumer_group import Group
-from outbox_broker.log.consume_log import TopicIndex
+from outbox_broker.log.topic_index import TopicIndex
 
 AT_HAND_BYTES_MAX: Final = 64 * 1024
 """Reading this much of what was just written does not wait for the disk: it is in the page cache."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from outbox_broker.engine.context import EngineContext
-from outbox_broker.log.consume_log import SegmentPlaces
 from outbox_broker.log.disk_reserve import cure_for
 from outbox_broker.log.segment_index import Directory, IndexDamaged, index_path, write_index
 from outbox_broker.log.segment_scan import Gap, Segment, scan
+from outbox_broker.log.topic_index import SegmentPlaces
 from outbox_broker.recovery.startup_recovery import is_marker
 from outbox_broker.state.engine_state import BrokerState, Topic
 from outbox_core.common.errors import StorageFailed

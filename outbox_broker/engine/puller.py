@@ -18,10 +18,10 @@ from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.group.consumer_group import Death, DeathCause, DeliveryRun, Group, Requeue
 from outbox_broker.group.key_order import KeyOrder
-from outbox_broker.group.order_filing import decide_filing, may_deliver
+from outbox_broker.group.key_order_decision import decide_filing, may_deliver
 from outbox_broker.group.receipt import receipts_of
-from outbox_broker.log.consume_log import PlaceRun
 from outbox_broker.log.message_reader import Found, read_runs
+from outbox_broker.log.topic_index import PlaceRun
 from outbox_broker.state.engine_state import Topic
 from outbox_broker.state.topic_quota import TopicQuota
 from outbox_core.common.errors import InvalidMessage

@@ -13,8 +13,8 @@ from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.puller import check_within, first_within
 from outbox_broker.engine.waiting_puller import WaitingPuller
-from outbox_broker.log.consume_log import PlaceRun
 from outbox_broker.log.message_reader import Found, read_runs
+from outbox_broker.log.topic_index import PlaceRun
 from outbox_core.messages.broadcast_port import Start, TopicRead, check_start, delivery_read
 from outbox_core.messages.limits import PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
 from outbox_core.messages.message import Delivery, check_topic

@@ -20,8 +20,8 @@ from outbox_broker.http.access_control import ANYONE, Principal, Role, authorize
 from outbox_broker.http.byte_budget import BudgetLease
 from outbox_broker.http.concurrency_limit import ConcurrencyLimit
 from outbox_broker.http.content_negotiation import Codec
-from outbox_broker.http.operation_routes import OPERATIONS, Operation
 from outbox_broker.http.poll_routes import pull, read_on
+from outbox_broker.http.probe_routes import OPERATIONS, Operation
 from outbox_broker.http.problems import CLOSE, Problem, of_error
 from outbox_broker.http.request_context import Call, Services
 from outbox_broker.http.request_head import RequestHead

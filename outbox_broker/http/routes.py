@@ -147,4 +147,4 @@ ROUTES: Final = (
         summary="Send dead letters again",
     ),
 )  # fmt: skip
-"""Every route under /v1. Probes, metrics and the OpenAPI document are in operation_routes.py."""
+"""Every route under /v1. Probes, metrics and the OpenAPI document are in probe_routes.py."""

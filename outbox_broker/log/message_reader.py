@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from outbox_broker.log.consume_log import PlaceRun
 from outbox_broker.log.segment_scan import frames_in, payloads_of
 from outbox_broker.log.segmented_log import SegmentedLog
+from outbox_broker.log.topic_index import PlaceRun
 from outbox_core.journal.journal import Frame, MessageRecord, SegmentDamaged, decode_message
 
 STRETCH_BYTES_MAX: Final = 1024 * 1024

@@ -19,8 +19,8 @@ from typing import Final
 import google_crc32c
 import msgspec
 
-from outbox_broker.log.consume_log import BlockPlace, Runs, TopicIndex, blocks_of
 from outbox_broker.log.disk_reserve import TOO_MANY_FILES, cure_for
+from outbox_broker.log.topic_index import BlockPlace, Runs, TopicIndex, blocks_of
 from outbox_core.common.errors import StorageFailed
 
 BLOCK_RUNS_MAX: Final = 1_024

@@ -20,8 +20,8 @@ from outbox_broker.group.failure_reasons import ReasonBudget
 from outbox_broker.group.in_flight import InFlightCount
 from outbox_broker.group.key_order import KeyOrder
 from outbox_broker.group.subscription_matcher import SubscriptionMatcher
-from outbox_broker.log.consume_log import BlockPlace, Blocks, TopicIndex
 from outbox_broker.log.segment_index import Directory
+from outbox_broker.log.topic_index import BlockPlace, Blocks, TopicIndex
 from outbox_broker.state.recent_ids import RecentIds
 from outbox_broker.state.topic_quota import Coverage
 from outbox_core.journal import journal

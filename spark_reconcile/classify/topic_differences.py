@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.classify.rule_override import overruled, rule_named
+from spark_reconcile.classify.verdict_override import overruled, rule_named
 from spark_reconcile.core.dataframes import grouped
 from spark_reconcile.rules.message_rules import MESSAGE_RULES
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final, assert_never
 from spark_reconcile.core.dataframes import listed
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.diagnosis.clock_offsets import ComparedTimes, Differences, measured_differences
-from spark_reconcile.diagnosis.displaced_rows import UNASKED
-from spark_reconcile.diagnosis.source_extents import extents_of, findings_outside
+from spark_reconcile.diagnosis.rows_of_other_hours import UNASKED
+from spark_reconcile.diagnosis.uncovered_findings import extents_of, findings_outside
 from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.inputs import Input
-from spark_reconcile.results.causes import (
+from spark_reconcile.results.cause_rules import (
     OFFSET_ROWS_MIN,
     Cause,
     Offset,

@@ -16,7 +16,7 @@ from spark_reconcile.sources.sql_statements import CANCELS, Leg
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from spark_reconcile.core.counts import LegCount
+    from spark_reconcile.core.source_counts import LegCount
 
 TAKEN: Final = "canceled"
 """The broker's answer to a cancel that came in time: it will never deliver the message."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from spark_reconcile.load.inputs import Input
 
 if TYPE_CHECKING:
-    from spark_reconcile.core.counts import LegCount
+    from spark_reconcile.core.source_counts import LegCount
 
 
 def with_empty_notes(inputs: Sequence[Input], counts: Sequence[LegCount], *, topics: Sequence[str]) -> list[Input]:

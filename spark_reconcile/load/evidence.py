@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from spark_reconcile.core.counts import LegCount
 from spark_reconcile.core.dataframes import listed, union
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.core.time_buckets import within
 from spark_reconcile.core.time_range import Span
 from spark_reconcile.evidence.cancel_answers import answers, are_answered

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.journal.checkpoint_header import groups_in
+from outbox_core.journal.checkpoint_groups import groups_in
 from outbox_core.journal.journal import HEADER_BYTES
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import InboxSource, Settings
@@ -18,7 +18,7 @@ from spark_reconcile.sources.log_segments import LogSegment, begins_whole
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:
-    from spark_reconcile.core.counts import LegCount
+    from spark_reconcile.core.source_counts import LegCount
     from spark_reconcile.evidence.delivery_evidence import GroupFacts
 
 NAMED_MAX: Final = 5

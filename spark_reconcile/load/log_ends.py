@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from outbox_core.journal import journal
-from outbox_core.journal.frame_bounds import payload_bounds
+from outbox_core.journal.frame_scan import payload_bounds
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.sources.log_records import data_of
 from spark_reconcile.sources.log_segments import LogSegment, begins_whole
 
 if TYPE_CHECKING:
-    from spark_reconcile.core.counts import LegCount
+    from spark_reconcile.core.source_counts import LegCount
 
 FRAMES_AT_ONCE: Final = 16_384
 UNSYNCED_MS: Final = 60_000

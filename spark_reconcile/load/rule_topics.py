@@ -11,7 +11,7 @@ from spark_reconcile.core.settings import Settings
 from spark_reconcile.sources.sql_statements import CANCELS, Leg
 
 if TYPE_CHECKING:
-    from spark_reconcile.core.counts import LegCount
+    from spark_reconcile.core.source_counts import LegCount
 
 NEAR: Final = 0.8
 """The similarity ratio (difflib) from which one topic is taken for a misspelling of another."""

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.core.counts import LegCount
 from spark_reconcile.core.dataframes import grouped, union
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.core.time_arguments import utc_text
 from spark_reconcile.load.evidence import Evidence, log_frame
 from spark_reconcile.load.log_ends import UNSYNCED_MS, log_end

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.core.counts import LegCount
 from spark_reconcile.core.dataframes import listed, union
 from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.evidence.cancel_answers import answers, are_answered
 from spark_reconcile.load.evidence import Evidence, read_log, sql_frame, united
 from spark_reconcile.load.source_check import Read, SourcePlan

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.classify.classification import RULES
-from spark_reconcile.core.counts import LegCount
 from spark_reconcile.core.dataframes import union
 from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.core.time_axis import Axis
 from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.core.time_range import EVER_MS

@@ -8,7 +8,7 @@ from typing import Any
 
 from spark_reconcile.core.settings import Grace
 from spark_reconcile.load.inputs import Input
-from spark_reconcile.results.causes import Cause
+from spark_reconcile.results.cause_rules import Cause
 from spark_reconcile.results.time_series import Flow
 from spark_reconcile.rules.verdict import Scope, Severity, State
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.rules.expressions import Fact, Predicate, Sum
 
 if TYPE_CHECKING:
-    from spark_reconcile.core.counts import LegCount
+    from spark_reconcile.core.source_counts import LegCount
 
 EARLIEST_MS: Final = 946_684_800_000
 """2000-01-01: no outbox is older."""

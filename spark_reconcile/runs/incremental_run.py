@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.compare.digest_cache import DigestCache
-from spark_reconcile.core.counts import LegCount
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.core.time_arguments import utc_text
 from spark_reconcile.core.time_axis import Axis
 from spark_reconcile.core.time_buckets import HOUR_MS, PERIOD_MS, slot_start
 from spark_reconcile.diagnosis.diagnosis import diagnose, window_tables
-from spark_reconcile.diagnosis.displaced_rows import with_displaced_rows
+from spark_reconcile.diagnosis.rows_of_other_hours import with_displaced_rows
 from spark_reconcile.load.completeness import Reach, reach_of
 from spark_reconcile.load.evidence import Evidence, read_all
 from spark_reconcile.load.rule_topics import check_rule_topics

@@ -30,7 +30,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from outbox_core.journal import journal
-from outbox_core.journal.frame_bounds import payload_bounds
+from outbox_core.journal.frame_scan import payload_bounds
 from spark_reconcile.sources.log_columns import WIDEST_BYTES, Unusual, message_columns
 from spark_reconcile.sources.log_records import (
     HEADER_SCHEMA,

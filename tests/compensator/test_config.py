@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from compensator.assignment import LeasedAssignment, UnleasedAssignment
 from compensator.assignment.assignment_factory import lease_engine
 from compensator.core.config import CompensatorConfig, load
-from compensator.entry.wiring import Parts, wire
+from compensator.entry.composition import Parts, wire
 from compensator.work.claim_and_relay import TableScan
 from compensator.work.engines import CONNECT_SECONDS_MAX, STATEMENT_SECONDS_MAX
 from compensator.work.source import Source

@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from sqlalchemy.orm import Session
 
 from compensator.core.config import load
+from compensator.entry.composition import wire
 from compensator.entry.single_pass import run_single_pass
-from compensator.entry.wiring import wire
 from compensator.work.source import Source
 from compensator.work.work_slice import TurnOptions, Turns
 from outbox.telemetry import Telemetry

@@ -22,7 +22,7 @@ from sqlalchemy.engine import make_url
 
 from compensator.assignment import open_assignment
 from outbox.admin.message_admin import AdminAction, MessageSelection
-from outbox.admin.schema_admin import BATCH_ROWS, SchemaAdmin
+from outbox.admin.schema_message_admin import BATCH_ROWS, SchemaAdmin
 from outbox.cli import command
 from outbox.migrate import schema_upgrade
 from outbox.store.database import background_engine

@@ -10,8 +10,8 @@ import pytest
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_broker.group.dead_letters import DeadRun
-from outbox_broker.log.consume_log import BlockPlace, Runs
 from outbox_broker.log.segment_index import index_path
+from outbox_broker.log.topic_index import BlockPlace, Runs
 from outbox_broker.state import checkpoint
 from outbox_broker.state.engine_state import BrokerState
 from outbox_core.common.clock import ManualClock

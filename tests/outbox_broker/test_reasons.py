@@ -12,7 +12,7 @@ from outbox_broker.common.engine_options import Durability, EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_broker.group.consumer_group import Group, Requeue
 from outbox_broker.group.failure_reasons import NOT_KEPT, ReasonBudget, Reasons
-from outbox_broker.log.consume_log import BlockPlace, Runs
+from outbox_broker.log.topic_index import BlockPlace, Runs
 from outbox_broker.state import checkpoint
 from outbox_broker.state.engine_state import BrokerState
 from outbox_core.common.clock import ManualClock

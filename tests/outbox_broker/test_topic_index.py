@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_broker.log.consume_log import BlockPlace, Runs, TopicIndex
+from outbox_broker.log.topic_index import BlockPlace, Runs, TopicIndex
 from outbox_core.common.errors import StorageFailed
 
 SIZE_BYTES = 100

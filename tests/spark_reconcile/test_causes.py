@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spark_reconcile import Settings, Summary, run, run_windows
-from spark_reconcile.diagnosis.source_extents import extents_of
+from spark_reconcile.diagnosis.uncovered_findings import extents_of
 from spark_reconcile.load.inputs import Input
-from spark_reconcile.results.causes import (
+from spark_reconcile.results.cause_rules import (
     Cause,
     Offset,
     Outside,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_core.journal import journal
-from outbox_core.journal.frame_bounds import payload_bounds
+from outbox_core.journal.frame_scan import payload_bounds
 from spark_reconcile.sources.log_columns import WIDEST_BYTES, Unusual, message_columns
 from spark_reconcile.sources.log_records import HEADER_SCHEMA, MESSAGE_SCHEMA, header_rows, message_rows
 from spark_reconcile.sources.log_segments import survey

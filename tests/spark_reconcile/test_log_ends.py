@@ -10,7 +10,7 @@ import pytest
 
 from outbox_core.journal import journal
 from spark_reconcile import NotComparable, Settings, run
-from spark_reconcile.core.counts import LegCount
+from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.load.evidence import read_all
 from spark_reconcile.load.log_ends import beyond_the_end, torn_tail
 from spark_reconcile.load.source_check import check_sources

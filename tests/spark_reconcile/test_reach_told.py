@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spark_reconcile import BusinessRule, InboxSource, Settings, Summary
-from spark_reconcile.core.counts import LegCount
+from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.completeness import Reach
 from spark_reconcile.load.evidence import NEVER_MS, Evidence

@@ -11,7 +11,7 @@ import pytest
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import Settings, run, run_windows
-from spark_reconcile.core.counts import LegCount
+from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.load.rule_topics import check_rule_topics, note_on_topic
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World, no_wait

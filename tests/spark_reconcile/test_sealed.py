@@ -11,8 +11,8 @@ import pytest
 
 from outbox_core.journal import journal
 from spark_reconcile import NotComparable, Settings, run
-from spark_reconcile.core.counts import LegCount
 from spark_reconcile.core.errors import OutputBusy
+from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.load.evidence import read_log
 from spark_reconcile.results.output_folder import staging
 from spark_reconcile.runs.full_run import only_run

@@ -16,7 +16,7 @@ from spark_reconcile.cli.run_command import app
 from spark_reconcile.core.time_axis import Axis
 from spark_reconcile.load.inputs import Input
 from spark_reconcile.report.writer import publish
-from spark_reconcile.results.causes import Cause
+from spark_reconcile.results.cause_rules import Cause
 from spark_reconcile.results.latencies import Hop, Hour, keep_hours
 from spark_reconcile.results.output_folder import staging
 from spark_reconcile.results.summary import Book, Example, Latency, Unjudged, WindowCounts

@@ -20,8 +20,8 @@ from outbox_core.journal import journal
 from outbox_core.journal.deletion_records import DeletedGroup
 from outbox_core.messages.message import GroupConfig, Message
 from spark_reconcile import InboxSource, NotComparable, Settings, Summary, run, run_windows
-from spark_reconcile.core.counts import LegCount
 from spark_reconcile.core.settings_file import read_config, settings_of
+from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.known_groups import KnownGroups, check_names, known_groups
 from spark_reconcile.load.log_ends import UNSYNCED_MS, log_end

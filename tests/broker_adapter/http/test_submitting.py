@@ -13,7 +13,7 @@ from queue import SimpleQueue
 import pytest
 
 from broker_adapter.http import HttpBroker
-from broker_adapter.http.async_publisher import SubmitLimits, Submitting
+from broker_adapter.http.background_publisher import SubmitLimits, Submitting
 from broker_adapter.http.publish_batching import Outcome
 from outbox_core import Message
 from outbox_core.common.errors import (

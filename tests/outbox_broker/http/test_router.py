@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import requests
 
-from outbox_broker.http.operation_routes import OPERATIONS
+from outbox_broker.http.probe_routes import OPERATIONS
 from outbox_broker.http.problems import Problem
 from outbox_broker.http.router import Router
 from outbox_broker.http.routes import ROUTES, Route

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.core.dataframes import grouped, listed, union
 from spark_reconcile.core.settings import BusinessRule
 from spark_reconcile.load.inputs import Input
-from spark_reconcile.results.causes import DEPENDS_ON, FINDINGS_MIN, Outside, RuleExtent, SourceKind
+from spark_reconcile.results.cause_rules import DEPENDS_ON, FINDINGS_MIN, Outside, RuleExtent, SourceKind
 from spark_reconcile.results.summary import Book
 from spark_reconcile.rules.verdict import FINDING, Scope, Severity
 
