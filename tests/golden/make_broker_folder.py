@@ -114,10 +114,11 @@ def main() -> None:
         with tarfile.open(ARCHIVE, "w:xz") as archive:
             for path in sorted(folder.rglob("*")):
                 if path.is_file() and path.suffix != ".lock" and path.name not in {"lock", "reserve"}:
-                    archive.add(path, arcname=path.relative_to(folder.parent), filter=_anonymous)
+                    archive.add(path, arcname=path.relative_to(folder.parent), filter=anonymous)
 
 
-def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without whose it is and when it was made."""
     entry.uid = entry.gid = entry.mtime = 0
     entry.uname = entry.gname = ""
     return entry
