@@ -35,6 +35,7 @@ from benchmarks.reconcile.records import START_MS
 from spark_reconcile.compare.digest_cache import DigestCache
 from spark_reconcile.compare.key_digests import MESSAGES
 from spark_reconcile.core.dataframes import listed
+from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.core.settings import BusinessRule, Grace, Settings
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.core.source_counts import LegCount
@@ -48,7 +49,7 @@ from spark_reconcile.results.window_store import WindowStore
 from spark_reconcile.runs.window_run import compare, judge_windows
 from spark_reconcile.sources.log_records import ACTION_SCHEMA
 from spark_reconcile.sources.parquet_archives import archive_frame
-from spark_reconcile.sources.parquet_files import AT_REST_NS, Files, some_files
+from spark_reconcile.sources.parquet_files import Files, some_files
 from spark_reconcile.sources.sql_statements import LEG_SCHEMA, Leg
 
 if TYPE_CHECKING:
@@ -292,7 +293,7 @@ def measure(contestant: str, folder: Path, rounds: int, *, output: Path | None =
             return _on_spark(contestant, folder, scratch, rounds, output=output)
         copy = scratch / "records"
         shutil.copytree(folder, copy, copy_function=os.link)
-        threading.Event().wait(AT_REST_NS / 1e9)
+        threading.Event().wait(RunLimits().file_rest_ms / 1_000)
         first = first_run(copy, scratch / "out")
         found = _on_spark(contestant, copy, scratch, rounds)
         return {"first_seconds": first, **found, "ratio": round(found["seconds"][0] / first, 3)}

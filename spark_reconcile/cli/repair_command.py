@@ -16,7 +16,6 @@ from rich.table import Table
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.cli.options import BrokerData, Config, Schema, Url, exit_statuses, given_settings
 from spark_reconcile.core.settings import Settings
-from spark_reconcile.recheck.suspect_records import SUSPECTS_MAX
 from spark_reconcile.repair.apply import apply_repairs
 from spark_reconcile.repair.findings import confirmed_suspects, unconfirmed_count, unpublished_rows
 from spark_reconcile.repair.outcomes import unchanged
@@ -42,8 +41,9 @@ def repair(
     lines = "".join(f"{json.dumps(one.as_dict())}\n" for one in repairs)
     (folder / "repairs.jsonl").write_text(lines, encoding="utf-8")
     if unconfirmed:
+        most = settings.limits.suspects_max
         _talk().print(
-            f"{unconfirmed:,} suspects are not confirmed, so nothing is planned for them: more than {SUSPECTS_MAX:,} "
+            f"{unconfirmed:,} suspects are not confirmed, so nothing is planned for them: more than {most:,} "
             "are not looked at again one by one. So many are no faults of single messages: check that a compensator "
             "runs (outbox compensator once --url URL --broker URL) and that no source is missing, then run it again",
             markup=False,

@@ -21,6 +21,7 @@ import msgspec
 
 from spark_reconcile.compare.key_digests import DIGESTS, PARTED, SUMS_SCHEMA, digest
 from spark_reconcile.core.dataframes import listed, union
+from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.core.time_buckets import HOUR_MS, NO_PERIOD, PERIOD_MS
 from spark_reconcile.sources.parquet_files import Files
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FOLDER: Final = "digests"
-GENERATIONS_MAX: Final = 24
-"""At most so many generations are read together; one more, and all are merged into one."""
 INDEX: Final = "digests.json"
 FORMAT: Final = 4
 """Incremented when other rows of a file are summed, or more is stored about it."""
@@ -68,14 +67,16 @@ class Known:
 class DigestCache:
     """The digest cache of one output folder. One process at a time may write it."""
 
-    def __init__(self, output: Path, *, checkpoint: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, output: Path, *, limits: RunLimits, checkpoint: Callable[[str], None] = lambda _: None) -> None:
+        self._rest_ms = limits.file_rest_ms
+        self._generations_max = limits.digest_generations_max
         self._folder = output / FOLDER
         self._checkpoint = checkpoint
         self._index = self._read()
 
     def known(self, session: SparkSession, legs: Sequence[Files]) -> Known:
         """Scan new and changed files, store their digests, drop those of deleted files."""
-        found = {name: (leg, leg.identity(name)) for leg in legs for name in leg.names}
+        found = {name: (leg, leg.identity(name, rest_ms=self._rest_ms)) for leg in legs for name in leg.names}
         kept = {
             name: piece
             for name, piece in self._index.pieces.items()
@@ -102,11 +103,13 @@ class DigestCache:
             for leg in dict.fromkeys(fresh.values())
         ]
         # Rows of removed or replaced files remain; if more than half of the pieces are dead, a merge drops them.
-        crowded = len(self._index.sizes) >= GENERATIONS_MAX or 2 * len(kept) < len(self._index.pieces)
+        crowded = len(self._index.sizes) >= self._generations_max or 2 * len(kept) < len(self._index.pieces)
         if crowded and kept:
             frames.append(self._rows(session, kept))
         written = self._write(union(*frames), generation) if frames else {}
-        unchanged = {name: one for name, one in identities.items() if fresh[name].identity(name) == one}
+        unchanged = {
+            name: one for name, one in identities.items() if fresh[name].identity(name, rest_ms=self._rest_ms) == one
+        }
         numbers = _numbers(session, sorted(unchanged), generation)
         hours = _hours(self._folder / generation) if numbers else {}
         found = {

@@ -11,6 +11,7 @@ from typing import Final
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.message import check_group, check_topic
 from spark_reconcile.core.local_folders import check_local_folder
+from spark_reconcile.core.run_limits import RunLimits
 
 GRACE_SECONDS_DEFAULT: Final = 60.0
 LATE_AFTER_SECONDS_DEFAULT: Final = 60.0
@@ -188,7 +189,8 @@ class Settings:
     `complete_since_ms`: the archive has every row sent since then; `archive_days`, `inbox_days`: the compensator's
     retention. Without both: since the oldest row. `until`: until when databases are complete that have no `until` of
     their own. `groups`: consumer groups that the broker must know, each as
-    `group` or `topic/group`. `accept_missing`: sources whose loss of evidence this one run accepts.
+    `group` or `topic/group`. `accept_missing`: sources whose loss of evidence this one run accepts. `limits` decide no
+    verdict.
     """
 
     database_url: str = field(repr=False)
@@ -206,6 +208,7 @@ class Settings:
     grace: Grace = field(default_factory=Grace)
     groups: Sequence[str] = ()
     accept_missing: Sequence[str] = ()
+    limits: RunLimits = field(default_factory=RunLimits)
 
     def __post_init__(self) -> None:
         check_local_folder(self.broker_data, "[broker] data")

@@ -115,13 +115,19 @@ def read_all(
     say("reading the inboxes")
     effects = _read_sql(session, plan.inboxes, counts, times)
     say("reading the broker's logs, the outbox and the business rows")
-    kept = settings.output / SEGMENTS
+    kept, bytes_min = settings.output / SEGMENTS, settings.limits.kept_segment_bytes_min
+
+    def read(log: str) -> LogRows:
+        return read_log(
+            session, log, surveyed[log], counts, kept=kept / log, kept_bytes_min=bytes_min, times=times
+        )  # fmt: skip
+
     # Actions first: each message that they name is in the message log when that is surveyed.
     surveyed = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
     # The survey fixes the extent of the broker's logs: the tables may be read while its logs are.
     messages, actions, tables, ends = in_parallel(
-        lambda: read_log(session, "messages", surveyed["messages"], counts, kept=kept / "messages", times=times),
-        lambda: read_log(session, "actions", surveyed["actions"], counts, kept=kept / "actions", times=times),
+        lambda: read("messages"),
+        lambda: read("actions"),
         lambda: _read_sql(session, plan.rest, counts, times),
         lambda: {log: log_end(segments, settled_ms=now_ms - UNSYNCED_MS) for log, segments in surveyed.items()},
     )
@@ -234,13 +240,14 @@ def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
 
 def read_log(
     session: SparkSession, log: str, segments: list[LogSegment], counts: list[LegCount], *, kept: Path | None = None,
-    times: PlausibleTimes | None = None,
+    kept_bytes_min: int = 0, times: PlausibleTimes | None = None,
 ) -> LogRows:  # fmt: skip
-    """Read a log's records, and count them. Sealed segments are read from the cache folder `kept`; new ones are added.
+    """Read a log's records, and count them. Sealed segments are read from the cache folder `kept`; new ones of at least
+    `kept_bytes_min` are added.
 
     Spark caches records that are read in place. Raises NotComparable if the log is damaged.
     """
-    files, fresh, others = split(kept, segments) if kept else ([], [], segments)
+    files, fresh, others = split(kept, segments, bytes_min=kept_bytes_min) if kept else ([], [], segments)
     read = [log_frame(session, log, some).persist() for some in (fresh, others) if some]
     parquet = [session.read.schema(SCHEMAS[log]).parquet(*map(str, files))] if files else []
     frame = union(*read, *parquet)

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.core.settings import BusinessRule, Settings
 from spark_reconcile.core.time_range import Span
 from spark_reconcile.load.completeness import Reach
@@ -28,11 +29,8 @@ from spark_reconcile.sources.sql_statements import (
     schema_of,
 )
 
-SNAPSHOT_ROWS_MAX: Final = 500_000
-"""Up to so many rows, a database is read in one consistent snapshot; above, in parallel ranges, table by table."""
 SMALL_BROKER_BYTES: Final = 128 * 1024 * 1024
 MEDIUM_BROKER_BYTES: Final = 4 * 1024 * 1024 * 1024
-MEDIUM_ROWS_MAX: Final = 12_000_000
 APART_STEP_SECONDS: Final = 60
 """Clock differences are rounded up to whole steps, so that the next run allows for the same difference."""
 
@@ -61,6 +59,7 @@ class SourcePlan:
     """Until when each source is complete."""
     extents: Sequence[TableExtent] = ()
     """Extents of each archive and each inbox as a whole, whatever time range is read."""
+    limits: RunLimits = field(default_factory=RunLimits)
 
     @property
     def size(self) -> Size:
@@ -69,7 +68,11 @@ class SourcePlan:
         if self.broker_bytes <= SMALL_BROKER_BYTES and all(read.snapshot for read in reads):
             return Size.SMALL
         rows = sum(one.rows_about for read in reads for one in read.statements)
-        return Size.MEDIUM if self.broker_bytes <= MEDIUM_BROKER_BYTES and rows <= MEDIUM_ROWS_MAX else Size.LARGE
+        return (
+            Size.MEDIUM
+            if self.broker_bytes <= MEDIUM_BROKER_BYTES and rows <= self.limits.medium_rows_max
+            else Size.LARGE
+        )
 
     def allowing(self, settings: Settings) -> Settings:
         """Returns the settings with a grace time extended by the clock differences: wrong clocks decide no verdict."""
@@ -109,14 +112,15 @@ def check_sources(settings: Settings, *, reach: Reach | None = None, span: Span 
     rest = _rest(settings, span, oldest, clocks, once, extents)
     segments = [one for log in ("messages", "actions") for one in survey(settings.broker_data, log)]
     return SourcePlan(
-        inboxes=tuple(_together(inboxes)),
-        rest=tuple(_together(rest)),
+        inboxes=tuple(_together(inboxes, settings.limits)),
+        rest=tuple(_together(rest, settings.limits)),
         broker_bytes=sum(one.size_bytes for one in segments),
         oldest_ms=oldest,
         clocks={name: ahead_ms for name, ahead_ms in clocks.items() if ahead_ms},
         reach=reach or Reach(),
         # Two inboxes of one group in one table, with different topics, are one table.
         extents=tuple({one.name: one for one in extents}.values()),
+        limits=settings.limits,
     )
 
 
@@ -191,14 +195,14 @@ def _note_oldest(reader: Reader, one: Statement, note: str, oldest: dict[tuple[L
         oldest[one.leg, note] = min(int(found) // 1000, oldest.get((one.leg, note), int(found) // 1000))
 
 
-def _together(found: Sequence[tuple[str, Statement]]) -> list[Read]:
+def _together(found: Sequence[tuple[str, Statement]], limits: RunLimits) -> list[Read]:
     """Groups statements of one database into one snapshot if they are small; else one read each, in order."""
     by_url: dict[str, list[Statement]] = {}
     for url, statement in found:
         by_url.setdefault(url, []).append(statement)
     reads = []
     for url, statements in by_url.items():
-        if sum(one.rows_about for one in statements) <= SNAPSHOT_ROWS_MAX:
+        if sum(one.rows_about for one in statements) <= limits.snapshot_rows_max:
             reads.append(Read(url, tuple(statements), snapshot=True))
         else:
             reads += [Read(url, (one,), snapshot=False) for one in statements]

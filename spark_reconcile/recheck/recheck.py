@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.classify.classification import ClassifiedEvidence
 from spark_reconcile.classify.window_placement import WindowPlacement
 from spark_reconcile.core.dataframes import grouped, union
+from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.load.evidence import Evidence, in_parallel
 from spark_reconcile.load.spark_session import few_rows
-from spark_reconcile.recheck import suspect_records
 from spark_reconcile.recheck.run_context import RunContext
 from spark_reconcile.recheck.suspect_records import (
     Key,
@@ -52,7 +52,7 @@ def recheck(job: RunContext, evidence: Evidence, first: ClassifiedEvidence, plac
     The frames of `first` must stay cached as long as the result is used.
     """
     found = _found(first)
-    suspects = _suspects(first, found)
+    suspects = _suspects(first, found, job.settings.limits)
     if suspects is None:
         job.say("too many suspects to look at each of them again: none is confirmed")
     if not suspects:
@@ -105,11 +105,11 @@ def _found(first: ClassifiedEvidence) -> _Findings:
     return _Findings(*in_parallel(messages.localCheckpoint, keys.localCheckpoint))
 
 
-def _suspects(first: ClassifiedEvidence, found: _Findings) -> list[Suspects] | None:
+def _suspects(first: ClassifiedEvidence, found: _Findings, limits: RunLimits) -> list[Suspects] | None:
     """Returns messages and keys with findings, and all messages with these keys, in parts; None: too many."""
     from pyspark.sql.functions import broadcast
 
-    most = suspect_records.SUSPECTS_MAX
+    most = limits.suspects_max
     messages = found.messages.select(*_MESSAGE).distinct().limit(most + 1).localCheckpoint()
     names = [(row["topic"], row["id"]) for row in messages.collect()]
     if not names and found.keys.isEmpty():
@@ -125,7 +125,7 @@ def _suspects(first: ClassifiedEvidence, found: _Findings) -> list[Suspects] | N
     for row in under:
         by_key[row["topic"], row["message_key"]].append((row["topic"], row["id"]))
     by_key[None] = sorted(set(names).difference((row["topic"], row["id"]) for row in under))
-    return parted(by_key)
+    return parted(by_key, limits)
 
 
 def _near(job: RunContext, evidence: Evidence, suspects: Sequence[Suspects]) -> Evidence:

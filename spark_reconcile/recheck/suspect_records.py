@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from spark_reconcile.core.dataframes import listed, union
+from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.evidence.cancel_answers import answers, are_answered
@@ -23,10 +24,6 @@ from spark_reconcile.sources.sql_statements import Leg, narrowed
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SUSPECTS_MAX: Final = 100_000
-"""Limit of ids, and of keys, that are rechecked; above it, the sources disagree as a whole."""
-SUSPECTS_A_LOOK: Final = 5_000
-"""Limit of ids, and of keys, that one part of the recheck reads."""
 
 Key = tuple[str, str]
 """A topic and a business key."""
@@ -47,20 +44,20 @@ class Suspects:
         return list(dict.fromkeys(id_ for _, id_ in self.messages))
 
 
-def parted(under: Mapping[Key | None, Sequence[MessageName]]) -> list[Suspects] | None:
+def parted(under: Mapping[Key | None, Sequence[MessageName]], limits: RunLimits) -> list[Suspects] | None:
     """Splits keys with their messages, and messages without a key, into parts; None: there are too many.
 
     A key with more messages than a part may have is left out.
     """
-    if max(sum(map(len, under.values())), len(under.keys() - {None})) > SUSPECTS_MAX:
+    if max(sum(map(len, under.values())), len(under.keys() - {None})) > limits.suspects_max:
         return None
     loose: list[tuple[Sequence[Key], Sequence[MessageName]]] = [((), [one]) for one in sorted(under.get(None, ()))]
     keyed = [((key,), sorted(under[key])) for key in sorted(one for one in under if one is not None)]
     parts: list[tuple[list[Key], list[MessageName]]] = []
     for keys, messages in (*keyed, *loose):
-        if len(messages) > SUSPECTS_A_LOOK:
+        if len(messages) > limits.suspects_a_part:
             continue
-        if not parts or max(len(parts[-1][0]) + len(keys), len(parts[-1][1]) + len(messages)) > SUSPECTS_A_LOOK:
+        if not parts or max(len(parts[-1][0]) + len(keys), len(parts[-1][1]) + len(messages)) > limits.suspects_a_part:
             parts.append(([], []))
         parts[-1][0].extend(keys)
         parts[-1][1].extend(messages)
@@ -95,7 +92,7 @@ def reread_suspects(
     stored = messages.where("damage is null")
     under = stored.join(keys, ["topic", "message_key"], "left_semi").select("id")
     named = union(ids, under).distinct().localCheckpoint()
-    more = [row["id"] for row in named.join(ids, "id", "left_anti").limit(SUSPECTS_A_LOOK).collect()]
+    more = [row["id"] for row in named.join(ids, "id", "left_anti").limit(settings.limits.suspects_a_part).collect()]
     tables = _tables(session, plan.rest, ids=[*suspects.ids, *more], keys=suspects.keys)
     rows = united(session, tables)
     if settings.archives:

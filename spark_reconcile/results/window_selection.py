@@ -11,8 +11,6 @@ from spark_reconcile.core.time_range import Span
 from spark_reconcile.results.window_store import Window
 
 WINDOWS_MAX: Final = 24 * 366 * 2
-WINDOWS_A_BATCH: Final = 24 * 7
-"""Windows that are evaluated and published together: a killed run repeats at most so many."""
 
 
 def closed_windows(since_ms: int, until_ms: int, *, now_ms: int, grace_ms: int) -> list[int]:
@@ -39,9 +37,9 @@ def to_judge(windows: Sequence[int], shown: Mapping[int, Window], fingerprints: 
     return [start for start in windows if _stale(shown.get(start), fingerprints.get(start, ""))]
 
 
-def batches(windows: Sequence[int]) -> list[list[int]]:
-    """Splits windows into batches that are evaluated together."""
-    return [list(windows[start : start + WINDOWS_A_BATCH]) for start in range(0, len(windows), WINDOWS_A_BATCH)]
+def batches(windows: Sequence[int], *, size: int) -> list[list[int]]:
+    """Splits windows into batches of so many, which are evaluated together."""
+    return [list(windows[start : start + size]) for start in range(0, len(windows), size)]
 
 
 def _stale(shown: Window | None, fingerprint: str) -> bool:

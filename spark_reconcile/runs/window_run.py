@@ -74,7 +74,7 @@ def judge_windows(job: RunContext, windows: Sequence[int], compared: Compared, *
     prints = fingerprints(job, sums=compared.sums, buckets=compared.buckets, legs=legs_of(job.evidence))
     stale = list(windows) if job.full else to_judge(windows, store.windows, prints)
     closed, judged = set(windows).difference(stale), set(stale)
-    for some in batches(stale):
+    for some in batches(stale, size=job.settings.limits.windows_a_batch):
         chosen = _chosen(job, some, compared)
         with _for(job, few=chosen.few):
             more = _reopened(job, chosen.legs, some, closed)

@@ -6,14 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-AT_REST_NS: Final = 2_000_000_000
-"""A file changed so recently may change again without a change of its times: clocks have ticks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,9 +27,9 @@ class Files:
     shown: str = "true"
     about: str = ""
 
-    def identity(self, name: str) -> str | None:
-        """Returns the identity of a file; None if it cannot be determined, or not yet."""
-        looks = _looks(name)
+    def identity(self, name: str, *, rest_ms: int) -> str | None:
+        """Returns the identity of a file; None if it cannot be determined, or changed within the last `rest_ms`."""
+        looks = _looks(name, rest_ms=rest_ms)
         return None if looks is None else f"{self.leg} {self.about} {looks}"
 
 
@@ -46,7 +43,7 @@ def some_files(session: SparkSession, folder: Path | str, found: DataFrame) -> C
     return read
 
 
-def _looks(name: str) -> str | None:
+def _looks(name: str, *, rest_ms: int) -> str | None:
     """Returns size, times and inode of a local file that did not change for a while."""
     now_ns = time.time_ns()
     try:
@@ -54,7 +51,7 @@ def _looks(name: str) -> str | None:
     except OSError:
         return None
     # The modification time can be set back, but not the change time, which records that.
-    if now_ns - max(stat.st_mtime_ns, stat.st_ctime_ns) < AT_REST_NS:
+    if now_ns - max(stat.st_mtime_ns, stat.st_ctime_ns) < rest_ms * 1_000_000:
         return None
     return f"{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}-{stat.st_ino}"
 

@@ -20,22 +20,23 @@ from spark_reconcile.sources.log_segments import LogSegment
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-KEPT_BYTES_MIN: Final = 4 * 1024 * 1024
-"""A smaller segment is read in less time than a Parquet file."""
 FORMAT: Final = 3
 """Incremented when the rows of a record change: earlier files are written again."""
 _PART: Final = re.compile(r"part-(\d{5})-.*\.parquet")
 
 
-def split(folder: Path, segments: Sequence[LogSegment]) -> tuple[list[Path], list[LogSegment], list[LogSegment]]:
-    """Returns the files of cached segments, the sealed segments to cache, and the other segments.
+def split(
+    folder: Path, segments: Sequence[LogSegment], *, bytes_min: int
+) -> tuple[list[Path], list[LogSegment], list[LogSegment]]:
+    """Returns the files of cached segments, the sealed segments of `bytes_min` and more to cache, and the other
+    segments.
 
     A file whose size differs from its name is removed, and its segment is cached again.
     """
     kept, fresh, others = [], [], []
     known = _whole(folder)
     for one in segments:
-        if one.last or one.known_bytes or one.size_bytes < KEPT_BYTES_MIN:
+        if one.last or one.known_bytes or one.size_bytes < bytes_min:
             others.append(one)
         elif (path := known.get(_stem(one))) is not None:
             kept.append(path)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_reconcile import Summary, run, run_windows
-from spark_reconcile.recheck import suspect_records
+from spark_reconcile.core.run_limits import RunLimits
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MAIL, NOW_MS, PAID, TICKETS, World, append, archived, no_wait
 
@@ -59,15 +59,14 @@ def test_what_arrives_between_both_looks_of_a_whole_run_is_no_finding(
 
 
 def test_more_suspects_than_are_looked_at_again_are_findings_that_nobody_confirmed(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
     world = _world()
     for _ in range(3):
         order = world.order()
         world.sent(f"of-{order}", key=str(order))
-    settings = world.write(sqlite, tmp_path)
+    settings = replace(world.write(sqlite, tmp_path), limits=RunLimits(suspects_max=2))
 
-    monkeypatch.setattr(suspect_records, "SUSPECTS_MAX", 2)
     summary = run(settings, session=spark, now_ms=NOW_MS, pause=no_wait)
 
     assert (summary.resolved, summary.sentence) == (0, "Not balanced: 3 lost.")

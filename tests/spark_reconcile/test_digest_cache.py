@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,12 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_reconcile import Settings, run_windows
-from spark_reconcile.compare import digest_cache
-from spark_reconcile.compare.digest_cache import FOLDER, DigestCache
+from spark_reconcile.compare.digest_cache import FOLDER, INDEX, DigestCache
 from spark_reconcile.compare.key_digests import digest
+from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.results.window_store import WindowStore
-from spark_reconcile.sources import parquet_files as source_files
-from spark_reconcile.sources import segment_cache
 from spark_reconcile.sources.parquet_archives import archive_files
 from spark_reconcile.sources.parquet_files import Files
 from tests.fixtures.databases import Database
@@ -32,12 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Row = dict[str, Any]
-
-
-@pytest.fixture
-def at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are taken to be at rest at once."""
-    monkeypatch.setattr(source_files, "AT_REST_NS", 0)
+AT_REST_AT_ONCE = RunLimits(file_rest_ms=0)
 
 
 @pytest.fixture
@@ -49,7 +43,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("at_rest")
 def test_what_is_kept_of_files_sums_up_to_what_a_scan_of_all_gives(
     spark: SparkSession, folder: Path, tmp_path: Path
 ) -> None:
@@ -61,7 +54,6 @@ def test_what_is_kept_of_files_sums_up_to_what_a_scan_of_all_gives(
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("at_rest")
 def test_a_file_that_was_replaced_by_another_of_its_size_and_time_is_scanned_again(
     spark: SparkSession, folder: Path, tmp_path: Path
 ) -> None:
@@ -79,7 +71,6 @@ def test_a_file_that_was_replaced_by_another_of_its_size_and_time_is_scanned_aga
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("at_rest")
 def test_a_file_that_is_gone_is_forgotten_and_a_new_one_is_scanned(
     spark: SparkSession, folder: Path, tmp_path: Path
 ) -> None:
@@ -96,7 +87,6 @@ def test_a_file_that_is_gone_is_forgotten_and_a_new_one_is_scanned(
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("at_rest")
 def test_a_run_that_is_killed_between_scan_and_keep_leaves_nothing_that_counts(
     spark: SparkSession, folder: Path, tmp_path: Path
 ) -> None:
@@ -114,12 +104,12 @@ def test_a_run_that_is_killed_between_scan_and_keep_leaves_nothing_that_counts(
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("at_rest")
 def test_what_other_code_or_half_a_disk_has_kept_is_made_again(
-    spark: SparkSession, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, folder: Path, tmp_path: Path
 ) -> None:
     wanted, _ = _known(spark, folder, tmp_path)
-    monkeypatch.setattr(digest_cache, "FORMAT", digest_cache.FORMAT + 1)
+    index = tmp_path / FOLDER / INDEX
+    index.write_text(json.dumps({**json.loads(index.read_text()), "about": "other code"}))
     of_other_code, scanned = _known(spark, folder, tmp_path)
     assert (of_other_code, len(scanned)) == (wanted, 3)
 
@@ -130,18 +120,15 @@ def test_what_other_code_or_half_a_disk_has_kept_is_made_again(
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("at_rest")
-def test_generations_become_one_where_there_are_too_many(
-    spark: SparkSession, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(digest_cache, "GENERATIONS_MAX", 2)
+def test_generations_become_one_where_there_are_too_many(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    limits = RunLimits(file_rest_ms=0, digest_generations_max=2)
     generations = []
     for number in range(3, 6):
-        _known(spark, folder, tmp_path)
+        _known(spark, folder, tmp_path, limits=limits)
         generations.append(len(list((tmp_path / FOLDER).glob("*/_SUCCESS"))))
         _write(folder / f"{number}.parquet", [_row(str(number), number)])
 
-    sums, scanned = _known(spark, folder, tmp_path)
+    sums, scanned = _known(spark, folder, tmp_path, limits=limits)
 
     assert generations == [1, 2, 1]
     assert scanned == ["5.parquet"]
@@ -150,15 +137,12 @@ def test_generations_become_one_where_there_are_too_many(
 
 @pytest.mark.spark
 def test_a_file_that_was_written_a_moment_ago_is_scanned_and_not_kept(
-    spark: SparkSession, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, folder: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(source_files, "AT_REST_NS", 3_600_000_000_000)
-
-    assert _known(spark, folder, tmp_path) == (set(), [])
+    assert _known(spark, folder, tmp_path, limits=RunLimits(file_rest_ms=HOUR_MS)) == (set(), [])
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("at_rest")
 def test_a_file_that_is_replaced_while_it_is_scanned_is_not_kept(
     spark: SparkSession, folder: Path, tmp_path: Path
 ) -> None:
@@ -173,13 +157,12 @@ def test_a_file_that_is_replaced_while_it_is_scanned_is_not_kept(
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("at_rest")
 @pytest.mark.parametrize("groups", [True, False])
 def test_a_changed_file_opens_exactly_its_hour_and_only_its_hours_files_are_drilled(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: bool
+    spark: SparkSession, sqlite: Database, tmp_path: Path, groups: bool
 ) -> None:
     world = _world(groups=groups)
-    settings, hours = _moved(world, sqlite, tmp_path, monkeypatch)
+    settings, hours = _moved(world, sqlite, tmp_path)
     for number in range(2):  # the log's segments are files from the second run on
         run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS + number, session=spark, pause=no_wait)
     stored = {one.id for one in world.stored}
@@ -201,20 +184,18 @@ def test_a_changed_file_opens_exactly_its_hour_and_only_its_hours_files_are_dril
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.usefixtures("at_rest")
 @pytest.mark.parametrize(("groups", "rounds"), [(False, 3), (True, 2)])
 def test_verdicts_are_the_same_with_and_without_kept_digests_whatever_changes_in_between(
     spark: SparkSession,
     sqlite: Database,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     groups: bool,
     rounds: int,
 ) -> None:
     seed = 20261121
     print(f"seed {seed}")
     random, world = Random(seed), _world(groups=groups)
-    settings, hours = _moved(world, sqlite, tmp_path, monkeypatch)
+    settings, hours = _moved(world, sqlite, tmp_path)
     for number in range(rounds):
         given = {"since_ms": SINCE_MS, "now_ms": NOW_MS + number, "session": spark, "pause": no_wait}
         kept = run_windows(settings, **given)
@@ -281,11 +262,8 @@ def _world(*, groups: bool) -> World:
     return world
 
 
-def _moved(
-    world: World, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Settings, dict[str, list[Row]]]:
-    """Most of the archive moved to a file an hour, and segments that are worth keeping."""
-    monkeypatch.setattr(segment_cache, "KEPT_BYTES_MIN", 0)
+def _moved(world: World, sqlite: Database, tmp_path: Path) -> tuple[Settings, dict[str, list[Row]]]:
+    """Most of the archive moved to a file an hour, which is at rest at once, and segments that are worth keeping."""
     hours: dict[str, list[Row]] = {}
     for row in world.archive[5:]:
         hours.setdefault(f"{row['created_at_us'] // 1000 // HOUR_MS}.parquet", []).append(row)
@@ -294,7 +272,8 @@ def _moved(
     for name, rows in hours.items():
         _write(tmp_path / "moved" / name, rows)
     inboxes = settings.inboxes if world.inbox else []
-    return replace(settings, archives=[tmp_path / "moved"], inboxes=inboxes), hours
+    limits = RunLimits(file_rest_ms=0, kept_segment_bytes_min=0)
+    return replace(settings, archives=[tmp_path / "moved"], inboxes=inboxes, limits=limits), hours
 
 
 def _versions(settings: Settings) -> dict[int, str]:
@@ -324,7 +303,7 @@ def _write(path: Path, rows: Sequence[Row]) -> None:
 
 def _known(
     spark: SparkSession, folder: Path, output: Path, *, checkpoint: Any = lambda _: None,
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Callable[[], None] = lambda: None, limits: RunLimits = AT_REST_AT_ONCE,
 ) -> tuple[set[tuple[Any, ...]], list[str]]:  # fmt: skip
     """The kept sums of the folder's files, and which of these were scanned."""
     scanned: list[str] = []
@@ -336,7 +315,7 @@ def _known(
         return found.read(names)
 
     files = Files(leg=found.leg, names=found.names, read=reading)
-    known = DigestCache(output, checkpoint=checkpoint).known(spark, [files])
+    known = DigestCache(output, limits=limits, checkpoint=checkpoint).known(spark, [files])
     return _summed(known.sums) if known.sums is not None else set(), sorted(scanned)
 
 

@@ -12,11 +12,11 @@ import pytest
 from outbox_core.journal import journal
 from spark_reconcile import NotComparable, Settings, run
 from spark_reconcile.core.errors import OutputBusy
+from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.load.evidence import read_log
 from spark_reconcile.results.output_folder import staging
 from spark_reconcile.runs.full_run import only_run
-from spark_reconcile.sources import segment_cache
 from spark_reconcile.sources.log_segments import survey
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World
@@ -28,14 +28,14 @@ RECORDS_A_SEGMENT = 4
 
 
 @pytest.fixture
-def written(sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def written(sqlite: Database, tmp_path: Path) -> Settings:
     """Ten settled messages in segments of four records, all worth keeping."""
-    monkeypatch.setattr(segment_cache, "KEPT_BYTES_MIN", 0)
     world = World()
     world.groups()
     for number in range(10):
         world.settled(age_ms=2 * HOUR_MS - number * MINUTE_MS)
-    return world.write(sqlite, tmp_path, records_a_segment=RECORDS_A_SEGMENT)
+    settings = world.write(sqlite, tmp_path, records_a_segment=RECORDS_A_SEGMENT)
+    return replace(settings, limits=RunLimits(kept_segment_bytes_min=0))
 
 
 @pytest.mark.spark
@@ -118,12 +118,8 @@ def test_nothing_is_kept_of_a_log_that_is_damaged(spark: SparkSession, written: 
 
 
 @pytest.mark.spark
-def test_small_segments_are_read_in_place(
-    spark: SparkSession, written: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-
-    assert run(replace(written), session=spark, now_ms=NOW_MS).balanced
+def test_small_segments_are_read_in_place(spark: SparkSession, written: Settings) -> None:
+    assert run(replace(written, limits=RunLimits()), session=spark, now_ms=NOW_MS).balanced
     assert _kept(written, "messages") == []
 
 

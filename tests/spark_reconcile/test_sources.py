@@ -21,6 +21,7 @@ from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, S
 from outbox_core.journal import journal
 from outbox_core.messages.message import GroupConfig, Message
 from spark_reconcile import Condition, NotComparable, Operator, Settings, run
+from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.core.time_range import Span
 from spark_reconcile.load.source_check import check_sources
 from spark_reconcile.load.spark_session import Size
@@ -344,12 +345,9 @@ def test_two_filters_on_one_frame_do_not_disturb_each_other(written: Settings, s
     assert sorted(row["leg"] for row in both.collect()) == ["archive"] * 10 + ["business"] * 10
 
 
-def test_large_tables_are_read_one_after_the_other_and_small_ones_in_one_snapshot(
-    written: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_tables_are_read_one_after_the_other_and_small_ones_in_one_snapshot(written: Settings) -> None:
     small = check_sources(written)
-    monkeypatch.setattr("spark_reconcile.load.source_check.SNAPSHOT_ROWS_MAX", 5)
-    large = check_sources(written)
+    large = check_sources(replace(written, limits=RunLimits(snapshot_rows_max=5)))
 
     assert [read.snapshot for read in small.rest] == [True]
     assert [(read.snapshot, read.statements[0].leg) for read in large.rest] == [
@@ -357,22 +355,18 @@ def test_large_tables_are_read_one_after_the_other_and_small_ones_in_one_snapsho
     ]  # fmt: skip
 
 
-def test_java_is_set_for_how_much_there_is_to_read(written: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = [check_sources(written).size]
-    monkeypatch.setattr("spark_reconcile.load.source_check.SNAPSHOT_ROWS_MAX", 5)
-    sizes.append(check_sources(written).size)
-    monkeypatch.setattr("spark_reconcile.load.source_check.MEDIUM_ROWS_MAX", 5)
-    sizes.append(check_sources(written).size)
+def test_java_is_set_for_how_much_there_is_to_read(written: Settings) -> None:
+    limits = (RunLimits(), RunLimits(snapshot_rows_max=5), RunLimits(snapshot_rows_max=5, medium_rows_max=5))
+    sizes = [check_sources(replace(written, limits=one)).size for one in limits]
 
     assert sizes == [Size.SMALL, Size.MEDIUM, Size.LARGE]
 
 
 @pytest.mark.spark
 def test_reading_in_ranges_gives_the_same_verdicts_as_one_snapshot(
-    database: Database, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    database: Database, tmp_path: Path, spark: SparkSession
 ) -> None:
-    settings = _world(10).write(database, tmp_path)
-    monkeypatch.setattr("spark_reconcile.load.source_check.SNAPSHOT_ROWS_MAX", 0)
+    settings = replace(_world(10).write(database, tmp_path), limits=RunLimits(snapshot_rows_max=0))
 
     summary = run(settings, session=spark, now_ms=NOW_MS)
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_reconcile import Settings, run_windows
-from spark_reconcile.recheck import suspect_records
+from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.recheck.suspect_records import Suspects, parted
 from spark_reconcile.repair.findings import confirmed_suspects, hour_folders
 from spark_reconcile.results.window_store import WindowStore
@@ -27,7 +27,7 @@ SINCE_MS = NOW_MS - 5 * HOUR_MS
 
 @pytest.mark.spark
 def test_suspects_in_parts_get_the_verdicts_of_one_look_at_all(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
     world = _incident()
     settings = world.write(sqlite, tmp_path)
@@ -39,7 +39,7 @@ def test_suspects_in_parts_get_the_verdicts_of_one_look_at_all(
 
     at_once = replace(settings, output=tmp_path / "at-once")
     looks = [_run(at_once, spark)]
-    monkeypatch.setattr(suspect_records, "SUSPECTS_A_LOOK", 3)
+    settings = replace(settings, limits=RunLimits(suspects_a_part=3))
     looks.append(_run(settings, spark))
     expected, found = _rows(at_once), _rows(settings)
     cleared = replace(settings, output=tmp_path / "cleared")
@@ -57,22 +57,21 @@ def test_suspects_in_parts_get_the_verdicts_of_one_look_at_all(
     assert {row[-2] for row in gone} == {"no_message"}
 
 
-def test_a_key_is_in_one_part_with_all_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suspect_records, "SUSPECTS_A_LOOK", 3)
-    monkeypatch.setattr(suspect_records, "SUSPECTS_MAX", 12)
+def test_a_key_is_in_one_part_with_all_its_messages() -> None:
+    limits = RunLimits(suspects_a_part=3, suspects_max=12)
     keyed: dict[Any, list[tuple[str, str]]] = {
         (PAID, "1"): _named("ba"), (PAID, "2"): _named("cd"), (PAID, "3"): [], (PAID, "4"): _named("e"),
         (PAID, "hot"): _named("fghi"), None: _named("yx"),
     }  # fmt: skip
 
-    assert parted(keyed) == [
+    assert parted(keyed, limits) == [
         Suspects(messages=_named("ab"), keys=[(PAID, "1")]),
         Suspects(messages=_named("cde"), keys=[(PAID, "2"), (PAID, "3"), (PAID, "4")]),
         Suspects(messages=_named("xy"), keys=[]),
     ]
-    assert parted({**keyed, (PAID, "5"): _named("kl")}) is None, "13 ids"
-    assert parted({(PAID, str(number)): [] for number in range(13)}) is None
-    assert parted({}) == []
+    assert parted({**keyed, (PAID, "5"): _named("kl")}, limits) is None, "13 ids"
+    assert parted({(PAID, str(number)): [] for number in range(13)}, limits) is None
+    assert parted({}, limits) == []
 
 
 def _named(ids: str) -> list[tuple[str, str]]:

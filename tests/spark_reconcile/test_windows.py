@@ -22,7 +22,7 @@ from spark_reconcile import (
 )
 from spark_reconcile.compare import drill_down
 from spark_reconcile.compare.key_digests import unsettled
-from spark_reconcile.results import window_selection
+from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.results.window_selection import closed_windows
 from spark_reconcile.results.window_store import Window, WindowStore
 from spark_reconcile.results.window_totals import Tally, findings_of, published_topics
@@ -293,8 +293,7 @@ def test_rows_without_a_key_are_one_verdict_an_hour_however_hours_are_judged(
 
     assert _without_key(pq.read_table(Path(whole.folder) / "business_verdicts").to_pylist()) == wanted
     for size in (2, 168):
-        monkeypatch.setattr(window_selection, "WINDOWS_A_BATCH", size)
-        some = replace(settings, output=tmp_path / str(size))
+        some = replace(settings, output=tmp_path / str(size), limits=RunLimits(windows_a_batch=size))
         summary = _run(some, spark, since_ms=NOW_MS - 3 * HOUR_MS)
         assert _without_key(_tables(some, "business_verdicts")) == wanted
         assert summary.sentence == whole.sentence == "Not balanced: 4 unknown."
