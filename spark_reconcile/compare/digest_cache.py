@@ -67,7 +67,7 @@ class Known:
 class DigestCache:
     """The digest cache of one output folder. One process at a time may write it."""
 
-    def __init__(self, output: Path, *, limits: RunLimits, checkpoint: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, output: Path, limits: RunLimits, *, checkpoint: Callable[[str], None] = lambda _: None) -> None:
         self._rest_ms = limits.file_rest_ms
         self._generations_max = limits.digest_generations_max
         self._folder = output / FOLDER

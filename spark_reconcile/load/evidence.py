@@ -115,19 +115,12 @@ def read_all(
     say("reading the inboxes")
     effects = _read_sql(session, plan.inboxes, counts, times)
     say("reading the broker's logs, the outbox and the business rows")
-    kept, bytes_min = settings.output / SEGMENTS, settings.limits.kept_segment_bytes_min
-
-    def read(log: str) -> LogRows:
-        return read_log(
-            session, log, surveyed[log], counts, kept=kept / log, kept_bytes_min=bytes_min, times=times
-        )  # fmt: skip
-
     # Actions first: each message that they name is in the message log when that is surveyed.
     surveyed = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
     # The survey fixes the extent of the broker's logs: the tables may be read while its logs are.
     messages, actions, tables, ends = in_parallel(
-        lambda: read("messages"),
-        lambda: read("actions"),
+        lambda: _read_kept(session, settings, "messages", surveyed["messages"], counts, times),
+        lambda: _read_kept(session, settings, "actions", surveyed["actions"], counts, times),
         lambda: _read_sql(session, plan.rest, counts, times),
         lambda: {log: log_end(segments, settled_ms=now_ms - UNSYNCED_MS) for log, segments in surveyed.items()},
     )
@@ -236,6 +229,15 @@ def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
     if not frames:
         return listed(session, [], LEG_SCHEMA)
     return union(*frames)
+
+
+def _read_kept(
+    session: SparkSession, settings: Settings, log: str, segments: list[LogSegment], counts: list[LegCount],
+    times: PlausibleTimes,
+) -> LogRows:  # fmt: skip
+    """Read a log by the cache of the output folder."""
+    kept, bytes_min = settings.output / SEGMENTS / log, settings.limits.kept_segment_bytes_min
+    return read_log(session, log, segments, counts, kept=kept, kept_bytes_min=bytes_min, times=times)
 
 
 def read_log(

@@ -104,9 +104,7 @@ def _run(job: RunContext, windows: Sequence[int], store: WindowStore, *, stage: 
     try:
         check_evidence(job.evidence, job.settings, job.plan, now_ms=job.now_ms)
         job.say("comparing digests")
-        compared = compare(
-            job, DigestCache(job.settings.output, limits=job.settings.limits, checkpoint=store.checkpoint)
-        )
+        compared = compare(job, DigestCache(job.settings.output, job.settings.limits, checkpoint=store.checkpoint))
         judged = judge_windows(job, windows, compared, store=store)
         overdue = overdue_outside(job, windows, table=stage.table("overdue"))
         watch.lap("judge")

@@ -315,7 +315,7 @@ def _known(
         return found.read(names)
 
     files = Files(leg=found.leg, names=found.names, read=reading)
-    known = DigestCache(output, limits=limits, checkpoint=checkpoint).known(spark, [files])
+    known = DigestCache(output, limits, checkpoint=checkpoint).known(spark, [files])
     return _summed(known.sums) if known.sums is not None else set(), sorted(scanned)
 
 
