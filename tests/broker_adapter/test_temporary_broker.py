@@ -26,6 +26,7 @@ from outbox_core.messages.ids import new_message_id
 
 Make = Callable[..., TemporaryBroker]
 ROOT = Path(__file__).parents[2]
+FORKS_ARE_MEANT = "ignore:This process:DeprecationWarning"  # of Python 3.12 and later, where there are threads
 HOUR_MS = 3_600_000
 WAIT_SECONDS = 300
 
@@ -306,7 +307,11 @@ def run(program: str, folder: Path) -> str:
     """What the program prints, with temporary folders in `folder`."""
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=WAIT_SECONDS
+        [sys.executable, "-W", FORKS_ARE_MEANT, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
