@@ -37,6 +37,12 @@ REGISTRY = re.compile(
 )
 MACHINE_PATH = re.compile(r"(?<![\w.}\"')-])/(work|root|tmp|home/[a-z]+)/")
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+PRIVATE_BY_NAME_ALONE = {
+    "_exit",  # os: ends a process at once, which is documented
+    "_getframe",  # sys: the same
+    "_assign_work_unit",  # of pytest-xdist's scheduler, and there to be overridden
+    "_gateway",  # of PySpark: whether its Java process still runs
+}
 LIBRARIES_FOR_ALL = {"msgspec"}
 FORBIDDEN_CALLS = {"eval", "exec"}
 
@@ -163,6 +169,32 @@ def test_every_third_party_library_has_a_home_or_is_for_all() -> None:
     }
 
     assert imported - sys.stdlib_module_names - set(PACKAGES) - at_home == LIBRARIES_FOR_ALL
+
+
+def test_tests_use_no_private_names_but_those_that_have_no_public_one() -> None:
+    found = [
+        f"{where(path, node)} .{node.attr}"
+        for path in modules("tests")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"_[a-z]\w*", node.attr)
+        and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+        and node.attr not in PRIVATE_BY_NAME_ALONE
+    ]  # fmt: skip
+
+    assert not found, lines(found)
+
+
+def test_tests_patch_no_constants() -> None:
+    found = [
+        where(path, node)
+        for path in modules("tests")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr"
+        for one in node.args
+        if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value.rpartition(".")[2].isupper()
+    ]  # fmt: skip
+
+    assert not found, lines(found)
 
 
 def test_tests_skip_only_where_the_fixtures_say_so() -> None:

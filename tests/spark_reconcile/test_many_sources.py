@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @pytest.mark.spark
 def test_two_instances_and_a_parquet_archive_are_one_run(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
-    first, second = _world(6), World(_last_order=100)
-    second.stored, second.actions, second._sequences = first.stored, first.actions, first._sequences
+    first, second = _world(6), World(last_order=100)
+    second.stored, second.actions, second.sequences = first.stored, first.actions, first.sequences
     for _ in range(4):
         second.settled(age_ms=HOUR_MS)
     second.unsent("left-behind", key=str(second.order()))

@@ -80,9 +80,9 @@ class World:
     inbox: list[dict[str, Any]] = field(default_factory=list)
     stored: list[journal.MessageRecord] = field(default_factory=list)
     actions: list[journal.Action] = field(default_factory=list)
-    _sequences: dict[str, int] = field(default_factory=dict)
+    sequences: dict[str, int] = field(default_factory=dict)
     _scheduled: dict[str, journal.MessageRecord] = field(default_factory=dict)
-    _last_order: int = 0
+    last_order: int = 0
 
     # -- whole messages ----------------------------------------------------------------------------------------------
 
@@ -113,16 +113,16 @@ class World:
 
     def order(self, *, age_ms: int = HOUR_MS, status: str = "PAID", remind_at_ms: int | None = None) -> int:
         """A business row."""
-        self._last_order += 1
+        self.last_order += 1
         self.orders.append(
             {
-                "id": self._last_order,
+                "id": self.last_order,
                 "status": status,
                 "paid_at_us": (NOW_MS - age_ms) * 1000,
                 "remind_at_us": None if remind_at_ms is None else remind_at_ms * 1000,
             }
         )
-        return self._last_order
+        return self.last_order
 
     def unsent(
         self, message: str, *, key: str | None, age_ms: int = HOUR_MS, topic: str = PAID, state: str = "pending"
@@ -185,8 +185,8 @@ class World:
 
     def place(self, topic: str) -> int:
         """The next sequence of a topic."""
-        self._sequences[topic] = self._sequences.get(topic, -1) + 1
-        return self._sequences[topic]
+        self.sequences[topic] = self.sequences.get(topic, -1) + 1
+        return self.sequences[topic]
 
     def fire(self, message: str, *, age_ms: int, topic: str = REMINDER) -> int:
         """A scheduled message fell due: it is written once more, with its sequence."""
