@@ -10,7 +10,7 @@ import pytest
 from outbox_broker.config.broker_config import BrokerConfig
 from outbox_broker.delay_service import process
 from outbox_broker.engine.engine import Engine
-from outbox_broker.schedule.local_segments import LocalSegmentStore
+from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal.journal import segment_paths
 

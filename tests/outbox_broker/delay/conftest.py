@@ -10,10 +10,10 @@ import pytest
 
 from outbox_broker.log.storage import Storage
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, Timed
-from outbox_broker.schedule.local_segments import LocalSegmentStore
 from outbox_broker.schedule.schedule_log import ScheduleLog
 from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.sorted_run import id_hashes
+from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 
 NOW_MS = 1_800_000_000_000
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000

@@ -9,8 +9,8 @@ import pytest
 
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.levels import BUCKETS_MAX
-from outbox_broker.schedule.local_segments import HEADER_BYTES
 from outbox_broker.schedule.sorted_run import Timed
+from outbox_broker.schedule.stores.local_segments import HEADER_BYTES
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 from tests.outbox_broker.delay.conftest import (

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from outbox_broker.schedule.local_segments import LocalSegmentStore
 from outbox_broker.schedule.schedule_log import ScheduleLog
 from outbox_broker.schedule.schedule_records import BatchFired, encode
 from outbox_broker.schedule.schedule_state import ScheduleState
+from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 
 RECORDS = [BatchFired(number) for number in range(1, 6)]
 RECORDS_BYTES = sum(len(encode(one)) for one in RECORDS)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from outbox_broker.schedule.local_segments import LocalSegmentStore
 from outbox_broker.schedule.segment_store import SegmentStore, WriterFenced
+from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 
