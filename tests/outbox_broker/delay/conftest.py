@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,16 @@ def timed(message_id: str, due_ms: int, *, topic: str = "t") -> Timed:
 class Opened:
     """A schedule that can be killed and opened again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, storage: Storage | None = None, opener: Callable[[], Any] | None = None
+    ) -> None:
+        """`storage`: where none is given to open(). `opener`: opens another store than files in the folder."""
         self.folder = folder
+        self._storage = storage
+        self._opener = opener
         self.options = DelayOptions()
         self.defaults: dict[str, Any] = {}
-        self.segments: LocalSegmentStore | None = None
+        self.segments: Any = None
         self.schedule: DelayStore | None = None
 
     def open(self, *, storage: Storage | None = None, **options: Any) -> DelayStore:
@@ -39,7 +44,10 @@ class Opened:
         self.drop()
         if options or self.segments is None:
             self.options = DelayOptions(**{**self.defaults, **options})
-        self.segments = LocalSegmentStore.open(self.folder, storage=storage)
+        if self._opener is None:
+            self.segments = LocalSegmentStore.open(self.folder, storage=storage or self._storage)
+        else:
+            self.segments = self._opener()
         self.schedule = DelayStore.open(self.segments, options=self.options)
         return self.schedule
 

@@ -6,6 +6,7 @@ Two topics share ids, and cancels are good for one of them or for both.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import settings
@@ -28,6 +29,7 @@ from tests.outbox_broker.delay.conftest import (
     settle,
     timed,
 )
+from tests.outbox_broker.delay.ledger_stores import LedgerCluster
 
 AHEAD = st.one_of(
     st.integers(-DAY_MS, SECOND_MS),
@@ -60,12 +62,13 @@ class NoSync(DiskStorage):
 class ScheduleMachine(RuleBasedStateMachine):
     """What is scheduled is a dictionary here, and its order is sorted anew each time."""
 
+    opened: Callable[[Path], Opened] = staticmethod(lambda folder: Opened(folder, storage=NoSync()))
+
     def __init__(self) -> None:
         super().__init__()
         self._folder = tempfile.TemporaryDirectory()
-        self._opened = Opened(Path(self._folder.name))
+        self._opened = self.opened(Path(self._folder.name))
         self._schedule = self._opened.open(
-            storage=NoSync(),
             memory_messages_max=9,
             batch_messages_max=3,
             hand_outs_max=2,
@@ -198,7 +201,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        self._schedule = self._opened.open(storage=NoSync())
+        self._schedule = self._opened.open()
         self.again = sorted([*self.again, *self.out], key=lambda one: one.number)
         self.out = []
 
@@ -217,3 +220,13 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 ScheduleMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestScheduleModel = ScheduleMachine.TestCase
+
+
+class ScheduleOnLedgersMachine(ScheduleMachine):
+    """The same on ledgers, where messages arrive in any order."""
+
+    opened = staticmethod(lambda folder: Opened(folder, opener=LedgerCluster().open))
+
+
+ScheduleOnLedgersMachine.TestCase.settings = ScheduleMachine.TestCase.settings
+TestScheduleModelOnLedgers = ScheduleOnLedgersMachine.TestCase

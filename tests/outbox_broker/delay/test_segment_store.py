@@ -14,18 +14,23 @@ from outbox_broker.schedule.segment_store import SegmentStore, WriterFenced
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
+from tests.outbox_broker.delay.ledger_stores import LedgerCluster
 
-OPENERS: dict[str, Callable[[Path], Any]] = {"local": LocalSegmentStore.open}
+OPENERS: dict[str, Callable[[Path], Callable[[], Any]]] = {
+    "ledgers": lambda _: LedgerCluster().open,
+    "local": lambda folder: lambda: LocalSegmentStore.open(folder),
+}
 RECORDS = [b"\x91a", b"\x91" + bytes(range(256)) * 40, b"\x91c"]
 
 
 @pytest.fixture(params=sorted(OPENERS))
 def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Any]]:
-    """Open a store on the test's folder; the caller closes it to open another."""
+    """Open a store on what the test's stores before it left; the caller closes it to open another."""
+    opener = OPENERS[request.param](tmp_path / "store")
     with ExitStack() as stack:
 
         def opened() -> Any:
-            store = OPENERS[request.param](tmp_path / "store")
+            store = opener()
             stack.callback(store.close)
             return store
 

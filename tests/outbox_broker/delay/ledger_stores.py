@@ -1,0 +1,39 @@
+"""Opens segment stores on ledgers in memory, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore, LedgerStoreOptions
+from outbox_broker.schedule.stores.ledger_sweep import LedgerSweeper
+from outbox_broker.schedule.stores.ledger_takeover import Shard
+from outbox_core.common.clock import ManualClock
+from tests.outbox_broker.delay.memory_ledgers import Faults, MemoryLedgers, MemoryManifests
+
+SHARD = "1-0007"
+
+
+class LedgerCluster:
+    """Ledgers, nodes and a clock that outlive the stores opened on them."""
+
+    def __init__(self, seed: int = 0, faults: Faults | None = None) -> None:
+        self.ledgers = MemoryLedgers(seed, faults)
+        self.manifests = MemoryManifests(self.ledgers)
+        self.clock = ManualClock()
+
+    def shard(self, name: str = SHARD, *, cluster: str = "trips") -> Shard:
+        """One shard of the cluster."""
+        return Shard(
+            cluster=cluster, name=name, ledgers=self.ledgers, manifests=self.manifests, clock=self.clock
+        )  # fmt: skip
+
+    def open(self, **options: Any) -> LedgerSegmentStore:
+        """Take the shard over."""
+        return LedgerSegmentStore.open(self.shard(), options=LedgerStoreOptions(**options))
+
+    def sweeper(self, *, retention_ms: int = LedgerStoreOptions().retention_ms) -> LedgerSweeper:
+        """A sweeper of the cluster."""
+        return LedgerSweeper(
+            cluster="trips", ledgers=self.ledgers, manifests=self.manifests, clock=self.clock,
+            retention_ms=retention_ms,
+        )  # fmt: skip

@@ -1,0 +1,259 @@
+"""A model of BookKeeper and ZooKeeper in memory, which loses, delays and reorders as they may. All from one seed.
+
+Each append becomes a message to each of three bookies. Messages arrive in any order, late, or never; an entry is
+confirmed when two bookies have it and all before it are confirmed. A recovery fences a majority, takes what it finds
+there up to the first gap, and closes the ledger; a message that arrives at a fenced bookie is refused. A bookie that
+restarts forgets the fences of deleted ledgers.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outbox_broker.schedule.stores.ledgers import (
+    EntryMissing,
+    LedgerFailed,
+    LedgerFenced,
+    LedgerMissing,
+    ManifestNode,
+)
+from outbox_core.common.errors import StorageFailed
+
+BOOKIES = 3
+ACK_QUORUM = 2
+
+
+@dataclass(slots=True)
+class Faults:
+    """How often things go wrong; nothing does by default."""
+
+    lost: float = 0.0
+    """That a message to one bookie never arrives."""
+    create_fails: float = 0.0
+    unknown_outcome: float = 0.0
+    """That a write of a node fails, though it may have happened."""
+    disguised_fence: float = 0.0
+    """That a fenced writer sees another error."""
+
+
+@dataclass(slots=True)
+class Bookie:
+    """Entries by ledger, and the ledgers that it refuses writers of."""
+
+    entries: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    fenced: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class LedgerMeta:
+    """What the cluster knows of a ledger; `length` once it is closed."""
+
+    metadata: Mapping[str, bytes]
+    length: int | None = None
+
+
+@dataclass(slots=True)
+class Sent:
+    """A message on its way to a bookie."""
+
+    writer: MemoryWriter
+    bookie: int
+    number: int
+    entry: bytes
+
+
+class MemoryLedgers:
+    """Ledgers of three bookies, and the nodes of shards: what outlives every process."""
+
+    def __init__(self, seed: int = 0, faults: Faults | None = None) -> None:
+        self.faults = faults or Faults()
+        self.random = random.Random(seed)
+        self.lock = threading.RLock()
+        self.bookies = [Bookie() for _ in range(BOOKIES)]
+        self.ledgers: dict[int, LedgerMeta] = {}
+        self.network: list[Sent] = []
+        self.recovered: list[list[int]] = []
+        self.fenced_writers = 0
+        self._next = 1
+
+    def create(self, metadata: Mapping[str, bytes]) -> MemoryWriter:
+        with self.lock:
+            if self.happens(self.faults.create_fails):
+                raise LedgerFailed("-6: not enough bookies")
+            ledger_id, self._next = self._next, self._next + 1
+            self.ledgers[ledger_id] = LedgerMeta(dict(metadata))
+            return MemoryWriter(self, ledger_id)
+
+    def recover(self, ledger_ids: Sequence[int]) -> list[int]:
+        with self.lock:
+            self.recovered.append(list(ledger_ids))
+            return [self._recover(ledger_id) for ledger_id in ledger_ids]
+
+    def read(self, ledger_id: int, first: int, last: int) -> list[bytes]:
+        with self.lock:
+            self._known(ledger_id)
+            found = [self._entry(ledger_id, number) for number in range(first, last + 1)]
+            if any(entry is None for entry in found):
+                raise EntryMissing(f"ledger {ledger_id} has no entries {first} to {last}")
+            return [entry for entry in found if entry is not None]
+
+    def delete(self, ledger_ids: Sequence[int]) -> None:
+        with self.lock:
+            for ledger_id in ledger_ids:
+                self.ledgers.pop(ledger_id, None)
+                for bookie in self.bookies:
+                    bookie.entries.pop(ledger_id, None)
+
+    def find(self) -> Iterator[tuple[int, Mapping[str, bytes]]]:
+        with self.lock:
+            found = [(ledger_id, ledger.metadata) for ledger_id, ledger in self.ledgers.items()]
+        yield from found
+
+    # -- for tests ---------------------------------------------------------------------------------------------------
+
+    def happens(self, probability: float) -> bool:
+        """Draw whether a fault happens."""
+        return probability > 0 and self.random.random() < probability
+
+    def restart_bookies(self) -> None:
+        """As all bookies restarted: the fences of deleted ledgers are forgotten."""
+        with self.lock:
+            for bookie in self.bookies:
+                bookie.fenced &= self.ledgers.keys()
+
+    def flip_byte(self, ledger_id: int, number: int) -> None:
+        """Lose an entry on all bookies, as its digest says when it is read."""
+        with self.lock:
+            for bookie in self.bookies:
+                bookie.entries.get(ledger_id, {}).pop(number, None)
+
+    def send(self, writer: MemoryWriter, number: int, entry: bytes) -> None:
+        """Put the messages of an append on the network."""
+        self.network += [Sent(writer, bookie, number, entry) for bookie in range(BOOKIES)]
+
+    def deliver_one(self) -> None:
+        """One message, any of them, arrives or is lost."""
+        index = self.random.randrange(len(self.network))
+        self.network[index], self.network[-1] = self.network[-1], self.network[index]
+        sent = self.network.pop()
+        ledger_id, bookie = sent.writer.ledger_id, self.bookies[sent.bookie]
+        if self.happens(self.faults.lost):
+            sent.writer.failures.setdefault(sent.number, []).append(LedgerFailed("-6: not enough bookies"))
+        elif ledger_id in bookie.fenced:
+            self.fenced_writers += 1
+            is_disguised = self.happens(self.faults.disguised_fence)
+            error = LedgerFailed("-6: not enough bookies") if is_disguised else LedgerFenced("-101: fenced")
+            sent.writer.failures.setdefault(sent.number, []).append(error)
+        else:
+            bookie.entries.setdefault(ledger_id, {})[sent.number] = sent.entry
+            sent.writer.stored[sent.number] = sent.writer.stored.get(sent.number, 0) + 1
+
+    def _recover(self, ledger_id: int) -> int:
+        ledger = self._known(ledger_id)
+        for _ in range(self.random.randint(0, len(self.network))):
+            self.deliver_one()
+        if ledger.length is None:
+            majority = self.random.sample(self.bookies, self.random.choice((ACK_QUORUM, BOOKIES)))
+            for bookie in majority:
+                bookie.fenced.add(ledger_id)
+            number = 0
+            while (entry := self._found_on(majority, ledger_id, number)) is not None:
+                for bookie in self.bookies:
+                    bookie.entries.setdefault(ledger_id, {})[number] = entry
+                number += 1
+            ledger.length = number
+        return ledger.length
+
+    def _known(self, ledger_id: int) -> LedgerMeta:
+        if ledger_id not in self.ledgers:
+            raise LedgerMissing(f"there is no ledger {ledger_id}")
+        return self.ledgers[ledger_id]
+
+    def _entry(self, ledger_id: int, number: int) -> bytes | None:
+        length = self.ledgers[ledger_id].length
+        return None if length is not None and number >= length else self._found_on(self.bookies, ledger_id, number)
+
+    @staticmethod
+    def _found_on(bookies: Sequence[Bookie], ledger_id: int, number: int) -> bytes | None:
+        found = (bookie.entries.get(ledger_id, {}).get(number) for bookie in bookies)
+        return next((entry for entry in found if entry is not None), None)
+
+
+class MemoryWriter:
+    """One writer's view of its ledger."""
+
+    def __init__(self, cluster: MemoryLedgers, ledger_id: int) -> None:
+        self.ledger_id = ledger_id
+        self.stored: dict[int, int] = {}
+        self.failures: dict[int, list[LedgerFailed]] = {}
+        self._cluster = cluster
+        self._sent = 0
+        self._confirmed = 0
+        self._error: LedgerFailed | None = None
+        self._released = False
+
+    def append(self, entry: bytes) -> None:
+        with self._cluster.lock:
+            self._refuse()
+            self._cluster.send(self, self._sent, entry)
+            self._sent += 1
+
+    def confirm(self, count: int) -> None:
+        with self._cluster.lock:
+            while self._confirmed < count:
+                self._refuse()
+                if self.stored.get(self._confirmed, 0) >= ACK_QUORUM:
+                    self._confirmed += 1
+                elif len(failures := self.failures.get(self._confirmed, [])) > BOOKIES - ACK_QUORUM:
+                    self._error = next((one for one in failures if isinstance(one, LedgerFenced)), failures[0])
+                else:
+                    self._cluster.deliver_one()
+
+    def close(self) -> None:
+        with self._cluster.lock:
+            ledger = self._cluster.ledgers.get(self.ledger_id)
+            if ledger is not None and ledger.length is None:
+                ledger.length = self._confirmed
+            self._released = True
+
+    def release(self) -> None:
+        with self._cluster.lock:
+            self._released = True
+
+    def _refuse(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._released:
+            raise LedgerFailed("-11: the ledger's handle is closed")
+
+
+class MemoryManifests:
+    """Nodes with versions."""
+
+    def __init__(self, cluster: MemoryLedgers) -> None:
+        self._cluster = cluster
+        self.nodes: dict[str, ManifestNode] = {}
+
+    def read(self, shard: str) -> ManifestNode | None:
+        with self._cluster.lock:
+            return self.nodes.get(shard)
+
+    def write(self, shard: str, value: bytes, *, version: int | None) -> int | None:
+        with self._cluster.lock:
+            found = self.nodes.get(shard)
+            is_unknown = self._cluster.happens(self._cluster.faults.unknown_outcome)
+            if is_unknown and self._cluster.random.random() < 0.5:
+                raise StorageFailed("the node's server did not answer")
+            if (None if found is None else found.version) != version:
+                return None
+            self.nodes[shard] = ManifestNode(value, 0 if version is None else version + 1)
+            if is_unknown:
+                raise StorageFailed("the node's server did not answer")
+            return self.nodes[shard].version
+
+    def shards(self) -> Sequence[str]:
+        with self._cluster.lock:
+            return sorted(self.nodes)

@@ -1,0 +1,312 @@
+"""Segments on ledgers: chunks, fences, final failures, rolled manifests, deletions, and foreign manifests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from outbox_broker.schedule.segment_store import WriterFenced
+from outbox_broker.schedule.stores.ledger_records import CHUNK_BYTES_MAX
+from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore
+from outbox_broker.schedule.stores.ledgers import ManifestNode
+from outbox_core.common.errors import ConfigurationError, StorageFailed
+from outbox_core.journal.journal import SegmentDamaged
+from tests.outbox_broker.delay.ledger_stores import SHARD, LedgerCluster
+from tests.outbox_broker.delay.memory_ledgers import Faults
+
+DAY_MS = 24 * 3_600_000
+
+
+@pytest.fixture
+def cluster() -> LedgerCluster:
+    return LedgerCluster()
+
+
+def payloads(store: LedgerSegmentStore, name: str) -> list[bytes]:
+    return [one.payload for one in store.scan(name)]
+
+
+def append_synced(store: LedgerSegmentStore, name: str, *records: bytes, position: int = 0) -> int:
+    *_, end = store.append(name, records, position=position)
+    store.sync([name])
+    return end
+
+
+def node_of(cluster: LedgerCluster) -> dict[str, object]:
+    found: dict[str, object] = json.loads(cluster.manifests.nodes[SHARD].value)
+    return found
+
+
+def test_a_record_above_four_mebibytes_takes_several_entries_and_is_read_whole(cluster: LedgerCluster) -> None:
+    large = bytes(range(256)) * (3 * CHUNK_BYTES_MAX // 256) + b"tail"
+    store = cluster.open()
+
+    first, second, end = store.append("a", [large, b"small"], position=0)
+    store.sync(["a"])
+
+    assert (first, second, end) == (0, 4, 5)
+    assert store.read("a", first, len(large)) == large
+    assert payloads(cluster.open(), "a") == [large, b"small"]
+
+
+def test_a_record_of_which_only_the_first_entries_arrived_is_a_torn_tail(cluster: LedgerCluster) -> None:
+    store = cluster.open()
+    end = append_synced(store, "a", b"whole")
+    store.append("a", [bytes(3 * CHUNK_BYTES_MAX)], position=end)
+    [piece] = [ledger for ledger, meta in cluster.ledgers.ledgers.items() if meta.metadata["outbox-segment"] == b"a"]
+    cluster.ledgers.network = [one for one in cluster.ledgers.network if one.number != 2]
+
+    successor = cluster.open()
+
+    assert payloads(successor, "a") == [b"whole"]
+    assert cluster.ledgers.ledgers[piece].length in {1, 2}
+
+
+def test_a_takeover_fences_every_ledger_of_the_shard_at_once(cluster: LedgerCluster) -> None:
+    store = cluster.open()
+    for number in range(20):
+        append_synced(store, f"s-{number}", b"record")
+    store.seal("s-3")
+    cluster.ledgers.recovered.clear()
+
+    cluster.open()
+
+    manifest, pieces = cluster.ledgers.recovered
+    assert len(manifest) == 1
+    assert len(pieces) == 19
+    for number in range(20):
+        with pytest.raises(WriterFenced):
+            append_synced(store, f"s-{number}", b"late", position=1)
+
+
+def test_no_more_ledgers_are_open_than_a_takeover_may_fence(cluster: LedgerCluster) -> None:
+    store = cluster.open(open_ledgers_max=3)
+    for number in range(10):
+        store.append(f"s-{number}", [b"record"], position=0)
+    cluster.ledgers.recovered.clear()
+
+    successor = cluster.open()
+
+    assert len(cluster.ledgers.recovered[1]) <= 3
+    assert [payloads(successor, f"s-{number}") for number in range(7)] == [[b"record"]] * 7
+
+
+def test_one_entry_follows_those_that_were_sent_together_once_they_are_confirmed(cluster: LedgerCluster) -> None:
+    store = cluster.open()
+    *_, end = store.append("a", [b"1", b"2", b"3"], position=0)
+    store.sync(["a"])
+
+    assert len([one for one in cluster.ledgers.network if one.number == 3]) == 3
+    *_, end = store.append("a", [b"4"], position=end)
+    store.sync(["a"])
+
+    assert end == 5
+    assert payloads(store, "a") == payloads(cluster.open(), "a") == [b"1", b"2", b"3", b"4"]
+
+
+def test_after_a_failed_sync_only_a_higher_epoch_writes(cluster: LedgerCluster) -> None:
+    store = cluster.open()
+    end = append_synced(store, "a", b"confirmed")
+    store.append("a", [b"in doubt"], position=end)
+    cluster.ledgers.faults.lost = 1.0
+    with pytest.raises(StorageFailed, match="open the shard again"):
+        store.sync(["a"])
+    cluster.ledgers.faults.lost = 0.0
+
+    for refused in (
+        lambda: store.append("a", [b"x"], position=end),
+        lambda: store.append("b", [b"x"], position=0),
+        lambda: store.sync(()),
+        lambda: store.delete(["a"]),
+    ):
+        with pytest.raises(StorageFailed, match="open the shard again"):
+            refused()
+    successor = cluster.open()
+
+    assert successor.epoch == store.epoch + 1
+    assert payloads(successor, "a")[0] == b"confirmed"
+
+
+def test_a_fence_that_looks_like_a_lack_of_bookies_is_found_in_the_manifest(cluster: LedgerCluster) -> None:
+    store = cluster.open()
+    end = append_synced(store, "a", b"record")
+    cluster.open()
+    cluster.ledgers.faults.disguised_fence = 1.0
+    store.append("a", [b"late"], position=end)
+
+    with pytest.raises(WriterFenced):
+        store.sync(["a"])
+
+
+def test_a_ledger_that_cannot_be_created_fails_one_append_and_no_more(cluster: LedgerCluster) -> None:
+    store = cluster.open()
+    end = append_synced(store, "a", b"1")
+    cluster.ledgers.faults.create_fails = 1.0
+
+    with pytest.raises(StorageFailed, match="enough bookies"):
+        store.append("b", [b"x"], position=0)
+    append_synced(store, "a", b"2", position=end)
+    cluster.ledgers.faults.create_fails = 0.0
+    append_synced(store, "b", b"x")
+
+    assert payloads(store, "a") == [b"1", b"2"]
+    assert payloads(store, "b") == [b"x"]
+
+
+def test_a_long_manifest_goes_on_in_another_ledger(cluster: LedgerCluster) -> None:
+    store = cluster.open(manifest_records_max=5)
+    before = node_of(cluster)
+    for number in range(23):
+        append_synced(store, f"s-{number}", b"%d" % number)
+
+    after = node_of(cluster)
+    assert after["epoch"] == before["epoch"]
+    assert after["ledger"] != before["ledger"]
+    assert before["ledger"] not in cluster.ledgers.ledgers
+    successor = cluster.open()
+    assert [payloads(successor, f"s-{number}") for number in range(23)] == [[b"%d" % n] for n in range(23)]
+
+
+def test_of_two_processes_that_take_one_shard_at_once_one_stops(cluster: LedgerCluster) -> None:
+    append_synced(cluster.open(), "a", b"record")
+    winner: list[LedgerSegmentStore] = []
+    write = cluster.manifests.write
+
+    def write_after_another(shard: str, value: bytes, *, version: int | None) -> int | None:
+        cluster.manifests.write = write  # type: ignore[method-assign]
+        winner.append(cluster.open())
+        return write(shard, value, version=version)
+
+    cluster.manifests.write = write_after_another  # type: ignore[method-assign]
+    with pytest.raises(WriterFenced):
+        cluster.open()
+
+    assert payloads(winner[0], "a") == [b"record"]
+    assert append_synced(winner[0], "a", b"more", position=1) == 2
+
+
+def test_ledgers_of_this_epoch_are_deleted_at_once_and_those_of_earlier_ones_a_day_after_it(
+    cluster: LedgerCluster,
+) -> None:
+    store = cluster.open()
+    append_synced(store, "old", b"record")
+    append_synced(store, "kept", b"record")
+    successor = cluster.open()
+    append_synced(successor, "new", b"record")
+    before = set(cluster.ledgers.ledgers)
+
+    successor.delete(["new", "old"])
+    assert len(before - set(cluster.ledgers.ledgers)) == 1
+
+    cluster.clock.advance(DAY_MS - 1)
+    assert cluster.sweeper().sweep().deleted == []
+    cluster.clock.advance(1)
+    append_synced(successor, "later", b"record")
+    report = cluster.sweeper().sweep()
+
+    assert len(report.deleted) == 2  # of "old", and the manifest ledger of the first epoch
+    assert payloads(successor, "kept") == [b"record"]
+    assert payloads(cluster.open(), "kept") == [b"record"]
+
+
+def test_a_paused_writer_is_refused_though_all_bookies_restarted_and_its_log_was_deleted(
+    cluster: LedgerCluster,
+) -> None:
+    paused = cluster.open()
+    end = append_synced(paused, "log-1", b"record")
+    successor = cluster.open()
+    successor.delete(["log-1"])
+    cluster.sweeper().sweep()
+    cluster.ledgers.restart_bookies()
+    paused.append("log-1", [b"late"], position=end)
+
+    with pytest.raises(WriterFenced):
+        paused.sync(["log-1"])
+
+
+def test_the_model_forgets_the_fence_of_a_deleted_ledger_as_bookies_do(cluster: LedgerCluster) -> None:
+    paused = cluster.open()
+    end = append_synced(paused, "log-1", b"record")
+    successor = cluster.open()
+    successor.delete(["log-1"])
+    cluster.clock.advance(DAY_MS)
+    append_synced(successor, "later", b"record")
+    cluster.sweeper().sweep()
+    cluster.ledgers.restart_bookies()
+    paused.append("log-1", [b"late"], position=end)
+
+    paused.sync(["log-1"])  # acknowledged: this is what the day is for
+
+
+def test_a_sweep_deletes_orphans_of_dead_takeovers_and_leaves_other_clusters_alone(cluster: LedgerCluster) -> None:
+    foreign = cluster.ledgers.create({"application": b"another"}).ledger_id
+    other = cluster.ledgers.create(cluster.shard(cluster="others").metadata(epoch=1, segment="a")).ledger_id
+    never_opened = cluster.ledgers.create(cluster.shard("1-0008").metadata(epoch=1, segment="manifest")).ledger_id
+    orphan = cluster.ledgers.create(cluster.shard().metadata(epoch=1, segment="a")).ledger_id
+    append_synced(cluster.open(), "a", b"record")
+    store = cluster.open()
+    cluster.clock.advance(DAY_MS)
+
+    assert set(cluster.sweeper().sweep(dry_run=True).deleted) >= {orphan, never_opened}
+    assert orphan in cluster.ledgers.ledgers
+    cluster.sweeper().sweep()
+
+    assert not {orphan, never_opened} & cluster.ledgers.ledgers.keys()
+    assert {foreign, other} <= cluster.ledgers.ledgers.keys()
+    assert payloads(store, "a") == [b"record"]
+
+
+@pytest.mark.parametrize(
+    ("change", "cure"),
+    [
+        (lambda node: {**node, "format": 2}, "upgrade this node"),
+        (lambda node: {**node, "cluster": "others"}, "this cluster's own ZooKeeper path"),
+        (lambda _: {"host": "n1"}, "outbox delay init"),
+    ],
+)
+def test_a_foreign_manifest_is_refused_by_an_error_that_names_the_cure(
+    cluster: LedgerCluster, change: Callable[[dict[str, object]], dict[str, object]], cure: str
+) -> None:
+    cluster.open()
+    cluster.manifests.nodes[SHARD] = ManifestNode(json.dumps(change(node_of(cluster))).encode(), 3)
+
+    with pytest.raises(ConfigurationError, match=cure):
+        cluster.open()
+    assert cluster.manifests.nodes[SHARD].version == 3
+
+
+def test_an_entry_that_no_bookie_has_any_more_is_damage_of_its_record_alone(cluster: LedgerCluster) -> None:
+    store = cluster.open()
+    first, second, _ = store.append("a", [b"first", b"second"], position=0)
+    store.sync(["a"])
+    store.seal("a")
+    [ledger] = [ledger for ledger, meta in cluster.ledgers.ledgers.items() if meta.metadata["outbox-segment"] == b"a"]
+    cluster.ledgers.flip_byte(ledger, first)
+
+    with pytest.raises(SegmentDamaged, match="a: damaged record at 0"):
+        store.read("a", first, 5)
+    assert store.read("a", second, 6) == b"second"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_confirmed_is_lost_whatever_messages_are(seed: int) -> None:
+    cluster = LedgerCluster(seed, Faults(lost=0.1, unknown_outcome=0.1, create_fails=0.05, disguised_fence=0.1))
+    confirmed: list[bytes] = []
+    end = 0
+    for epoch in range(12):
+        try:
+            store = cluster.open(open_ledgers_max=1, manifest_records_max=2)
+            found = payloads(store, "a") if "a" in store.list() else []
+            assert found[: len(confirmed)] == confirmed
+            confirmed = found
+            *_, end = [0, *(one.end for one in store.scan("a"))] if found else [0]
+            for number in range(5):
+                records = [b"%d-%d-%d" % (epoch, number, part) for part in range(3)]
+                *_, end = store.append("a", records, position=end)
+                store.append("b", [b"other"], position=0)
+                store.sync(["a"])
+                confirmed = confirmed + records
+        except StorageFailed:
+            continue
