@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from typing import Final
 
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_horizon import DueHorizon
 from outbox_broker.schedule.due_queue import TakenMessages
 from outbox_broker.schedule.run_merge import Piece
 from outbox_broker.schedule.schedule_context import ScheduleContext
+from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.schedule.schedule_records import FROM_MEMORY, BatchFired, BatchHanded, Part
+from outbox_broker.schedule.schedule_state import ScheduleHandOut
 from outbox_broker.schedule.sorted_run import Entry, Timed, new_entries
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
 from outbox_core.common.errors import StorageFailed
+
+_NO_BATCH: Final = 0
+"""No batch has this number: to settle it changes nothing, and proves that this process can still write."""
 
 
 class DueDispatch:
@@ -41,22 +47,31 @@ class DueDispatch:
         with self._context.lock:
             self._context.refuse_if_closed()
             if self._again:
-                return self._hand_again()
-            if len(self._context.state.hand_outs) >= self._context.options.hand_outs_max:
+                batch = self._hand_again()
+            elif len(self._context.state.hand_outs) >= self._context.options.hand_outs_max:
                 return None
-            self._horizon.advance(now_ms)
-            batch = self._take(now_ms)
-            self._horizon.update_soonest()
+            else:
+                batch = self._hand_next(now_ms)
             place = self._context.log.place
         if batch is not None:
-            self._context.log.commit(place)
+            self._commit([batch], place)
         return batch
 
     def unsettled(self) -> list[DueBatch]:
         """Returns the batches left unsettled by the last close or kill; due() skips them from then on."""
+        batches: list[DueBatch] = []
         with self._context.lock:
             self._context.refuse_if_closed()
-            return [self._hand_again() for _ in range(len(self._again))]
+            try:
+                while self._again and (batch := self._hand_again()) is not None:
+                    batches.append(batch)
+            except StorageFailed:
+                self._again.extendleft(batch.number for batch in reversed(batches))
+                raise
+            place = self._context.log.place
+        if batches:
+            self._commit(batches, place)
+        return batches
 
     def fired(self, number: int, *, again: Sequence[Timed] = ()) -> None:
         """Settle a batch as delivered, except for messages to be dispatched `again` at the due times given with them.
@@ -70,6 +85,25 @@ class DueDispatch:
                 entries = new_entries(again, first_seq=seq)
                 self._context.act(BatchFired(number, entries))
                 self._horizon.add(entries)
+
+    def _commit(self, batches: Sequence[DueBatch], place: Place) -> None:
+        """Make the dispatch of batches durable; if that fails they were returned to nobody, and come again."""
+        try:
+            self._context.log.commit(place)
+        except StorageFailed:
+            with self._context.lock:
+                self._again.extendleft(batch.number for batch in reversed(batches))
+            raise
+
+    def _hand_next(self, now_ms: int) -> DueBatch | None:
+        try:
+            self._horizon.advance(now_ms)
+        except StorageFailed:
+            self._horizon.rebuild()  # buckets that were opened may not be in the queue
+            raise
+        batch = self._take(now_ms)
+        self._horizon.update_soonest()
+        return batch
 
     def _take(self, now_ms: int) -> DueBatch | None:
         """Take a batch from the due queue, and log its dispatch."""
@@ -113,9 +147,29 @@ class DueDispatch:
             batch.sort()
         return batch
 
-    def _hand_again(self) -> DueBatch:
-        """Returns a batch that was unsettled when the schedule was last closed, or killed: with the same content."""
-        out = self._context.state.hand_outs[self._again[0]]
+    def _hand_again(self) -> DueBatch | None:
+        """Returns a batch that was unsettled when the schedule was last closed, or killed, with the same content; None
+        if all of them were settled meanwhile.
+
+        A record is logged for it: a process that was replaced must learn so before it dispatches, and the dispatch
+        itself was logged by an earlier one.
+        """
+        while self._again:
+            out = self._context.state.hand_outs.get(self._again[0])
+            if out is None:
+                self._again.popleft()
+                continue
+            try:
+                batch = self._batch(self._taken_in(out), number=out.batch)
+            except RunDamaged as damage:
+                self._horizon.quarantine(damage)
+                continue
+            self._context.act(BatchFired(_NO_BATCH))
+            self._again.popleft()
+            return batch
+        return None
+
+    def _taken_in(self, out: ScheduleHandOut) -> TakenMessages:
         taken = TakenMessages()
         for run_id, start, stop in out.parts:
             if run_id == FROM_MEMORY:
@@ -124,13 +178,7 @@ class DueDispatch:
                 run = self._context.state.run(run_id)[1]
                 if not run.is_unreadable:
                     taken.add(Piece(run, start, stop))
-        try:
-            batch = self._batch(taken, number=out.batch)
-        except RunDamaged as damage:
-            self._horizon.quarantine(damage)
-            return self._hand_again()
-        self._again.popleft()
-        return batch
+        return taken
 
 
 def _part(part: Piece | Entry) -> Part:
