@@ -44,7 +44,7 @@ class BrokerUrl:
         _check_options(given, COMMON_OPTIONS | set(options))
         return cls(
             scheme=parts.scheme,
-            hosts=tuple(_host(address, port) for address in addresses.split(",")),
+            hosts=tuple(host_and_port(address, port) for address in addresses.split(",")),
             user=unquote(user) or None,
             password=_password_in(given["password_file"]) if "password_file" in given else unquote(password) or None,
             path=unquote(parts.path.removeprefix("/")),
@@ -99,7 +99,8 @@ class BrokerUrl:
         return value
 
 
-def _host(address: str, port: int) -> tuple[str, int]:
+def host_and_port(address: str, port: int) -> tuple[str, int]:
+    """The parts of `host:port` or `[address]:port`; `port` where it names none. Raises ConfigurationError."""
     host, colon, number = address.rpartition(":")
     if not colon or number.endswith("]"):  # no port; or an IPv6 address without one
         host, number = address, str(port)

@@ -23,6 +23,7 @@ EXTRAS: Final = {
     "natss": "nats",
     "tls": "nats",
     "rabbitmqs": "rabbitmq",
+    "rocketmqs": "rocketmq",
 }
 """The names of extras that differ from their URL schemes."""
 

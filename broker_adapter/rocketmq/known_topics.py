@@ -1,0 +1,48 @@
+"""KnownTopics: topics that were there once, by which an outage of all brokers is told from a topic that never was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from broker_adapter.rocketmq.errors import Refusal, exception_for
+from broker_adapter.rocketmq.topic_route import TopicRoute
+
+TOPICS_MAX: Final = 1_000
+ASKED_MAX: Final = 8
+MISSING: Final = "TOPIC_NOT_FOUND"
+
+
+class Router(Protocol):
+    """Who knows the way to topics."""
+
+    def route(self, topic: str, *, deadline_ms: int) -> TopicRoute | Refusal:
+        """What a topic takes, or why nothing can be sent to it."""
+
+    def forget_routes(self) -> None:
+        """Ask anew for each topic."""
+
+
+class KnownTopics:
+    """Thread-safe. Seconds after the last broker died a name server says of each topic that it is not there."""
+
+    def __init__(self, *, place: str) -> None:
+        """`place`: the proxies' addresses."""
+        self._place = place
+        self._names: dict[str, None] = {}
+
+    def add(self, topics: Iterable[str]) -> None:
+        """These are there now."""
+        self._names = dict.fromkeys([*self._names, *topics][-TOPICS_MAX:])
+
+    def check_outage(self, missing: Refusal, router: Router, *, deadline_ms: int) -> None:
+        """Raise BrokerUnavailable where a topic is missing, and so are all that were there: that is the brokers' fault.
+
+        Not where none was ever there. A few are asked: the brokers that are alive serve most topics.
+        """
+        router.forget_routes()
+        asked = list(self._names)[-ASKED_MAX:]
+        answers = [router.route(topic, deadline_ms=deadline_ms) for topic in asked]
+        if answers and all(isinstance(one, Refusal) and one.code == MISSING for one in answers):
+            text = f"no broker serves a topic that was there before: {missing.words}"
+            raise exception_for(Refusal("NO_BROKER", text), place=self._place)

@@ -1,0 +1,69 @@
+"""One request to a name server or broker in RocketMQ's remoting protocol: lengths, a JSON header, a body."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import re
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from broker_adapter.rocketmq.signature import Login
+
+ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
+_JSON_HEADER_BYTES: Final = 0xFF_FFFF
+"""The low bits of a header's length; the high ones are its encoding, which for JSON is 0."""
+_UNQUOTED_NUMBER: Final = re.compile(rb"([{,])(\d+):")
+_opaque = itertools.count(1)
+
+
+class RemotingError(Exception):
+    """A server's answer other than success."""
+
+
+class _Header(msgspec.Struct):
+    """What of an answer's header counts."""
+
+    code: int
+    remark: str | None = None
+
+
+def ask(address: tuple[str, int], code: int, *, login: Login | None, timeout_s: float) -> bytes:
+    """Ask by a request code without fields; the answer's body. Raises OSError, ValueError and RemotingError."""
+    fields = {} if login is None else _signed(login)
+    header = {"code": code, "language": "PYTHON", "version": 0, "opaque": next(_opaque), "flag": 0, "extFields": fields}
+    head = msgspec.json.encode(header)
+    with socket.create_connection(address, timeout_s) as connection, connection.makefile("rb") as answer:
+        connection.settimeout(timeout_s)
+        connection.sendall(struct.pack(">ii", 4 + len(head), len(head)) + head)
+        length, head_length = struct.unpack(">ii", _exactly(answer, 8))
+        if not 4 <= length <= ANSWER_BYTES_MAX:
+            raise RemotingError(f"an answer of {length} bytes: this is no port of a name server or broker")
+        content = _exactly(answer, length - 4)
+    head_length &= _JSON_HEADER_BYTES
+    found = msgspec.json.decode(content[:head_length], type=_Header)
+    if found.code != 0:
+        raise RemotingError(f"{(found.remark or '').partition(chr(10))[0]} (code {found.code})")
+    return content[head_length:]
+
+
+def decoded(body: bytes) -> Any:
+    """JSON as RocketMQ writes it, with numbers for names that are not quoted."""
+    return msgspec.json.decode(_UNQUOTED_NUMBER.sub(rb'\1"\2":', body))
+
+
+def _signed(login: Login) -> Mapping[str, str]:
+    """The signature is of the values of all fields in the order of their names, and of the body: here of the key."""
+    signature = base64.b64encode(login.signature(login.access_key.encode())).decode()
+    return {"AccessKey": login.access_key, "Signature": signature}
+
+
+def _exactly(answer: Any, count: int) -> bytes:
+    content: bytes = answer.read(count)
+    if len(content) != count:
+        raise RemotingError("the connection ended before the answer did")
+    return content

@@ -1,0 +1,163 @@
+"""RocketMqPublisher: a batch of messages as requests to a proxy, those of a group in order, and answers as results."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from broker_adapter.publishing.client_pool import ClientPool
+from broker_adapter.publishing.treatment import Treatment
+from broker_adapter.rocketmq.broker_settings import BrokerSettings
+from broker_adapter.rocketmq.errors import Refusal, treatment_of
+from broker_adapter.rocketmq.known_topics import MISSING, KnownTopics
+from broker_adapter.rocketmq.message_requests import engine_message, message_group, requests_of, topic_name
+from broker_adapter.rocketmq.protocol import definition_pb2 as definition
+from broker_adapter.rocketmq.proxy_connection import ProxyConnection
+from broker_adapter.rocketmq.topic_route import TopicRoute, route_weaknesses
+from outbox_core.common.clock import Clock
+from outbox_core.messages.capabilities import Capability
+from outbox_core.messages.inspection import Inspection
+from outbox_core.messages.message import Message, PublishResult, PublishStatus
+
+_EMPTY: Final = Refusal("MESSAGE_BODY_EMPTY", "RocketMQ stores no message with an empty body: give it one")
+_BEHIND: Final = Refusal("BEHIND", "an earlier message of its key was put off")
+
+
+class RocketMqPublisher:
+    """A Publisher. A message is stored when its broker has answered, which with SYNC_FLUSH is after the sync."""
+
+    product = "Apache RocketMQ"
+    capabilities: frozenset[Capability] = frozenset()
+
+    def __init__(
+        self, pool: ClientPool[ProxyConnection], settings: BrokerSettings, *, place: str, clock: Clock
+    ) -> None:
+        """`place`: the proxies' addresses."""
+        self._pool = pool
+        self._known = KnownTopics(place=place)
+        self._settings = settings
+        self._clock = clock
+
+    def publish(self, batch: Sequence[Message], *, timeout_ms: int) -> list[PublishResult]:
+        """Store a batch; one result a message, in order."""
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        with self._pool.client() as connection:
+            routes = self._routes(connection, [one.topic for one in batch], deadline_ms)
+            sending = _Sending(connection, batch, routes, deadline_ms=deadline_ms)
+            sending.run()
+            if None not in sending.refusals:
+                self._check_outage(connection, sending.refusals, deadline_ms)
+        return [_result(message, refusal) for message, refusal in zip(batch, sending.refusals, strict=True)]
+
+    def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:
+        """Ask a proxy about topics, and the brokers how they are set."""
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        with self._pool.client() as connection:
+            connection.connect(deadline_ms=deadline_ms)
+            routes = self._routes(connection, topics, deadline_ms)
+            self._check_outage(connection, routes.values(), deadline_ms)
+        left_s = max(1, deadline_ms - self._clock.monotonic_ms()) / 1000
+        version, weaknesses = self._settings.inspect(timeout_s=left_s)
+        return Inspection(product=self.product, version=version, weaknesses=(*route_weaknesses(routes), *weaknesses))
+
+    def close(self) -> None:
+        """End the connections. Idempotent."""
+        self._pool.close()
+
+    def _routes(
+        self, connection: ProxyConnection, topics: Iterable[str], deadline_ms: int
+    ) -> dict[str, TopicRoute | Refusal]:
+        routes = {
+            topic: connection.route(topic_name(topic), deadline_ms=deadline_ms) for topic in dict.fromkeys(topics)
+        }
+        self._known.add(topic_name(topic) for topic, route in routes.items() if isinstance(route, TopicRoute))
+        return routes
+
+    def _check_outage(
+        self, connection: ProxyConnection, answers: Iterable[TopicRoute | Refusal | None], deadline_ms: int
+    ) -> None:
+        for one in answers:
+            if isinstance(one, Refusal) and one.code == MISSING:
+                self._known.check_outage(one, connection, deadline_ms=deadline_ms)
+                return
+
+
+class _Sending:
+    """One batch on its way: messages by their numbers, and for each why it was refused; None where it is durable."""
+
+    def __init__(
+        self,
+        connection: ProxyConnection,
+        batch: Sequence[Message],
+        routes: dict[str, TopicRoute | Refusal],
+        *,
+        deadline_ms: int,
+    ) -> None:
+        self._connection = connection
+        self._deadline_ms = deadline_ms
+        self._messages: dict[int, definition.Message] = {}
+        self._unordered: defaultdict[str, list[int]] = defaultdict(list)
+        self._ordered: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        self.refusals: list[Refusal | None] = [_refusal(one, routes[one.topic]) for one in batch]
+        for number, message in enumerate(batch):
+            route = routes[message.topic]
+            if self.refusals[number] is None and isinstance(route, TopicRoute):
+                group = message_group(message, route)
+                self._messages[number] = engine_message(message, group=group)
+                if group is None:
+                    self._unordered[message.topic].append(number)
+                else:
+                    self._ordered[message.topic, group].append(number)
+
+    def run(self) -> None:
+        """Send all. What has no group goes in requests of many. What has one goes alone, since a proxy chooses a queue
+        by the group of a single message only, and after the answer for the message of its group before it.
+        """
+        sizes = {number: one.ByteSize() for number, one in self._messages.items()}
+        many = [request for numbers in self._unordered.values() for request in requests_of(numbers, sizes)]
+        if many:
+            self._send(many)
+        lanes = list(self._ordered.values())
+        for place in range(max(map(len, lanes), default=0)):
+            lanes = [lane for lane in lanes if place < len(lane) and not self._is_put_off(lane, place)]
+            if lanes:
+                self._send([[lane[place]] for lane in lanes])
+
+    def _send(self, requests: Sequence[Sequence[int]]) -> None:
+        """Send requests beside each other. One of many messages that is rejected, which it is for any one of them, goes
+        again message by message.
+        """
+        messages = [[self._messages[number] for number in request] for request in requests]
+        outcomes = self._connection.send(messages, deadline_ms=self._deadline_ms)
+        again: list[list[int]] = []
+        for request, refusal in zip(requests, outcomes, strict=True):
+            if refusal is not None and len(request) > 1 and treatment_of(refusal) is Treatment.REJECTED:
+                again += [[number] for number in request]
+            else:
+                for number in request:
+                    self.refusals[number] = refusal
+        if again:
+            self._send(again)
+
+    def _is_put_off(self, lane: Sequence[int], place: int) -> bool:
+        """Whether the message before was deferred: then none of its group overtakes it."""
+        before = self.refusals[lane[place - 1]] if place else None
+        if before is None or treatment_of(before) is Treatment.REJECTED:
+            return False
+        for number in lane[place:]:
+            self.refusals[number] = _BEHIND
+        return True
+
+
+def _refusal(message: Message, route: TopicRoute | Refusal) -> Refusal | None:
+    """Why a message is not sent at all."""
+    refusal = route if isinstance(route, Refusal) else route.refusal
+    return refusal if refusal is not None or message.body else _EMPTY
+
+
+def _result(message: Message, refusal: Refusal | None) -> PublishResult:
+    if refusal is None:
+        return PublishResult(message.id, PublishStatus.STORED)
+    status = PublishStatus.REJECTED if treatment_of(refusal) is Treatment.REJECTED else PublishStatus.DEFERRED
+    return PublishResult(message.id, status, f"topic {message.topic}: {refusal}")
