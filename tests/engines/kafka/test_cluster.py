@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import pytest
-from sqlalchemy.orm import Session
 
 from compensator.admission.circuit_breaker import BreakerState
-from outbox import Outbox
 from outbox_core.common.errors import BrokerUnavailable, StorageFailed
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
 from outbox_core.messages.message import Message, PublishStatus
-from tests.broker_adapter.publishing.engine_under_test import PlainMessage
 from tests.broker_adapter.publishing.publisher_conformance import publish_until_stored
 from tests.compensator.serving import WatchedMetrics, add_due, serving
 from tests.engines.kafka.kafka_cluster import KafkaCluster
 from tests.engines.kafka.kafka_engine import KafkaEngine
-from tests.engines.kafka.recorded_publisher import recorded_broker
+from tests.engines.kafka.recorded_broker import recorded_broker
+from tests.engines.outbox_load import Load, first_copies_by_key, wait_for
 from tests.fixtures.databases import Database
-from tests.outbox.shop import Payment, Shop, open_shop
+from tests.outbox.shop import Shop, open_shop
 
 WAIT_SECONDS = 300
 PARTITIONS = 3
-KEYS = 12
-ROWS_MAX = 100
-"""How many messages the load leaves in the table before it waits for some to be sent."""
 TIMEOUT_MS = 2_000
 """Shorter than the election, so that publishes end without an answer and the compensator has work."""
 
@@ -41,53 +35,6 @@ def shop(sqlite: Database) -> Iterator[Shop]:
     """A shop on SQLite."""
     with open_shop(sqlite) as opened:
         yield opened
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait for what other threads and processes do."""
-    deadline, nothing = time.monotonic() + WAIT_SECONDS, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        nothing.wait(0.01)
-
-
-class Load:
-    """Payments that are committed until they are to end, each with a message of its key; numbers are in order."""
-
-    def __init__(self, shop: Shop, box: Outbox, topic: str) -> None:
-        self._shop = shop
-        self._box = box
-        self._topic = topic
-        self._ending = threading.Event()
-        self.ids: list[str] = []
-
-    def run(self) -> None:
-        """Commit, and wait where the table has ROWS_MAX messages."""
-        pay = self._box.transactional(self._pay)
-        while not self._ending.is_set():
-            if len(self.left()) < ROWS_MAX:
-                self.ids.append(pay(len(self.ids)))
-            else:
-                self._ending.wait(0.01)
-
-    def end(self) -> None:
-        """Let `run` return."""
-        self._ending.set()
-
-    def left(self) -> set[str]:
-        """The messages that no broker has accepted."""
-        return {row["id"] for row in self._shop.rows()}
-
-    def wait_for_more(self, count: int) -> None:
-        """Wait until `count` more are committed, and all that are committed by then are accepted."""
-        least = len(self.ids) + count
-        wait_for(lambda: len(self.ids) >= least)
-        committed = set(self.ids)
-        wait_for(lambda: not committed & self.left())
-
-    def _pay(self, session: Session, number: int) -> str:
-        session.add(Payment(id=number))
-        return self._box.publish(self._topic, str(number), key=f"k{number % KEYS}").id
 
 
 def kill(cluster: KafkaCluster, topic: str) -> None:
@@ -139,16 +86,6 @@ def test_a_leader_that_fails_under_load_loses_no_message_and_no_order_of_a_key(
     for partition in partitions:
         for numbers in first_copies_by_key(partition).values():
             assert numbers == sorted(numbers)
-
-
-def first_copies_by_key(partition: Sequence[PlainMessage]) -> dict[str | None, list[int]]:
-    """The numbers of each key as they come to a consumer with an inbox."""
-    first = {one.id: one for one in reversed(partition)}
-    numbers: defaultdict[str | None, list[int]] = defaultdict(list)
-    for one in partition:
-        if first.pop(one.id, None) is one:
-            numbers[one.key].append(int(one.body))
-    return numbers
 
 
 def test_below_the_minimum_of_replicas_nothing_is_acknowledged_and_the_breaker_opens_until_the_node_is_back(
