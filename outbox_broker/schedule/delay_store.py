@@ -12,6 +12,7 @@ Guarantees, each across a kill or a power failure at any point:
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Self
 
 from outbox_broker.common.cancel_scope import Scope
@@ -236,6 +237,11 @@ class DelayStore:
     def figures(self) -> dict[str, int]:
         """Returns sizes, for operators."""
         return self._statistics.figures()
+
+    def limit_memory(self, *, bytes_max: int, messages_max: int) -> None:
+        """Change the limits of messages in memory; those above them are flushed by the next call that makes room."""
+        options = replace(self._context.options, memory_bytes_max=bytes_max, memory_messages_max=messages_max)
+        self._context.options = options
 
     def check_ready(self) -> None:
         """Raise StorageFailed if nothing can be made durable."""

@@ -1,0 +1,66 @@
+"""The address of a cluster in ZooKeeper: servers, root path, and how to authenticate."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.url_parts import shown_url, split_url
+
+SCHEME: Final = "bookkeeper"
+PORT: Final = 2181
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+_PATH: Final = re.compile(r"(/[A-Za-z0-9._-]+)+")
+_CURE: Final = "an address looks like bookkeeper://zk1:2181,zk2:2181,zk3:2181/outbox/delay"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooKeeperSecurity:
+    """SASL (DIGEST-MD5) and TLS to ZooKeeper. With a user, znodes are made for that user alone."""
+
+    user: str | None = None
+    password: str | None = None
+    tls: bool = False
+    ca_file: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.user is None) != (self.password is None):
+            raise ConfigurationError("SASL to ZooKeeper needs both a user and a password file")
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigurationError("a client certificate for ZooKeeper needs both its file and that of its key")
+        if not self.tls and (self.ca_file is not None or self.certificate is not None):
+            raise ConfigurationError("a CA file or a certificate for ZooKeeper is for TLS: give --zookeeper-tls too")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooKeeperAddress:
+    """`hosts`: `zk1:2181,zk2:2181`; `root`: the absolute path of the cluster's znodes."""
+
+    hosts: str
+    root: str
+
+    @classmethod
+    def parse(cls, url: str) -> ZooKeeperAddress:
+        """Returns the parts of `bookkeeper://zk1,zk2,zk3/path`. Raises ConfigurationError that names the mistake."""
+        parts = split_url(url)
+        if parts.scheme != SCHEME or parts.query or parts.fragment:
+            raise ConfigurationError(f"not a cluster's address: {shown_url(url)!r}; {_CURE}")
+        if "@" in parts.netloc:
+            raise ConfigurationError("a cluster's address has no user and password: they are options of their own")
+        hosts = [_with_port(host) for host in parts.netloc.split(",")]
+        root = parts.path.rstrip("/")
+        if not _PATH.fullmatch(root) or {".", ".."} & set(root.split("/")):
+            raise ConfigurationError(f"the path of a cluster is one or more names, not {parts.path!r}; {_CURE}")
+        return cls(hosts=",".join(hosts), root=root)
+
+
+def _with_port(host: str) -> str:
+    found = _HOST.fullmatch(host)
+    if found is None:
+        raise ConfigurationError(f"not a ZooKeeper server: {host!r}; {_CURE}")
+    return host if found[2] else f"{host}:{PORT}"

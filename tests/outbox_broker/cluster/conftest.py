@@ -1,0 +1,145 @@
+"""One ZooKeeper for the tests of this folder, a cluster of its own for each, and nodes in this process."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox_broker.cluster.cluster_admin import init_cluster
+from outbox_broker.cluster.coordinator import Coordinator, CoordinatorOptions, Wakeup
+from outbox_broker.cluster.memory_budget import ShardMemory
+from outbox_broker.cluster.ownership_lease import ShardPermit
+from outbox_broker.cluster.shard_host import OpenedShard, ShardHost
+from outbox_broker.cluster.znode_records import NodeRecord, ZnodeLayout
+from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress
+from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
+from outbox_broker.cluster.zookeeper_session import SessionOptions, ZooKeeperSession
+from outbox_broker.schedule.local_segments import LocalSegmentStore
+from outbox_core.common.clock import SystemClock
+from tests.outbox_broker.cluster.zookeeper_server import ZooKeeper, zookeeper
+
+SESSION_MS = 3_000
+BEAT_MS = 300
+SECONDS_MAX = 120
+_numbers = itertools.count()
+
+
+def eventually(holds: Callable[[], Any], *, what: str) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while not holds():
+        assert time.monotonic() < deadline, f"not seen in time: {what}"
+        time.sleep(0.005)
+
+
+@dataclass(eq=False)
+class HostedShard:
+    """A shard that has its store open and does nothing."""
+
+    opened: OpenedShard
+    permit: ShardPermit
+    memory: ShardMemory | None = None
+    failure: Exception | None = None
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def limit_memory(self, memory: ShardMemory) -> None:
+        self.memory = memory
+
+    def close(self) -> None:
+        self.opened.close()
+
+
+class InProcessNode:
+    """A coordinator, a host and segments on folders that all nodes of a test share."""
+
+    def __init__(self, cluster: Cluster, name: str, *, hosts: str | None = None, **values: Any) -> None:
+        self.name = name
+        self.opened: list[tuple[str, int]] = []
+        self.open_failure: Callable[[str], Exception | None] = lambda _shard: None
+        self._cluster = cluster
+        wakeup = Wakeup()
+        record = NodeRecord(
+            name=name, url=f"http://{name}:1", peer_url=f"http://{name}:2", version="1", **values
+        )  # fmt: skip
+        address = ZooKeeperAddress(hosts=hosts or cluster.server.hosts, root=cluster.root)
+        self.sessions: list[ZooKeeperSession] = []
+
+        def connect() -> ZooKeeperSession:
+            session = ZooKeeperSession(
+                address, options=SessionOptions(session_ms=SESSION_MS, request_ms_max=SESSION_MS), changed=wakeup.set
+            )
+            self.sessions.append(session)
+            return session
+
+        self.registry = ZooKeeperRegistry(cluster.layout, connect=connect, record=record)
+        self.host: ShardHost[HostedShard] = ShardHost(
+            open_shard=self._open, run_shard=HostedShard, clock=SystemClock(), changed=wakeup.set
+        )
+        self.coordinator = Coordinator(
+            registry=self.registry, host=self.host, record=record, clock=SystemClock(), wakeup=wakeup,
+            options=CoordinatorOptions(beat_ms=BEAT_MS, open_failures_max=2, unable_ms=60_000),
+        )  # fmt: skip
+
+    def serves(self) -> set[str]:
+        """The shards that it serves and may act for."""
+        return {shard for shard, one in self.host.serving().items() if one.permit.why_ended() is None}
+
+    def _open(self, shard: str) -> OpenedShard:
+        failure = self.open_failure(shard)
+        if failure is not None:
+            raise failure
+        store = LocalSegmentStore.open(self._cluster.folder / shard)
+        self.opened.append((shard, store.epoch))
+        return OpenedShard(store=store, epoch=store.epoch, close=store.close)
+
+
+class Cluster:
+    """A root of its own on the tests' ZooKeeper, with nodes that end with the test."""
+
+    def __init__(self, server: ZooKeeper, folder: Path, *, shards: int) -> None:
+        self.server = server
+        self.folder = folder
+        self.root = f"/test/{next(_numbers)}"
+        self.layout = ZnodeLayout(self.root)
+        self.nodes: list[InProcessNode] = []
+        self.session = ZooKeeperSession(
+            ZooKeeperAddress(hosts=server.hosts, root=self.root), options=SessionOptions(session_ms=30_000)
+        )
+        init_cluster(self.session, self.layout, shards=shards)
+
+    def node(self, name: str, **values: Any) -> InProcessNode:
+        """Start a node."""
+        one = InProcessNode(self, name, **values)
+        self.nodes.append(one)
+        one.coordinator.start()
+        return one
+
+    def close(self) -> None:
+        """End everything."""
+        for one in self.nodes:
+            one.coordinator.stop()
+        self.session.close()
+
+
+@pytest.fixture(scope="session")
+def running_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
+    """The server of the whole run."""
+    with zookeeper(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
+
+
+@pytest.fixture
+def cluster(running_zookeeper: ZooKeeper, tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster with eight shards."""
+    one = Cluster(running_zookeeper, tmp_path, shards=8)
+    yield one
+    one.close()

@@ -1,0 +1,222 @@
+"""Nodes on a real ZooKeeper: shards spread, move by request, and move when a session ends; nobody owns one twice."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from outbox_broker.cluster.cluster_admin import add_generation, init_cluster, read_state
+from outbox_broker.cluster.cluster_errors import NotOwner
+from outbox_broker.cluster.znode_records import ZnodeLayout
+from outbox_broker.cluster.zookeeper_session import ZooKeeperSession
+from outbox_core.common.errors import ConfigurationError, StorageFailed
+from tests.fixtures.cutting_tcp_proxy import cutting_tcp_proxy
+from tests.outbox_broker.cluster.conftest import Cluster, InProcessNode, eventually
+from tests.outbox_broker.cluster.zookeeper_server import zookeeper
+
+pytestmark = pytest.mark.processes
+SHARDS = {f"0-{number:04d}" for number in range(8)}
+
+
+def settled(*nodes: InProcessNode) -> bool:
+    """Whether these nodes serve all shards, each one alone, evenly."""
+    served = [node.serves() for node in nodes]
+    sizes = [len(shards) for shards in served]
+    return set.union(*served) == SHARDS and sum(sizes) == len(SHARDS) and max(sizes) - min(sizes) <= 1
+
+
+def test_one_node_serves_every_shard(cluster: Cluster) -> None:
+    only = cluster.node("n1")
+
+    eventually(lambda: settled(only), what="one node with all shards")
+    eventually(lambda: not read_state(cluster.session, cluster.layout).waiting, what="no shard waits")
+
+
+def test_a_second_node_gets_half_of_the_shards_and_each_is_closed_before_it_is_opened_again(cluster: Cluster) -> None:
+    first = cluster.node("n1")
+    eventually(lambda: settled(first), what="one node with all shards")
+    second = cluster.node("n2")
+    eventually(lambda: settled(first, second), what="two nodes with four shards each")
+
+    assert sorted(second.opened) == [(shard, 2) for shard in sorted(second.serves())]  # one writer after the other
+
+
+def test_a_node_that_stops_hands_its_shards_over_and_leaves_no_record(cluster: Cluster) -> None:
+    first, second = cluster.node("n1"), cluster.node("n2")
+    eventually(lambda: settled(first, second), what="two nodes with four shards each")
+
+    first.coordinator.stop()
+
+    assert not first.serves()
+    eventually(lambda: settled(second), what="the other node with all shards")
+    assert [record.name for record in read_state(cluster.session, cluster.layout).view.nodes.values()] == ["n2"]
+
+
+def test_the_epoch_of_an_ownership_rises_with_each_owner(cluster: Cluster) -> None:
+    first = cluster.node("n1")
+    eventually(lambda: settled(first), what="one node with all shards")
+    before = {shard: one.permit.epoch for shard, one in first.host.serving().items()}
+    second = cluster.node("n2")
+    first.coordinator.stop()
+    eventually(lambda: settled(second), what="the other node with all shards")
+
+    assert all(one.permit.epoch > before[shard] for shard, one in second.host.serving().items())
+
+
+def test_a_session_that_ends_takes_every_shard_and_the_node_comes_back_as_another_one(cluster: Cluster) -> None:
+    only = cluster.node("n1")
+    eventually(lambda: settled(only), what="one node with all shards")
+    permits = [one.permit for one in only.host.serving().values()]
+    earlier = only.registry.me
+
+    expire(cluster, only.sessions[-1])
+
+    eventually(lambda: all(permit.why_ended() for permit in permits), what="every permit ended")
+    eventually(lambda: only.registry.me not in {"", earlier}, what="a new session")
+    eventually(lambda: settled(only), what="the node with all shards again")
+
+
+def test_a_node_without_zookeeper_stops_before_its_session_ends_and_goes_on_afterwards(tmp_path: Path) -> None:
+    with zookeeper(tmp_path / "server") as server:
+        cluster = Cluster(server, tmp_path / "data", shards=8)
+        try:
+            only = cluster.node("n1")
+            eventually(lambda: settled(only), what="one node with all shards")
+            server.send_signal(signal.SIGSTOP)
+            eventually(lambda: not only.serves(), what="no shard served without contact")
+            with pytest.raises(NotOwner, match="two thirds of its session"):
+                only.host.get("0-0000")
+            server.send_signal(signal.SIGCONT)
+            eventually(lambda: settled(only), what="all shards served again")
+        finally:
+            cluster.close()
+
+
+def test_zookeeper_that_is_killed_and_restarted_costs_no_shard_its_owner_for_good(tmp_path: Path) -> None:
+    with zookeeper(tmp_path / "server") as server:
+        cluster = Cluster(server, tmp_path / "data", shards=8)
+        try:
+            nodes = cluster.node("n1"), cluster.node("n2")
+            eventually(lambda: settled(*nodes), what="two nodes with four shards each")
+            server.kill9()
+            eventually(lambda: not any(node.serves() for node in nodes), what="nobody serves without contact")
+            server.start()
+            eventually(lambda: settled(*nodes), what="two nodes with four shards each again")
+        finally:
+            cluster.close()
+
+
+def test_a_node_that_is_cut_off_loses_its_shards_to_the_other_one(cluster: Cluster) -> None:
+    with cutting_tcp_proxy(cluster.server.port) as proxy:
+        cut = cluster.node("cut", hosts=f"127.0.0.1:{proxy.port}")
+        eventually(lambda: settled(cut), what="the node behind the proxy with all shards")
+        permits = [one.permit for one in cut.host.serving().values()]
+        other = cluster.node("other")
+        eventually(lambda: settled(cut, other), what="two nodes with four shards each")
+        mine = cut.serves()
+        proxy.close()
+        # Its folder locks are free only once it has closed the shards by itself: nobody tells it.
+        eventually(lambda: settled(other), what="the other node with all shards")
+
+    assert mine
+    assert not cut.serves()
+    assert all(permit.why_ended() for permit in permits)
+
+
+def test_a_shard_that_cannot_be_opened_waits_with_the_reason_and_is_served_once_it_can(cluster: Cluster) -> None:
+    node = InProcessNode(cluster, "n1")
+    node.open_failure = lambda shard: StorageFailed("2 of 3 bookies are writable") if shard == "0-0003" else None
+    cluster.nodes.append(node)
+    node.coordinator.start()
+
+    eventually(lambda: node.serves() == SHARDS - {"0-0003"}, what="all other shards")
+    eventually(
+        lambda: "2 of 3 bookies" in read_state(cluster.session, cluster.layout).waiting.get("0-0003", ""),
+        what="the reason",
+    )
+    with pytest.raises(NotOwner):
+        node.host.get("0-0003")
+    node.open_failure = lambda _shard: None
+    eventually(lambda: settled(node), what="all shards")
+
+
+def test_a_node_that_can_open_no_shard_leaves_them_to_the_others(cluster: Cluster) -> None:
+    broken = InProcessNode(cluster, "broken")
+    broken.open_failure = lambda _shard: StorageFailed("no bookie answers")
+    cluster.nodes.append(broken)
+    broken.coordinator.start()
+    other = cluster.node("other")
+
+    eventually(lambda: settled(other), what="the able node with all shards")
+    records = read_state(cluster.session, cluster.layout).view.nodes.values()
+    assert {record.name: record.unable for record in records} == {"broken": "no bookie answers", "other": None}
+
+
+def test_a_store_that_fails_is_opened_again_under_the_next_epoch(cluster: Cluster) -> None:
+    only = cluster.node("n1")
+    eventually(lambda: settled(only), what="one node with all shards")
+
+    only.host.serving()["0-0002"].failure = StorageFailed("a sync failed")
+
+    eventually(lambda: ("0-0002", 2) in only.opened, what="the shard opened again")
+    eventually(lambda: settled(only), what="all shards")
+
+
+def test_a_nodes_memory_is_divided_among_the_shards_that_it_has(cluster: Cluster) -> None:
+    first = cluster.node("n1")
+    eventually(lambda: settled(first), what="one node with all shards")
+    eventually(lambda: shares(first) == {128 * 1024 * 1024 // 8}, what="an eighth each")
+    second = cluster.node("n2")
+    eventually(lambda: settled(first, second), what="two nodes with four shards each")
+
+    eventually(lambda: shares(first) == shares(second) == {128 * 1024 * 1024 // 4}, what="a quarter each")
+
+
+def shares(node: InProcessNode) -> set[int]:
+    return {one.memory.bytes_max for one in node.host.serving().values() if one.memory is not None}
+
+
+def test_shards_of_a_new_generation_are_served_as_well(cluster: Cluster) -> None:
+    only = cluster.node("n1")
+    eventually(lambda: settled(only), what="one node with all shards")
+
+    add_generation(cluster.session, cluster.layout, shards=2)
+
+    eventually(lambda: only.serves() == SHARDS | {"1-0000", "1-0001"}, what="ten shards")
+    assert only.coordinator.shards().shard_of("m").startswith("1-")
+
+
+def test_a_path_without_a_cluster_is_refused_with_the_cure(cluster: Cluster) -> None:
+    cluster.layout = ZnodeLayout("/test/none")
+    node = InProcessNode(cluster, "n1")
+
+    with pytest.raises(ConfigurationError, match="outbox delay init"):
+        node.coordinator.start()
+    node.coordinator.stop()
+
+
+def test_a_cluster_of_a_later_version_is_refused(cluster: Cluster) -> None:
+    cluster.session.write(cluster.layout.config, b'{"format": 2, "cluster": "x", "generations": [8]}')
+    node = InProcessNode(cluster, "n1")
+
+    with pytest.raises(ConfigurationError, match="upgrade this node"):
+        node.coordinator.start()
+    node.coordinator.stop()
+
+
+def test_init_is_idempotent_and_never_changes_the_number_of_shards(cluster: Cluster) -> None:
+    assert init_cluster(cluster.session, cluster.layout, shards=8).generations == [8]
+    with pytest.raises(ConfigurationError, match="add-generation"):
+        init_cluster(cluster.session, cluster.layout, shards=16)
+
+
+def expire(cluster: Cluster, session: ZooKeeperSession) -> None:
+    """End a session as ZooKeeper does when it hears nothing: a second client with its id and password closes it."""
+    from kazoo.client import KazooClient
+
+    thief = KazooClient(hosts=cluster.server.hosts, client_id=session.credentials)
+    thief.start(timeout=60)
+    thief.stop()
+    thief.close()
