@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from benchmarks.storage.logs import MAP_BYTES, durable_sqlite
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, Timed
-from outbox_broker.schedule.local_segments import LocalSegmentStore
+from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 
 BATCH_MESSAGES: Final = 1_000
 _TIME_BYTES: Final = 8

@@ -20,7 +20,7 @@ from outbox_broker.cluster.znode_records import NodeRecord, ZnodeLayout
 from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
 from outbox_broker.cluster.zookeeper_session import SessionOptions, ZooKeeperSession
-from outbox_broker.schedule.local_segments import LocalSegmentStore
+from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.clock import SystemClock
 from tests.outbox_broker.cluster.zookeeper_server import ZooKeeper, zookeeper
 
