@@ -1,0 +1,64 @@
+"""AdminApi: what Pulsar's admin REST interface tells of topics and their namespace. It only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import requests
+
+from broker_adapter.pulsar.client_settings import ClientSettings
+
+
+class AdminApi:
+    """Of one namespace. Each call raises requests.RequestException."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        """Does no I/O."""
+        self._url = f"{settings.admin_url}/admin/v2"
+        self._namespace = "/".join(quote(part, safe="") for part in settings.namespace.split("/"))
+        self._headers = {} if settings.token is None else {"Authorization": f"Bearer {settings.token}"}
+        self._login = (
+            None
+            if settings.user is None
+            else (settings.user.encode().decode("latin-1"), str(settings.password).encode().decode("latin-1"))
+        )
+        self._ca_file = settings.ca_file
+        self._certificate = (
+            None if settings.cert_file is None or settings.key_file is None else (settings.cert_file, settings.key_file)
+        )
+
+    def version(self, *, timeout_s: float) -> str:
+        """Of the server that answers."""
+        return str(self._get("brokers/version", timeout_s=timeout_s).text).strip()
+
+    def persistence(self, *, timeout_s: float) -> Mapping[str, Any]:
+        """The namespace's policy, by Pulsar's names of its parts; empty where the servers' defaults hold."""
+        answer = self._get(f"namespaces/{self._namespace}/persistence", timeout_s=timeout_s)
+        found: Mapping[str, Any] = (answer.json() if answer.content else None) or {}
+        return found
+
+    def subscriptions(self, topic: str, *, timeout_s: float) -> Sequence[str] | None:
+        """The names of a topic's subscriptions; None where the topic is missing."""
+        path = f"persistent/{self._namespace}/{quote(topic, safe='')}/subscriptions"
+        try:
+            found: Sequence[str] = self._get(path, timeout_s=timeout_s).json()
+        except requests.HTTPError as error:
+            if error.response is not None and error.response.status_code == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+        return found
+
+    def _get(self, path: str, *, timeout_s: float) -> requests.Response:
+        answer = requests.get(
+            f"{self._url}/{path}",
+            headers=self._headers,
+            auth=self._login,
+            cert=self._certificate,
+            verify=self._ca_file or True,
+            timeout=max(timeout_s, 0.001),
+        )
+        answer.raise_for_status()
+        return answer

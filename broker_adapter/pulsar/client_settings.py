@@ -1,0 +1,82 @@
+"""ClientSettings: a broker's URL as the settings of Pulsar's client and of its admin API, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+from broker_adapter.publishing.broker_url import BrokerUrl
+from outbox_core.common.errors import ConfigurationError
+
+URL_OPTIONS: Final = frozenset({"admin"})
+TLS_SCHEME: Final = "pulsar+ssl"
+TENANT_DEFAULT: Final = "public"
+NAMESPACE_DEFAULT: Final = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """Secrets are not shown by repr()."""
+
+    service_url: str
+    place: str
+    """The servers' addresses, for messages."""
+    namespace: str
+    """`tenant/namespace`: where topics are."""
+    timeout_ms: int
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    admin_url: str | None = None
+
+    @classmethod
+    def of(cls, url: BrokerUrl, *, timeout_ms: int, token: str | None = None, ca_file: str | None = None) -> Self:
+        """Raises ConfigurationError for options that contradict each other."""
+        if url.user and token:
+            raise ConfigurationError("a token and a user were given, and Pulsar takes one of them: leave one out")
+        if url.user and not url.password:
+            raise ConfigurationError("a user needs a password: pulsar://user:password@host:6650, or password_file=")
+        ca_file, cert_file, key_file = ca_file or url.file("ca_file"), url.file("cert_file"), url.file("key_file")
+        if (cert_file is None) != (key_file is None):
+            raise ConfigurationError("cert_file and key_file in the broker's URL belong together: give both")
+        admin_url = _admin_url(url.options.get("admin"))
+        has_tls = url.scheme == TLS_SCHEME or str(admin_url).startswith("https:")
+        if (ca_file or cert_file) and not has_tls:
+            raise ConfigurationError(f"ca_file, cert_file and key_file need TLS: write {TLS_SCHEME}://")
+        return cls(
+            service_url=f"{url.scheme}://{url.addresses}",
+            place=url.addresses,
+            namespace=_namespace(url.path),
+            timeout_ms=timeout_ms,
+            user=url.user,
+            password=url.password if url.user else None,
+            token=token or (None if url.user else url.password),
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+            admin_url=admin_url,
+        )
+
+    def topic_url(self, topic: str) -> str:
+        """The full name of a topic. It is persistent always: what others hold is in memory alone."""
+        return f"persistent://{self.namespace}/{topic}"
+
+
+def _namespace(path: str) -> str:
+    parts = path.strip("/").split("/") if path.strip("/") else [TENANT_DEFAULT, NAMESPACE_DEFAULT]
+    if len(parts) != len((TENANT_DEFAULT, NAMESPACE_DEFAULT)) or not all(parts):
+        raise ConfigurationError(f"the path of a pulsar URL is /TENANT/NAMESPACE or nothing, not /{path}")
+    return "/".join(parts)
+
+
+def _admin_url(text: str | None) -> str | None:
+    if text is None:
+        return None
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
+        raise ConfigurationError("admin in the broker's URL is like http://HOST:8080, without a login")
+    return text.rstrip("/")

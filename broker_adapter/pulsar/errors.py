@@ -1,0 +1,79 @@
+"""The results of Pulsar's client, in one table: what becomes of a message, or of the whole batch, after each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from broker_adapter.publishing.treatment import Treatment
+from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, NotAuthorized, StorageFailed
+
+_REJECTED = "MessageTooBig InvalidMessage InvalidTopicName"
+_DEFERRED = """
+TopicNotFound TopicTerminated AuthorizationError IncompatibleSchema NotAllowedError
+ProducerBlockedQuotaExceededError ProducerBlockedQuotaExceededException ProducerBusy ProducerFenced
+"""
+_STORAGE = "BrokerPersistenceError"
+_NOT_AUTHENTICATED = "AuthenticationError ErrorGettingAuthenticationData"
+_OUTAGE = """
+AlreadyClosed BrokerMetadataError ChecksumError ConnectError CryptoError Interrupted InvalidConfiguration InvalidUrl
+LookupError MemoryBufferIsFull NotConnected OperationNotSupported ProducerNotInitialized ProducerQueueIsFull ReadError
+ServiceUnitNotReady Timeout TooManyLookupRequestException UnknownError UnsupportedVersionError
+"""
+_NOT_A_PRODUCERS = """
+Ok ConsumerAssignError ConsumerBusy ConsumerNotFound ConsumerNotInitialized CumulativeAcknowledgementNotAllowedError
+InvalidTxnStatusError SubscriptionNotFound TransactionConflict TransactionCoordinatorNotFoundError TransactionNotFound
+"""
+NOT_A_PRODUCERS: Final = frozenset(_NOT_A_PRODUCERS.split())
+"""Results of consumers and transactions, which no publish has. Should one come, it is an outage."""
+
+TREATMENTS: Final[Mapping[str, Treatment]] = {
+    name: treatment
+    for treatment, names in {
+        Treatment.REJECTED: _REJECTED,
+        Treatment.DEFERRED: _DEFERRED,
+        Treatment.STORAGE: _STORAGE,
+        Treatment.NOT_AUTHENTICATED: _NOT_AUTHENTICATED,
+        Treatment.OUTAGE: _OUTAGE,
+    }.items()
+    for name in names.split()
+}
+"""By the name of the client's Result, which its exception of the same name has, too."""
+
+_CURES: Final[Mapping[str, str]] = {
+    "MessageTooBig": "its size is above maxMessageSize of the servers; raise that for those that follow",
+    "TopicNotFound": "create it with pulsar-admin topics create, or set allowAutoTopicCreation=true",
+    "TopicTerminated": "it was terminated, and takes no message again: publish to another topic",
+    "AuthorizationError": "allow it with pulsar-admin namespaces grant-permission --actions produce",
+    "IncompatibleSchema": "the topic has a schema: allow producers without one, or create a topic that has none",
+    "ProducerBlockedQuotaExceededError": "its backlog is full: consume it, or raise its quota",
+    "ProducerBlockedQuotaExceededException": "its backlog is full: consume it, or raise its quota",
+    "ConnectError": "start the servers; if they run, check whether they want pulsar:// or pulsar+ssl://",
+    "AuthenticationError": "check the token, or user and password, of the broker's URL",
+    "BrokerPersistenceError": "look at the bookies, which could not store it",
+}
+
+
+def treatment_of(result: str) -> Treatment:
+    """What a result means; one that this table does not know yet is an outage, which costs no attempt."""
+    return TREATMENTS.get(result, Treatment.OUTAGE)
+
+
+def explained(result: str) -> str:
+    """The result's name, and the cure where there is one."""
+    cure = _CURES.get(result)
+    return f"{result}; {cure}" if cure else result
+
+
+def exception_for(result: str, *, what: str) -> BrokerError:
+    """What to raise for a whole batch."""
+    text = f"{what}: {explained(result)}"
+    match treatment_of(result):
+        case Treatment.NOT_AUTHENTICATED:
+            return NotAuthenticated(text)
+        case Treatment.NOT_AUTHORIZED:
+            return NotAuthorized(text)
+        case Treatment.STORAGE:
+            return StorageFailed(text)
+        case _:
+            return BrokerUnavailable(text)

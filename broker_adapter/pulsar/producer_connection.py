@@ -1,0 +1,152 @@
+"""ProducerConnection: one client of Pulsar with a producer a topic, and a deadline for whatever it is asked."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import pulsar
+
+from broker_adapter.publishing.treatment import Treatment
+from broker_adapter.pulsar.client_settings import ClientSettings
+from broker_adapter.pulsar.errors import exception_for, treatment_of
+from outbox_core.common.clock import Clock
+from outbox_core.messages.limits import BATCH_MESSAGES_MAX
+
+PRODUCERS_MAX: Final = 1_000
+"""How many topics keep their producer; the one that was idle longest makes room."""
+ONE_MESSAGE: Final = frozenset({Treatment.REJECTED, Treatment.DEFERRED})
+
+
+class PulsarRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One message as Pulsar takes it; `topic` is a full name."""
+
+    topic: str
+    key: str | None
+    body: bytes
+    properties: Mapping[str, str]
+    event_timestamp_ms: int | None
+
+
+class ProducerConnection:
+    """Used by one thread at a time. After any exception it is of no use any more: close it."""
+
+    def __init__(self, settings: ClientSettings, *, clock: Clock) -> None:
+        """Connects when it is first asked for a producer."""
+        self._clock = clock
+        self._what = f"Pulsar at {settings.place}"
+        self._timeout_ms = settings.timeout_ms
+        self._producers: OrderedDict[str, Any] = OrderedDict()
+        self._client = pulsar.Client(
+            settings.service_url,
+            authentication=_authentication(settings),
+            operation_timeout_seconds=max(1, settings.timeout_ms // 1000),
+            connection_timeout_ms=settings.timeout_ms,
+            tls_trust_certs_file_path=settings.ca_file,
+            tls_validate_hostname=True,
+            tls_certificate_file_path=settings.cert_file,
+            tls_private_key_file_path=settings.key_file,
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),  # by default it writes to stdout
+        )
+
+    def store(self, records: Sequence[PulsarRecord], *, deadline_ms: int) -> list[str | None]:
+        """Send records in this order, and wait; one answer a record: None where it is durable, or its result's name.
+
+        Raises BrokerUnavailable, StorageFailed or NotAuthenticated where one of them is in doubt.
+        """
+        answers: list[str | None] = [None] * len(records)
+        receipts: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        outstanding = 0
+        refused: dict[str, str] = {}
+        for number, record in enumerate(records):
+            if record.topic not in refused:
+                try:
+                    self._send(record, partial(_note, receipts, number), deadline_ms=deadline_ms)
+                    outstanding += 1
+                    continue
+                except pulsar.PulsarException as error:
+                    result = self._checked(type(error).__name__)
+                if result == "MessageTooBig":
+                    answers[number] = result
+                    continue
+                # All of the topic's that follow have the same fate: otherwise one of them could go before this one.
+                refused[record.topic] = result
+            answers[number] = refused[record.topic]
+        for _ in range(outstanding):
+            number, result = self._receipt(receipts, deadline_ms=deadline_ms)
+            if result != "Ok":
+                answers[number] = self._checked(result)
+                if result != "MessageTooBig":
+                    self._producers.pop(records[number].topic, None)  # it may be what was wrong
+        return answers
+
+    def close(self) -> None:
+        """Drop what is queued, and end the connections and threads."""
+        self._producers.clear()
+        self._client.shutdown()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: never free the client, which would wait for its threads for ever."""
+        for kept in (self._client, self._producers):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+    def _send(self, record: PulsarRecord, noted: Any, *, deadline_ms: int) -> None:
+        self._producer(record.topic, deadline_ms=deadline_ms).send_async(
+            record.body,
+            noted,
+            properties=dict(record.properties),
+            partition_key=record.key,
+            event_timestamp=record.event_timestamp_ms,
+        )
+
+    def _producer(self, topic: str, *, deadline_ms: int) -> Any:
+        """Without batches: a batch goes to one consumer of a Key_Shared subscription, whatever keys are in it."""
+        if topic in self._producers:
+            self._producers.move_to_end(topic)
+            return self._producers[topic]
+        if self._clock.monotonic_ms() >= deadline_ms:
+            raise exception_for("Timeout", what=self._what)
+        producer = self._client.create_producer(
+            topic,
+            send_timeout_millis=self._timeout_ms,
+            max_pending_messages=BATCH_MESSAGES_MAX,
+            block_if_queue_full=True,
+            batching_enabled=False,
+        )
+        self._producers[topic] = producer
+        if len(self._producers) > PRODUCERS_MAX:
+            self._producers.popitem(last=False)
+        return producer
+
+    def _receipt(self, receipts: queue.SimpleQueue[tuple[int, str]], *, deadline_ms: int) -> tuple[int, str]:
+        left_ms = max(1, deadline_ms - self._clock.monotonic_ms())
+        try:
+            return receipts.get(timeout=left_ms / 1000)
+        except queue.Empty:
+            raise exception_for("Timeout", what=self._what) from None
+
+    def _checked(self, result: str) -> str:
+        """Raise what concerns the whole batch."""
+        if treatment_of(result) not in ONE_MESSAGE:
+            raise exception_for(result, what=self._what)
+        return result
+
+
+def _note(receipts: queue.SimpleQueue[tuple[int, str]], number: int, result: Any, _: object) -> None:
+    receipts.put((number, result.name))
+
+
+def _authentication(settings: ClientSettings) -> object:
+    if settings.token is not None:
+        return pulsar.AuthenticationToken(settings.token)
+    if settings.user is not None:
+        return pulsar.AuthenticationBasic(settings.user, settings.password)
+    if settings.cert_file is not None:
+        return pulsar.AuthenticationTLS(settings.cert_file, settings.key_file)
+    return None

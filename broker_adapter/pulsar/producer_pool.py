@@ -1,0 +1,40 @@
+"""ProducerPool: a client of Pulsar for each thread that publishes at the same time, closed before Python ends."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from contextlib import AbstractContextManager
+from functools import partial
+
+from broker_adapter.publishing.client_pool import ClientPool
+from broker_adapter.pulsar.client_settings import ClientSettings
+from broker_adapter.pulsar.producer_connection import ProducerConnection
+from outbox_core.common.clock import Clock, SystemClock
+
+
+class ProducerPool:
+    """Thread-safe and fork-safe."""
+
+    def __init__(self, settings: ClientSettings, *, clock: Clock | None = None) -> None:
+        """Does no I/O."""
+        self.clock = clock or SystemClock()
+        self._pool = ClientPool(partial(ProducerConnection, settings, clock=self.clock))
+        # The client's threads call Python: one that lives longer than the interpreter ends the process by a signal.
+        self._at_exit = partial(_close, weakref.ref(self._pool))
+        atexit.register(self._at_exit)
+
+    def connection(self) -> AbstractContextManager[ProducerConnection]:
+        """A client for the length of a block. One whose block raised is closed, since its state is in doubt."""
+        return self._pool.client()
+
+    def close(self) -> None:
+        """Close the clients that are free, and those in use as soon as they are given back. Idempotent."""
+        atexit.unregister(self._at_exit)
+        self._pool.close()
+
+
+def _close(pool: weakref.ref[ClientPool[ProducerConnection]]) -> None:
+    alive = pool()
+    if alive is not None:
+        alive.close()

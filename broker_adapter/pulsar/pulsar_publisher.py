@@ -1,0 +1,78 @@
+"""PulsarPublisher: a batch of messages as records of Pulsar, and receipts as results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker_adapter.publishing.message_headers import content_type, plain_headers
+from broker_adapter.publishing.treatment import Treatment
+from broker_adapter.pulsar.admin_api import AdminApi
+from broker_adapter.pulsar.client_settings import ClientSettings
+from broker_adapter.pulsar.errors import explained, treatment_of
+from broker_adapter.pulsar.inspection import NOT_CHECKED, inspect_topics
+from broker_adapter.pulsar.producer_connection import PulsarRecord
+from broker_adapter.pulsar.producer_pool import ProducerPool
+from outbox_core.messages.capabilities import Capability
+from outbox_core.messages.inspection import Inspection
+from outbox_core.messages.message import CONTENT_TYPE, Message, PublishResult, PublishStatus
+
+
+class PulsarPublisher:
+    """A Publisher. A message is stored when as many bookies have it as the namespace's ack quorum says.
+
+    It does not declare deduplication: Pulsar compares growing numbers of a producer's name, and not ids.
+    """
+
+    product = "Apache Pulsar"
+    capabilities: frozenset[Capability] = frozenset()
+
+    def __init__(self, pool: ProducerPool, admin: AdminApi | None, *, settings: ClientSettings) -> None:
+        self._pool = pool
+        self._admin = admin
+        self._settings = settings
+
+    def publish(self, batch: Sequence[Message], *, timeout_ms: int) -> list[PublishResult]:
+        """Store a batch; one result a message, in order."""
+        deadline_ms = self._pool.clock.monotonic_ms() + timeout_ms
+        records = [_record(message, self._settings) for message in batch]
+        with self._pool.connection() as connection:
+            answers = connection.store(records, deadline_ms=deadline_ms)
+        return [_result(message, answer) for message, answer in zip(batch, answers, strict=True)]
+
+    def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:
+        """Ask the admin API for the namespace's persistence and the topics' subscriptions."""
+        if self._admin is None:
+            return Inspection(product=self.product, version="not known without admin=", weaknesses=(NOT_CHECKED,))
+        return inspect_topics(
+            self._admin,
+            topics,
+            namespace=self._settings.namespace,
+            product=self.product,
+            clock=self._pool.clock,
+            timeout_ms=timeout_ms,
+        )
+
+    def close(self) -> None:
+        """End the clients. Idempotent."""
+        self._pool.close()
+
+
+def _record(message: Message, settings: ClientSettings) -> PulsarRecord:
+    properties = plain_headers(message)
+    kind = content_type(message.headers)
+    if kind is not None:
+        properties[CONTENT_TYPE] = kind
+    return PulsarRecord(
+        topic=settings.topic_url(message.topic),
+        key=message.key,
+        body=message.body,
+        properties=properties,
+        event_timestamp_ms=message.created_at_ms or None,
+    )
+
+
+def _result(message: Message, answer: str | None) -> PublishResult:
+    if answer is None:
+        return PublishResult(message.id, PublishStatus.STORED)
+    status = PublishStatus.REJECTED if treatment_of(answer) is Treatment.REJECTED else PublishStatus.DEFERRED
+    return PublishResult(message.id, status, f"topic {message.topic}: {explained(answer)}")

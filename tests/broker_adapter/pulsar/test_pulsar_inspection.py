@@ -1,0 +1,37 @@
+"""What the inspection of Pulsar finds weak, by what the admin API tells, and what it says without one."""
+
+from __future__ import annotations
+
+from broker_adapter.pulsar.inspection import namespace_weaknesses, topic_weaknesses
+from outbox_core.messages.connect import connect
+from outbox_core.messages.inspection import Inspectable
+
+
+def test_a_namespace_that_confirms_what_one_bookie_has_is_weak_and_one_without_a_policy_is_not() -> None:
+    policy = {"bookkeeperEnsemble": 3, "bookkeeperWriteQuorum": 3, "bookkeeperAckQuorum": 1}
+
+    [weakness] = namespace_weaknesses("shop/eu", policy)
+
+    assert (weakness.subject, weakness.topic) == ("shop/eu", None)
+    assert "set bookkeeperAckQuorum to 2" in weakness.cure
+    assert list(namespace_weaknesses("shop/eu", {})) == []
+
+
+def test_a_topic_without_a_subscription_is_weak_and_so_is_one_that_is_missing() -> None:
+    [empty] = topic_weaknesses("orders", [])
+    [missing] = topic_weaknesses("orders", None)
+
+    assert "it has no subscription" in empty.problem
+    assert "it is missing" in missing.problem
+    assert (empty.topic, missing.topic) == ("orders", "orders")
+    assert list(topic_weaknesses("orders", ["billing"])) == []
+
+
+def test_without_the_admin_api_the_inspection_says_that_subscriptions_are_not_checked() -> None:
+    broker = connect("pulsar://127.0.0.1:1")
+    assert isinstance(broker, Inspectable)
+
+    [weakness] = broker.inspect(["orders"]).weaknesses
+    broker.close()
+
+    assert "admin=http://" in weakness.cure
