@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import queue
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -54,6 +55,8 @@ class ProducerConnection:
             tls_private_key_file_path=settings.key_file,
             logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),  # by default it writes to stdout
         )
+        # The client's threads call Python: it must end before the interpreter does, and is not to be freed while open.
+        self._shutdown = weakref.finalize(self, self._client.shutdown)
 
     def store(self, records: Sequence[PulsarRecord], *, deadline_ms: int) -> list[str | None]:
         """Send records in this order, and wait; one answer a record: None where it is durable, or its result's name.
@@ -89,10 +92,11 @@ class ProducerConnection:
     def close(self) -> None:
         """Drop what is queued, and end the connections and threads."""
         self._producers.clear()
-        self._client.shutdown()
+        self._shutdown()
 
     def leave_to_parent(self) -> None:
         """In a forked child: never free the client, which would wait for its threads for ever."""
+        self._shutdown.detach()
         for kept in (self._client, self._producers):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 

@@ -1,9 +1,7 @@
-"""ProducerPool: a client of Pulsar for each thread that publishes at the same time, closed before Python ends."""
+"""ProducerPool: a client of Pulsar for each thread that publishes at the same time."""
 
 from __future__ import annotations
 
-import atexit
-import weakref
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -20,9 +18,6 @@ class ProducerPool:
         """Does no I/O."""
         self.clock = clock or SystemClock()
         self._pool = ClientPool(partial(ProducerConnection, settings, clock=self.clock))
-        # The client's threads call Python: one that lives longer than the interpreter ends the process by a signal.
-        self._at_exit = partial(_close, weakref.ref(self._pool))
-        atexit.register(self._at_exit)
 
     def connection(self) -> AbstractContextManager[ProducerConnection]:
         """A client for the length of a block. One whose block raised is closed, since its state is in doubt."""
@@ -30,11 +25,4 @@ class ProducerPool:
 
     def close(self) -> None:
         """Close the clients that are free, and those in use as soon as they are given back. Idempotent."""
-        atexit.unregister(self._at_exit)
         self._pool.close()
-
-
-def _close(pool: weakref.ref[ClientPool[ProducerConnection]]) -> None:
-    alive = pool()
-    if alive is not None:
-        alive.close()
