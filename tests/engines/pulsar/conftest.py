@@ -1,0 +1,60 @@
+"""Pulsar for the tests of this folder: a server for all of them, and one that tests may kill."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engines.jars import fetched_jars
+from tests.engines.pulsar.pulsar_engine import PulsarEngine
+from tests.engines.pulsar.pulsar_server import PulsarServer
+from tests.fixtures.local_server import scratch_folder
+
+
+@pytest.fixture(scope="session")
+def jars() -> Path:
+    """The server's jars."""
+    return fetched_jars(Path(__file__).with_name("pom.xml"))
+
+
+@pytest.fixture(scope="session")
+def running_server(jars: Path) -> Iterator[PulsarServer]:
+    """A server that takes its defaults, but for the place."""
+    with tempfile.TemporaryDirectory(prefix="pulsar-under-test-", dir=scratch_folder()) as folder:
+        server = PulsarServer(jars=jars, folder=Path(folder))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill9()
+
+
+@pytest.fixture
+def server(running_server: PulsarServer) -> PulsarServer:
+    """The server, alive: if an earlier test killed it, it is started again."""
+    running_server.start()
+    return running_server
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name of the test's own."""
+    return f"t.{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def engine(server: PulsarServer) -> Iterator[PulsarEngine]:
+    """The server, for the conformance tests."""
+    with PulsarEngine(server) as engine:
+        yield engine
+
+
+@pytest.fixture
+def own_engine(server: PulsarServer) -> Iterator[PulsarEngine]:
+    """The same one, which the test may kill; the next test starts it again."""
+    with PulsarEngine(server) as engine:
+        yield engine

@@ -1,0 +1,96 @@
+"""PulsarServer: one standalone server of Pulsar, with its bookie and its metadata in one process."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any, Final
+
+import requests
+
+from tests.engines.java_server import JavaProgram, JavaServer, free_port
+
+MAIN_CLASS: Final = "org.apache.pulsar.PulsarStandaloneStarter"
+ANSWER_SECONDS_MAX: Final = 60
+HEAP_MB: Final = 256
+
+
+class PulsarServer:
+    """On ports and in a folder of its own, which it keeps when it is killed."""
+
+    def __init__(self, *, jars: Path, folder: Path, settings: dict[str, object] | None = None) -> None:
+        self.host = "127.0.0.1"  # the bookie takes the address of the interface, and no other
+        self.port, self.web_port = free_port(self.host), free_port(self.host)
+        config = folder / "standalone.conf"
+        config.write_text(
+            "".join(f"{name}={value}\n" for name, value in {**self._settings(), **(settings or {})}.items())
+        )
+        self._server = JavaServer(
+            JavaProgram(
+                main_class=MAIN_CLASS,
+                arguments=[
+                    *("-c", str(config), "-nfw", "-nss", "-a", self.host),
+                    *("--metadata-dir", str(folder / "metadata"), "--bookkeeper-dir", str(folder / "bookkeeper")),
+                ],
+                jars=jars,
+                heap_mb=HEAP_MB,
+                direct_mb=HEAP_MB,
+            ),
+            log=folder / "log",
+        )
+
+    @property
+    def addresses(self) -> str:
+        """`host:port` of the binary protocol."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def admin_url(self) -> str:
+        """Of the admin API."""
+        return f"http://{self.host}:{self.web_port}"
+
+    def start(self) -> None:
+        """Start it where it is not, and wait until it serves."""
+        if not self._server.is_started:
+            self._server.start()
+        self._server.wait_until(self._is_ready)
+
+    def kill9(self) -> None:
+        """End it as a crash would. Idempotent."""
+        self._server.kill9()
+
+    def pause(self) -> None:
+        """Stop it by SIGSTOP: its connections stay, and nothing answers."""
+        self._server.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._server.send_signal(signal.SIGCONT)
+
+    def ask(self, method: str, path: str, *, json: Any = None) -> requests.Response:
+        """A request to the admin API, which must not fail."""
+        answer = requests.request(method, f"{self.admin_url}/admin/v2/{path}", json=json, timeout=ANSWER_SECONDS_MAX)
+        answer.raise_for_status()
+        return answer
+
+    def _is_ready(self) -> bool:
+        """The health check says yes before the namespace is there, without which clients find no topic."""
+        try:
+            self.ask("GET", "namespaces/public/default")
+        except requests.RequestException:
+            return False
+        return True
+
+    def _settings(self) -> dict[str, object]:
+        return {
+            "clusterName": "standalone",
+            "bindAddress": self.host,
+            "advertisedAddress": self.host,
+            "brokerServicePort": self.port,
+            "webServicePort": self.web_port,
+            "allowLoopback": "true",
+            "listeningInterface": "lo",  # otherwise the bookie listens on every interface
+            "managedLedgerDefaultEnsembleSize": 1,
+            "managedLedgerDefaultWriteQuorum": 1,
+            "managedLedgerDefaultAckQuorum": 1,
+        }

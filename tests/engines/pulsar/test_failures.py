@@ -1,0 +1,135 @@
+"""Pulsar paused, topics that take no message or keep none, a forked child, and the interpreter's end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.connect import connect
+from outbox_core.messages.inspection import Inspectable
+from outbox_core.messages.message import Message, PublishStatus
+from tests.broker_adapter.publishing.publisher_conformance import open_broker, publish_until_stored, with_option
+from tests.engines.pulsar.pulsar_engine import PulsarEngine
+
+__all__ = ["open_broker"]
+
+Open = Callable[[str], Broker]
+PROGRAM_SECONDS_MAX = 120
+PROGRAM = """
+import sys
+from outbox_core.messages.connect import connect
+from outbox_core.messages.message import Message
+print(connect(sys.argv[1]).publish([Message(id="m-0", topic=sys.argv[2], body=b"")])[0].status)
+"""
+
+
+def message(topic: str, number: int, **parts: object) -> Message:
+    """The message of a number."""
+    return Message(id=f"m-{number}", topic=topic, **{"body": b"%d" % number, **parts})  # type: ignore[arg-type]
+
+
+def test_a_paused_server_is_unavailable_and_what_was_in_doubt_is_stored_when_it_is_repeated(
+    own_engine: PulsarEngine, open_broker: Open, topic: str
+) -> None:
+    own_engine.make_topic(topic)
+    broker = open_broker(with_option(own_engine.url, "timeout_ms=2000"))
+    publish_until_stored(broker, message(topic, 0))
+    own_engine.server.pause()
+    try:
+        with pytest.raises(BrokerUnavailable):
+            broker.publish([message(topic, number, key="k") for number in range(1, 11)])
+    finally:
+        own_engine.server.resume()
+    for number in range(1, 11):
+        publish_until_stored(broker, message(topic, number, key="k"))
+
+    read = [one.id for one in own_engine.read(topic, count=11)]
+
+    assert list(dict.fromkeys(read)) == [f"m-{number}" for number in range(11)]  # the first copy of each, in order
+    assert len(read) <= 1 + 2 * 10
+
+
+def test_a_terminated_topic_takes_nothing_and_blocks_no_other(
+    engine: PulsarEngine, open_broker: Open, topic: str
+) -> None:
+    ended = f"{topic}.ended"
+    engine.make_topic(topic)
+    engine.make_topic(ended)
+    broker = open_broker(engine.url)
+    broker.publish([message(ended, 0)])
+    engine.server.ask("POST", f"persistent/public/default/{ended}/terminate")
+
+    for _ in range(2):  # by the producer that is there, and by a new one
+        results = broker.publish([message(ended, 1), message(topic, 2), message(ended, 3)])
+
+        assert [one.status for one in results] == [PublishStatus.DEFERRED, PublishStatus.STORED, PublishStatus.DEFERRED]
+        assert "terminated" in str(results[0].error)
+
+
+def test_strict_defers_messages_of_a_topic_without_a_subscription_until_it_has_one(
+    engine: PulsarEngine, open_broker: Open, topic: str
+) -> None:
+    engine.server.ask("PUT", f"persistent/public/default/{topic}")
+    broker = open_broker(with_option(engine.url, "strict=true"))
+
+    [refused] = broker.publish([message(topic, 0)])
+    engine.server.ask("PUT", f"persistent/public/default/{topic}/subscription/plain")
+    [stored] = broker.publish([message(topic, 0)])
+
+    assert (refused.status, stored.status) == (PublishStatus.DEFERRED, PublishStatus.STORED)
+    assert "create-subscription" in str(refused.error)
+
+
+def test_a_namespace_whose_policy_confirms_one_copy_is_named(
+    engine: PulsarEngine, open_broker: Open, topic: str
+) -> None:
+    namespace = f"public/n{topic[2:]}"
+    policy = {
+        "bookkeeperEnsemble": 1,
+        "bookkeeperWriteQuorum": 1,
+        "bookkeeperAckQuorum": 1,
+        "managedLedgerMaxMarkDeleteRate": 0.0,
+    }
+    engine.server.ask("PUT", f"namespaces/{namespace}")
+    engine.server.ask("POST", f"namespaces/{namespace}/persistence", json=policy)
+    server = engine.server
+    broker = open_broker(f"pulsar://{server.addresses}/{namespace}?admin={server.admin_url}")
+    assert isinstance(broker, Inspectable)
+
+    weaknesses = broker.inspect([]).weaknesses
+
+    assert [one.subject for one in weaknesses] == [namespace, namespace]
+    assert "set bookkeeperAckQuorum to 2" in weaknesses[1].cure
+
+
+def test_a_forked_child_publishes_by_a_client_of_its_own_and_ends(own_engine: PulsarEngine, topic: str) -> None:
+    own_engine.make_topic(topic)
+    broker = connect(own_engine.url)
+    broker.publish([message(topic, 0)])
+
+    child = os.fork()
+    if child == 0:
+        stored = broker.publish([message(topic, 1)])[0].status is PublishStatus.STORED
+        broker.close()
+        os._exit(0 if stored else 1)
+    _, status = os.waitpid(child, 0)
+    broker.publish([message(topic, 2)])
+    broker.close()
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert [one.id for one in own_engine.read(topic, count=3)] == ["m-0", "m-1", "m-2"]
+
+
+def test_a_program_that_closes_nothing_ends_well(engine: PulsarEngine, topic: str) -> None:
+    engine.make_topic(topic)
+
+    program = [sys.executable, "-c", PROGRAM, engine.url, topic]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=PROGRAM_SECONDS_MAX)
+
+    assert (ended.returncode, ended.stdout) == (0, "stored\n"), ended.stderr
