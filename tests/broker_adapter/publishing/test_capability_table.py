@@ -16,6 +16,7 @@ BROKERS: Final = {
     "Redis, `?store=timers`": "redis://127.0.0.1:1/?store=timers",
     "NATS JetStream": "nats://127.0.0.1:1",
     "Apache Kafka": "kafka://127.0.0.1:1",
+    "Apache Pulsar": "pulsar://127.0.0.1:1",
     "RabbitMQ": "rabbitmq://127.0.0.1:1",
 }
 """A URL of each broker; making one asks no server."""
