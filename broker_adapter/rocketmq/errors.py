@@ -61,7 +61,7 @@ _CURES: Final[tuple[tuple[str, str, str], ...]] = (
     ("TOPIC_NOT_FOUND", "", "create it: mqadmin updateTopic -t TOPIC -a +message.type=NORMAL, or FIFO for order"),
     ("MESSAGE_PROPERTY_CONFLICT_WITH_TYPE", "UNSPECIFIED", "create the topic with mqadmin updateTopic"),
     ("MESSAGE_PROPERTY_CONFLICT_WITH_TYPE", "alone", "make one with -a +message.type=NORMAL, or FIFO for order"),
-    ("MESSAGE_BODY_TOO_LARGE", "", "raise maxMessageSize of proxy and broker for those that follow"),
+    ("MESSAGE_BODY_TOO_LARGE", "", "too large: raise maxMessageSize of proxy and broker for those that follow"),
     ("INTERNAL_SERVER_ERROR", "message body size exceeded", "too large for the broker: raise its maxMessageSize"),
     ("INTERNAL_SERVER_ERROR", "the message is illegal", "too large for the broker: raise its maxMessageSize"),
     ("MESSAGE_PROPERTIES_TOO_LARGE", "", "raise maxUserPropertySize and userPropertyMaxNum of the proxy"),
