@@ -5,6 +5,7 @@ One JVM a process, which is never ended: its threads do not hold up the interpre
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -171,4 +172,4 @@ def _again(call: Any) -> Any:
         except jpype.JException as error:
             if time.monotonic() > deadline:
                 raise RuntimeError(str(error)) from None
-        time.sleep(POLL_SECONDS)
+        threading.Event().wait(POLL_SECONDS)
