@@ -68,6 +68,7 @@ def test_what_was_synced_is_there_for_the_next_writer_who_goes_on_behind_it(open
 def test_an_append_drops_what_an_earlier_writer_left_behind_its_position(open_store: Callable[[], Any]) -> None:
     store = open_store()
     *_, end = store.append("a", RECORDS[:1], position=0)
+    store.sync(["a"])
     store.append("a", RECORDS[1:], position=end)
     store.close()
 
