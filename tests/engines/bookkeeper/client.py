@@ -9,14 +9,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import jpype
-import jpype.config
-
-from tests.engines.bookkeeper.cluster import REFLECTION_OPTIONS
-from tests.engines.java_server import SMALL_JVM_OPTIONS
 
 OPERATION_SECONDS_MAX = 300
 INTERRUPTIBLE_MS = 200
@@ -32,21 +27,6 @@ class LedgerError(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-def start_jvm(*, java_home: Path, jars: Path, options: list[str]) -> None:
-    """Start this process's JVM, which leaves signals to Python and does not hold up the interpreter's exit."""
-    jpype.config.destroy_jvm = False
-    jpype.startJVM(
-        "-Xrs",
-        "-Xmx128m",
-        *SMALL_JVM_OPTIONS,
-        *REFLECTION_OPTIONS,
-        *options,
-        jvmpath=str(next(java_home.rglob("libjvm.so"))),
-        classpath=[f"{jars}/*"],
-        convertStrings=False,
-    )
 
 
 @contextlib.contextmanager

@@ -65,6 +65,17 @@ class BookKeeperCluster:
         self._bookies = {bookie.id: bookie for bookie in map(self._new_bookie, range(1, bookies + 1))}
 
     @property
+    def bookie_ids(self) -> list[str]:
+        """All bookies, alive or not."""
+        return list(self._bookies)
+
+    @property
+    def zookeeper_hosts(self) -> str:
+        """Where ZooKeeper's clients connect."""
+        host, port = self._zookeeper_address
+        return f"{host}:{port}"
+
+    @property
     def metadata_uri(self) -> str:
         """Where clients find the metadata of the ledgers."""
         host, port = self._zookeeper_address

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +13,8 @@ from tests.engines.jars import fetched_jars
 from tests.engines.java_server import java_home
 
 if TYPE_CHECKING:
+    from outbox_broker.cluster.bookkeeper.java_ledgers import JavaLedgers
+    from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
     from tests.engines.bookkeeper.client import LedgerClient
 
 BOOKIES = 3
@@ -44,14 +46,22 @@ def cluster(running_cluster: BookKeeperCluster) -> BookKeeperCluster:
 
 
 @pytest.fixture(scope="session")
-def jvm(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The log of this process's JVM, which runs. It logs an error for each append that fails, as is tested."""
-    from tests.engines.bookkeeper.client import start_jvm
+def runtime(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> JavaRuntime:
+    """This process's JVM. It logs an error for each append that fails, as is tested."""
+    from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime, JvmOptions
 
     folder = tmp_path_factory.mktemp("client")
-    log = folder / "client.log"
-    start_jvm(java_home=java_home(), jars=jars, options=[logging_option(folder / "log4j2.xml", level="warn", log=log)])
-    return log
+    config = folder / "log4j2.xml"
+    logging_option(config, level="warn", log=folder / "client.log")
+    return JavaRuntime.start(
+        jars=jars, options=JvmOptions(logging_config=config, jvm=next(java_home().rglob("libjvm.so")))
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def jvm(runtime: JavaRuntime, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the log of this process's JVM, which runs."""
+    return tmp_path_factory.getbasetemp()
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +91,27 @@ def client(cluster: BookKeeperCluster, jvm: Path, _writing_client: LedgerClient)
 def successor(cluster: BookKeeperCluster, _recovering_client: LedgerClient) -> LedgerClient:
     """Another client with connections of its own, as the process that takes over from a writer has."""
     return _recovering_client
+
+
+@pytest.fixture(scope="session")
+def ledgers(running_cluster: BookKeeperCluster, runtime: JavaRuntime) -> Iterator[JavaLedgers]:
+    """A client of this project's, which the tests of a session share."""
+    from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions, JavaLedgers
+
+    # A bookie that is merely slow, on a busy machine, is not a lost one.
+    options = BookKeeperOptions(password=b"secret", request_s_max=60, operation_ms_max=120_000, session_ms=30_000)
+    opened = JavaLedgers(runtime, running_cluster.metadata_uri, options=options)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def zookeeper(running_cluster: BookKeeperCluster) -> Iterator[Any]:
+    """A client of ZooKeeper."""
+    from kazoo.client import KazooClient
+
+    client = KazooClient(running_cluster.zookeeper_hosts, timeout=30)
+    client.start(timeout=60)
+    yield client
+    client.stop()
+    client.close()

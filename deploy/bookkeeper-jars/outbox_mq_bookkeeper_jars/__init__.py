@@ -1,0 +1,1 @@
+"""The jars of BookKeeper's Java client, in the folder jars."""

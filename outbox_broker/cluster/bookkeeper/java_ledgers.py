@@ -1,0 +1,329 @@
+"""Ledgers of a BookKeeper cluster, by the official Java client in this process."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
+from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, LedgerFenced, LedgerMissing, Metadata
+from outbox_core.common.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+_NO_SUCH_LEDGER: Final = -7
+_NO_SUCH_ENTRY: Final = -13
+_NO_SUCH_LEDGER_METADATA: Final = -25
+_FENCED: Final = -101
+_UNAUTHORIZED: Final = -102
+_MISSING: Final = frozenset({_NO_SUCH_LEDGER, _NO_SUCH_LEDGER_METADATA})
+_AT_ONCE_MAX: Final = 128
+_READERS_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookKeeperOptions:
+    """How ledgers are kept. `properties` are further settings of BookKeeper's client, by their names in its manual."""
+
+    ensemble: int = 3
+    write_quorum: int = 3
+    ack_quorum: int = 2
+    password: bytes = b""
+    request_s_max: int = 2
+    """After this a bookie that does not answer a request counts as failed."""
+    operation_ms_max: int = 30_000
+    """After this an operation fails, whatever the client still tries."""
+    session_ms: int = 10_000
+    in_flight_bytes_max: int = 16 * 1024 * 1024
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError if the quorums do not fit together."""
+        if not 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble:
+            raise ConfigurationError(
+                f"an ensemble of {self.ensemble}, write quorum {self.write_quorum} and ack quorum {self.ack_quorum} "
+                "do not fit: ensemble >= write quorum >= ack quorum >= 1"
+            )
+
+
+class JavaLedgers:
+    """A client of one cluster. close() before the process ends; an exit of the interpreter does so too."""
+
+    def __init__(self, runtime: JavaRuntime, metadata_uri: str, *, options: BookKeeperOptions | None = None) -> None:
+        """Connect, as to `zk+longhierarchical://host:port;host:port/ledgers`. Raises ConfigurationError."""
+        self._runtime = runtime
+        self._options = options or BookKeeperOptions()
+        self._guard = threading.Lock()
+        self._readers: OrderedDict[int, Any] = OrderedDict()
+        self._closed = False
+        self.in_flight_bytes = 0
+        self._client = self._connected(metadata_uri)
+        self._digest = runtime.java_class("org.apache.bookkeeper.client.api.DigestType").CRC32C
+        atexit.register(self.close)
+
+    def create(self, metadata: Metadata) -> JavaLedgerWriter:
+        """Create a ledger; see the port."""
+        options = self._options
+        custom = self._runtime.java_class("java.util.HashMap")()
+        for name, value in metadata.items():
+            custom.put(self._runtime.string(name), self._runtime.byte_array(value))
+        operation = self._open_client().newCreateLedgerOp().withEnsembleSize(options.ensemble)
+        operation = operation.withWriteQuorumSize(options.write_quorum).withAckQuorumSize(options.ack_quorum)
+        operation = operation.withDigestType(self._digest).withPassword(options.password).withCustomMetadata(custom)
+        return JavaLedgerWriter(self, self._value(operation.execute(), "create a ledger"))
+
+    def recover(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Fence and close ledgers; see the port."""
+        lengths: list[int] = []
+        for ids in _windows(ledger_ids):
+            futures = [self._opening(ledger_id, recovery=True) for ledger_id in ids]
+            for ledger_id, future in zip(ids, futures, strict=True):
+                handle = self._value(future, f"recover ledger {ledger_id}")
+                lengths.append(int(handle.getLastAddConfirmed()) + 1)
+                handle.closeAsync()
+        return lengths
+
+    def read(self, ledger_id: int, first: int, last: int) -> list[bytes]:
+        """Entries of a ledger; see the port."""
+        action = f"read entries {first} to {last} of ledger {ledger_id}"
+        reader = self._reader(ledger_id)
+        future = reader.readUnconfirmedAsync(first, last)
+        # Behind the end, a ledger that a bookie has in memory only is reported as missing: it is not, it was opened.
+        entries = self._value(future, action, missing=EntryMissing)
+        try:
+            return [bytes(entry.getEntryBytes()) for entry in entries]
+        finally:
+            entries.close()
+
+    def delete(self, ledger_ids: Sequence[int]) -> None:
+        """Delete ledgers; see the port."""
+        for ids in _windows(ledger_ids):
+            with self._guard:
+                handles = [reader for ledger_id in ids if (reader := self._readers.pop(ledger_id, None)) is not None]
+            for handle in handles:
+                handle.closeAsync()
+            client = self._open_client()
+            futures = [client.newDeleteLedgerOp().withLedgerId(ledger_id).execute() for ledger_id in ids]
+            for ledger_id, future in zip(ids, futures, strict=True):
+                with suppress(LedgerMissing):
+                    self._value(future, f"delete ledger {ledger_id}")
+
+    def find(self) -> Iterator[tuple[int, Metadata]]:
+        """Every ledger with its metadata; see the port."""
+        ledgers = self._value(self._open_client().newListLedgersOp().execute(), "list the ledgers")
+        try:
+            ids = ledgers.iterator()
+            found: list[int] = []
+            while ids.hasNext():
+                found.append(int(ids.next()))
+        finally:
+            ledgers.close()
+        for some in _windows(found):
+            client = self._open_client()
+            futures = [client.getLedgerMetadata(ledger_id) for ledger_id in some]
+            for ledger_id, future in zip(some, futures, strict=True):
+                with suppress(LedgerMissing):
+                    metadata = self._value(future, f"read the metadata of ledger {ledger_id}")
+                    entries = metadata.getCustomMetadata().entrySet()
+                    yield ledger_id, {str(one.getKey()): bytes(one.getValue()) for one in entries}
+
+    def close(self) -> None:
+        """Close the client, with all its connections; idempotent."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            self._readers.clear()
+        atexit.unregister(self.close)
+        self._client.close()
+
+    # -- for the writers of this client ------------------------------------------------------------------------------
+
+    def outcome(self, future: Any, action: str) -> LedgerFailed | None:
+        """Wait for a future; returns its failure, None if it succeeded."""
+        self._runtime.check_process()
+        if not self._runtime.wait(future, timeout_ms=self._options.operation_ms_max):
+            return LedgerFailed(f"cannot {action}: no answer within {self._options.operation_ms_max} ms")
+        return self._failure(future, action, missing=LedgerMissing)
+
+    def failure(self, future: Any, action: str) -> LedgerFailed | None:
+        """Returns the failure of a future that may not be done yet."""
+        return self._failure(future, action, missing=LedgerMissing) if future.isDone() else None
+
+    def has_room(self) -> bool:
+        """Returns whether fewer bytes than the limit are on their way to the bookies."""
+        return self.in_flight_bytes < self._options.in_flight_bytes_max
+
+    def add_in_flight(self, size_bytes: int) -> None:
+        """Count bytes that were sent (or, below zero, were confirmed)."""
+        with self._guard:
+            self.in_flight_bytes += size_bytes
+
+    # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _connected(self, metadata_uri: str) -> Any:
+        config = self._runtime.java_class("org.apache.bookkeeper.conf.ClientConfiguration")()
+        config.setMetadataServiceUri(metadata_uri)
+        config.setZkTimeout(self._options.session_ms)
+        config.setAddEntryTimeout(self._options.request_s_max)
+        config.setReadEntryTimeout(self._options.request_s_max)
+        # While bookies die, an ensemble is changed only where its ack quorum is in danger: without this, one ledger's
+        # metadata grew by hundreds of ensembles in seconds.
+        config.setDelayEnsembleChange(True)
+        for name, value in self._options.properties.items():
+            config.setProperty(name, self._runtime.string(value))
+        try:
+            return self._runtime.java_class("org.apache.bookkeeper.client.api.BookKeeper").newBuilder(config).build()
+        except self._runtime.java_class("java.lang.Exception") as error:
+            raise ConfigurationError(
+                f"no BookKeeper cluster answers at {metadata_uri}: {error}; check the address, and that "
+                "`bookkeeper shell initnewcluster` was run for this path"
+            ) from None
+
+    def _open_client(self) -> Any:
+        self._runtime.check_process()
+        if self._closed:
+            raise LedgerFailed("the BookKeeper client is closed")
+        return self._client
+
+    def _opening(self, ledger_id: int, *, recovery: bool) -> Any:
+        operation = self._open_client().newOpenLedgerOp().withLedgerId(ledger_id).withDigestType(self._digest)
+        return operation.withPassword(self._options.password).withRecovery(recovery).execute()
+
+    def _reader(self, ledger_id: int) -> Any:
+        with self._guard:
+            found = self._readers.get(ledger_id)
+            if found is not None:
+                self._readers.move_to_end(ledger_id)
+                return found
+        found = self._value(self._opening(ledger_id, recovery=False), f"open ledger {ledger_id}")
+        with self._guard:
+            self._readers[ledger_id] = found
+            old = self._readers.popitem(last=False)[1] if len(self._readers) > _READERS_MAX else None
+        if old is not None:
+            old.closeAsync()
+        return found
+
+    def _value(self, future: Any, action: str, *, missing: type[LedgerFailed] = LedgerMissing) -> Any:
+        """Wait for a future; returns its value, which must not be a number. Raises LedgerFailed."""
+        self._runtime.check_process()
+        if not self._runtime.wait(future, timeout_ms=self._options.operation_ms_max):
+            raise LedgerFailed(f"cannot {action}: no answer within {self._options.operation_ms_max} ms")
+        error = self._failure(future, action, missing=missing)
+        if error is not None:
+            raise error
+        return future.getNow(None)
+
+    def _failure(self, future: Any, action: str, *, missing: type[LedgerFailed]) -> LedgerFailed | None:
+        error = self._runtime.failure(future)
+        if error is None:
+            return None
+        code = int(error.getCode()) if hasattr(error, "getCode") else 0
+        text = f"cannot {action}: {error.getClass().getSimpleName()} ({code})"
+        if code == _FENCED:
+            return LedgerFenced(text)
+        if code == _NO_SUCH_ENTRY:
+            return EntryMissing(text)
+        if code in _MISSING:
+            return missing(text)
+        if code == _UNAUTHORIZED:
+            return LedgerFailed(f"{text}: the password is not the one that the ledger was created with")
+        return LedgerFailed(text)
+
+
+class JavaLedgerWriter:
+    """The writer of one ledger. A first failure is the handle's last answer: later ones say no more than closed."""
+
+    def __init__(self, client: JavaLedgers, handle: Any) -> None:
+        """Called by JavaLedgers.create() only."""
+        self.ledger_id = int(handle.getId())
+        self._client = client
+        self._handle = handle
+        self._guard = threading.Lock()
+        self._pending: deque[tuple[Any, int]] = deque()
+        self._confirmed = 0
+        self._error: LedgerFailed | None = None
+        self._released = False
+
+    def append(self, entry: bytes) -> None:
+        """Send an entry; see the port."""
+        if not self._client.has_room():
+            self.confirm(self._confirmed + len(self._pending))
+        with self._guard:
+            self._refuse()
+            self._pending.append((self._handle.appendAsync(entry), len(entry)))
+        self._client.add_in_flight(len(entry))
+
+    def confirm(self, count: int) -> None:
+        """Wait for acknowledgements; see the port. Entries are acknowledged in order."""
+        with self._guard:
+            if count <= self._confirmed:
+                return
+            self._refuse()
+            future = self._pending[count - self._confirmed - 1][0]
+        error = self._client.outcome(future, f"append to ledger {self.ledger_id}")
+        if error is None:
+            self._settle(count)
+            return
+        with self._guard:
+            self._error = self._error or self._first_error(error)
+            self._forget_pending()
+            raise self._error
+
+    def close(self) -> None:
+        """Close the ledger; see the port."""
+        self._end()
+        error = self._client.outcome(self._handle.closeAsync(), f"close ledger {self.ledger_id}")
+        if error is not None:
+            raise error
+
+    def release(self) -> None:
+        """Release the writer without waiting; see the port. The ledger is closed when the bookies come to it."""
+        if self._end():
+            self._handle.closeAsync()
+
+    def _end(self) -> bool:
+        with self._guard:
+            was_released, self._released = self._released, True
+            self._forget_pending()
+            return not was_released
+
+    def _settle(self, count: int) -> None:
+        with self._guard:
+            done = 0
+            while self._confirmed < count and self._pending:
+                done += self._pending.popleft()[1]
+                self._confirmed += 1
+        self._client.add_in_flight(-done)
+
+    def _first_error(self, error: LedgerFailed) -> LedgerFailed:
+        """Returns the error of a fence, if any entry has it; else that of the first entry that failed."""
+        failures: list[LedgerFailed] = []
+        for future, _ in self._pending:
+            if (found := self._client.failure(future, f"append to ledger {self.ledger_id}")) is not None:
+                failures.append(found)
+        return next((one for one in failures if isinstance(one, LedgerFenced)), failures[0] if failures else error)
+
+    def _forget_pending(self) -> None:
+        size_bytes = sum(size for _, size in self._pending)
+        self._pending.clear()
+        self._client.add_in_flight(-size_bytes)
+
+    def _refuse(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._released:
+            raise LedgerFailed(f"the writer of ledger {self.ledger_id} is closed")
+
+
+def _windows(ids: Sequence[int]) -> Iterator[list[int]]:
+    rest = iter(ids)
+    while some := list(islice(rest, _AT_ONCE_MAX)):
+        yield some
