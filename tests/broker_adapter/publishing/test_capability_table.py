@@ -17,6 +17,7 @@ BROKERS: Final = {
     "NATS JetStream": "nats://127.0.0.1:1",
     "Apache Kafka": "kafka://127.0.0.1:1",
     "Apache Pulsar": "pulsar://127.0.0.1:1",
+    "Apache RocketMQ": "rocketmq://127.0.0.1:1",
     "RabbitMQ": "rabbitmq://127.0.0.1:1",
 }
 """A URL of each broker; making one asks no server."""
