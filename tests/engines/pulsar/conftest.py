@@ -30,7 +30,7 @@ def running_server(jars: Path) -> Iterator[PulsarServer]:
             server.start()
             yield server
         finally:
-            server.kill9()
+            server.close()
 
 
 @pytest.fixture

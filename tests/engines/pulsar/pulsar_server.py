@@ -9,6 +9,7 @@ from typing import Any, Final
 import requests
 
 from tests.engines.java_server import JavaProgram, JavaServer, free_port
+from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy
 
 MAIN_CLASS: Final = "org.apache.pulsar.PulsarStandaloneStarter"
 ANSWER_SECONDS_MAX: Final = 60
@@ -18,11 +19,16 @@ READY_TOPIC: Final = "ready"
 
 
 class PulsarServer:
-    """On ports and in a folder of its own, which it keeps when it is killed."""
+    """On ports and in a folder of its own, which it keeps when it is killed.
+
+    It has a second port, whose clients are told the address of `proxy`, through which they come.
+    """
 
     def __init__(self, *, jars: Path, folder: Path, settings: dict[str, object] | None = None) -> None:
         self.host = "127.0.0.1"  # the bookie takes the address of the interface, and no other
         self.port, self.web_port = free_port(self.host), free_port(self.host)
+        self._proxied_port = free_port(self.host)
+        self.proxy = CuttingTcpProxy(self._proxied_port)
         config = folder / "standalone.conf"
         config.write_text(
             "".join(f"{name}={value}\n" for name, value in {**self._settings(), **(settings or {})}.items())
@@ -61,6 +67,11 @@ class PulsarServer:
         """End it as a crash would. Idempotent."""
         self._server.kill9()
 
+    def close(self) -> None:
+        """End it and its proxy."""
+        self.kill9()
+        self.proxy.close()
+
     def pause(self) -> None:
         """Stop it by SIGSTOP: its connections stay, and nothing answers."""
         self._server.send_signal(signal.SIGSTOP)
@@ -88,7 +99,11 @@ class PulsarServer:
         return {
             "clusterName": "standalone",
             "bindAddress": self.host,
-            "advertisedAddress": self.host,
+            "internalListenerName": "plain",
+            "advertisedListeners": (
+                f"plain:pulsar://{self.host}:{self.port},proxied:pulsar://{self.host}:{self.proxy.port}"
+            ),
+            "bindAddresses": f"proxied:pulsar://{self.host}:{self._proxied_port}",
             "brokerServicePort": self.port,
             "webServicePort": self.web_port,
             "allowLoopback": "true",
