@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import uuid
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,8 +15,6 @@ from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy
 MAIN_CLASS: Final = "org.apache.pulsar.PulsarStandaloneStarter"
 ANSWER_SECONDS_MAX: Final = 60
 HEAP_MB: Final = 256
-READY_TOPIC: Final = "ready"
-"""Made at each start; that it is there already is as good."""
 
 
 class PulsarServer:
@@ -87,13 +86,14 @@ class PulsarServer:
         return answer
 
     def _is_ready(self) -> bool:
-        """Health check and namespace answer before the broker owns the bundle in which a topic is made."""
-        url = f"{self.admin_url}/admin/v2/persistent/public/default/{READY_TOPIC}"
+        """It is when a topic can be made: health check and namespace answer before the broker owns its bundle, and
+        after a pause while its bookie is still gone.
+        """
         try:
-            answer = requests.put(url, timeout=ANSWER_SECONDS_MAX)
+            self.ask("PUT", f"persistent/public/default/ready-{uuid.uuid4().hex}")
         except requests.RequestException:
             return False
-        return answer.ok or answer.status_code == requests.codes.conflict
+        return True
 
     def _settings(self) -> dict[str, object]:
         return {
@@ -108,6 +108,7 @@ class PulsarServer:
             "webServicePort": self.web_port,
             "allowLoopback": "true",
             "listeningInterface": "lo",  # otherwise the bookie listens on every interface
+            "bookkeeperClientHealthCheckEnabled": "false",  # it would put the only bookie aside after a pause
             "managedLedgerDefaultEnsembleSize": 1,
             "managedLedgerDefaultWriteQuorum": 1,
             "managedLedgerDefaultAckQuorum": 1,
