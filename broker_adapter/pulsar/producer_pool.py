@@ -16,7 +16,7 @@ class ProducerPool:
 
     def __init__(self, settings: ClientSettings, *, clock: Clock | None = None) -> None:
         """Does no I/O."""
-        self.clock = clock or SystemClock()
+        self.clock: Clock = clock or SystemClock()
         self._pool = ClientPool(partial(ProducerConnection, settings, clock=self.clock))
 
     def connection(self) -> AbstractContextManager[ProducerConnection]:
