@@ -5,7 +5,7 @@ from __future__ import annotations
 from pactix.config import PactixConfig
 from pactix.db.tables import metadata
 from pactix.message import MessageEnvelope, MessageMetadata
-from pactix.outbox.store.message_table import OutboxStore
+from pactix.outbox.store import OutboxStore
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker
 

@@ -17,7 +17,7 @@ from pactix.config import PactixConfig
 from pactix.db.tables import metadata
 from pactix.outbox.publisher import PublisherRegistry, PublishOutcome
 from pactix.outbox.runner import OutboxRunner
-from pactix.outbox.store.message_table import OutboxStore
+from pactix.outbox.store import OutboxStore
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
