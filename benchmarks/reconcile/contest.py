@@ -169,7 +169,8 @@ def ours(spark: SparkSession, folder: Path, output: Path, *, full: bool = False)
     """Evaluate all hours that need it; returns these hours."""
     job, windows = job_of(spark, folder, output, full=full)
     output.mkdir(parents=True, exist_ok=True)
-    return judge_windows(job, windows, compare(job, DigestCache(output, job.settings.limits)), store=WindowStore(output))
+    digests = compare(job, DigestCache(output, job.settings.limits))
+    return judge_windows(job, windows, digests, store=WindowStore(output))
 
 
 def plain_join(spark: SparkSession, folder: Path) -> list[Any]:
