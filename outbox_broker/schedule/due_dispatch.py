@@ -54,23 +54,20 @@ class DueDispatch:
                 batch = self._hand_next(now_ms)
             place = self._context.log.place
         if batch is not None:
-            self._commit([batch], place)
+            self._commit(batch, place)
         return batch
 
     def unsettled(self) -> list[DueBatch]:
-        """Returns the batches left unsettled by the last close or kill; due() skips them from then on."""
+        """Returns the batches left unsettled by the last close or kill; due() skips them from then on.
+
+        For an owner that nobody can replace. It writes nothing, so that a schedule opens on a full disk.
+        """
         batches: list[DueBatch] = []
         with self._context.lock:
             self._context.refuse_if_closed()
-            try:
-                while self._again and (batch := self._hand_again()) is not None:
-                    batches.append(batch)
-            except StorageFailed:
-                self._again.extendleft(batch.number for batch in reversed(batches))
-                raise
-            place = self._context.log.place
-        if batches:
-            self._commit(batches, place)
+            while (batch := self._next_again()) is not None:
+                self._again.popleft()
+                batches.append(batch)
         return batches
 
     def fired(self, number: int, *, again: Sequence[Timed] = ()) -> None:
@@ -86,13 +83,13 @@ class DueDispatch:
                 self._context.act(BatchFired(number, entries))
                 self._horizon.add(entries)
 
-    def _commit(self, batches: Sequence[DueBatch], place: Place) -> None:
-        """Make the dispatch of batches durable; if that fails they were returned to nobody, and come again."""
+    def _commit(self, batch: DueBatch, place: Place) -> None:
+        """Make the dispatch of a batch durable; if that fails it was returned to nobody, and comes again."""
         try:
             self._context.log.commit(place)
         except StorageFailed:
             with self._context.lock:
-                self._again.extendleft(batch.number for batch in reversed(batches))
+                self._again.appendleft(batch.number)
             raise
 
     def _hand_next(self, now_ms: int) -> DueBatch | None:
@@ -148,11 +145,18 @@ class DueDispatch:
         return batch
 
     def _hand_again(self) -> DueBatch | None:
-        """Returns a batch that was unsettled when the schedule was last closed, or killed, with the same content; None
-        if all of them were settled meanwhile.
+        """Returns the next unsettled batch, and logs a record for it: a process that was replaced must learn so before
+        it dispatches, and the dispatch itself was logged by an earlier one.
+        """
+        batch = self._next_again()
+        if batch is not None:
+            self._context.act(BatchFired(_NO_BATCH))
+            self._again.popleft()
+        return batch
 
-        A record is logged for it: a process that was replaced must learn so before it dispatches, and the dispatch
-        itself was logged by an earlier one.
+    def _next_again(self) -> DueBatch | None:
+        """Returns the batch that was unsettled first when the schedule was last closed, or killed, with the same
+        content; None if all of them were settled meanwhile.
         """
         while self._again:
             out = self._context.state.hand_outs.get(self._again[0])
@@ -160,13 +164,9 @@ class DueDispatch:
                 self._again.popleft()
                 continue
             try:
-                batch = self._batch(self._taken_in(out), number=out.batch)
+                return self._batch(self._taken_in(out), number=out.batch)
             except RunDamaged as damage:
                 self._horizon.quarantine(damage)
-                continue
-            self._context.act(BatchFired(_NO_BATCH))
-            self._again.popleft()
-            return batch
         return None
 
     def _taken_in(self, out: ScheduleHandOut) -> TakenMessages:
