@@ -60,6 +60,10 @@ class Cancellation:
         """
         remembered = self._context.state.canceled
         canceled = remembered.topics(message_id, covered.scope)
+        # A repeated cancel holds as long as a first one: otherwise it is answered as remembered and forgotten at once.
+        for topic in remembered.renewable(message_id, covered.scope, before_ms=record.at_ms - CANCEL_RENEWED_MS):
+            record.stopped.append(message_id)
+            record.stopped_topics.append(topic)
         places, fired = self._search.places(message_id, covered, canceled=canceled)
         for topic, some in places.items():
             alive = [one for one in some if one is None or not one.run.is_gone(one.index)]

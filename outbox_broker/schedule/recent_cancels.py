@@ -67,6 +67,11 @@ class RememberedCancels:
             return set()
         return {one.topic for one in cancels if one.topic is not None and covers(scope, one.topic)}
 
+    def renewable(self, message_id: str, scope: Scope, *, before_ms: int) -> set[str]:
+        """Returns the topics of a scope on which messages of this id were canceled, but not since `before_ms`."""
+        newer = {one.topic for one in self._by_id.get(message_id, ()) if one.at_ms >= before_ms}
+        return self.topics(message_id, scope) - newer
+
     def awaits(self, message_id: str, scope: Scope, *, since_ms: int = 0) -> bool:
         """Returns whether a cancel of this scope, or of all topics, since `since_ms` waits for messages of this id."""
         cancels = self._by_id.get(message_id)

@@ -283,6 +283,21 @@ def test_a_cancel_that_is_repeated_after_a_week_waits_for_its_message_for_anothe
     assert fired(schedule, sent_ms + DAY_MS) == []
 
 
+def test_a_cancel_of_a_stopped_message_that_is_repeated_after_a_week_holds_for_another_week(opened: Opened) -> None:
+    later_ms = NOW_MS + CANCEL_MEMORY_MS + HOUR_MS
+    schedule = opened.open()
+    put(schedule, NOW_MS, timed("same", NOW_MS + DAY_MS, topic="vic.a"))
+    schedule.cancel(["same"], now_ms=NOW_MS)
+
+    assert schedule.cancel(["same", "other"], now_ms=later_ms) == ["canceled", "unknown"]
+    schedule.commit()
+    schedule = opened.open()
+
+    sent_ms = later_ms + CANCEL_MEMORY_MS - HOUR_MS
+    schedule.schedule([timed("same", sent_ms + HOUR_MS, topic="vic.a")], now_ms=sent_ms)
+    assert fired(schedule, sent_ms + DAY_MS) == []
+
+
 def test_a_cancel_that_is_repeated_soon_is_written_down_once(opened: Opened) -> None:
     schedule = opened.open()
     schedule.cancel(["same"], now_ms=NOW_MS)
