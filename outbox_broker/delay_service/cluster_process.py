@@ -55,12 +55,13 @@ def run_node(
     bound = bind(config.host, config.port)
     try:
         options = _node_options(config, settings, bound)
-        node = ClusterNode(options, open_shard=shard_opener(settings), target=broker)
-        try:
-            node.start()
-            _serve(config, node, bound)
-        finally:
-            node.close()
+        with shard_opener(settings) as open_shard:
+            node = ClusterNode(options, open_shard=open_shard, target=broker)
+            try:
+                node.start()
+                _serve(config, node, bound)
+            finally:
+                node.close()
     finally:
         bound.close()
         broker.close()

@@ -27,6 +27,13 @@ class ClusterSettings(Table):
     """The cluster's address: bookkeeper://zk1:2181,zk2:2181,zk3:2181/outbox/delay."""
     shared_folder: Path | None = None
     """Segments in a folder that all nodes share, in place of BookKeeper."""
+    ledgers_uri: str | None = None
+    """BookKeeper's metadataServiceUri; by default `/ledgers` of the same ZooKeeper servers."""
+    ledgers_password_file: Path | None = None
+    """The digest password of the ledgers: the same for all nodes and for ever."""
+    ensemble: int = Field(default=3, ge=1)
+    write_quorum: int = Field(default=3, ge=1)
+    ack_quorum: int = Field(default=2, ge=1)
     name: str | None = Field(default=None, min_length=1, max_length=255)
     zone: str | None = None
     capacity: int | None = Field(default=None, ge=0)
@@ -76,6 +83,16 @@ class ClusterSettings(Table):
             key=self.zookeeper_key,
         )  # fmt: skip
         return SessionOptions(session_ms=self.session_ms, request_ms_max=self.session_ms, security=security)
+
+    @property
+    def metadata_uri(self) -> str:
+        """Where BookKeeper's client finds the metadata of the ledgers."""
+        return self.ledgers_uri or f"zk+longhierarchical://{self.address.hosts.replace(',', ';')}/ledgers"
+
+    @property
+    def ledgers_password(self) -> bytes:
+        """The ledgers' digest password. Raises ConfigurationError."""
+        return (_secret(self.ledgers_password_file, what="ledgers password") or "").encode()
 
     @property
     def peer_token(self) -> str | None:

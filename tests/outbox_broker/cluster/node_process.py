@@ -11,16 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SECONDS_MAX = 120
+OURS = ("OUTBOX_CLUSTER__", "OUTBOX_BROKER__")
 GUARD = Path(__file__).parents[2] / "fixtures" / "guarded.py"
 
 
 class NodeProcess:
-    """One node on segments in a folder that all nodes share."""
+    """One node."""
 
     def __init__(
         self, name: str, *, store: str, target: str, folder: Path, settings: Mapping[str, str] | None = None
     ) -> None:
-        """`settings`: more of [cluster], as in the environment."""
+        """`settings`: of [cluster], as in the environment: where segments are, at least."""
         self.name = name
         self.url = ""
         self._folder = folder
@@ -28,7 +29,7 @@ class NodeProcess:
         self._log = folder / f"{name}.log"
         self._arguments = ["--store", store, "--target", target, "--name", name]
         self._port = "0"
-        self._environment = {"shared_folder": str(folder / "segments"), "session_ms": "3000", **(settings or {})}
+        self._environment = {"session_ms": "3000", **(settings or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -39,7 +40,7 @@ class NodeProcess:
     def start(self) -> None:
         """Start it; returns when it serves."""
         self._ready_file.unlink(missing_ok=True)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         environment |= {f"OUTBOX_CLUSTER__{name.upper()}": value for name, value in self._environment.items()}
         command = [sys.executable, str(GUARD), str(os.getpid()), sys.executable, "-m", "outbox", "delay", "serve"]
         with self._log.open("ab") as log:
