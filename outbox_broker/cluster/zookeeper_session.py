@@ -66,7 +66,7 @@ class ZooKeeperSession:
         self._cache = _ReadCache()
         self._grants = _GrantedTimeouts()
         self._ended = threading.Event()
-        self._client = zookeeper_client(address, options, self._grants.logger)
+        self._client = _client(address, options, self._grants.logger)
         self._client.add_listener(self._listen)
         self.id = ""
         try:
@@ -290,8 +290,7 @@ class _GrantedTimeouts(logging.Handler):
             logger.debug("zookeeper_client", extra={"text": record.getMessage()})
 
 
-def zookeeper_client(address: ZooKeeperAddress, options: SessionOptions, log: logging.Logger) -> Any:
-    """Returns a client of kazoo that is not started, and that connects again for ever."""
+def _client(address: ZooKeeperAddress, options: SessionOptions, log: logging.Logger) -> Any:
     security = options.security
     acl: Iterable[ACL] | None = None
     sasl: dict[str, str] | None = None

@@ -7,15 +7,10 @@ from typing import Annotated
 
 import typer
 
-from outbox_broker.delay_service import cluster_cli
 from outbox_core.runtime.logs import LogFormat
 from outbox_core.runtime.secret_files import read_secret
 
 app = typer.Typer(no_args_is_help=True, help="Run a delay service in front of any broker.")
-
-
-for _command in (cluster_cli.init, cluster_cli.status, cluster_cli.drain):
-    app.command()(_command)
 
 
 @app.callback()
@@ -39,18 +34,13 @@ def serve(
     ready_file: Annotated[Path | None, typer.Option(help="Write the URL here once it can serve.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error (info).")] = None,
     log_format: Annotated[LogFormat | None, typer.Option(help="json or text (json, on a terminal text).")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with tables [broker] and [cluster].")] = None,
-    store: Annotated[str | None, typer.Option(help="Be a node of the cluster at this address; without --data.")] = None,
-    name: Annotated[str | None, typer.Option(help="The node's name in the cluster (host and port).")] = None,
-    zone: Annotated[str | None, typer.Option(help="The zone in which the node runs.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with a table [broker].")] = None,
 ) -> None:
     """Take messages over the broker's HTTP protocol, and publish them to the target when they are due.
 
     It listens as `outbox broker serve` does, with the same settings; consumers pull from the target itself.
 
     Example: outbox delay serve --data ./delay --target http://broker:7788 --port 7799
-
-    A node: outbox delay serve --store bookkeeper://zk1,zk2,zk3/outbox/delay --target http://broker:7788 --port 7799
     """
     from outbox_broker.config.broker_config import load
     from outbox_broker.delay_service.process import run
@@ -61,9 +51,4 @@ def serve(
         "log_format": log_format,
     }  # fmt: skip
     token = None if target_token_file is None else read_secret(target_token_file, what="token")
-    if store is not None:
-        from outbox_broker.delay_service.cluster_process import run_node
-
-        run_node(flags, cluster_flags={"store": store, "name": name, "zone": zone}, file=config, target=(target, token))
-        return
     run(load(flags, file=config), target_url=target, target_token=token)
