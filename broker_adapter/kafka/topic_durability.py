@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType, Top
 
 from broker_adapter.kafka.errors import exception_for, explained
 from broker_adapter.kafka.producer_pool import ProducerPool
+from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.inspection import Inspection, Weakness
 
 REPLICAS_MIN: Final = 2
@@ -47,6 +48,8 @@ def _settings(pool: ProducerPool, topics: Sequence[str], *, timeout_s: float) ->
         }
     except KafkaException as error:
         raise exception_for(error.args[0], what=f"the settings of topics of Kafka at {pool.place}") from error
+    except TimeoutError as error:  # of the future, which may come before librdkafka's own
+        raise BrokerUnavailable(f"Kafka at {pool.place} did not answer for the settings of topics in time") from error
 
 
 def _weaknesses(topic: TopicMetadata, settings: Mapping[str, str]) -> Iterator[Weakness]:
