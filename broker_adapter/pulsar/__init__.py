@@ -8,7 +8,7 @@ from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
 from broker_adapter.pulsar.admin_api import AdminApi
 from broker_adapter.pulsar.client_settings import TLS_SCHEME, URL_OPTIONS, ClientSettings
-from broker_adapter.pulsar.producer_pool import ProducerPool
+from broker_adapter.pulsar.producer_pool import PulsarClientPool
 from broker_adapter.pulsar.pulsar_publisher import PulsarPublisher
 from outbox_core.messages.broker_port import Broker
 
@@ -32,5 +32,5 @@ def open_broker(
     bound_ms = parts.timeout_ms if timeout_ms is None else timeout_ms
     settings = ClientSettings.of(parts, timeout_ms=bound_ms, token=token, ca_file=ca_file)
     admin = None if settings.admin_url is None else AdminApi(settings)
-    publisher = PulsarPublisher(ProducerPool(settings), admin, settings=settings)
+    publisher = PulsarPublisher(PulsarClientPool(settings), admin, settings=settings)
     return PublishOnlyBroker(publisher, strict=parts.is_strict, timeout_ms=bound_ms)

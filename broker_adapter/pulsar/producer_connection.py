@@ -1,4 +1,4 @@
-"""ProducerConnection: one client of Pulsar with a producer a topic, and a deadline for whatever it is asked."""
+"""PulsarConnection: one client of Pulsar with a producer a topic, and a deadline for whatever it is asked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PulsarRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     event_timestamp_ms: int | None
 
 
-class ProducerConnection:
+class PulsarConnection:
     """Used by one thread at a time. After any exception it is of no use any more: close it."""
 
     def __init__(self, settings: ClientSettings, *, clock: Clock) -> None:

@@ -11,7 +11,7 @@ from broker_adapter.pulsar.client_settings import ClientSettings
 from broker_adapter.pulsar.errors import explained, treatment_of
 from broker_adapter.pulsar.inspection import NOT_CHECKED, inspect_topics
 from broker_adapter.pulsar.producer_connection import PulsarRecord
-from broker_adapter.pulsar.producer_pool import ProducerPool
+from broker_adapter.pulsar.producer_pool import PulsarClientPool
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.inspection import Inspection
 from outbox_core.messages.message import CONTENT_TYPE, Message, PublishResult, PublishStatus
@@ -26,7 +26,7 @@ class PulsarPublisher:
     product = "Apache Pulsar"
     capabilities: frozenset[Capability] = frozenset()
 
-    def __init__(self, pool: ProducerPool, admin: AdminApi | None, *, settings: ClientSettings) -> None:
+    def __init__(self, pool: PulsarClientPool, admin: AdminApi | None, *, settings: ClientSettings) -> None:
         self._pool = pool
         self._admin = admin
         self._settings = settings

@@ -17,7 +17,7 @@ from broker_adapter.rocketmq.broker_settings import BrokerSettings
 from broker_adapter.rocketmq.proxy_channel import ProxyServers
 from broker_adapter.rocketmq.proxy_connection import ProxyConnection
 from broker_adapter.rocketmq.rocketmq_publisher import RocketMqPublisher
-from broker_adapter.rocketmq.signature import Login
+from broker_adapter.rocketmq.signature import Credentials
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.broker_port import Broker
@@ -45,7 +45,7 @@ def open_broker(
         raise ConfigurationError(f"a rocketmq URL has no path, and this one has /{parts.path}: messages name topics")
     if (parts.user is None) != (parts.password is None):
         raise ConfigurationError("a login is an access key and a secret: rocketmq://access-key:secret@proxy:8081")
-    login = None if parts.user is None or parts.password is None else Login(parts.user, parts.password)
+    login = None if parts.user is None or parts.password is None else Credentials(parts.user, parts.password)
     names = parts.options.get("nameserver", "")
     name_servers = [host_and_port(one, NAME_SERVER_PORT) for one in names.split(",") if one]
     servers = ProxyServers(

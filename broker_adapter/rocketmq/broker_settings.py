@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from broker_adapter.rocketmq.remoting import RemotingError, ask, decoded
-from broker_adapter.rocketmq.signature import Login
+from broker_adapter.rocketmq.signature import Credentials
 from outbox_core.messages.inspection import Weakness
 
 CLUSTER_INFO: Final = 106
@@ -24,7 +24,7 @@ _UNKNOWN: Final = "whether they sync a message to disk before they confirm it is
 class BrokerSettings:
     """Asks a name server for the brokers, and each master for its settings: a proxy shows neither."""
 
-    def __init__(self, name_servers: Sequence[tuple[str, int]], *, login: Login | None) -> None:
+    def __init__(self, name_servers: Sequence[tuple[str, int]], *, login: Credentials | None) -> None:
         """Without name servers the settings are reported as unknown."""
         self._name_servers = name_servers
         self._login = login

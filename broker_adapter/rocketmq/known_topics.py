@@ -13,7 +13,7 @@ ASKED_MAX: Final = 8
 MISSING: Final = "TOPIC_NOT_FOUND"
 
 
-class Router(Protocol):
+class TopicRouter(Protocol):
     """Who knows the way to topics."""
 
     def route(self, topic: str, *, deadline_ms: int) -> TopicRoute | Refusal:
@@ -35,7 +35,7 @@ class KnownTopics:
         """These are there now."""
         self._names = dict.fromkeys([*self._names, *topics][-TOPICS_MAX:])
 
-    def check_outage(self, missing: Refusal, router: Router, *, deadline_ms: int) -> None:
+    def check_outage(self, missing: Refusal, router: TopicRouter, *, deadline_ms: int) -> None:
         """Raise BrokerUnavailable where a topic is missing, and so are all that were there: that is the brokers' fault.
 
         Not where none was ever there. A few are asked: the brokers that are alive serve most topics.

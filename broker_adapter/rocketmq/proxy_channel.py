@@ -15,7 +15,7 @@ import grpc
 from broker_adapter.rocketmq.errors import Refusal, exception_for
 from broker_adapter.rocketmq.protocol import definition_pb2 as definition
 from broker_adapter.rocketmq.protocol import service_pb2 as service
-from broker_adapter.rocketmq.signature import CLIENT_VERSION, Login, request_metadata
+from broker_adapter.rocketmq.signature import CLIENT_VERSION, Credentials, request_metadata
 from outbox_core.common.clock import Clock
 from outbox_core.messages.ids import new_token
 
@@ -38,7 +38,7 @@ class ProxyServers:
 
     hosts: Sequence[tuple[str, int]]
     place: str
-    login: Login | None
+    login: Credentials | None
     credentials: grpc.ChannelCredentials | None
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from broker_adapter.rocketmq.signature import Login
+from broker_adapter.rocketmq.signature import Credentials
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 _JSON_HEADER_BYTES: Final = 0xFF_FFFF
@@ -32,7 +32,7 @@ class _Header(msgspec.Struct):
     remark: str | None = None
 
 
-def ask(address: tuple[str, int], code: int, *, login: Login | None, timeout_s: float) -> bytes:
+def ask(address: tuple[str, int], code: int, *, login: Credentials | None, timeout_s: float) -> bytes:
     """Ask by a request code without fields; the answer's body. Raises OSError, ValueError and RemotingError."""
     fields = {} if login is None else _signed(login)
     header = {"code": code, "language": "PYTHON", "version": 0, "opaque": next(_opaque), "flag": 0, "extFields": fields}
@@ -56,7 +56,7 @@ def decoded(body: bytes) -> Any:
     return msgspec.json.decode(_UNQUOTED_NUMBER.sub(rb'\1"\2":', body))
 
 
-def _signed(login: Login) -> Mapping[str, str]:
+def _signed(login: Credentials) -> Mapping[str, str]:
     """The signature is of the values of all fields in the order of their names, and of the body: here of the key."""
     signature = base64.b64encode(login.signature(login.access_key.encode())).decode()
     return {"AccessKey": login.access_key, "Signature": signature}

@@ -14,7 +14,7 @@ CLIENT_VERSION: Final = "5.0.0"
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class Credentials:
     """An access key and its secret."""
 
     access_key: str
@@ -25,7 +25,7 @@ class Login:
         return hmac.digest(self.secret.encode(), text, hashlib.sha1)
 
 
-def request_metadata(login: Login | None, *, client_id: str, now_ms: int) -> list[tuple[str, str]]:
+def request_metadata(login: Credentials | None, *, client_id: str, now_ms: int) -> list[tuple[str, str]]:
     """What each request carries. The signature is of the time, which the server compares with nothing."""
     time = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
     metadata = [

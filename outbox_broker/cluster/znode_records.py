@@ -4,7 +4,7 @@
 <root>/nodes/<id>       NodeRecord, ephemeral; the id is that of the node's session
 <root>/contacts/<id>    ephemeral, written at each beat of the node
 <root>/leader           LeaderRecord, ephemeral: the node that assigns
-<root>/assignment       Assignment, changed by compare-and-set
+<root>/assignment       AssignmentRecord, changed by compare-and-set
 <root>/owners/<shard>   OwnerRecord, ephemeral: its creation is the ownership, and its creation's zxid the epoch
 <root>/shards/<shard>   the manifest of the shard's segments, which belongs to the segment store
 """
@@ -52,7 +52,7 @@ class LeaderRecord(msgspec.Struct, frozen=True, kw_only=True):
     node: str
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+class AssignmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The node of each shard as the leader decided; a shard that no node has room for is missing."""
 
     leader: str

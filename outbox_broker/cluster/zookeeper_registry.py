@@ -17,7 +17,7 @@ from outbox_broker.cluster.cluster_errors import SessionEnded
 from outbox_broker.cluster.ownership_lease import OwnershipLease, ShardPermit, boot_ms
 from outbox_broker.cluster.shard_decision import ClusterView
 from outbox_broker.cluster.znode_records import (
-    Assignment,
+    AssignmentRecord,
     ClusterConfig,
     LeaderRecord,
     NodeRecord,
@@ -140,7 +140,7 @@ class ZooKeeperRegistry:
         """Record the assignment; False if it was changed since this node read it."""
         session = self._current()
         current = session.read(self._layout.assignment)
-        record = encode(Assignment(leader=session.id, shards=dict(sorted(shards.items()))))
+        record = encode(AssignmentRecord(leader=session.id, shards=dict(sorted(shards.items()))))
         if current is None:
             return session.create(self._layout.assignment, record) is not None
         return session.write(self._layout.assignment, record, version=current.version) is not None
@@ -225,7 +225,7 @@ def read_view(session: ZooKeeperSession, layout: ZnodeLayout) -> ClusterView:
         me=session.id,
         nodes=_records(session, layout.nodes, NodeRecord),
         leader=None if leader is None else decode(leader.data, LeaderRecord, path=layout.leader).node,
-        assigned={} if assignment is None else decode(assignment.data, Assignment, path=layout.assignment).shards,
+        assigned={} if assignment is None else decode(assignment.data, AssignmentRecord, path=layout.assignment).shards,
         owners=_records(session, layout.owners, OwnerRecord),
     )
 

@@ -21,7 +21,7 @@ _GRANULARITY_PARTS: Final = 144
 _BEGIN: Final = attrgetter("begin")
 
 
-class Opening(msgspec.Struct, frozen=True, array_like=True):
+class EpochStart(msgspec.Struct, frozen=True, array_like=True):
     """When an epoch began: all earlier ones had ended by then. UTC milliseconds."""
 
     epoch: int
@@ -36,10 +36,10 @@ class ShardNode(msgspec.Struct, frozen=True, kw_only=True):
     shard: str
     epoch: int
     ledger: int
-    openings: list[Opening] = []
+    openings: list[EpochStart] = []
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class LedgerPiece(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive positions of a segment in one ledger, from `begin` to the next piece. `entries`: None while open."""
 
     begin: int
@@ -57,7 +57,7 @@ class PieceAdded(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
     """A segment continues in a new ledger; what it had behind the piece's begin is dropped."""
 
     segment: str
-    piece: Piece
+    piece: LedgerPiece
 
 
 class PieceClosed(msgspec.Struct, frozen=True, array_like=True, tag="closed"):
@@ -68,7 +68,7 @@ class PieceClosed(msgspec.Struct, frozen=True, array_like=True, tag="closed"):
     entries: int
 
 
-class Dropped(msgspec.Struct, frozen=True, array_like=True, tag="dropped"):
+class SegmentsDropped(msgspec.Struct, frozen=True, array_like=True, tag="dropped"):
     """Segments were deleted."""
 
     segments: list[str]
@@ -78,10 +78,10 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     """All segments, as a manifest ledger begins."""
 
     epoch: int
-    segments: dict[str, list[Piece]]
+    segments: dict[str, list[LedgerPiece]]
 
 
-ManifestRecord: TypeAlias = PieceAdded | PieceClosed | Dropped | Snapshot
+ManifestRecord: TypeAlias = PieceAdded | PieceClosed | SegmentsDropped | Snapshot
 _RECORDS: Final = msgspec.msgpack.Decoder(ManifestRecord)
 
 
@@ -89,9 +89,9 @@ _RECORDS: Final = msgspec.msgpack.Decoder(ManifestRecord)
 class SegmentMap:
     """The pieces of each segment, ordered by position. Changed by apply() alone."""
 
-    segments: dict[str, list[Piece]] = field(default_factory=dict)
+    segments: dict[str, list[LedgerPiece]] = field(default_factory=dict)
 
-    def apply(self, record: ManifestRecord) -> list[Piece]:
+    def apply(self, record: ManifestRecord) -> list[LedgerPiece]:
         """Apply a record; returns the pieces that no segment names any more."""
         match record:
             case PieceAdded(segment=name, piece=piece):
@@ -105,7 +105,7 @@ class SegmentMap:
                     msgspec.structs.replace(one, entries=entries) if one.ledger == ledger else one for one in pieces
                 ]
                 return []
-            case Dropped(segments=names):
+            case SegmentsDropped(segments=names):
                 return [piece for name in names for piece in self.segments.pop(name, [])]
             case Snapshot(segments=segments):
                 self.segments = {name: list(pieces) for name, pieces in segments.items()}
@@ -119,12 +119,12 @@ class SegmentMap:
         """Yields every ledger that a segment names."""
         return (piece.ledger for pieces in self.segments.values() for piece in pieces)
 
-    def open_pieces(self) -> list[tuple[str, Piece]]:
+    def open_pieces(self) -> list[tuple[str, LedgerPiece]]:
         """Returns the pieces whose ledgers may still have a writer, each with its segment."""
         return [(name, one) for name, pieces in self.segments.items() for one in pieces if one.entries is None]
 
 
-def piece_at(pieces: Sequence[Piece], position: int) -> Piece | None:
+def piece_at(pieces: Sequence[LedgerPiece], position: int) -> LedgerPiece | None:
     """Returns the piece that holds a position; None if there is none."""
     index = bisect_right(pieces, position, key=_BEGIN) - 1
     return pieces[index] if index >= 0 else None
@@ -179,7 +179,7 @@ def decode_node(value: bytes, *, cluster: str, shard: str) -> ShardNode:
     return node
 
 
-def with_opening(openings: Sequence[Opening], opening: Opening, *, retention_ms: int) -> list[Opening]:
+def with_opening(openings: Sequence[EpochStart], opening: EpochStart, *, retention_ms: int) -> list[EpochStart]:
     """Returns the openings with another one, bounded: those older than twice the retention are dropped, and of several
     within a small part of it the last is kept. Both make epochs appear to end later, never earlier.
     """
@@ -189,7 +189,7 @@ def with_opening(openings: Sequence[Opening], opening: Opening, *, retention_ms:
     return [*kept, opening]
 
 
-def has_expired(epoch: int, openings: Sequence[Opening], *, now_ms: int, retention_ms: int) -> bool:
+def has_expired(epoch: int, openings: Sequence[EpochStart], *, now_ms: int, retention_ms: int) -> bool:
     """Returns whether an epoch ended at least `retention_ms` ago."""
     ended_ms = min((one.at_ms for one in openings if one.epoch > epoch), default=None)
     return ended_ms is not None and now_ms - ended_ms >= retention_ms

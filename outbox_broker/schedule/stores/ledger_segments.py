@@ -24,11 +24,11 @@ import msgspec
 
 from outbox_broker.schedule.segment_store import Record, RecordDamaged, WriterFenced
 from outbox_broker.schedule.stores.ledger_manifest import (
-    Dropped,
+    LedgerPiece,
     ManifestRecord,
-    Piece,
     PieceAdded,
     PieceClosed,
+    SegmentsDropped,
     piece_at,
 )
 from outbox_broker.schedule.stores.ledger_records import entry_count, joined, records_of
@@ -176,7 +176,7 @@ class LedgerSegmentStore:
             pieces = [piece for name in known if (piece := self._open.pop(name, None)) is not None]
         if not known:
             return
-        self._record(Dropped(known))
+        self._record(SegmentsDropped(known))
         for piece in pieces:
             piece.writer.release()
 
@@ -213,7 +213,7 @@ class LedgerSegmentStore:
             writer = self._shard.ledgers.create(self._shard.metadata(epoch=self.epoch, segment=name))
         except LedgerFailed as error:
             raise self._not_created(error) from error
-        piece = Piece(position, writer.ledger_id, self.epoch)
+        piece = LedgerPiece(position, writer.ledger_id, self.epoch)
         opened = OpenPiece(piece, writer, position)
         self._record(PieceAdded(name, piece))
         with self._guard:
@@ -243,7 +243,7 @@ class LedgerSegmentStore:
                 del self._open[name]
         self._record(PieceClosed(name, piece.piece.ledger, entries))
 
-    def _located(self, name: str, position: int) -> tuple[Piece | None, int]:
+    def _located(self, name: str, position: int) -> tuple[LedgerPiece | None, int]:
         """Returns the piece that holds a position, and where it ends. What this store appended to it is confirmed."""
         with self._guard:
             pieces = self._map.segments.get(name)

@@ -14,7 +14,7 @@ from typing import Final
 
 from outbox_broker.schedule.segment_store import WriterFenced
 from outbox_broker.schedule.stores import ledger_manifest
-from outbox_broker.schedule.stores.ledger_manifest import Opening, PieceClosed, SegmentMap, ShardNode
+from outbox_broker.schedule.stores.ledger_manifest import EpochStart, PieceClosed, SegmentMap, ShardNode
 from outbox_broker.schedule.stores.ledger_records import entries_of, records_of
 from outbox_broker.schedule.stores.ledgers import LedgerFailed, LedgerMissing, Ledgers, LedgerWriter, Manifests
 from outbox_core.common.clock import Clock
@@ -115,7 +115,9 @@ def take_over(shard: Shard, *, retention_ms: int) -> Taken:
     segments = SegmentMap() if before is None else _fenced(shard, before.node.ledger)
     epoch = 1 if before is None else before.node.epoch + 1
     openings = ledger_manifest.with_opening(
-        [] if before is None else before.node.openings, Opening(epoch, shard.clock.now_ms()), retention_ms=retention_ms
+        [] if before is None else before.node.openings,
+        EpochStart(epoch, shard.clock.now_ms()),
+        retention_ms=retention_ms,
     )
     manifest = begin_manifest(shard, segments, epoch=epoch)
     node = ShardNode(

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outbox_broker.schedule.stores.ledger_manifest import Piece
+from outbox_broker.schedule.stores.ledger_manifest import LedgerPiece
 from outbox_broker.schedule.stores.ledger_records import FILLER, entries_of
 from outbox_broker.schedule.stores.ledgers import LedgerWriter
 
@@ -18,7 +18,7 @@ class OpenPiece:
     `lock` guards all fields: a sync in one thread may add a filler while another thread appends.
     """
 
-    piece: Piece
+    piece: LedgerPiece
     writer: LedgerWriter
     end: int
     sent: int = 0

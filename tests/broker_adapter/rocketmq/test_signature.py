@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from broker_adapter.rocketmq.remoting import decoded
-from broker_adapter.rocketmq.signature import Login, request_metadata
+from broker_adapter.rocketmq.signature import Credentials, request_metadata
 
 
 def test_a_request_is_signed_by_its_time() -> None:
-    metadata = dict(request_metadata(Login("key", "secret"), client_id="c", now_ms=1_700_000_000_000))
+    metadata = dict(request_metadata(Credentials("key", "secret"), client_id="c", now_ms=1_700_000_000_000))
 
     assert metadata["x-mq-date-time"] == "20231114T221320Z"
     assert metadata["authorization"] == (
@@ -21,7 +21,7 @@ def test_without_a_login_nothing_is_signed() -> None:
 
 
 def test_a_login_does_not_show_its_secret() -> None:
-    assert "geheim" not in repr(Login("key", "geheim"))
+    assert "geheim" not in repr(Credentials("key", "geheim"))
 
 
 def test_names_that_are_numbers_need_no_quotes() -> None:
