@@ -7,7 +7,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from broker_adapter.publishing.treatment import Treatment
+from broker_adapter.publishing.treatment import Treatment, treatments_by_name
 from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, NotAuthorized, StorageFailed
 
 _REJECTED = "MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_RECORD INVALID_MSG_SIZE TOPIC_EXCEPTION"
@@ -58,18 +58,16 @@ _PARTITION_EOF _REVOKE_PARTITIONS _UNKNOWN_GROUP _VALUE_DESERIALIZATION _VALUE_S
 NOT_A_PRODUCERS: Final = frozenset(_NOT_A_PRODUCERS.split())
 """Codes of consumers, transactions and administration, which no produce answers. Should one come, it is an outage."""
 
-TREATMENTS: Final[Mapping[str, Treatment]] = {
-    name: treatment
-    for treatment, names in {
+TREATMENTS: Final[Mapping[str, Treatment]] = treatments_by_name(
+    {
         Treatment.REJECTED: _REJECTED,
         Treatment.DEFERRED: _DEFERRED,
         Treatment.STORAGE: _STORAGE,
         Treatment.NOT_AUTHENTICATED: _NOT_AUTHENTICATED,
         Treatment.NOT_AUTHORIZED: _NOT_AUTHORIZED,
         Treatment.OUTAGE: _OUTAGE,
-    }.items()
-    for name in names.split()
-}
+    }
+)
 """By the name of KafkaError's constant."""
 
 _NO_CONNECTION: Final = "start the servers; if they run, check that security= of the broker's URL is the listener's"

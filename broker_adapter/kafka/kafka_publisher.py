@@ -13,7 +13,7 @@ from broker_adapter.kafka.producer_connection import ANY_PARTITION, KafkaRecord,
 from broker_adapter.kafka.producer_pool import ProducerPool
 from broker_adapter.kafka.topic_durability import inspect_topics
 from broker_adapter.publishing.message_headers import content_type, engine_headers
-from broker_adapter.publishing.treatment import Treatment
+from broker_adapter.publishing.treatment import ONE_MESSAGE, Treatment
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.inspection import Inspection
 from outbox_core.messages.message import CONTENT_TYPE, Message, PublishResult, PublishStatus
@@ -73,7 +73,7 @@ class KafkaPublisher:
         found = connection.topic(topic, deadline_ms=deadline_ms)
         if found.error is None:
             return len(found.partitions)
-        if treatment_of(found.error) not in {Treatment.REJECTED, Treatment.DEFERRED}:
+        if treatment_of(found.error) not in ONE_MESSAGE:
             raise exception_for(found.error, what=f"Kafka at {self._pool.place}")
         return found.error
 

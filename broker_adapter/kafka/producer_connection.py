@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import ClusterMetadata, TopicMetadata
 
 from broker_adapter.kafka.errors import exception_for, treatment_of
-from broker_adapter.publishing.treatment import Treatment
+from broker_adapter.publishing.treatment import ONE_MESSAGE, Treatment
 from outbox_core.common.clock import Clock
 
 SLICE_MS: Final = 250
@@ -82,7 +82,7 @@ class ProducerConnection:
         for report in reports:
             if report is not None:
                 self._topics.clear()  # they may be what was wrong
-                if treatment_of(report) not in {Treatment.REJECTED, Treatment.DEFERRED}:
+                if treatment_of(report) not in ONE_MESSAGE:
                     self._raise(report)
         return reports
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 
 class Treatment(StrEnum):
@@ -20,3 +22,12 @@ class Treatment(StrEnum):
     """The login may not produce on this cluster."""
     OUTAGE = "outage"
     """BrokerUnavailable: anything may have been stored."""
+
+
+ONE_MESSAGE: Final = frozenset({Treatment.REJECTED, Treatment.DEFERRED})
+"""What concerns one message: it was not stored, and others may be taken. All else concerns the whole batch."""
+
+
+def treatments_by_name(names: Mapping[Treatment, str]) -> dict[str, Treatment]:
+    """Returns an adapter's table by the name of a code; `names`: the codes of each treatment, with spaces between."""
+    return {name: treatment for treatment, some in names.items() for name in some.split()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from broker_adapter.publishing.treatment import Treatment
+from broker_adapter.publishing.treatment import Treatment, treatments_by_name
 from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, NotAuthorized, StorageFailed
 
 _REJECTED = "MessageTooBig InvalidMessage InvalidTopicName"
@@ -27,17 +27,15 @@ InvalidTxnStatusError SubscriptionNotFound TransactionConflict TransactionCoordi
 NOT_A_PRODUCERS: Final = frozenset(_NOT_A_PRODUCERS.split())
 """Results of consumers and transactions, which no publish has. Should one come, it is an outage."""
 
-TREATMENTS: Final[Mapping[str, Treatment]] = {
-    name: treatment
-    for treatment, names in {
+TREATMENTS: Final[Mapping[str, Treatment]] = treatments_by_name(
+    {
         Treatment.REJECTED: _REJECTED,
         Treatment.DEFERRED: _DEFERRED,
         Treatment.STORAGE: _STORAGE,
         Treatment.NOT_AUTHENTICATED: _NOT_AUTHENTICATED,
         Treatment.OUTAGE: _OUTAGE,
-    }.items()
-    for name in names.split()
-}
+    }
+)
 """By the name of the client's Result, which its exception of the same name has, too."""
 
 _CURES: Final[Mapping[str, str]] = {

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import pulsar
 
-from broker_adapter.publishing.treatment import Treatment
+from broker_adapter.publishing.treatment import ONE_MESSAGE
 from broker_adapter.pulsar.client_settings import ClientSettings
 from broker_adapter.pulsar.errors import exception_for, treatment_of
 from outbox_core.common.clock import Clock
@@ -22,7 +22,6 @@ from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 
 PRODUCERS_MAX: Final = 1_000
 """How many topics keep their producer; the one that was idle longest makes room."""
-ONE_MESSAGE: Final = frozenset({Treatment.REJECTED, Treatment.DEFERRED})
 
 
 class PulsarRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):

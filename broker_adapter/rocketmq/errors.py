@@ -8,7 +8,7 @@ from typing import Final
 import grpc
 import msgspec
 
-from broker_adapter.publishing.treatment import Treatment
+from broker_adapter.publishing.treatment import ONE_MESSAGE, Treatment, treatments_by_name
 from broker_adapter.rocketmq.protocol.definition_pb2 import Code, Status
 from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, NotAuthorized, StorageFailed
 
@@ -34,18 +34,16 @@ LITE_SUBSCRIPTION_QUOTA_EXCEEDED VERIFY_FIFO_MESSAGE_UNSUPPORTED FAILED_TO_CONSU
 NOT_A_PRODUCERS: Final = frozenset(_NOT_A_PRODUCERS.split())
 """Codes of consumers and transactions, which no send answers. Should one come, it is an outage."""
 
-TREATMENTS: Final[Mapping[str, Treatment]] = {
-    name: treatment
-    for treatment, names in {
+TREATMENTS: Final[Mapping[str, Treatment]] = treatments_by_name(
+    {
         Treatment.REJECTED: _REJECTED,
         Treatment.DEFERRED: _DEFERRED,
         Treatment.STORAGE: _STORAGE,
         Treatment.NOT_AUTHENTICATED: _NOT_AUTHENTICATED,
         Treatment.NOT_AUTHORIZED: _NOT_AUTHORIZED,
         Treatment.OUTAGE: _OUTAGE,
-    }.items()
-    for name in names.split()
-}
+    }
+)
 """By the name of a Code."""
 
 _BY_TEXT: Final[tuple[tuple[str, str, Treatment], ...]] = (
@@ -119,7 +117,7 @@ def treatment_of(refusal: Refusal) -> Treatment:
 
 def concerns_one_message(refusal: Refusal) -> bool:
     """Whether nothing was stored, and other messages may be taken."""
-    return treatment_of(refusal) in {Treatment.REJECTED, Treatment.DEFERRED}
+    return treatment_of(refusal) in ONE_MESSAGE
 
 
 def exception_for(refusal: Refusal, *, place: str) -> BrokerError:
