@@ -15,11 +15,25 @@ from outbox_core.messages.inspection import Weakness
 BULK_BYTES_MAX_DEFAULT: Final = 512 * 1024 * 1024
 VERSION_MIN: Final = (7, 0)
 """The first whose scripts declare that they write, so that a full or read-only server runs none of a script."""
-_SETTINGS: Final = ("appendfsync", "no-appendfsync-on-rewrite", "min-replicas-to-write", "proto-max-bulk-len")
+_SETTINGS: Final = (
+    "appendfsync",
+    "no-appendfsync-on-rewrite",
+    "aof-load-truncated",
+    "min-replicas-to-write",
+    "proto-max-bulk-len",
+)
 _LOST_WITH_FSYNC: Final[Mapping[str, str]] = {
     "everysec": "the machine's crash loses what was acknowledged in the second before, or two while the disk is slow",
     "no": "the machine's crash loses what the kernel had not written yet, commonly what was acknowledged in 30 seconds",
 }
+_HALF_TRANSACTION: Final = (
+    "a crash in the middle of a write leaves half a transaction in the append-only file; after a second crash messages "
+    "stand there twice, or what was acknowledged between the two is lost"
+)
+_NO_HALF_TRANSACTION: Final = (
+    "CONFIG SET aof-load-truncated no, and in redis.conf; if the server then does not start after a crash, run "
+    "redis-check-aof --fix"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +114,10 @@ def _of_persistence(info: Mapping[str, Any], settings: Mapping[str, str]) -> Ite
             "while the append-only file is rewritten nothing is synced, and a crash loses what was acknowledged then",
             "CONFIG SET no-appendfsync-on-rewrite no, and in redis.conf",
         )
+    # The effects of a script are one transaction in the file. Redis 7.0 leaves the first half of a torn one there and
+    # appends behind it: the next load runs both as one, or drops both where no EXEC follows (valkey-io/valkey 4342).
+    if info.get("aof_enabled") and settings.get("aof-load-truncated") == "yes":
+        yield (_HALF_TRANSACTION, _NO_HALF_TRANSACTION)
 
 
 def _of_memory(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

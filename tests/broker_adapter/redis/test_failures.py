@@ -135,6 +135,35 @@ def test_killed_and_restarted_under_load_nothing_acknowledged_is_lost_or_out_of_
         assert of_key == sorted(of_key)
 
 
+@pytest.mark.parametrize("commands_kept", [1, 2, 3, 7])
+def test_a_script_that_a_crash_tore_in_the_file_is_undone_whole_and_its_repeat_stored_once(
+    server: RedisServer, open_broker: Open, commands_kept: int
+) -> None:
+    broker = open_broker(f"redis://{HOST}:{server.port}/?wait=0&timeout_ms=60000")
+    batch = [message("t", n) for n in range(1, 10)]
+    broker.publish([message("t", 0)])
+    whole_bytes = server.append_only_file.stat().st_size
+    broker.publish(batch)
+
+    server.kill()
+    written = server.append_only_file.read_bytes()
+    commands = written[whole_bytes:].split(b"\r\n*")
+    torn = b"\r\n*".join(commands[: commands_kept + 1])[:-3]
+    server.append_only_file.write_bytes(written[:whole_bytes] + torn)
+    server.start()
+    assert bodies_of(server, "t", count=1) == [0]
+    for _ in range(ATTEMPTS_MAX):
+        with contextlib.suppress(BrokerUnavailable):  # the connection from before
+            results = broker.publish(batch)
+            break
+
+    assert {one.status for one in results} == {PublishStatus.STORED}
+    for _ in range(2):  # a file with half a transaction shows it at the second load
+        server.kill()
+        server.start()
+        assert bodies_of(server, "t", count=10) == list(range(10))
+
+
 def test_a_full_disk_ends_the_server_and_loses_nothing_that_was_acknowledged(
     own_engine: RedisEngine, open_broker: Open
 ) -> None:

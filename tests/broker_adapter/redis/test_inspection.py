@@ -32,6 +32,7 @@ def weaknesses(broker: Broker) -> tuple[Weakness, ...]:
         ({"appendfsync": "everysec"}, "second before", "CONFIG SET appendfsync always"),
         ({"appendfsync": "no"}, "30 seconds", "CONFIG SET appendfsync always"),
         ({"no-appendfsync-on-rewrite": "yes"}, "rewritten", "CONFIG SET no-appendfsync-on-rewrite no"),
+        ({"aof-load-truncated": "yes"}, "half a transaction", "CONFIG SET aof-load-truncated no"),
         ({"maxmemory": "1gb", "maxmemory-policy": "allkeys-lru"}, "evicts streams", "maxmemory-policy noeviction"),
         ({"maxmemory": "1gb", "maxmemory-policy": "volatile-ttl"}, "evicts the ids", "maxmemory-policy noeviction"),
     ],
