@@ -288,7 +288,10 @@ class LocalSegmentStore:
         with self._guard:
             if name not in self._files and not self._path(name).exists():
                 return  # deleted meanwhile
-            use = self._opened(name, make=False)
+            try:
+                use = self._opened(name, make=False)
+            except OSError as error:  # nothing is in doubt: whatever closed the file had synced it before
+                raise StorageFailed(f"cannot open {name}: {error.strerror}; {cure_for(error)}") from error
         with use as file:
             wanted = file.written
             with file.turn:

@@ -213,6 +213,21 @@ def test_a_file_that_fails_to_sync_when_it_is_closed_fails_the_store(tmp_path: P
     store.close()
 
 
+def test_a_sync_that_finds_no_descriptor_says_so_and_is_not_final(tmp_path: Path, disk: FailingStorage) -> None:
+    store = LocalSegmentStore.open(tmp_path, storage=disk, open_files_max=1)
+    for name in ("a", "b"):
+        store.append(name, RECORDS, position=0)
+    disk.fail("create", errno.EMFILE)
+
+    with pytest.raises(StorageFailed, match=r"Too many open files.*ulimit -n"):
+        store.sync(["a", "b"])
+
+    disk.mend()
+    store.sync(["a", "b"])
+    store.append("c", RECORDS, position=0)
+    store.close()
+
+
 @pytest.mark.parametrize("name", ["", "../a", "A", "a.b", "x" * 65])
 def test_a_name_that_could_leave_the_folder_is_refused(store: LocalSegmentStore, name: str) -> None:
     with pytest.raises(ValueError, match="segment's name"):
