@@ -124,9 +124,11 @@ class DelayFront:
 
     def check_ready(self) -> None:
         """Raise StorageFailed if nothing can be accepted, including for lack of disk space: existing messages are still
-        dispatched then, and can be canceled. An unavailable target does not matter here.
+        dispatched then, and can be canceled; or if the schedule's storage allows no dispatch. An unavailable target
+        does not matter here.
         """
         self._schedule.check_ready()
+        self.service.check_ready()
         if self._reserve is not None:
             self._reserve.check_room()
 

@@ -71,7 +71,7 @@ def pass_on(target: Broker, batch: Sequence[Timed]) -> list[Timed]:
 
 
 def _parted(target: Broker, parts: Sequence[Sequence[Timed]], error: BrokerRefused | InvalidMessage) -> list[Timed]:
-    if len(parts) > 1:
+    if len(parts) != 1:
         return [one for part in parts for one in pass_on(target, part)]
     _log_refused(parts[0], str(error))
     return list(parts[0])
@@ -95,7 +95,10 @@ def _message(one: Timed) -> Message:
 
     The requested due time is added as a header, unless that exceeds the limit of headers.
     """
-    stored = _decode(one.payload)
+    try:
+        stored = _decode(one.payload)
+    except msgspec.DecodeError as error:  # this one alone is refused, and kept
+        raise InvalidMessage(f"a scheduled message cannot be decoded: {error}") from error
     if stored.deliver_at_ms is None:
         return _for_now(one, stored, stored.headers)
     try:

@@ -25,6 +25,8 @@ from typing import Final
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.wakeups import Wakeups
+from outbox_broker.log.disk_reserve import is_disk_full
+from outbox_broker.schedule.dispatch_health import DispatchHealth
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.lateness import Lateness
 from outbox_broker.state.scheduled_copy import dispatched_records
@@ -84,6 +86,7 @@ class Dispatcher:
         self.placed: deque[Placed] = deque()  # not settled
         self._ended: Future[None] | None = None  # the commit of the last appended batch, if that runs concurrently
         self._ending = ThreadPoolExecutor(1, "broker-ending")
+        self._health = DispatchHealth()
         self.lateness = Lateness()
 
     def resume(self, batches: Iterable[DueBatch]) -> None:
@@ -116,7 +119,8 @@ class Dispatcher:
                 wait((ended,), _ROUND_MS_MAX / 1000)
             return self._may_be_due()
         try:
-            self._fire(until_ended=until_ended)
+            with self._health.attempt():
+                self._fire(until_ended=until_ended)
         finally:
             with self._turn:
                 self.is_firing = False
@@ -130,6 +134,14 @@ class Dispatcher:
             self.fire_due()
         except StorageFailed as error:
             logger.warning("firing_failed", extra={"error": str(error)})
+
+    def check_ready(self) -> None:
+        """Raise StorageFailed, naming the cure, if the last batch that was due could not be dispatched; not for lack of
+        disk space, since consumers, who free it, must reach the broker all the same.
+        """
+        failure = self._health.failure()
+        if failure is not None and not is_disk_full(failure):
+            raise failure
 
     def may_be_firing(self) -> bool:
         """Returns whether anything is due, or being dispatched: checked in this order, so that nothing is missed."""
@@ -169,6 +181,8 @@ class Dispatcher:
     def _next_batch(self) -> DueBatch | None:
         """Returns the first batch claimed and not appended: left by an earlier round, claimed ahead, or due now."""
         if not self._batches:
+            if self._ahead is not None:
+                wait((self._ahead,))  # an interrupt of this thread leaves the claim, and its batch, where it is
             ahead, self._ahead = self._ahead, None
             batch = None if ahead is None else ahead.result()
             if batch is None:  # a claim ahead may have found nothing, some time ago

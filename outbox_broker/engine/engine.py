@@ -196,7 +196,7 @@ class Engine:
 
     def check_ready(self) -> None:
         """Raise StorageFailed if the engine can accept nothing (closed, or a failed disk), or cannot deliver for lack
-        of an index.
+        of an index, or cannot dispatch what is due.
         """
         context = self.context
         with context.lock:
@@ -205,6 +205,7 @@ class Engine:
             context.actions.refuse_if_failed()
             self._index_repair.refuse_if_unmended()
         context.schedule.check_ready()
+        self.dispatcher.check_ready()
 
     def _let_go(self) -> None:
         context = self.context

@@ -1,4 +1,9 @@
-"""Dispatches due messages in batches, and settles the batches."""
+"""Dispatches due messages in batches, and settles the batches.
+
+A batch whose dispatch is in the log is in one of two places until it is settled: with the caller of due() or
+unsettled(), or in the queue of batches that due() returns again. Messages that were taken from the due queue, and whose
+dispatch is not in the log, are in the due queue again. Both hold whatever error ends a call.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,6 @@ from outbox_broker.schedule.schedule_records import FROM_MEMORY, BatchFired, Bat
 from outbox_broker.schedule.schedule_state import ScheduleHandOut
 from outbox_broker.schedule.sorted_run import Entry, Timed, new_entries
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
-from outbox_core.common.errors import StorageFailed
 
 _NO_BATCH: Final = 0
 """No batch has this number: to settle it changes nothing, and proves that this process can still write."""
@@ -87,18 +91,18 @@ class DueDispatch:
         """Make the dispatch of a batch durable; if that fails it was returned to nobody, and comes again."""
         try:
             self._context.log.commit(place)
-        except StorageFailed:
+        except BaseException:
             with self._context.lock:
                 self._again.appendleft(batch.number)
             raise
 
     def _hand_next(self, now_ms: int) -> DueBatch | None:
+        self._horizon.advance(now_ms)
         try:
-            self._horizon.advance(now_ms)
-        except StorageFailed:
-            self._horizon.rebuild()  # buckets that were opened may not be in the queue
+            batch = self._take(now_ms)
+        except BaseException:
+            self._horizon.rebuild()  # what was taken from the queue may not be dispatched
             raise
-        batch = self._take(now_ms)
         self._horizon.update_soonest()
         return batch
 
@@ -112,23 +116,20 @@ class DueDispatch:
                 self._horizon.quarantine(damage)
                 self._horizon.advance(now_ms)
                 continue
-            except StorageFailed:
-                self._horizon.rebuild()  # what was taken from the queue is not dispatched
-                raise
             if not taken.parts:
                 return None
-            self._hand_out(taken, batch)
-            if len(batch):
-                return batch
-            self._context.act(BatchFired(batch.number))  # all of them were canceled
-
-    def _hand_out(self, taken: TakenMessages, batch: DueBatch) -> None:
-        try:
             parts = [_part(part) for part in taken.parts]
             self._context.act(BatchHanded(batch.number, parts, Counter(batch.topics)))
-        except StorageFailed:
-            self._horizon.rebuild()  # nothing was dispatched
-            raise
+            if len(batch):
+                return batch
+            # All of it was canceled. If it cannot be settled now, the next call does so.
+            self._again.append(batch.number)
+            self._settle_first_of_again()
+
+    def _settle_first_of_again(self) -> None:
+        """Settle a batch without messages."""
+        self._context.act(BatchFired(self._again[0]))
+        self._again.popleft()
 
     def _batch(self, taken: TakenMessages, *, number: int) -> DueBatch:
         """Returns the messages taken that were not canceled, in order: parts arrive lane by lane."""
@@ -148,11 +149,13 @@ class DueDispatch:
         """Returns the next unsettled batch, and logs a record for it: a process that was replaced must learn so before
         it dispatches, and the dispatch itself was logged by an earlier one.
         """
-        batch = self._next_again()
-        if batch is not None:
-            self._context.act(BatchFired(_NO_BATCH))
-            self._again.popleft()
-        return batch
+        while (batch := self._next_again()) is not None:
+            if len(batch):
+                self._context.act(BatchFired(_NO_BATCH))
+                self._again.popleft()
+                return batch
+            self._settle_first_of_again()
+        return None
 
     def _next_again(self) -> DueBatch | None:
         """Returns the batch that was unsettled first when the schedule was last closed, or killed, with the same

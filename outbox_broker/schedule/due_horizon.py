@@ -88,7 +88,10 @@ class DueHorizon:
     # -- as time passes ----------------------------------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> None:
-        """Feed the queue with whatever may be due: messages in memory, and buckets whose time has begun."""
+        """Feed the queue with whatever may be due: messages in memory, and buckets whose time has begun.
+
+        Raises StorageFailed if a run cannot be read; the queue is rebuilt then, so that the next call adds its bucket.
+        """
         while True:
             try:
                 self._add_near(now_ms)
@@ -96,6 +99,9 @@ class DueHorizon:
                     self._open_buckets(now_ms)
             except RunDamaged as damage:  # a partly dispatched run; each damaged run is set aside once
                 self.quarantine(damage)
+            except BaseException:
+                self.rebuild()
+                raise
             else:
                 return
 
@@ -143,9 +149,11 @@ class DueHorizon:
     # -- damage ------------------------------------------------------------------------------------------------------
 
     def quarantine(self, damage: RunDamaged) -> None:
-        """Exclude the unreadable messages of a run from dispatch; everything else continues."""
-        self._quarantine.add(damage)
-        self.rebuild()
+        """Exclude the unreadable messages of a run from dispatch; everything else continues. Raises StorageFailed."""
+        try:
+            self._quarantine.add(damage)
+        finally:
+            self.rebuild()  # what was taken from the queue, and is not dispatched, is in it again
 
     def set_aside(self, damage: RunDamaged) -> None:
         """Like quarantine(), for readers without the lock, if the run is still in a bucket."""

@@ -2,6 +2,9 @@
 
 Never early: the wall clock is read right before each batch is taken. The threads wait on monotonic time in slices of at
 most a second, so that a step of the wall clock, or a suspended process, is noticed within one.
+
+A batch that was taken stays in flight until the schedule has settled it: whatever error its delivery or its settlement
+meets, that step is repeated, and no other batch is taken before. After a kill the schedule dispatches it again.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Final
 import msgspec
 
 from outbox_broker.schedule.delay_store import DelayStore, DueBatch, Timed
+from outbox_broker.schedule.dispatch_health import DispatchHealth
 from outbox_broker.schedule.lateness import Lateness
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock
@@ -30,12 +34,16 @@ REFUSED_AGAIN_MS: Final = 3_600_000
 
 
 @dataclass(slots=True)
-class _Held:
-    """A batch that could not be delivered yet."""
+class _InFlight:
+    """A batch that was taken and is not settled; `refused` are its messages that the target rejected, None before the
+    delivery.
+    """
 
     batch: DueBatch
-    failures: int
-    retry_at_ms: int  # monotonic
+    refused: Sequence[Timed] | None = None
+    delivered_at_ms: int = 0
+    failures: int = 0
+    retry_at_ms: int = 0  # monotonic
 
 
 class DelayService:
@@ -50,7 +58,8 @@ class DelayService:
         self._threads: list[threading.Thread] = []
         self._stopping = False
         self._wakes = 0
-        self._held: _Held | None = None
+        self._in_flight: _InFlight | None = None
+        self._health = DispatchHealth()
         self.lateness = Lateness()
         self.delivered = 0
         self.refused = 0
@@ -81,51 +90,75 @@ class DelayService:
             self._changed.notify_all()
 
     def turn(self) -> int:
-        """Deliver one batch; returns how long to wait then, in milliseconds."""
-        batch = self._take()
-        if batch is not None:
-            self._try(batch)
-            return 0 if self._held is None else self._wait_for_retry_ms()
-        if self._held is not None:
-            return self._wait_for_retry_ms()
-        return max(0, min(self._schedule.soonest_ms() - self._clock.now_ms(), SLICE_MS))
+        """Deliver and settle one batch; returns how long to wait then, in milliseconds."""
+        one = self._in_flight or self._take()
+        if one is None:
+            return max(0, min(self._schedule.soonest_ms() - self._clock.now_ms(), SLICE_MS))
+        if self._wait_for_retry_ms(one) == 0:
+            try:
+                self._deliver_once(one)
+                self._settle(one)
+            except OutboxError as error:
+                self._put_off(one, error)
+            except Exception as error:  # a defect of the target's client, which another attempt may not meet
+                logger.exception("delay_service_failed")
+                self._put_off(one, error)
+        return self._wait_for_retry_ms(one)
 
     def keep(self) -> int:
         """Do one step of housekeeping; returns how long to wait then, in milliseconds."""
         return 0 if self._schedule.maintain(self._clock.now_ms()) else SLICE_MS
 
-    def _take(self) -> DueBatch | None:
-        if self._held is None:
-            return self._schedule.due(self._clock.now_ms())
-        return self._held.batch if self._wait_for_retry_ms() == 0 else None
+    def check_ready(self) -> None:
+        """Raise StorageFailed, naming the cure, while batches can be taken from the schedule or settled with it no
+        more.
+        """
+        self._health.check()
 
-    def _wait_for_retry_ms(self) -> int:
-        retry_at_ms = self._held.retry_at_ms if self._held else 0
-        return max(0, min(retry_at_ms - self._clock.monotonic_ms(), SLICE_MS))
+    def _take(self) -> _InFlight | None:
+        with self._health.attempt():
+            batch = self._schedule.due(self._clock.now_ms())
+        if batch is not None:
+            self._in_flight = _InFlight(batch)
+        return self._in_flight
 
-    def _try(self, batch: DueBatch) -> None:
-        try:
-            refused = self._deliver(batch.messages)
-        except OutboxError as error:
-            self._hold(batch, error)
+    def _deliver_once(self, one: _InFlight) -> None:
+        """Deliver a batch unless that was done. Before a repetition it is checked whether another process has taken the
+        schedule over: it would deliver the batch as well.
+        """
+        if one.refused is not None:
             return
-        self._held = None
-        now_ms = self._clock.now_ms()
-        again = [msgspec.structs.replace(one, due_ms=now_ms + REFUSED_AGAIN_MS) for one in refused]
-        self._schedule.fired(batch.number, again=again)
-        self.delivered += len(batch) - len(again)
-        self.refused += len(again)
-        self.lateness.add_due(_dues(batch, but=refused), now_ms=now_ms)
+        if one.failures:
+            with self._health.attempt():
+                self._schedule.check_ready()
+        one.refused = self._deliver(one.batch.messages)
+        one.delivered_at_ms = self._clock.now_ms()
 
-    def _hold(self, batch: DueBatch, error: OutboxError) -> None:
-        """Retain the batch, and everything after it, until the target accepts it."""
-        failures = 1 if self._held is None else self._held.failures + 1
-        pause_ms = self._backoff.delay_ms(failures)
+    def _settle(self, one: _InFlight) -> None:
+        refused = one.refused or ()
+        again_at_ms = self._clock.now_ms() + REFUSED_AGAIN_MS
+        with self._health.attempt():
+            self._schedule.fired(
+                one.batch.number, again=[msgspec.structs.replace(message, due_ms=again_at_ms) for message in refused]
+            )
+        self._in_flight = None
+        self.delivered += len(one.batch) - len(refused)
+        self.refused += len(refused)
+        self.lateness.add_due(_dues(one.batch, but=refused), now_ms=one.delivered_at_ms)
+
+    def _wait_for_retry_ms(self, one: _InFlight) -> int:
+        return max(0, min(one.retry_at_ms - self._clock.monotonic_ms(), SLICE_MS))
+
+    def _put_off(self, one: _InFlight, error: Exception) -> None:
+        """Repeat the step that failed after a pause; everything else that is due waits."""
+        one.failures += 1
+        pause_ms = self._backoff.delay_ms(one.failures)
         if isinstance(error, BrokerThrottled):
             pause_ms = max(pause_ms, error.retry_after_ms)
-        self._held = _Held(batch, failures, self._clock.monotonic_ms() + pause_ms)
+        one.retry_at_ms = self._clock.monotonic_ms() + pause_ms
         self.failures += 1
-        logger.warning("delivery_failed", extra={"messages": len(batch), "failures": failures, "error": str(error)})
+        event = "delivery_failed" if one.refused is None else "settlement_failed"
+        logger.warning(event, extra={"messages": len(one.batch), "failures": one.failures, "error": str(error)})
 
     def _run(self, turn: Callable[[], int]) -> None:
         while not self._stopping:
@@ -134,7 +167,7 @@ class DelayService:
                 wait_ms = turn()
             except OutboxError as error:
                 logger.warning("delay_service_failed", extra={"error": str(error)})
-            except Exception:  # the thread boundary: if this thread ended silently, nothing would be delivered any more
+            except BaseException:  # the thread boundary: if this thread ended, nothing would be delivered any more
                 logger.exception("delay_service_failed")
             with self._changed:
                 if wait_ms > 0 and self._wakes == wakes and not self._stopping:

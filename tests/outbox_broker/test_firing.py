@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 
 import pytest
 
@@ -96,6 +97,53 @@ def test_batches_placed_before_a_kill_are_delivered_once_over_a_checkpoint_betwe
 
     assert _pulled(engine) == IDS
     assert {"stored": len(IDS), "scheduled": 0}.items() <= engine.topic_figures(TOPIC).items()
+
+
+def test_an_interrupt_while_the_next_batch_is_claimed_loses_no_batch(
+    open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(fire_batch_max=BATCH)
+
+    def interrupted(claims: Sequence[Future[object]]) -> None:
+        wait(claims)
+        monkeypatch.setattr(dispatcher, "wait", wait)
+        raise KeyboardInterrupt
+
+    _schedule(engine, clock)
+    with engine.context.lock:  # the timer's thread does not dispatch before this one
+        clock.advance(1_000)
+        engine.dispatcher.fire_due()
+        monkeypatch.setattr(dispatcher, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.dispatcher.fire_due()
+
+    assert _pulled(engine) == IDS
+
+
+def test_a_broker_that_cannot_dispatch_is_not_ready_and_says_why(
+    open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(fire_batch_max=BATCH)
+    refusing = Refusing(engine, monkeypatch, placed=1)
+    _schedule(engine, clock)
+    clock.advance(1_000)
+    assert refusing.refused.wait(120)
+    until(lambda: not _is_ready(engine))
+
+    with pytest.raises(StorageFailed, match="due messages are not dispatched: the schedule is refusing"):
+        engine.check_ready()
+
+    refusing.is_refusing = False
+    assert _pulled(engine) == IDS
+    until(lambda: _is_ready(engine))
+
+
+def _is_ready(engine: Engine) -> bool:
+    try:
+        engine.check_ready()
+    except StorageFailed:
+        return False
+    return True
 
 
 def _schedule(engine: Engine, clock: ManualClock) -> None:

@@ -169,17 +169,18 @@ def test_a_message_that_is_due_earlier_than_all_else_wakes_the_thread(
     assert target.batches == [["a"], ["b"]]
 
 
-def test_a_defect_in_the_target_does_not_end_the_thread(
+def test_a_defect_in_the_target_ends_no_thread_and_the_batch_that_met_it_is_delivered_again(
     service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target, caplog: pytest.LogCaptureFixture
 ) -> None:
     target.errors = [ZeroDivisionError("a defect")]
     put(schedule, NOW_MS, timed("a", NOW_MS), timed("b", NOW_MS + 1))
 
     service.start()
-    while not target.took.wait(0.01):
+    while len(target.batches) < 2:
+        target.took.wait(0.01)
         clock.advance(SLICE_MS)
 
-    assert target.batches[0] == ["b"], "the batch that met the defect is still out, and comes again after a restart"
+    assert target.batches == [["a"], ["b"]]
     assert "delay_service_failed" in caplog.text
 
 
@@ -286,6 +287,20 @@ def test_one_message_that_a_target_refuses_does_not_keep_the_others(
 
     assert [one.id for one in broker.pull("orders", "billing")] == ["a", "b"]
     assert front.scheduled_message("bad") is not None
+    front.close()
+
+
+def test_one_message_that_cannot_be_decoded_does_not_keep_the_others(
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
+) -> None:
+    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+    put(schedule, NOW_MS, Timed(NOW_MS, "unreadable", "orders", b"\xc1"))
+
+    front.publish([message("a"), message("b")])
+    turned(front)
+
+    assert [one.id for one in broker.pull("orders", "billing")] == ["a", "b"]
+    assert front.scheduled_message("unreadable") is not None
     front.close()
 
 
