@@ -6,7 +6,6 @@ requests, and nobody waits for the sake of a batch. One request is on its way at
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections import deque
@@ -19,8 +18,9 @@ from broker_adapter.http.publish_batching import REQUEST_BYTES_MAX, Send
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, OutboxError
 from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 from outbox_core.messages.message import Message, PublishResult
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 Told = Future[PublishResult]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import NoReturn, Protocol
@@ -25,8 +24,9 @@ from outbox_core.messages.message import (
     PublishStatus,
     check_deliver_at,
 )
+from outbox_core.runtime.event_logger import EventLogger
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _NO_DELAY = "this broker cannot delay messages: run a delay service and add ?delay=http://HOST:7799 to the broker's URL"
 

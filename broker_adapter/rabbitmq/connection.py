@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,8 +15,9 @@ from pika.exceptions import AMQPError, ChannelClosed, ChannelClosedByBroker, Str
 
 from broker_adapter.rabbitmq.channel import Answer, ConfirmChannel, ConfirmOutcome
 from broker_adapter.rabbitmq.message_frames import AmqpFrame
+from outbox_core.runtime.event_logger import EventLogger
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 T = TypeVar("T")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 
@@ -10,8 +9,9 @@ from broker_adapter.redis.connections import Servers
 from broker_adapter.redis.redis_options import RedisOptions
 from broker_adapter.redis.script_sender import Deadline, ScriptSender
 from broker_adapter.redis.server_inspection import BULK_BYTES_MAX_DEFAULT, MasterReport, inspect_master
+from outbox_core.runtime.event_logger import EventLogger
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 class MasterReports:

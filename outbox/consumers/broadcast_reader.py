@@ -6,7 +6,6 @@ none is handled before this one has been handled or given up.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from random import Random
@@ -20,8 +19,9 @@ from outbox_core.common.backoff import Backoff
 from outbox_core.messages.broadcast_port import Broadcaster, Start, TopicRead
 from outbox_core.messages.limits import ATTEMPTS_MAX_DEFAULT
 from outbox_core.messages.message import Delivery
+from outbox_core.runtime.event_logger import EventLogger
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 RETRIES: Final = Backoff(initial_ms=200, multiplier=2, max_ms=30_000, jitter=0.5)
 """The backoff between the attempts at one message."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import signal
 import threading
 import time
@@ -29,9 +28,10 @@ from outbox_core.common.errors import BrokerThrottled, ConfigurationError, NotSu
 from outbox_core.messages.broadcast_port import Broadcaster
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.message import Delivery
+from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.logs import mask_secrets
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 STOP_TIMEOUT_SECONDS: Final = 25.0
 THREADS_MAX: Final = 256

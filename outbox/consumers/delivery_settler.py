@@ -6,7 +6,6 @@ inbox makes harmless, and never lost.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -19,8 +18,9 @@ from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import OutboxError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.message import AckStatus
+from outbox_core.runtime.event_logger import EventLogger
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 ACK_TRIES_MAX: Final = 3
 ACK_BACKOFF: Final = Backoff(initial_ms=50, multiplier=4, max_ms=1_000, jitter=0.5)

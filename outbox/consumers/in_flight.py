@@ -8,7 +8,6 @@ its handling does not begin any more, and a running handler can check still_held
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -23,8 +22,9 @@ from outbox_core.common.errors import OutboxError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.limits import PULL_MESSAGES_MAX
 from outbox_core.messages.message import Delivery, ExtendStatus
+from outbox_core.runtime.event_logger import EventLogger
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 EXTEND_PAUSE_MS_MIN: Final = 10
 EXTEND_RETRY_MS: Final = 1_000

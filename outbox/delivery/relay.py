@@ -4,7 +4,6 @@ after a commit and the compensator use it. It neither claims rows nor loops.
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,8 +34,9 @@ from outbox_core.common.errors import (
 )
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus, check_message_id
+from outbox_core.runtime.event_logger import EventLogger
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _RowMessage = tuple[OutboxRow, Message]
 

@@ -5,7 +5,6 @@ For the command `outbox db`, and for users' own alembic trees.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,8 +33,9 @@ from outbox.store.database import (
 from outbox.store.schema import message_table, schema_for
 from outbox.store.table_placement import placement_for
 from outbox_core.common.errors import DatabaseUnavailable
+from outbox_core.runtime.event_logger import EventLogger
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 LOCK_WAIT_SECONDS: Final = 1
 LOCK_REST_SECONDS: Final = 1.0

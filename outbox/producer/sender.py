@@ -7,7 +7,6 @@ the compensator claims it when its lease ends. So at every shortage it drops the
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import sys
 import threading
@@ -28,8 +27,9 @@ from outbox.telemetry import NO_TELEMETRY, Telemetry
 from outbox_core.common.errors import ConfigurationError, OutboxError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.ids import new_token
+from outbox_core.runtime.event_logger import EventLogger
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 IDLE_WAIT_MS: Final = 5_000
 _senders: WeakSet[Sender] = WeakSet()

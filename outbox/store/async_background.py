@@ -6,7 +6,6 @@ belong to the second engine.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -17,11 +16,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outbox.store.event_loop_thread import EventLoopThread
 from outbox.store.fork_gate import fork_gate
+from outbox_core.runtime.event_logger import EventLogger
 
 T = TypeVar("T")
 STOP_SECONDS_MAX: Final = 5.0
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 class AsyncBackground:

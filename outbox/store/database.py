@@ -8,7 +8,6 @@ and step.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -35,8 +34,9 @@ from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from outbox.store.database_url import read_url
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
+from outbox_core.runtime.event_logger import EventLogger
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 T = TypeVar("T")
 Write = TypeVar("Write", Update, Delete)
 

@@ -6,7 +6,6 @@ one line. No record contains the parameters of a failed statement.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -15,6 +14,7 @@ from sqlalchemy.exc import StatementError
 
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError
+from outbox_core.runtime.event_logger import EventLogger
 
 REPEAT_MS: Final = 60_000
 KINDS_MAX: Final = 1_000
@@ -27,7 +27,7 @@ _Kind = tuple[object, ...]
 class FailureLog:
     """The recent failures of one runner. Thread-safe."""
 
-    def __init__(self, logger: logging.Logger, *, clock: Clock) -> None:
+    def __init__(self, logger: EventLogger, *, clock: Clock) -> None:
         self._logger = logger
         self._clock = clock
         self._lock = threading.Lock()

@@ -5,7 +5,6 @@ The Outbox, the sender, the relay and consumers share one Telemetry.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,10 +15,11 @@ from typing import ParamSpec
 from outbox.store.row import OutboxRow
 from outbox.telemetry.ports import NO_METRICS, NO_TRACING, Handling, Metrics, Sending, SendPath, Settlement, Tracing
 from outbox_core.messages.message import Delivery, Message
+from outbox_core.runtime.event_logger import EventLogger
 
 P = ParamSpec("P")
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 class Telemetry:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,8 +12,9 @@ from outbox.store.row import OutboxRow
 from outbox.store.schema import RowKind
 from outbox.testing.published import MESSAGES_MAX, Published
 from outbox_core.common.errors import InvalidMessage, OutboxError
+from outbox_core.runtime.event_logger import EventLogger
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)

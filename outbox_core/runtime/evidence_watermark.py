@@ -14,8 +14,9 @@ from typing import Final
 import msgspec
 
 from outbox_core.common.clock import Clock
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 JUDGED_FILE: Final = "judged.json"
 FORMAT: Final = 1

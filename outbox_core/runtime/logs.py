@@ -93,6 +93,19 @@ def formatter(format: LogFormat | str, *, context: Context | None = None) -> log
             assert_never(chosen)
 
 
+class EventFields:
+    """An event's fields as text, ` name=value` for each: safe to write, and made only where a handler formats it."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: Mapping[str, object]) -> None:
+        self._fields = fields
+
+    def __str__(self) -> str:
+        """The text; it begins with a space."""
+        return "".join(f" {name}={_one_line(_safe(name, value, depth=0))}" for name, value in self._fields.items())
+
+
 class JsonLines(logging.Formatter):
     """One JSON object a line."""
 
@@ -128,7 +141,7 @@ def fields(record: logging.LogRecord, *, context: Context | None = None) -> dict
     line: dict[str, Any] = {
         "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "level": "error" if record.levelno >= logging.ERROR else record.levelname.lower(),
-        "event": _text(_message(record)),
+        "event": _text(event_name(record)),
         "logger": record.name,
     }
     extra = dict(_extra(record))
@@ -137,6 +150,15 @@ def fields(record: logging.LogRecord, *, context: Context | None = None) -> dict
         # An event's field must not replace one of the line's own.
         line[f"field_{name}" if name in _OWN else name] = _safe(name, found[name], depth=0)
     return line
+
+
+def event_name(record: logging.LogRecord) -> str:
+    """Returns the name of a record's event, without its fields; of a record of another library, its message."""
+    match record.args:
+        case (EventFields(),):
+            return str(record.msg).removesuffix("%s")
+        case _:
+            return _message(record)
 
 
 def mask_secrets(text: str) -> str:

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from outbox import Outbox, SenderLimits
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.messages.message import Message
+from outbox_core.runtime.logs import event_name
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Payment, Shop
 
@@ -157,7 +158,7 @@ def test_the_sender_goes_on_after_an_outage_and_after_the_database_refused_to_se
     sqlite_shop.execute("ALTER TABLE hidden RENAME TO outbox_archive")
 
     assert [row["body"] for row in sqlite_shop.rows()] == [b"0", b"1", b"2"]
-    assert "send_not_settled" in caplog.messages
+    assert "send_not_settled" in [event_name(record) for record in caplog.records]
     sqlite_shop.end_leases()
     broker.rule = None
     sqlite_shop.scan(broker).run()

@@ -10,6 +10,7 @@ import pytest
 
 from outbox_core.common.clock import ManualClock
 from outbox_core.runtime.evidence_watermark import EvidenceRetention, EvidenceWatermark, Purgeable, retention_age_ms
+from outbox_core.runtime.logs import event_name
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -47,7 +48,7 @@ def test_a_file_that_cannot_be_read_keeps_all_for_twice_as_long_and_is_told_once
         mended = guard.age_ms(Purgeable.BROKER, keep_ms=DAY_MS)
 
     assert (ages, mended) == ({2 * DAY_MS}, DAY_MS)
-    assert [one.message for one in caplog.records] == ["judged_file_cannot_be_read", "judged_file_is_new_again"]
+    assert [event_name(one) for one in caplog.records] == ["judged_file_cannot_be_read", "judged_file_is_new_again"]
 
 
 def test_a_reconciliation_that_stands_still_is_told_and_what_it_did_not_judge_is_kept(
@@ -64,4 +65,4 @@ def test_a_reconciliation_that_stands_still_is_told_and_what_it_did_not_judge_is
         ages.append(guard.age_ms(Purgeable.ARCHIVE, keep_ms=2 * DAY_MS))
 
     assert ages == [2 * DAY_MS, 2 * DAY_MS + HOUR_MS + 1, 3 * DAY_MS + HOUR_MS + 1, 4 * DAY_MS]
-    assert [one.message for one in caplog.records] == ["judged_file_is_old"]
+    assert [event_name(one) for one in caplog.records] == ["judged_file_is_old"]

@@ -12,6 +12,7 @@ from outbox_core.common.errors import BrokerUnavailable, StorageFailed
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.inspection import Inspection, Weakness
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
+from outbox_core.runtime.logs import event_name
 
 WEAK = Weakness(subject="topic paid", problem="one replica only", cure="set min.insync.replicas=2")
 
@@ -93,7 +94,7 @@ def test_a_weakness_is_logged_once_and_stops_nothing(caplog: pytest.LogCaptureFi
         assert broker.publish([on("paid", number)])[0].status is PublishStatus.STORED
         clock.advance(60_000)
 
-    assert [record.getMessage() for record in caplog.records] == ["broker_is_weaker"]
+    assert [event_name(record) for record in caplog.records] == ["broker_is_weaker"]
     assert caplog.records[0].cure == "set min.insync.replicas=2"  # type: ignore[attr-defined]
 
 

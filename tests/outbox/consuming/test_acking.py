@@ -21,6 +21,7 @@ from outbox.consumers.in_flight import InFlightDelivery
 from outbox.consumers.runner_times import RunnerTimes
 from outbox_core.common.clock import SystemClock
 from outbox_core.messages.message import AckStatus, Delivery
+from outbox_core.runtime.logs import event_name
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 
 ROOT = Path(__file__).parents[3]
@@ -199,7 +200,7 @@ def test_an_ack_that_meets_a_defect_is_told_and_its_messages_come_back(
     watched.wait_for(lambda: watched.acked == 2)
 
     assert sorted(handled) == ["m-1", "m-1", "m-2"]
-    assert "consumer_failed" in [one.getMessage() for one in caplog.records]
+    assert "consumer_failed" in [event_name(record) for record in caplog.records]
 
 
 @pytest.mark.processes

@@ -18,12 +18,13 @@ from outbox.telemetry.failure_log import KINDS_MAX, REPEAT_MS, FailureLog
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.message import Delivery, GroupConfig
-from outbox_core.runtime.logs import formatter
+from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.logs import event_name, formatter
 from tests.outbox.shop import Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
 Running = Callable[..., ConsumerRunner]
-log = logging.getLogger("outbox.test_failure_log")
+log = EventLogger("outbox.test_failure_log")
 NOBODY = "http://user:hunter2@127.0.0.1:1"
 
 
@@ -86,7 +87,7 @@ def test_a_failed_handler_is_logged_with_its_traceback_and_all_that_names_the_de
 
     [event] = events
     shown = formatter("text").format(event)
-    assert event.getMessage() == "handler_failed"
+    assert event_name(event) == "handler_failed"
     assert event.exc_info is not None
     assert isinstance(event.exc_info[1], LookupError)
     assert "fail_within" in shown
@@ -94,7 +95,7 @@ def test_a_failed_handler_is_logged_with_its_traceback_and_all_that_names_the_de
     assert {**vars(event), "wanted": 1}.items() >= {
         "topic": "orders", "group": "g", "message_id": "m-1", "attempt": 1, "repeated": 0
     }.items()  # fmt: skip
-    repetitions = [one for one in caplog.records if one.getMessage() == "handler_failed" and one is not event]
+    repetitions = [one for one in caplog.records if event_name(one) == "handler_failed" and one is not event]
     assert [(one.levelno, one.exc_info) for one in repetitions] == [(logging.WARNING, None)]
 
 
@@ -148,7 +149,7 @@ def test_a_pull_that_fails_names_the_url_without_its_password_and_the_cause(tmp_
 
     [event] = events
     found = vars(event)
-    assert event.getMessage() == "pull_failed"
+    assert event_name(event) == "pull_failed"
     assert found["error"] == "BrokerUnavailable: the broker is out"
     assert found["cause"] == "ConnectionRefusedError: nobody listens"
     assert "127.0.0.1:1" in found["url"]

@@ -27,6 +27,7 @@ from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
 from outbox_core.messages.limits import REASON_CHARS_MAX
 from outbox_core.messages.message import AckStatus, Delivery, GroupConfig
+from outbox_core.runtime.logs import event_name
 from tests.outbox.shop import Payment, Shop, open_shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
@@ -245,7 +246,7 @@ def test_a_broker_that_asks_for_a_pause_gets_it(
             watched.wait_for(lambda: watched.acked >= number)  # noqa: B023  (it has returned before the next)
         assert runner.stop(timeout_seconds=WAIT_SECONDS)
 
-    assert [one.pause_ms for one in caplog.records if one.msg == "pull_failed"] == [2, 1, 3_600_000]  # type: ignore[attr-defined]
+    assert [one.pause_ms for one in caplog.records if event_name(one) == "pull_failed"] == [2, 1, 3_600_000]  # type: ignore[attr-defined]
     assert handled == []
 
 
