@@ -63,10 +63,11 @@ class BookingWorker:
         )
         session.execute(update(Trip).where(Trip.id == trip_id).values(status=BOOKED))
         order = {"order_id": trip.id, "flight": f"{trip.carrier}{trip.flight}", "from": trip.origin, "to": trip.dest}
-        self.box.publish(PAYMENT_COMPLETED, order, key=str(trip.id))
+        self.box.publish(self._plan.topics.full(PAYMENT_COMPLETED), order, key=str(trip.id))
         self.box.publish(
-            TRIP_REMINDER, order, key=str(trip.id), deliver_at=self._plan.clock.reminder_at(trip.departs_at_us)
-        )
+            self._plan.topics.full(TRIP_REMINDER), order, key=str(trip.id),
+            deliver_at=self._plan.clock.reminder_at(trip.departs_at_us),
+        )  # fmt: skip
         if self._calls % self._plan.fails_every == 0:
             raise DoubtfulCard(f"the card of order {trip.id} was refused")
 

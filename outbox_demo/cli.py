@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -19,12 +19,16 @@ from outbox.store.database import open_engine
 from outbox_core.common.errors import OutboxError
 from outbox_demo.flights import FLIGHTS
 from outbox_demo.foreign_broker import ForeignBroker
+from outbox_demo.foreign_client import ENGINES
 from outbox_demo.own_broker import OwnBroker
 from outbox_demo.plan import PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER, DemoPlan
 from outbox_demo.processes import ProcessGroup
-from outbox_demo.proof import FATAL, compare, read_records
+from outbox_demo.proof import compare, read_records
 from outbox_demo.scenario import Scenario, fresh_folder
 from outbox_demo.tables import PAID
+
+NAMED_MAX: Final = 20
+"""How many of the things that are wrong are printed; all are counted."""
 
 app = typer.Typer()
 talk = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -45,7 +49,7 @@ def demo(
     ] = 6_000,
     seed: Annotated[int, typer.Option("--seed", help="Chooses the trips, and the message that is always refused.")] = 7,
     broker_url: Annotated[
-        str | None, typer.Option("--broker", help="A broker that you have, redis:// or nats://, in place of our own.")
+        str | None, typer.Option("--broker", help=f"A broker that you have in place of our own: {', '.join(ENGINES)}.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -64,6 +68,8 @@ def demo(
       outbox demo --url mysql+pymysql://root@127.0.0.1/shop --bookings 20000
 
       outbox demo --broker redis://127.0.0.1:6379 --json
+
+      outbox demo --broker rabbitmq://app:secret@mq1/shop
     """
     started = time.monotonic()
 
@@ -182,17 +188,23 @@ def _reconciled(plan: DemoPlan, summary: Mapping[str, Any]) -> _Outcome:
 def _compared(plan: DemoPlan) -> _Outcome:
     engine = open_engine(plan.url)
     try:
-        figures = compare(read_records(engine, plan.schema))
+        comparison = compare(read_records(engine, plan.schema, plan.topics))
     finally:
         engine.dispose()
     noted = {
-        "payments": figures["payments"],
+        "payments": comparison.payments,
         "rolled back": _lines(plan.rolled_back_path),
         "deduplicated": _lines(plan.deduplicated_path),
     }
-    wrong = [f"{name}: {figures[name]:,}" for name in FATAL if figures[name]]
-    sentence = "Nothing was lost, invented, doubled or early." if not wrong else f"NOT proven: {', '.join(wrong)}."
-    return _Outcome(figures={**noted, **figures}, prose=[sentence], is_fatal=bool(wrong))
+    findings = comparison.findings
+    named = [f"{one.kind}: {one.words}" for one in findings[:NAMED_MAX]]
+    if len(findings) > NAMED_MAX:
+        named.append(f"and {len(findings) - NAMED_MAX:,} more")
+    return _Outcome(
+        figures={**noted, **comparison.figures},
+        prose=["NOT proven:", *named] if findings else ["Nothing was lost, invented, doubled or early."],
+        is_fatal=bool(findings),
+    )
 
 
 def _lines(path: Path) -> int:
@@ -202,6 +214,8 @@ def _lines(path: Path) -> int:
 def _print(outcome: _Outcome, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({name.replace(" ", "_"): value for name, value in outcome.figures.items()}))
+        for line in outcome.prose if outcome.is_fatal else ():
+            talk.print(line, markup=False)
         return
     for name, value in outcome.figures.items():
         typer.echo(f"{name:>13} {value:>9,}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -17,10 +18,13 @@ from outbox_core.common.errors import BrokerError, ConfigurationError
 from outbox_core.messages.inspection import Inspectable
 from outbox_core.messages.url_parts import split_url
 from outbox_demo.foreign_client import ForeignClient, engine_of, open_client
-from outbox_demo.plan import NOTIFICATION, TICKETING, TOPICS, DemoPlan
+from outbox_demo.plan import NOTIFICATION, TICKETING, DemoPlan, RunTopics
 from outbox_demo.processes import Process, ProcessGroup
+from outbox_demo.proof import count_marks
 
 DOWN_SECONDS: Final = 2.0
+PATIENCE_SECONDS: Final = 30.0
+"""How long a message that was delivered may be on its way to its mark in an inbox."""
 
 
 class ForeignBroker:
@@ -31,11 +35,13 @@ class ForeignBroker:
         cannot use.
         """
         given = dict(parse_qsl(split_url(url).query, keep_blank_values=True))
-        if given.keys() & {"prefix", "delay"}:
-            raise ConfigurationError("the demo chooses prefix= and delay= itself: leave them out of the broker's URL")
-        engine = engine_of(url)
-        prefix = f"outbox-demo-{secrets.token_hex(4)}{engine.prefix_end}"
-        self._target_url = _with_option(url, "prefix", prefix)
+        if "delay" in given:
+            raise ConfigurationError("the demo starts a delay service itself: leave delay= out of the broker's URL")
+        self.topics = RunTopics(f"outbox-demo-{secrets.token_hex(4)}")
+        self._target_url = url
+        for name, value in engine_of(url).added.items():
+            if name not in given:
+                self._target_url = _with_option(self._target_url, name, value)
         self._folder = folder
         self._delay_url_path = folder / "delay-url.txt"
         self._processes = processes
@@ -43,14 +49,17 @@ class ForeignBroker:
         self._client: ForeignClient | None = None
         self._delay: Broker | None = None
         self._killable: list[Process] = []
+        self._has_topics = False
+        self._progress = Progress(patience_s=PATIENCE_SECONDS)
 
     def start(self) -> str:
         """Make the topics, and start the delay service; returns the URL that names both. Raises BrokerError where the
         broker cannot be reached.
         """
         self._inspect()
-        self._client = open_client(self._target_url)
+        self._client = open_client(self._target_url, self.topics)
         self._client.make_topics()
+        self._has_topics = True
         service = self._serve_delays("delay-1", port=0)
         self._delay = connect(self._delay_url())
         self._killable = [service]
@@ -74,20 +83,26 @@ class ForeignBroker:
         self._say("delay service started again on the same data, and the consumer")
 
     def is_settled(self, plan: DemoPlan) -> bool:
-        """Nothing is scheduled any more, and no group has a message that it has not acknowledged."""
-        del plan
+        """Nothing is scheduled any more, no group has a message left, and each message has its marks in the inboxes.
+
+        Where marks are missing it is settled, too, when none was added for a while: those messages are lost.
+        """
         if self._client is None or self._delay is None:
             return False
         try:
-            scheduled = sum(self._delay.admin.figures(topic)["scheduled"] for topic in TOPICS)
+            scheduled = sum(self._delay.admin.figures(topic)["scheduled"] for topic in self.topics.names)
         except BrokerError:
             return False
-        return not scheduled and not self._client.unsettled()
+        if scheduled or self._client.unsettled():
+            return False
+        marks, expected = count_marks(plan)
+        return marks >= expected or self._progress.has_ended(marks)
 
     def close(self) -> None:
         """Remove the run's topics, and close the connections."""
         if self._client is not None:
-            self._client.remove_topics()
+            if self._has_topics:
+                self._client.remove_topics()
             self._client.close()
         if self._delay is not None:
             self._delay.close()
@@ -118,6 +133,23 @@ class ForeignBroker:
 
     def _consume(self, name: str, group: str) -> Process:
         return self._processes.start(name, ["outbox_demo.foreign_consumers", str(self._plan_path), group])
+
+
+class Progress:
+    """Whether a number still grows."""
+
+    def __init__(self, *, patience_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`patience_s`: how long it may stay the same."""
+        self._patience_s = patience_s
+        self._monotonic = monotonic
+        self._last: tuple[int, float] | None = None
+
+    def has_ended(self, number: int) -> bool:
+        """Whether it has been this number for that long."""
+        now = self._monotonic()
+        if self._last is None or self._last[0] != number:
+            self._last = (number, now)
+        return now - self._last[1] >= self._patience_s
 
 
 def _with_option(url: str, name: str, value: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Final, Protocol
 
 from broker_adapter.publishing.broker_url import BrokerUrl
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.url_parts import split_url
+from outbox_demo.plan import RunTopics
 
 REDELIVERED_AFTER_MS: Final = 5_000
 """What a consumer has not acknowledged by then is delivered again."""
@@ -23,6 +24,7 @@ class Received:
 
     id: str
     topic: str
+    """Its full name."""
     body: bytes
     receipt: Any
 
@@ -31,7 +33,7 @@ class ForeignClient(Protocol):
     """A plain client of one engine, on the topics of one run. Not thread-safe. Raises what its library does."""
 
     def make_topics(self) -> None:
-        """Make the run's topics with their consumer groups, as plan.GROUPS has them."""
+        """Make the run's topics with their consumer groups."""
 
     def deliveries(self, group: str) -> Iterator[Received]:
         """Read a group's messages for ever: new ones, and those that a dead consumer has not acknowledged."""
@@ -40,7 +42,9 @@ class ForeignClient(Protocol):
         """Settle a message: its group is not given it again."""
 
     def unsettled(self) -> int:
-        """How many messages the groups have not acknowledged, read or not."""
+        """How many messages the groups have not acknowledged, as far as the engine tells: all that are not read, and
+        where it tells them, those that are.
+        """
 
     def remove_topics(self) -> None:
         """Remove what make_topics() made."""
@@ -49,22 +53,43 @@ class ForeignClient(Protocol):
         """Close the connection."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignEngine:
-    """Of a URL's scheme: the default port, the module with the client, and what a prefix ends with."""
+    """What the demo knows of an engine besides its plain client."""
 
     port: int
+    """The default one."""
     client: str
-    prefix_end: str
+    """`module:class` of the ForeignClient, which takes the URL and the run's topics."""
+    options: frozenset[str] = frozenset()
+    """What the URL of its adapter may say."""
+    added: Mapping[str, str] = field(default_factory=dict)
+    """Options that the demo sets where the URL does not."""
 
 
+_REDIS: Final = ForeignEngine(
+    port=6379, client="outbox_demo.redis_streams:RedisStreams", options=frozenset({"prefix", "wait", "window_ms"})
+)
+_NATS: Final = ForeignEngine(
+    port=4222, client="outbox_demo.jetstream:JetStream",
+    options=frozenset({"prefix", "inbox_prefix", "creds_file", "nkey_file"}),
+)  # fmt: skip
+_KAFKA: Final = ForeignEngine(
+    port=9092, client="outbox_demo.kafka_topics:KafkaTopics", options=frozenset({"security", "sasl"})
+)
+_RABBITMQ: Final = ForeignEngine(
+    port=5672, client="outbox_demo.rabbitmq_queues:RabbitMqQueues", options=frozenset({"exchange", "management"}),
+    added={"exchange": "amq.direct"},  # the default exchange has one queue a topic, and so one group
+)  # fmt: skip
 ENGINES: Final[Mapping[str, ForeignEngine]] = {
-    "redis": ForeignEngine(6379, "outbox_demo.redis_streams:RedisStreams", ":"),
-    "rediss": ForeignEngine(6379, "outbox_demo.redis_streams:RedisStreams", ":"),
-    "nats": ForeignEngine(4222, "outbox_demo.jetstream:JetStream", ""),
-    "natss": ForeignEngine(4222, "outbox_demo.jetstream:JetStream", ""),
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "nats": _NATS,
+    "natss": _NATS,
+    "kafka": _KAFKA,
+    "rabbitmq": _RABBITMQ,
+    "rabbitmqs": replace(_RABBITMQ, port=5671),
 }
-_OPTIONS: Final = {"wait", "window_ms", "prefix", "delay", "inbox_prefix", "creds_file", "nkey_file"}
 
 
 def engine_of(url: str) -> ForeignEngine:
@@ -75,11 +100,10 @@ def engine_of(url: str) -> ForeignEngine:
     return ENGINES[scheme]
 
 
-def open_client(url: str) -> ForeignClient:
-    """The plain client for a broker URL whose `prefix` is the run's."""
+def open_client(url: str, topics: RunTopics) -> ForeignClient:
+    """The plain client for a broker URL, on the topics of a run."""
     engine = engine_of(url)
     module, _, name = engine.client.partition(":")
-    client: ForeignClient = getattr(import_module(module), name)(
-        BrokerUrl.parse(url, port=engine.port, options=_OPTIONS)
-    )
+    parsed = BrokerUrl.parse(url, port=engine.port, options=engine.options | {"delay"})
+    client: ForeignClient = getattr(import_module(module), name)(parsed, topics)
     return client

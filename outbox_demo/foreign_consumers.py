@@ -21,19 +21,18 @@ from outbox_demo.plan import NOTIFICATION, TICKETING, DemoPlan
 from outbox_demo.tables import Notification, Ticket
 
 
-def issue_ticket(message: Received, session: Session) -> None:
+def issue_ticket(message: Received, topic: str, session: Session) -> None:
     """One ticket for a payment."""
+    del topic
     session.add(Ticket(order_id=_order_id(message), issued_at_us=time.time_ns() // 1000))
 
 
-def notify(message: Received, session: Session) -> None:
+def notify(message: Received, topic: str, session: Session) -> None:
     """Tell the customer of the payment, or of the trip before it departs."""
-    session.add(
-        Notification(topic=message.topic, order_id=_order_id(message), notified_at_us=time.time_ns() // 1000)
-    )  # fmt: skip
+    session.add(Notification(topic=topic, order_id=_order_id(message), notified_at_us=time.time_ns() // 1000))
 
 
-EFFECTS: dict[str, Callable[[Received, Session], None]] = {TICKETING: issue_ticket, NOTIFICATION: notify}
+EFFECTS: dict[str, Callable[[Received, str, Session], None]] = {TICKETING: issue_ticket, NOTIFICATION: notify}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -41,10 +40,10 @@ def main(arguments: Sequence[str]) -> None:
     plan, group = DemoPlan.read(Path(arguments[0])), arguments[1]
     engine = open_engine(plan.url)
     inbox = Inbox(engine, schema=plan.schema)
-    client = open_client(plan.broker_url)
+    client = open_client(plan.broker_url, plan.topics)
     for message in client.deliveries(group):
         with Session(engine) as session, session.begin():
-            effect = partial(EFFECTS[group], message)
+            effect = partial(EFFECTS[group], message, plan.topics.plain(message.topic))
             outcome = inbox.handle(session, message.id, group, effect, topic=message.topic)
         if outcome is Outcome.DEDUPLICATED:
             with plan.deduplicated_path.open("a") as file:

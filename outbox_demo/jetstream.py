@@ -12,7 +12,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, StorageType
 
 from broker_adapter.publishing.broker_url import BrokerUrl
 from outbox_demo.foreign_client import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, Received
-from outbox_demo.plan import GROUPS
+from outbox_demo.plan import RunTopics
 
 T = TypeVar("T")
 
@@ -23,24 +23,25 @@ class JetStream:
     Its event loop runs during its calls alone.
     """
 
-    def __init__(self, url: BrokerUrl) -> None:
+    def __init__(self, url: BrokerUrl, topics: RunTopics) -> None:
         self._url = url
-        self._name = url.options["prefix"]
+        self._topics = topics
+        self._name = topics.run
+        self._before = f"{url.options['prefix']}." if url.options.get("prefix") else ""
         self._runner = asyncio.Runner()
         self._client = self._run(self._connect)
         self._stream = self._client.jetstream()
 
     def make_topics(self) -> None:
-        """A stream on files, whose name is the prefix of its subjects."""
-        self._run(
-            lambda: self._stream.add_stream(name=self._name, subjects=[f"{self._name}.>"], storage=StorageType.FILE)
-        )
-        for group in {group for _, group in GROUPS}:
+        """A stream on files, whose name is the run's."""
+        subjects = [f"{self._before}{topic}" for topic in self._topics.names]
+        self._run(lambda: self._stream.add_stream(name=self._name, subjects=subjects, storage=StorageType.FILE))
+        for group in self._topics.groups:
             config = ConsumerConfig(
                 durable_name=group,
                 ack_policy=AckPolicy.EXPLICIT,
                 ack_wait=REDELIVERED_AFTER_MS / 1_000,
-                filter_subjects=[f"{self._name}.{topic}" for topic, reader in GROUPS if reader == group],
+                filter_subjects=[f"{self._before}{topic}" for topic in self._topics.read_by(group)],
             )
             self._run(lambda config=config: self._stream.add_consumer(self._name, config))  # type: ignore[misc]
 
@@ -53,7 +54,7 @@ class JetStream:
             except TimeoutError:  # the client's own subclass, or asyncio's: it raises both
                 continue
             for message in messages:
-                topic = message.subject.removeprefix(f"{self._name}.")
+                topic = message.subject.removeprefix(self._before)
                 yield Received(id=message.headers["outbox-id"], topic=topic, body=message.data, receipt=message)
 
     def acknowledge(self, message: Received) -> None:
@@ -64,7 +65,7 @@ class JetStream:
         """Messages that a consumer has pending, and those that it has not been given."""
         infos = [
             self._run(lambda group=group: self._stream.consumer_info(self._name, group))  # type: ignore[misc]
-            for group in {group for _, group in GROUPS}
+            for group in self._topics.groups
         ]
         return sum((info.num_pending or 0) + (info.num_ack_pending or 0) for info in infos)
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from outbox_core import Broker, GroupConfig, connect
 from outbox_core.common.errors import BrokerError
-from outbox_demo.plan import GROUPS, NOTIFICATION, TICKETING, DemoPlan
+from outbox_demo.plan import GROUPS, NOTIFICATION, TICKETING, DemoPlan, RunTopics
 from outbox_demo.processes import Process, ProcessGroup
 
 DOWN_SECONDS: Final = 2.0
@@ -17,6 +17,8 @@ DOWN_SECONDS: Final = 2.0
 
 class OwnBroker:
     """A BrokerUnderDemo on one data folder."""
+
+    topics = RunTopics()
 
     def __init__(self, folder: Path, *, processes: ProcessGroup, say: Callable[[str], None]) -> None:
         """`folder`: that of the run; `say` is told what is killed."""

@@ -21,6 +21,40 @@ TOPICS: Final = (PAYMENT_COMPLETED, TRIP_REMINDER)
 GROUPS: Final = ((PAYMENT_COMPLETED, TICKETING), (PAYMENT_COMPLETED, NOTIFICATION), (TRIP_REMINDER, NOTIFICATION))
 
 
+@dataclass(frozen=True, slots=True)
+class RunTopics:
+    """The names that a run's topics have on its broker: those on another broker begin with the name of the run."""
+
+    run: str = ""
+
+    def full(self, topic: str) -> str:
+        """The name on the broker."""
+        return f"{self.run}.{topic}" if self.run else topic
+
+    def plain(self, name: str) -> str:
+        """The topic that has this name on the broker."""
+        return name.removeprefix(f"{self.run}.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all topics, on the broker."""
+        return tuple(self.full(topic) for topic in TOPICS)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The consumer groups."""
+        return tuple(sorted({group for _, group in GROUPS}))
+
+    @property
+    def subscriptions(self) -> tuple[tuple[str, str], ...]:
+        """A topic's name on the broker and a group that reads it, for each that does."""
+        return tuple((self.full(topic), group) for topic, group in GROUPS)
+
+    def read_by(self, group: str) -> tuple[str, ...]:
+        """The names on the broker of what a group reads."""
+        return tuple(name for name, reader in self.subscriptions if reader == group)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
     """One run: addresses and folders, the trips to book, and the planned failures."""
@@ -34,6 +68,7 @@ class DemoPlan:
     last_us: int
     bookings: int
     poison_order: int
+    topics: RunTopics = RunTopics()
     fails_every: int = 50
     first_try_fails_every: int = 101
     lease_ms: int = 6_000

@@ -5,15 +5,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from enum import StrEnum
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, func, select
 
+from outbox.store.database import open_engine
 from outbox.store.schema import outbox_tables
-from outbox_demo.plan import GROUPS, PAYMENT_COMPLETED, TICKETING, TOPICS
+from outbox_demo.plan import GROUPS, PAYMENT_COMPLETED, TICKETING, TOPICS, DemoPlan, RunTopics
 from outbox_demo.tables import Notification, Payment, Ticket
 
-FATAL: Final = ("lost", "phantom", "doubled", "early")
+Mark = tuple[str, str, str]
+"""Of the inbox: group, topic, message id."""
+
+
+class FindingKind(StrEnum):
+    """What can be wrong with a run."""
+
+    LOST = "lost"
+    """A payment without a message of each topic, or a message that a group has no mark or no effect of."""
+    PHANTOM = "phantom"
+    """A message without a payment, a mark without a message, an effect without a message."""
+    DOUBLED = "doubled"
+    """A second message or a second effect of one order."""
+    EARLY = "early"
+    """An effect before its message's due time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong, in words that name the message or the order."""
+
+    kind: FindingKind
+    words: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +61,35 @@ class ObservedEffect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """What the databases say after a run. `marks` are (group, topic, message id) of the inbox."""
+    """What the databases say after a run."""
 
     payments: frozenset[int]
     archive: Sequence[Archived]
-    marks: frozenset[tuple[str, str, str]]
+    marks: frozenset[Mark]
     effects: Sequence[ObservedEffect]
 
 
-def read_records(engine: Engine, schema: str | None) -> Records:
-    """Read all records of a run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How many payments there were, messages sent, and messages handled by a group; and all that is wrong."""
+
+    payments: int
+    messages: int
+    delivered: int
+    findings: Sequence[Finding]
+
+    @property
+    def figures(self) -> Mapping[str, int]:
+        """All of it as numbers."""
+        counts = Counter(one.kind for one in self.findings)
+        return {
+            "payments": self.payments, "messages": self.messages, "delivered": self.delivered,
+            **{kind.value: counts[kind] for kind in FindingKind},
+        }  # fmt: skip
+
+
+def read_records(engine: Engine, schema: str | None, topics: RunTopics) -> Records:
+    """Read all records of a run, by the plain names of its topics."""
     tables = outbox_tables(schema)
     archive, inbox = tables.archive.c, tables.inbox.c
     with engine.connect() as connection:
@@ -67,43 +109,87 @@ def read_records(engine: Engine, schema: str | None) -> Records:
     return Records(
         payments=payments,
         archive=[
-            Archived(id=message_id, topic=topic, order_id=int(key), deliver_at_ms=due_ms)
+            Archived(id=message_id, topic=topics.plain(topic), order_id=int(key), deliver_at_ms=due_ms)
             for message_id, topic, key, due_ms in sent
         ],
-        marks=frozenset((group, topic, message_id) for group, topic, message_id in marks),
+        marks=frozenset((group, topics.plain(topic), message_id) for group, topic, message_id in marks),
         effects=effects,
     )
 
 
-def compare(records: Records) -> Mapping[str, int]:
-    """Returns how many messages were sent and handled, and how many were lost, phantom, doubled and early.
+def count_marks(plan: DemoPlan) -> tuple[int, int]:
+    """How many messages the inboxes have marks of, and of how many they will if all that was sent arrives."""
+    tables = outbox_tables(plan.schema)
+    archive = tables.archive.c
+    engine = open_engine(plan.url)
+    try:
+        with engine.connect() as connection:
+            marks = connection.scalar(select(func.count()).select_from(tables.inbox)) or 0
+            by_topic = select(archive.topic, func.count(archive.id.distinct())).group_by(archive.topic)
+            sent = {row[0]: int(row[1]) for row in connection.execute(by_topic)}
+    finally:
+        engine.dispose()
+    return marks, sum(sent.get(topic, 0) for topic, _ in plan.topics.subscriptions)
 
-    lost: a payment without a message of each topic, or a message that a group has no mark or no effect of. phantom: a
-    message without a payment, a mark without a message, an effect without a message. doubled: a second message or a
-    second effect of one order. early: an effect before its message's due time.
-    """
+
+def compare(records: Records) -> Comparison:
+    """Compare a run's records, as FindingKind says."""
     messages = {(one.topic, one.id): one for one in records.archive}
-    sent = Counter((one.topic, one.order_id) for one in messages.values())
-    effects = Counter((one.group, one.topic, one.order_id) for one in records.effects)
     expected = {(group, *key): one for key, one in messages.items() for topic, group in GROUPS if topic == one.topic}
-    announced = {(topic, order) for topic in TOPICS for order in records.payments}
-    return {
-        "payments": len(records.payments),
-        "messages": len(messages),
-        "delivered": len(expected.keys() & records.marks),
-        "lost": len(announced - sent.keys())
-        + sum(
-            mark not in records.marks or (mark[0], one.topic, one.order_id) not in effects
-            for mark, one in expected.items()
-        ),
-        "phantom": len(sent.keys() - announced)
-        + len(records.marks - expected.keys())
-        + sum(effect[1:] not in sent for effect in effects),
-        "doubled": sum(count - 1 for count in (*sent.values(), *effects.values())),
-        "early": sum(1 for _ in _early(records, messages.values())),
-    }
+    findings = [
+        *_lost(records, expected),
+        *_phantoms(records, expected),
+        *_doubled(records, messages.values()),
+        *_early(records, messages.values()),
+    ]
+    return Comparison(
+        payments=len(records.payments),
+        messages=len(messages),
+        delivered=len(expected.keys() & records.marks),
+        findings=findings,
+    )
 
 
-def _early(records: Records, messages: Iterable[Archived]) -> Iterator[ObservedEffect]:
+def _lost(records: Records, expected: Mapping[Mark, Archived]) -> Iterator[Finding]:
+    sent = {(one.topic, one.order_id) for one in records.archive}
+    for topic, order in sorted({(topic, order) for topic in TOPICS for order in records.payments} - sent):
+        yield Finding(FindingKind.LOST, f"no {topic} was sent for the payment of order {order}")
+    effects = {(one.group, one.topic, one.order_id) for one in records.effects}
+    for (group, topic, message_id), message in expected.items():
+        what = f"message {message_id} ({topic}, order {message.order_id})"
+        if (group, topic, message_id) not in records.marks:
+            yield Finding(FindingKind.LOST, f"{what} never came to {group}: it has no mark in the inbox")
+        elif (group, topic, message.order_id) not in effects:
+            yield Finding(FindingKind.LOST, f"{what} has a mark of {group} in the inbox, but no effect")
+
+
+def _phantoms(records: Records, expected: Mapping[Mark, Archived]) -> Iterator[Finding]:
+    sent = {(one.topic, one.order_id) for one in records.archive}
+    for topic, order in sorted(one for one in sent if one[1] not in records.payments):
+        yield Finding(FindingKind.PHANTOM, f"a {topic} was sent for order {order}, which has no payment")
+    for group, topic, message_id in sorted(records.marks - expected.keys()):
+        yield Finding(FindingKind.PHANTOM, f"{group} has a mark of message {message_id} ({topic}) that was not sent")
+    for group, topic, order in sorted({(one.group, one.topic, one.order_id) for one in records.effects}):
+        if (topic, order) not in sent:
+            yield Finding(
+                FindingKind.PHANTOM, f"{group} has an effect of a {topic} for order {order} that was not sent"
+            )
+
+
+def _doubled(records: Records, messages: Iterable[Archived]) -> Iterator[Finding]:
+    sent = Counter((one.topic, one.order_id) for one in messages)
+    for (topic, order), count in sent.items():
+        for _ in range(count - 1):
+            yield Finding(FindingKind.DOUBLED, f"one more {topic} was sent for order {order}")
+    effects = Counter((one.group, one.topic, one.order_id) for one in records.effects)
+    for (group, topic, order), count in effects.items():
+        for _ in range(count - 1):
+            yield Finding(FindingKind.DOUBLED, f"{group} has one more effect of {topic} for order {order}")
+
+
+def _early(records: Records, messages: Iterable[Archived]) -> Iterator[Finding]:
     due_us = {(one.topic, one.order_id): one.deliver_at_ms * 1_000 for one in messages if one.deliver_at_ms is not None}
-    return (one for one in records.effects if one.at_us < due_us.get((one.topic, one.order_id), 0))
+    for one in records.effects:
+        before_us = due_us.get((one.topic, one.order_id), 0) - one.at_us
+        if before_us > 0:
+            yield Finding(FindingKind.EARLY, f"{one.topic} of order {one.order_id} was {before_us:,} us early")

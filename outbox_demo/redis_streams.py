@@ -9,14 +9,15 @@ from typing import Any
 import redis
 
 from broker_adapter.publishing.broker_url import BrokerUrl
+from broker_adapter.redis.redis_options import RedisOptions
 from outbox_demo.foreign_client import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, Received
-from outbox_demo.plan import GROUPS
+from outbox_demo.plan import RunTopics
 
 
 class RedisStreams:
     """A ForeignClient: a stream for each topic, with consumer groups."""
 
-    def __init__(self, url: BrokerUrl) -> None:
+    def __init__(self, url: BrokerUrl, topics: RunTopics) -> None:
         [(host, port)] = url.hosts
         options: dict[str, Any] = {}
         if url.scheme == "rediss":
@@ -25,16 +26,17 @@ class RedisStreams:
         self._client: Any = redis.Redis(
             host=host, port=port, username=url.user, password=url.password, db=int(url.path or 0), protocol=2, **options
         )
-        self._prefix = url.options["prefix"]
+        self._keys = RedisOptions.of_url(url)
+        self._topics = topics
 
     def make_topics(self) -> None:
         """XGROUP CREATE makes the streams, too."""
-        for topic, group in GROUPS:
-            self._client.xgroup_create(self._stream(topic), group, id="0", mkstream=True)
+        for topic, group in self._topics.subscriptions:
+            self._client.xgroup_create(self._keys.stream_key(topic), group, id="0", mkstream=True)
 
     def deliveries(self, group: str) -> Iterator[Received]:
         """XAUTOCLAIM for what was left behind, XREADGROUP for what is new."""
-        topics = {self._stream(topic).encode(): topic for topic, reader in GROUPS if reader == group}
+        topics = {self._keys.stream_key(topic).encode(): topic for topic in self._topics.read_by(group)}
         consumer = f"{group}-{os.getpid()}"
         while True:
             for stream, topic in topics.items():
@@ -50,25 +52,24 @@ class RedisStreams:
 
     def acknowledge(self, message: Received) -> None:
         """XACK."""
-        self._client.xack(self._stream(message.topic), *message.receipt)
+        self._client.xack(self._keys.stream_key(message.topic), *message.receipt)
 
     def unsettled(self) -> int:
-        """Entries that are pending in a group, and those that it has not read."""
-        streams = {self._stream(topic) for topic, _ in GROUPS}
+        """Entries that are pending in a group, and those that it has not read: of some that were deleted before it
+        came to them Redis does not tell how many are left.
+        """
+        streams = [self._keys.stream_key(topic) for topic in self._topics.names]
         groups = [group for stream in streams for group in self._client.xinfo_groups(stream)]
-        return sum(group["pending"] + group["lag"] for group in groups)
+        return sum(group["pending"] + (1 if group["lag"] is None else group["lag"]) for group in groups)
 
     def remove_topics(self) -> None:
         """Delete the streams, and the ids that the publisher remembers beside them."""
-        for stream in {self._stream(topic) for topic, _ in GROUPS}:
-            self._client.delete(stream, f"{stream}:ids")
+        for topic in self._topics.names:
+            self._client.delete(self._keys.stream_key(topic), self._keys.ids_key(topic))
 
     def close(self) -> None:
         """Close the pool."""
         self._client.close()
-
-    def _stream(self, topic: str) -> str:
-        return f"{self._prefix}{{{topic}}}"
 
 
 def _received(topic: str, group: str, entry: tuple[bytes, dict[bytes, bytes]]) -> Received:

@@ -21,7 +21,7 @@ from outbox.store.schema import outbox_tables, schema_for
 from outbox_core.common.errors import ConfigurationError
 from outbox_demo.clock import DemoClock
 from outbox_demo.flights import FLIGHTS, load_trips
-from outbox_demo.plan import DEMO_SCHEMA, PAUSED_LINE, DemoPlan
+from outbox_demo.plan import DEMO_SCHEMA, PAUSED_LINE, DemoPlan, RunTopics
 from outbox_demo.processes import ProcessGroup, Timeout
 from outbox_demo.tables import Payment, Trip, make_tables
 
@@ -32,6 +32,10 @@ REMINDERS_SECONDS_MIN: Final = 20.0
 
 class BrokerUnderDemo(Protocol):
     """The broker of a run: started, given its consumers, and broken once."""
+
+    @property
+    def topics(self) -> RunTopics:
+        """What the run's topics are called on it."""
 
     def start(self) -> str:
         """Start what the run needs of it; returns the URL that producers publish to."""
@@ -70,7 +74,7 @@ class Scenario:
         """Run to the end; returns the plan. Raises OutboxError with the reason if it fails."""
         try:
             broker_url = self._broker.start()
-            plan = replace(self._prepare(), broker_url=broker_url)
+            plan = replace(self._prepare(), broker_url=broker_url, topics=self._broker.topics)
             plan.write()
             self._broker.start_consumers(plan)
             self._start_compensator(plan)
