@@ -1,5 +1,6 @@
-"""Redis Streams behind the Broker port: the publish half, for one server or a cluster."""
+"""Redis, one server or a cluster: streams and timers behind the Broker port, and the timing store of the outbox."""
 
 from broker_adapter.redis.open_broker import open_broker
+from broker_adapter.redis.timing import open_timing_store
 
-__all__ = ["open_broker"]
+__all__ = ["open_broker", "open_timing_store"]

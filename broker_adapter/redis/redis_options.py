@@ -49,7 +49,7 @@ class RedisOptions:
             replicas=url.number("wait", default=0) if "wait" in url.options else None,
             creates_streams=url.flag("create", default=True),
             has_timers=store == "timers",
-            slots=_checked_slots(url.number("slots", default=1)) if "slots" in url.options else None,
+            slots=checked_slots(url.number("slots", default=1)) if "slots" in url.options else None,
         )
 
     def stream_key(self, topic: str) -> str:
@@ -73,7 +73,8 @@ def database_of(url: BrokerUrl, *, is_cluster: bool) -> int:
     return int(url.path)
 
 
-def _checked_slots(slots: int) -> int:
+def checked_slots(slots: int) -> int:
+    """A number of slots that can be. Raises ConfigurationError."""
     if not 1 <= slots <= SLOTS_MAX or slots & (slots - 1):
         raise ConfigurationError(f"slots in the broker's URL is a power of two from 1 to {SLOTS_MAX}, not {slots}")
     return slots

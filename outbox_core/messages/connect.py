@@ -1,18 +1,20 @@
-"""connect(url): makes a Broker from a URL. Finds adapters by entry point, so that this package imports none."""
+"""connect(url): makes a Broker, or a timing store, from a URL. Finds adapters by entry point, and imports none."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.delayed_broker import DelayedBroker
+from outbox_core.messages.timing_port import TimingStore
 from outbox_core.messages.url_parts import shown_url, split_url
 
 ENTRY_POINT_GROUP = "outbox.brokers"
+TIMING_ENTRY_POINT_GROUP = "outbox.timing_stores"
 EXTRAS: Final = {
     "https": "http",
     "embedded": "broker",
@@ -43,6 +45,20 @@ def connect(url: str, **options: object) -> Broker:
     return DelayedBroker(_open(url, of_target), _open(delay_url, of_delay))
 
 
+def connect_timing(url: str, **options: object) -> TimingStore:
+    """Returns the timing store for this URL, e.g. `redis://127.0.0.1:6379/?name=shop`. Does no I/O yet.
+
+    Raises ConfigurationError for a URL whose scheme has no adapter installed.
+    """
+    scheme = _scheme(url)
+    load = _adapter(TIMING_ENTRY_POINT_GROUP, scheme)
+    if load is None:
+        known = _known(TIMING_ENTRY_POINT_GROUP)
+        raise ConfigurationError(f"no timing store for the URL {_shown(url)}; known schemes: {known}")
+    store: TimingStore = load(url, **options)
+    return store
+
+
 def _without_delay(url: str) -> tuple[str, str | None]:
     """Returns the URL without its `delay` option, and the value of that option."""
     address, question, query = url.partition("?")
@@ -55,24 +71,34 @@ def _without_delay(url: str) -> tuple[str, str | None]:
 
 
 def _open(url: str, options: Mapping[str, object]) -> Broker:
-    scheme = _scheme(url)
-    found = entry_points(group=ENTRY_POINT_GROUP, name=scheme) if scheme else ()
+    adapter = _adapter(ENTRY_POINT_GROUP, _scheme(url))
+    if adapter is None:
+        raise ConfigurationError(
+            f"no broker adapter for the URL {_shown(url)}; known schemes: {_known(ENTRY_POINT_GROUP)}; "
+            "a broker's URL looks like http://127.0.0.1:7788"
+        )
+    broker: Broker = adapter(url, **options)
+    return broker
+
+
+def _adapter(group: str, scheme: str) -> Callable[..., Any] | None:
+    """Returns what the first entry point of this name loads; None without one."""
+    found = entry_points(group=group, name=scheme) if scheme else ()
     for entry_point in found:
         try:
-            adapter = entry_point.load()
+            loaded: Callable[..., Any] = entry_point.load()
         except ModuleNotFoundError as error:
             extra = EXTRAS.get(scheme, scheme)
             raise ConfigurationError(
                 f"the {scheme} adapter needs the package {error.name!r}, which comes with the extra {extra!r}: "
                 f"pip install '.[{extra}]' in a checkout"
             ) from error
-        broker: Broker = adapter(url, **options)
-        return broker
-    known = sorted({entry_point.name for entry_point in entry_points(group=ENTRY_POINT_GROUP)})
-    raise ConfigurationError(
-        f"no broker adapter for the URL {_shown(url)}; known schemes: {', '.join(known) or 'none'}; "
-        "a broker's URL looks like http://127.0.0.1:7788"
-    )
+        return loaded
+    return None
+
+
+def _known(group: str) -> str:
+    return ", ".join(sorted({entry_point.name for entry_point in entry_points(group=group)})) or "none"
 
 
 def _scheme(url: str) -> str:

@@ -1,0 +1,111 @@
+"""The ports of a timing store: it holds when rows of message tables are due, and their ids, but no bodies.
+
+Nothing depends on what it holds. A row is due in its table, too, where the compensator finds it: the store makes that
+precise. So it may lose or repeat timers, and each of its users treats what it says as a hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TimedRow:
+    """A row of a message table: the table's name, without its schema, and the id."""
+
+    table: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """When a row is due, in milliseconds since the Unix epoch."""
+
+    row: TimedRow
+    due_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenTimers:
+    """Due timers of one slot, the longest due first, for the taker alone until the lease ends.
+
+    `lease` names this take. `late_ms`: how long the first of them has been due; `next_ms`: until the slot's next timer
+    is due, None where it has none. `complete`: whether all timers were added since the store last lost everything.
+    """
+
+    slot: int
+    rows: Sequence[TimedRow]
+    lease: str
+    late_ms: int
+    next_ms: int | None
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotFigures:
+    """What one slot holds: its timers, those of them that are due, and how long until the next one is due."""
+
+    slot: int
+    timers: int
+    due: int
+    next_ms: int | None
+    complete: bool
+
+
+class TimerSink(Protocol):
+    """Takes timers. Thread-safe."""
+
+    def add(self, timers: Sequence[Timer], *, only_missing: bool = False) -> None:
+        """Set when rows are due, replacing earlier times; `only_missing`: of rows that have none. Idempotent.
+
+        Raises BrokerError: then some may have been set. StorageFailed: the store is full, or set up in another way.
+        """
+
+    def close(self) -> None:
+        """Close connections. Idempotent."""
+
+
+class TimerQueue(Protocol):
+    """Hands out due timers to workers. Any number of them may take from a slot. Raises BrokerError."""
+
+    def take(self, slots: Sequence[int], *, limit: int, lease_ms: int) -> list[TakenTimers]:
+        """Take due timers of these slots, at most `limit` of all together, and say when the next are due.
+
+        A timer that is not settled within the lease is handed out again.
+        """
+
+    def settle(self, taken: TakenTimers, *, later_ms: Mapping[TimedRow, int]) -> None:
+        """Remove what was taken, but for rows that are due later, in so many milliseconds. What was set or taken again
+        since then stays as it is.
+        """
+
+    def wait(self, timeout_ms: int) -> None:
+        """Wait until a timer was added that is due before all others of its slot, or until the time is over. One
+        worker of a store at a time. Raises nothing: without a connection it waits for the whole time.
+        """
+
+
+class TimingAdmin(Protocol):
+    """Checks and rebuilds a store. Raises BrokerError."""
+
+    def prepare(self) -> int:
+        """Check the servers' settings and register the source; returns its number of slots. Raises ConfigurationError
+        for settings with which the store would lose timers, or a number of slots that differs from the registered one.
+        """
+
+    def begin_rebuild(self, slots: Sequence[int]) -> str:
+        """Mark slots as being rebuilt; returns the name of this rebuild."""
+
+    def end_rebuild(self, slots: Sequence[int], rebuild: str) -> bool:
+        """Mark slots as complete. Returns whether they still belonged to this rebuild: False if one lost its timers in
+        between, or another rebuild began.
+        """
+
+    def figures(self) -> list[SlotFigures]:
+        """Returns what each slot holds."""
+
+
+class TimingStore(TimerSink, TimerQueue, TimingAdmin, Protocol):
+    """The whole store of one source."""
