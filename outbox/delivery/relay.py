@@ -33,7 +33,15 @@ from outbox_core.common.errors import (
     NotAuthorized,
 )
 from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus, check_message_id
+from outbox_core.messages.capabilities import Capability, capabilities_of
+from outbox_core.messages.message import (
+    CancelStatus,
+    Message,
+    PublishResult,
+    PublishStatus,
+    check_message_id,
+    due_message,
+)
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -170,7 +178,8 @@ class Relay:
                 row.check_body()
                 match row.kind:
                     case RowKind.PUBLISH:
-                        publishes[row.id] = (row, row.message())
+                        if (message := self._due_message(row, batch)) is not None:
+                            publishes[row.id] = (row, message)
                     case RowKind.CANCEL:
                         check_message_id(row.cancels)
                         cancels.append(row)
@@ -181,6 +190,18 @@ class Relay:
             except InvalidMessage as error:
                 batch.decide(row.id, Park(f"the row cannot be sent as it is: {error}"))
         return publishes, cancels
+
+    def _due_message(self, row: OutboxRow, batch: SendBatch) -> Message | None:
+        """Returns the row's message. A broker that cannot delay gets it when it is due, for now; None: it is not, by
+        the database's clock, and waits in the table.
+        """
+        message = row.message()
+        if row.deliver_in_us is None or Capability.DELAY in capabilities_of(self._broker):
+            return message
+        if row.deliver_in_us <= 0:
+            return due_message(message)
+        batch.decide(row.id, Retry(-(-row.deliver_in_us // 1000), "the broker cannot delay", tried=False))
+        return None
 
     def _publish_in_waves(self, publishes: Mapping[str, _RowMessage], batch: SendBatch) -> BrokerError | None:
         outage: BrokerError | None = None

@@ -20,6 +20,7 @@ from outbox.producer.commit_handler import CommitHandler
 from outbox.producer.message_composer import Composer, delay_ms
 from outbox.producer.sender import Sender, SenderLimits
 from outbox.producer.session_scope import AnySession, SessionFactory, SessionScope
+from outbox.producer.timer_adder import TimerAdder
 from outbox.producer.transactional import P, Propagation, R, Transactional, transactional
 from outbox.producer.unit_writer import UnitWriter
 from outbox.store.async_background import AsyncBackground
@@ -36,8 +37,9 @@ from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError, InvalidMessage, NotSupported
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.capabilities import Capability, capabilities_of
-from outbox_core.messages.connect import connect
+from outbox_core.messages.connect import connect, connect_timing
 from outbox_core.messages.message import Message, check_message_id, check_topic
+from outbox_core.messages.timing_port import TimerSink
 
 S = TypeVar("S", Session, AsyncSession)
 BODY_BYTES_DEFAULT: Final = 4 * 1024 * 1024
@@ -73,6 +75,7 @@ class Outbox:
         random: Random | None = None,
         telemetry: Telemetry | None = None,
         cloudevents: CloudEvents | None = None,
+        timing: TimerSink | str | None = None,
     ) -> None:
         """`schema`: the schema of the message tables, `outbox` by default; or several. `tables`: the number of message
         tables, over all schemas, into which messages are split by the CRC32 of their keys.
@@ -81,7 +84,8 @@ class Outbox:
         committed. Transactions that publish under one key of such a topic commit one after the other.
         `body_bytes_max`: keep it, doubled for escaping, below the server's max_allowed_packet.
         `telemetry`: spans and metrics; by default spans, if opentelemetry-api is installed. `cloudevents`: give each
-        message the headers of a CloudEvent.
+        message the headers of a CloudEvent. `timing`: the URL of a timing store, e.g. `redis://redis/?name=shop`:
+        scheduled messages wait in the message table, and a compensator with the same store sends them when due.
         """
         self.engine: Engine = open_engine(database)
         self.broker: Broker = connect(broker) if isinstance(broker, str) else broker
@@ -89,7 +93,12 @@ class Outbox:
         first = self.placement.tables[0]
         store = MessageStore(dialect=self.engine.dialect, schema=first.schema, table=first.name)
         senders = sender or SenderLimits()
-        self._writer = UnitWriter(engine=self.engine, store=store, lease_ms=senders.lease_ms)
+        policy = policy or RelayPolicy()
+        self._writer = UnitWriter(
+            engine=self.engine, store=store, lease_ms=senders.lease_ms, tables=self.placement.tables,
+            keep_archive=policy.keep_archive,
+        )  # fmt: skip
+        self._is_timed = timing is not None
         self._ordered = frozenset(check_topic(topic) for topic in ordered)
         async_engine = database if isinstance(database, AsyncEngine) else None
         self._sessions = SessionScope(self.engine, async_engine=async_engine, factory=session_factory)
@@ -100,10 +109,12 @@ class Outbox:
             body_bytes_max=body_bytes_max, clock=clock, telemetry=telemetry, cloudevents=cloudevents
         )
         relay = Relay(
-            engine=self._background, store=store, broker=self.broker, policy=policy or RelayPolicy(),
+            engine=self._background, store=store, broker=self.broker, policy=policy,
             random=random or Random(), telemetry=telemetry,
         )  # fmt: skip
-        self._sender = Sender(relay, limits=senders, telemetry=telemetry)
+        sink = connect_timing(timing) if isinstance(timing, str) else timing
+        timers = None if sink is None else TimerAdder(sink, table=store.table, telemetry=telemetry)
+        self._sender = Sender(relay, limits=senders, telemetry=telemetry, timers=timers)
         self._commits = CommitHandler(engine=self.engine, writer=self._writer, sender=self._sender, telemetry=telemetry)
         self._listen()
 
@@ -138,7 +149,7 @@ class Outbox:
         message = self._composer.compose(
             topic, body, key=key, headers=headers, message_id=message_id, deliver_at=deliver_at, delay=delay
         )
-        if message.deliver_at_ms is not None:
+        if message.deliver_at_ms is not None and not self._is_timed:
             self._require(Capability.DELAY)
         row = self._publish_row(message, delay=delay)
         self._writer.refuse_early(row)
@@ -148,10 +159,13 @@ class Outbox:
     def cancel(self, message_id: str, *, session: AnySession | None = None) -> None:
         """Cancel a scheduled message if and only if the transaction commits. Does no I/O.
 
-        The broker's result (canceled, too_late, unknown) is kept in the archive under the cancel's own id.
+        The result (canceled, too_late, unknown) is kept in the archive under the cancel's own id: the broker's, or with
+        `timing` that of the transaction, which withdraws the message from its table.
         """
-        self._require(Capability.CANCEL)
-        row = cancel_row(check_message_id(message_id), table=self.placement.place(message_id))
+        if not self._is_timed:
+            self._require(Capability.CANCEL)
+        table = self.placement.place(message_id)
+        row = cancel_row(check_message_id(message_id), table=table, is_timed=self._is_timed)
         self._add(row, session)
 
     @overload
@@ -215,8 +229,14 @@ class Outbox:
     def _publish_row(self, message: Message, *, delay: timedelta | None) -> OutboxRow:
         table = self.placement.place(message.id if message.key is None else message.key)
         held_ms = None if delay is None else delay_ms(delay)
+        is_timed = self._is_timed and message.deliver_at_ms is not None
         if message.topic not in self._ordered:
-            return publish_row(message, table=table, delay_ms=held_ms)
+            return publish_row(message, table=table, delay_ms=held_ms, is_timed=is_timed)
+        if is_timed:
+            raise NotSupported(
+                f"the topic {message.topic} is ordered: younger messages would wait until this one is due; "
+                "schedule it on a topic that is not"
+            )
         if message.key is None:
             raise InvalidMessage(f"the topic {message.topic} is ordered, key by key: publish with key=")
         return publish_row(message, table=table, order_key=order_key(message.topic, message.key), delay_ms=held_ms)

@@ -21,6 +21,7 @@ from weakref import WeakSet, ref
 
 from outbox.delivery.relay import Relay
 from outbox.delivery.send_decision import Accepted, Hold, RowSettlement
+from outbox.producer.timer_adder import TimerAdder
 from outbox.store.fork_gate import fork_gate
 from outbox.store.row import OutboxRow
 from outbox.telemetry import NO_TELEMETRY, Telemetry
@@ -98,8 +99,17 @@ def sending_only_to(allowed: Callable[[Broker], bool]) -> Iterator[None]:
 class Sender:
     """A bounded queue and one daemon thread, started by the first commit of each process (so forks are harmless)."""
 
-    def __init__(self, relay: Relay, *, limits: SenderLimits, telemetry: Telemetry = NO_TELEMETRY) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        *,
+        limits: SenderLimits,
+        telemetry: Telemetry = NO_TELEMETRY,
+        timers: TimerAdder | None = None,
+    ) -> None:
+        """`timers` gets the rows that the message table holds until they are due."""
         self._relay = relay
+        self._timers = timers
         self._limits = limits
         self._telemetry = telemetry
         telemetry.watch_queue(partial(_queued_rows, ref(self)))
@@ -132,6 +142,12 @@ class Sender:
         """
         if not all(allowed(self._relay.broker) for allowed in _bounds_to_sending):
             return False
+        if self._timers is not None:
+            timed = [row for row in rows if row.is_timed]
+            self._timers.offer(timed)
+            rows = [row for row in rows if not row.is_timed] if timed else rows
+            if not rows:
+                return True
         deadline_ms = written_at_ms + self._limits.lease_ms - self._limits.lease_margin_ms
         commit = _Commit(rows, deadline_ms, sum(len(row.body) for row in rows))
         with self._wake:
@@ -151,6 +167,8 @@ class Sender:
         Unsent rows stay in the table, and the compensator sends them.
         """
         timeout_ms = self._limits.close_timeout_ms if timeout_ms is None else timeout_ms
+        if self._timers is not None:
+            self._timers.close(timeout_ms=timeout_ms)
         with self._wake:
             self._closing = True
             self._stopping.set()
@@ -284,6 +302,8 @@ class Sender:
     def reset_after_fork(self) -> None:
         """Reset in a forked child: the parent's thread, queue, token and connections remain the parent's."""
         self._relay.reset_after_fork()
+        if self._timers is not None:
+            self._timers.reset_after_fork()
         self._token = new_token()
         self._queue = deque()
         self._queued_rows = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from operator import itemgetter
 
@@ -14,16 +15,34 @@ from outbox.producer.unit_of_work import UnitOfWork
 from outbox.store.database import is_autocommit, is_mendable, now_us, same_database, translate
 from outbox.store.message_table import MessageStore
 from outbox.store.row import OutboxRow
+from outbox.store.schema import RowKind
 from outbox.store.server_limits import ServerLimits
 from outbox.store.table_placement import MessageTable
+from outbox.store.withdrawals import Withdrawals
 from outbox_core.common.errors import ConfigurationError, DuplicateMessageId
+from outbox_core.messages.message import CancelStatus
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class UnitWriter:
     """Writes to one database. An error makes the business transaction's commit fail and roll back. Thread-safe."""
 
-    def __init__(self, *, engine: Engine, store: MessageStore, lease_ms: int) -> None:
-        """`engine` is the application's. Rows belong to the sender's token until `lease_ms` after they were written."""
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        store: MessageStore,
+        lease_ms: int,
+        tables: Sequence[MessageTable] = (),
+        keep_archive: bool = True,
+    ) -> None:
+        """`engine` is the application's. Rows belong to the sender's token until `lease_ms` after they were written.
+        `tables`: where a scheduled message may be that is withdrawn; by default the store's.
+        """
+        self._withdrawals = Withdrawals(
+            dialect=engine.dialect, tables=tables or [store.table], keep_archive=keep_archive
+        )
         self._engine = engine
         self._store = store
         self._lease_us = lease_ms * 1000
@@ -44,8 +63,11 @@ class UnitWriter:
         packet_bytes = self._bounds.check(connection, unit.rows)
         unit.start_lease()
         try:
-            rows = self._dated(connection, unit.rows)
+            withdrawals = [row for row in unit.rows if row.is_timed and row.kind is RowKind.CANCEL]
+            rows = self._dated(connection, [row for row in unit.rows if row not in withdrawals])
             written = self._insert(connection, rows, token=token, packet_bytes=packet_bytes)
+            for row in withdrawals:  # after the INSERT: a cancel must find a message of its own transaction
+                self._withdraw(connection, row)
         except IntegrityError as error:
             ids = ", ".join(row.id for row in unit.rows[:3])
             raise DuplicateMessageId(f"a message id was published before (one of {ids}...)") from error
@@ -54,6 +76,12 @@ class UnitWriter:
                 raise translate(error, self._engine.url) from error
             raise
         unit.mark_written(written, transaction=connection.get_transaction())
+
+    def _withdraw(self, connection: Connection, cancel: OutboxRow) -> None:
+        """Withdraw a scheduled message from the table that holds it; errors make the commit fail."""
+        status = self._withdrawals.withdraw(connection, cancel)
+        if status is not CancelStatus.CANCELED:
+            logger.warning("cancel_without_effect", extra={"message_id": cancel.cancels, "status": str(status)})
 
     def _dated(self, connection: Connection, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
         """Returns the rows, with the due times of delays by the database's clock, so that table and sender agree."""

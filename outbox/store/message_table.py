@@ -53,7 +53,7 @@ ERROR_CHARS_MAX: Final = 1024
 BEHIND_SPREAD_US: Final = 1_000_000
 _PENDING: Final = literal_column(f"'{RowState.PENDING.value}'", String())
 _PARKED: Final = literal_column(f"'{RowState.PARKED.value}'", String())
-_ARCHIVED_COLUMNS: Final = (
+ARCHIVED_COLUMNS: Final = (
     "id", "kind", "topic", "message_key", "body_sha256", "deliver_at_ms", "created_at_us", "attempts",
 )  # fmt: skip
 _ROW_COLUMNS: Final = (
@@ -98,7 +98,7 @@ class MessageStore:
         self._insert = RowInsert(dialect, self.table)
         self._by_ids = PreparedByIds(dialect)
         self._due = self._prepared_due("id")
-        self._due_whole = self._prepared_due(*_ROW_COLUMNS, "due_at_us")
+        self._due_whole = self._prepared_due(*_ROW_COLUMNS, "due_at_us", also=[self._deliver_in_us()])
 
     def at(self, table: MessageTable | None) -> MessageStore:
         """Returns the store of another message table on the same database; this store for None."""
@@ -140,8 +140,8 @@ class MessageStore:
     def due_rows(self, connection: Connection, *, limit: int, from_us: int = 0) -> DueRows:
         """Returns the same rows complete, as after their claim: with the attempt counted. They are not claimed yet."""
         found = [tuple(row) for row in self._due_whole.run(connection, {"limit": limit, "from_us": from_us})]
-        rows = [outbox_row(row[:-1], self.table, begun=1) for row in found]
-        return DueRows(rows, found[-1][-1] if found else from_us)
+        rows = [outbox_row((*row[:-2], row[-1]), self.table, begun=1) for row in found]
+        return DueRows(rows, found[-1][-2] if found else from_us)
 
     def claim(self, connection: Connection, ids: Sequence[str], *, token: str, lease_us: int) -> int:
         """Claim the rows that are still due, with one compare-and-set; returns how many the token owns now."""
@@ -213,7 +213,10 @@ class MessageStore:
 
     # -- the statements, compiled ahead ------------------------------------------------------------------------------
 
-    def _prepared_due(self, *columns: str) -> Hinted:
+    def _deliver_in_us(self) -> ColumnElement[int]:
+        return self._message.c.deliver_at_ms * literal_column("1000", BigInteger()) - self._now_us
+
+    def _prepared_due(self, *columns: str, also: Sequence[ColumnElement[Any]] = ()) -> Hinted:
         """Prepares a scan of the index (state, due_at_us, id) from a due time to now, which LIMIT ends early.
 
         A hint makes MySQL and MariaDB use the index: otherwise they sort a small table as a whole, or scan the index
@@ -222,7 +225,7 @@ class MessageStore:
         message = self._message
         from_us, limit = bindparam("from_us", type_=BigInteger()), bindparam("limit", type_=BigInteger())
         plain = (
-            select(*(message.c[name] for name in columns))
+            select(*(message.c[name] for name in columns), *also)
             .where(message.c.state == _PENDING, message.c.due_at_us.between(from_us, self._now_us))
             .order_by(message.c.state, message.c.due_at_us, message.c.id)
             .limit(limit)
@@ -260,7 +263,7 @@ class MessageStore:
     def _claimed_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
         message = self._message
         return (
-            select(*(message.c[name] for name in _ROW_COLUMNS))
+            select(*(message.c[name] for name in _ROW_COLUMNS), self._deliver_in_us())
             .where(message.c.id.in_(ids), message.c.token == bindparam("token"))
             .order_by(message.c.created_at_us, message.c.id)
         )
@@ -269,9 +272,9 @@ class MessageStore:
         return self._by_key(delete(self._message).where(*self._ours(ids)))
 
     def _archive_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
-        copied = [self._message.c[name] for name in _ARCHIVED_COLUMNS]
+        copied = [self._message.c[name] for name in ARCHIVED_COLUMNS]
         source = select(*copied, self._now_us, bindparam("outcome", type_=String(32))).where(*self._ours(ids))
-        return insert(self._archive).from_select([*_ARCHIVED_COLUMNS, "sent_at_us", "outcome"], source)
+        return insert(self._archive).from_select([*ARCHIVED_COLUMNS, "sent_at_us", "outcome"], source)
 
     def _reschedule_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
         due_at_us = self._now_us + bindparam("delay_us", type_=BigInteger())
@@ -322,15 +325,15 @@ class MessageStore:
 
 
 def outbox_row(row: Sequence[Any], table: MessageTable, *, begun: int = 0) -> OutboxRow:
-    """Returns a result row of _ROW_COLUMNS as a value, with `begun` more attempts."""
+    """Returns a result row of _ROW_COLUMNS and the time until its due time as a value, with `begun` more attempts."""
     (
         row_id, kind, topic, body, body_sha256, key, headers_json, deliver_at_ms, created_at_us, attempts,
-        order_key, order_seq,
+        order_key, order_seq, deliver_in_us,
     ) = row  # fmt: skip
     return OutboxRow(
         id=row_id, kind=RowKind(kind), topic=topic, body=bytes(body), body_sha256=body_sha256, key=key,
         headers_json=headers_json, deliver_at_ms=deliver_at_ms, created_at_us=created_at_us, attempts=attempts + begun,
-        order_key=order_key, order_seq=order_seq, table=table,
+        order_key=order_key, order_seq=order_seq, deliver_in_us=deliver_in_us, table=table,
     )  # fmt: skip
 
 

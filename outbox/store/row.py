@@ -32,6 +32,12 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     """A delay that counts from the INSERT, by the database's clock; `deliver_at_ms` is then set when the row is
     written.
     """
+    is_timed: bool = False
+    """The message table holds the message until `deliver_at_ms`, not the broker; of a cancel: it withdraws such a row.
+    Known only of rows that are being written.
+    """
+    deliver_in_us: int | None = None
+    """Until `deliver_at_ms`, by the database's clock at the time when the row was read."""
     created_at_us: int = 0
     attempts: int = 0
     order_key: str | None = None
@@ -72,6 +78,7 @@ def publish_row(
     table: MessageTable | None = None,
     order_key: str | None = None,
     delay_ms: int | None = None,
+    is_timed: bool = False,
 ) -> OutboxRow:
     """Returns the row that publishes a message."""
     return OutboxRow(
@@ -84,19 +91,21 @@ def publish_row(
         headers_json=_encode_headers(dict(message.headers)).decode() if message.headers else None,
         deliver_at_ms=message.deliver_at_ms,
         delay_ms=delay_ms,
+        is_timed=is_timed,
         created_at_us=message.created_at_ms * 1000,
         order_key=order_key,
         table=table,
     )
 
 
-def cancel_row(message_id: str, *, table: MessageTable | None = None) -> OutboxRow:
+def cancel_row(message_id: str, *, table: MessageTable | None = None, is_timed: bool = False) -> OutboxRow:
     """Returns the row that cancels a scheduled message."""
     body = message_id.encode()
     return OutboxRow(
         id=new_message_id(),
         kind=RowKind.CANCEL,
         topic=CANCEL_TOPIC,
+        is_timed=is_timed,
         body=body,
         body_sha256=hashlib.sha256(body).hexdigest(),
         table=table,

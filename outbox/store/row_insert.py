@@ -26,7 +26,9 @@ _PARAMETERS: Final = (
     "id", "kind", "lease", "token", "topic", "message_key", "headers", "body", "body_sha256", "deliver_at_ms", "place",
     "order_key", "order_seq",
 )  # fmt: skip
-_INTEGERS: Final = frozenset({"lease", "deliver_at_ms", "place", "order_seq"})
+_TIMED_PARAMETERS_IN_ORDER: Final = (*_PARAMETERS[:2], "due", *_PARAMETERS[2:4], "attempts", *_PARAMETERS[4:])
+"""Those of a statement that has timed rows among others."""
+_INTEGERS: Final = frozenset({"lease", "deliver_at_ms", "place", "order_seq", "due", "attempts"})
 
 
 class RowInsert:
@@ -36,7 +38,7 @@ class RowInsert:
         self._dialect = dialect
         self._message = message_table(table.schema, table.name)
         self._mysql = dialect.name in MYSQL_DIALECTS
-        self._prepared: dict[int, Prepared] = {}
+        self._prepared: dict[tuple[int, bool], Prepared] = {}
 
     def __call__(
         self,
@@ -49,46 +51,58 @@ class RowInsert:
     ) -> None:
         """`now` is equal for all rows of a statement: each gets a time one microsecond after the previous row's, so
         that due and creation times keep the order of a transaction's messages, whatever their ids are.
+
+        A timed row belongs to nobody, and is due at its own time; one whose time has passed is due now: a due time in
+        the past may be below the low-water mark of a compensator.
         """
         places_us = itertools.count()
         for chunk in _chunks(rows, packet_bytes):
             parameters: list[object] = []
+            has_timed = any(row.is_timed for row in chunk)
             for row, place_us in zip(chunk, places_us, strict=False):
+                parameters += (row.id, row.kind.value)
+                if has_timed:
+                    parameters.append((row.deliver_at_ms or 0) * 1000 + place_us if row.is_timed else None)
+                parameters += (lease_us + place_us, None if row.is_timed else token)
+                if has_timed:
+                    parameters.append(0 if row.is_timed else 1)
                 parameters += (
-                    row.id, row.kind.value, lease_us + place_us, token, row.topic, self._text(row.key),
+                    row.topic, self._text(row.key),
                     self._text(row.headers_json), row.body.hex() if self._mysql else row.body, row.body_sha256,
                     row.deliver_at_ms, place_us, row.order_key, row.order_seq,
                 )  # fmt: skip
-            connection.exec_driver_sql(self._statement(len(chunk)).sql, tuple(parameters))
+            connection.exec_driver_sql(self._statement(len(chunk), has_timed=has_timed).sql, tuple(parameters))
 
     def _text(self, text: str | None) -> str | None:
         """Encodes a text as hexadecimal digits of its UTF-8, independent of the connection's character set."""
         return text.encode().hex() if text is not None and self._mysql else text
 
-    def _statement(self, rows: int) -> Prepared:
+    def _statement(self, rows: int, *, has_timed: bool) -> Prepared:
         """Returns the INSERT for this number of rows, compiled once: SQLAlchemy compiles multi-row VALUES each time."""
-        if rows not in self._prepared:
-            statement = insert(self._message).values([self._values(number) for number in range(rows)])
-            prepared = prepare(self._dialect, statement)
-            if list(prepared.names) != [f"{name}_{number}" for number in range(rows) for name in _PARAMETERS]:
+        if (rows, has_timed) not in self._prepared:
+            values = [self._values(number, has_timed=has_timed) for number in range(rows)]
+            prepared = prepare(self._dialect, insert(self._message).values(values))
+            names = _TIMED_PARAMETERS_IN_ORDER if has_timed else _PARAMETERS
+            if list(prepared.names) != [f"{name}_{number}" for number in range(rows) for name in names]:
                 raise RuntimeError(f"SQLAlchemy bound the INSERT's parameters in an unexpected order: {prepared.names}")
-            self._prepared[rows] = prepared
-        return self._prepared[rows]
+            self._prepared[(rows, has_timed)] = prepared
+        return self._prepared[(rows, has_timed)]
 
-    def _values(self, number: int) -> dict[str, Any]:
+    def _values(self, number: int, *, has_timed: bool) -> dict[str, Any]:
         now = now_us(self._dialect)
         bound: dict[str, Any] = {
             name: bindparam(f"{name}_{number}", type_=BigInteger() if name in _INTEGERS else None)
-            for name in _PARAMETERS
+            for name in _TIMED_PARAMETERS_IN_ORDER
         }
+        leased_us = now + bound["lease"]
         return {
             "id": bound["id"],
             "kind": bound["kind"],
             "state": literal_column(f"'{RowState.PENDING.value}'"),
-            "due_at_us": now + bound["lease"],
+            "due_at_us": func.coalesce(self._latest(bound["due"], now), leased_us) if has_timed else leased_us,
             "token": bound["token"],
             # Attempts begun, of which the sender's after the commit is the first.
-            "attempts": literal_column("1"),
+            "attempts": bound["attempts"] if has_timed else literal_column("1"),
             "topic": bound["topic"],
             "message_key": self._utf8(bound["message_key"]),
             "headers": self._utf8(bound["headers"]),
@@ -99,6 +113,10 @@ class RowInsert:
             "order_key": bound["order_key"],
             "order_seq": bound["order_seq"],
         }
+
+    def _latest(self, due_us: Any, now: Any) -> Any:
+        """The later of two times; NULL where one is."""
+        return func.greatest(due_us, now) if self._mysql else func.max(due_us, now)
 
     def _bytes(self, value: Any) -> Any:
         """Decodes a body from hexadecimal digits; an empty body's are NULL under EMPTY_STRING_IS_NULL (MariaDB)."""

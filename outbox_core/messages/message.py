@@ -24,7 +24,7 @@ from outbox_core.messages.failure_history import History
 CONTENT_TYPE: Final = "content-type"
 JSON_CONTENT_TYPE: Final = "application/json"
 DUE_HEADER: Final = "outbox-deliver-at-ms"
-"""The header in which a delay service passes on the requested due time of a message that it publishes as due now."""
+"""The header with the requested due time of a message that a delay service, or the outbox, publishes as due now."""
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
@@ -284,6 +284,17 @@ def check_deliver_at(deliver_at_ms: int, *, now_ms: int) -> int:
             f"this one is {(deliver_at_ms - now_ms) // 86_400_000:,} days"
         )
     return max(0, deliver_at_ms)
+
+
+def due_message(message: Message) -> Message:
+    """Returns a scheduled message as its target gets it when it is due: for now, under its id, with the due time that
+    was asked for as a header, unless that exceeds the limit of headers.
+    """
+    headers = {**message.headers, DUE_HEADER: str(message.deliver_at_ms)}
+    try:
+        return msgspec.structs.replace(message, deliver_at_ms=None, headers=headers)
+    except InvalidMessage:
+        return msgspec.structs.replace(message, deliver_at_ms=None)
 
 
 def _check_name(name: str, *, what: str) -> str:

@@ -1,0 +1,72 @@
+"""Withdrawals: cancels scheduled messages that message tables hold, in the business transaction. Commits nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import Connection, Table, delete, insert, literal, select
+from sqlalchemy.engine import Dialect
+
+from outbox.store.database import now_us
+from outbox.store.message_table import ARCHIVED_COLUMNS
+from outbox.store.row import OutboxRow
+from outbox.store.schema import message_table, outbox_tables
+from outbox.store.table_placement import MessageTable
+from outbox_core.messages.message import CancelStatus
+
+WITHDRAWN: Final = "withdrawn"
+"""What the archive says of a scheduled message that was canceled while its table held it."""
+
+
+class Withdrawals:
+    """Withdraws from any of a set of message tables, since a cancel does not say a key. Stateless, so thread-safe."""
+
+    def __init__(self, *, dialect: Dialect, tables: Sequence[MessageTable], keep_archive: bool) -> None:
+        self._tables = [message_table(table.schema, table.name) for table in tables]
+        self._archive = outbox_tables(tables[0].schema).archive
+        self._keep_archive = keep_archive
+        self._now_us = now_us(dialect)
+
+    def withdraw(self, connection: Connection, cancel: OutboxRow) -> CancelStatus:
+        """Delete a scheduled message that nobody has claimed, and archive it and the cancel with its result.
+
+        `too_late`: it is being sent, or was. `unknown`: it is in no table and no archive.
+        """
+        found = (self._withdraw_from(connection, table, cancel.cancels) for table in self._tables)
+        status = next((one for one in found if one is not None), None) or self._of_archive(connection, cancel.cancels)
+        if self._keep_archive:
+            connection.execute(
+                insert(self._archive).values(
+                    id=cancel.id, kind=cancel.kind.value, topic=cancel.topic, body_sha256=cancel.body_sha256,
+                    created_at_us=self._now_us, attempts=1, sent_at_us=self._now_us, outcome=status,
+                )
+            )  # fmt: skip
+        return status
+
+    def _withdraw_from(self, connection: Connection, message: Table, message_id: str) -> CancelStatus | None:
+        """Returns None if it is not in this table.
+
+        A row that is there is locked by its primary key until the transaction ends. One that is not there is not looked
+        for by a locking statement: that would lock a gap, in which producers insert.
+        """
+        scheduled = (message.c.id == message_id) & message.c.deliver_at_ms.is_not(None) & message.c.order_key.is_(None)
+        if connection.scalar(select(message.c.id).where(scheduled)) is None:
+            return None
+        locked = connection.execute(select(message.c.token).where(scheduled).with_for_update()).one_or_none()
+        if locked is None or locked.token is not None:
+            return CancelStatus.TOO_LATE
+        if self._keep_archive:
+            copied = [message.c[name] for name in ARCHIVED_COLUMNS]
+            source = select(*copied, self._now_us, literal(WITHDRAWN)).where(scheduled)
+            columns = [*ARCHIVED_COLUMNS, "sent_at_us", "outcome"]
+            connection.execute(insert(self._archive).from_select(columns, source))
+        connection.execute(delete(message).where(message.c.id == message_id))
+        return CancelStatus.CANCELED
+
+    def _of_archive(self, connection: Connection, message_id: str) -> CancelStatus:
+        archive = self._archive
+        outcome = connection.scalar(select(archive.c.outcome).where(archive.c.id == message_id).limit(1))
+        if outcome is None:
+            return CancelStatus.UNKNOWN
+        return CancelStatus.CANCELED if outcome == WITHDRAWN else CancelStatus.TOO_LATE

@@ -1,0 +1,318 @@
+"""Outbox(timing=...): scheduled messages wait in their table, go out when due, and are withdrawn from the table."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from outbox import Outbox
+from outbox.producer.timer_adder import TimerAdder, TimerLimits
+from outbox.store.row import publish_row
+from outbox.store.table_placement import MessageTable
+from outbox.telemetry import Telemetry
+from outbox.telemetry.metrics import OutboxMetrics
+from outbox_core.common.errors import BrokerUnavailable, NotSupported
+from outbox_core.messages.capabilities import Capability
+from outbox_core.messages.ids import new_token
+from outbox_core.messages.message import DUE_HEADER, Message
+from outbox_core.messages.timing_port import TimedRow, Timer
+from tests.engines.java_server import free_port
+from tests.outbox.recording_broker import RecordingBroker
+from tests.outbox.shop import NO_SENDER, Payment, Shop
+
+HOUR = timedelta(hours=1)
+WAIT_SECONDS = 120
+
+
+class PromptBroker(RecordingBroker):
+    """One that cannot delay, nor cancel."""
+
+    capabilities: frozenset[Capability] = frozenset()
+
+
+class KeptTimers:
+    """A TimerSink that keeps what it is given, once `rule` has let it through."""
+
+    def __init__(self, rule: Callable[[], None] = lambda: None) -> None:
+        self._rule = rule
+        self._changed = threading.Condition()
+        self.timers: list[Timer] = []
+
+    def add(self, timers: Sequence[Timer], *, only_missing: bool = False) -> None:
+        self._rule()
+        with self._changed:
+            self.timers += timers
+            self._changed.notify_all()
+
+    def wait_for(self, count: int) -> list[Timer]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.timers) >= count, WAIT_SECONDS)
+            return self.timers
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def prompt() -> PromptBroker:
+    return PromptBroker()
+
+
+@pytest.fixture
+def timers() -> KeptTimers:
+    return KeptTimers()
+
+
+def publish(box: Outbox, topic: str = "reminder", **options: Any) -> Message:
+    with box.begin():
+        return box.publish(topic, {"n": 1}, **options)
+
+
+def rolled_back(box: Outbox, act: Callable[[], object]) -> None:
+    def fail() -> None:
+        with box.begin():
+            act()
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        fail()
+
+
+def come_due(shop: Shop) -> None:
+    """As if the time of every row had come."""
+    message = shop.tables.message
+    past_us = time.time_ns() // 1_000 - 2_000
+    with shop.engine.begin() as connection:
+        connection.execute(update(message).values(due_at_us=past_us, deliver_at_ms=past_us // 1_000))
+
+
+def outcomes(shop: Shop) -> list[tuple[str, str]]:
+    archive = shop.tables.archive
+    with shop.engine.connect() as connection:
+        found = connection.execute(select(archive.c.kind, archive.c.outcome).order_by(archive.c.kind))
+        return [(row.kind, row.outcome) for row in found]
+
+
+def test_a_scheduled_message_waits_unowned_in_its_table_until_its_time(
+    shop: Shop, prompt: PromptBroker, timers: KeptTimers
+) -> None:
+    box = shop.box(prompt, timing=timers)
+    message = publish(box, deliver_at=datetime.now(UTC) + HOUR)
+
+    [row] = shop.rows()
+    assert (row["token"], row["attempts"], row["state"]) == (None, 0, "pending")
+    assert row["due_at_us"] == message.deliver_at_ms * 1_000  # type: ignore[operator]
+    assert timers.wait_for(1) == [Timer(TimedRow(shop.store.table.name, message.id), message.deliver_at_ms or 0)]
+    assert shop.scan(prompt).run().claimed == 0
+    assert prompt.stored == []
+
+
+def test_a_message_that_is_due_goes_out_for_now_with_its_due_time_as_a_header(
+    shop: Shop, prompt: PromptBroker, timers: KeptTimers
+) -> None:
+    publish(shop.box(prompt, timing=timers), delay=HOUR, headers={"a": "b"})
+    come_due(shop)
+    [row] = shop.rows()
+
+    assert shop.scan(prompt).run().accepted == 1
+    [sent] = prompt.stored
+    assert sent.deliver_at_ms is None
+    assert sent.headers["a"] == "b"
+    assert sent.headers[DUE_HEADER] == str(row["deliver_at_ms"])
+    assert shop.rows() == []
+
+
+def test_a_row_that_is_claimed_before_its_time_is_put_back_and_not_parked(
+    shop: Shop, prompt: PromptBroker, timers: KeptTimers
+) -> None:
+    message = publish(shop.box(prompt, timing=timers), deliver_at=datetime.now(UTC) + HOUR)
+    shop.end_leases()
+
+    assert shop.scan(prompt).run().retried == 1
+    [row] = shop.rows()
+    assert prompt.stored == []
+    assert (row["state"], row["token"], row["attempts"]) == ("pending", None, 0)
+    assert row["due_at_us"] >= (message.deliver_at_ms or 0) * 1_000
+
+
+def test_a_time_in_the_past_is_now(shop: Shop, prompt: PromptBroker, timers: KeptTimers) -> None:
+    publish(shop.box(prompt, timing=timers), deliver_at=datetime.now(UTC) - HOUR)
+
+    [row] = shop.rows()
+    assert row["due_at_us"] >= row["created_at_us"] - 1_000, "not below the low-water mark of a compensator"
+    shop.end_delays()
+    assert shop.scan(prompt).run().accepted == 1
+
+
+def test_a_delay_counts_by_the_clock_of_the_database(shop: Shop, prompt: PromptBroker, timers: KeptTimers) -> None:
+    publish(shop.box(prompt, timing=timers), delay=HOUR)
+
+    [row] = shop.rows()
+    assert row["due_at_us"] == row["deliver_at_ms"] * 1_000
+    assert abs(row["due_at_us"] - row["created_at_us"] - 3_600_000_000) < 60_000_000
+
+
+def test_what_is_for_now_goes_out_at_once_beside_what_is_scheduled(
+    shop: Shop, prompt: PromptBroker, timers: KeptTimers
+) -> None:
+    box = shop.box(prompt, timing=timers)
+    with box.begin():
+        now = box.publish("paid", {})
+        later = box.publish("reminder", {}, delay=HOUR)
+    prompt.wait_for(lambda one: len(one.stored) == 1)
+
+    assert [one.id for one in prompt.stored] == [now.id]
+    assert [one.row.id for one in timers.wait_for(1)] == [later.id]
+    assert box.close()
+    assert [row["id"] for row in shop.rows()] == [later.id]
+
+
+def test_what_was_rolled_back_has_no_timer(shop: Shop, prompt: PromptBroker, timers: KeptTimers) -> None:
+    box = shop.box(prompt, timing=timers)
+    rolled_back(box, lambda: box.publish("reminder", {}, delay=HOUR))
+    kept = publish(box, delay=HOUR)
+
+    assert [one.row.id for one in timers.wait_for(1)] == [kept.id]
+    assert [row["id"] for row in shop.rows()] == [kept.id]
+
+
+def test_a_dead_store_costs_commits_and_sends_nothing(shop: Shop, prompt: PromptBroker) -> None:
+    metrics = OutboxMetrics()
+    url = f"redis://127.0.0.1:{free_port('127.0.0.1')}/?name=shop"
+    box = shop.box(prompt, timing=url, telemetry=Telemetry(metrics=metrics))
+    for number in range(20):
+        with Session(shop.engine) as session, session.begin():
+            session.add(Payment(id=number))
+            box.publish("reminder", {}, delay=HOUR, session=session)
+            box.publish("paid", {}, session=session)
+    prompt.wait_for(lambda one: len(one.stored) == 20)
+
+    assert {one.topic for one in prompt.stored} == {"paid"}
+    assert box.close()
+    assert shop.payments() == list(range(20))
+    assert shop.row_topics() == ["reminder"] * 20
+    assert (metrics.registry.get_sample_value("outbox_sender_dropped_rows_total") or 0) >= 1
+    come_due(shop)
+    assert shop.scan(prompt).run().accepted == 20
+
+
+def test_a_full_queue_of_timers_drops_and_a_failure_ends_no_thread() -> None:
+    hold, failures = threading.Event(), iter([True])
+
+    def rule() -> None:
+        assert hold.wait(WAIT_SECONDS)
+        if next(failures, False):
+            raise BrokerUnavailable("once")
+
+    kept, metrics = KeptTimers(rule), OutboxMetrics()
+    adder = TimerAdder(
+        kept,
+        table=MessageTable("outbox", "message"),
+        limits=TimerLimits(queue_timers_max=3, batch_timers_max=1, pause_ms=1),
+        telemetry=Telemetry(metrics=metrics),
+    )
+    rows = [publish_row(Message(id=f"m{n}", topic="t", body=b"", deliver_at_ms=n), is_timed=True) for n in range(9)]
+    adder.offer(rows[:1])
+    adder.offer(rows[1:])
+    hold.set()
+
+    assert {one.row.table for one in kept.wait_for(1)} == {"message"}
+    adder.close(timeout_ms=WAIT_SECONDS * 1_000)
+    adder.offer(rows)
+    assert 2 <= len(kept.timers) <= 3
+    assert metrics.registry.get_sample_value("outbox_sender_dropped_rows_total") == 9 + 9 - len(kept.timers)
+
+
+# -- withdrawing -------------------------------------------------------------------------------------------------------
+
+
+def cancel(box: Outbox, message_id: str) -> None:
+    with box.begin():
+        box.cancel(message_id)
+
+
+def test_a_cancel_withdraws_the_row_with_its_transaction(shop: Shop, prompt: PromptBroker, timers: KeptTimers) -> None:
+    box = shop.box(prompt, timing=timers)
+    message = publish(box, delay=HOUR)
+    rolled_back(box, lambda: box.cancel(message.id))
+    assert len(shop.rows()) == 1, "the transaction was rolled back"
+
+    cancel(box, message.id)
+    assert shop.rows() == []
+    assert outcomes(shop) == [("cancel", "canceled"), ("publish", "withdrawn")]
+    cancel(box, message.id)
+    assert outcomes(shop)[:2] == [("cancel", "canceled")] * 2
+
+
+def test_a_cancel_finds_what_its_own_transaction_published(
+    shop: Shop, prompt: PromptBroker, timers: KeptTimers
+) -> None:
+    box = shop.box(prompt, timing=timers)
+    with box.begin():
+        box.cancel(box.publish("reminder", {}, delay=HOUR).id)
+
+    assert shop.rows() == []
+    assert prompt.stored == []
+
+
+def test_a_cancel_is_too_late_for_what_is_being_sent_or_was(
+    shop: Shop, prompt: PromptBroker, timers: KeptTimers
+) -> None:
+    box = shop.box(prompt, timing=timers)
+    message = publish(box, delay=HOUR)
+    come_due(shop)
+    with shop.background_engine().begin() as connection:
+        assert shop.store.claim(connection, [message.id], token=new_token(), lease_us=60_000_000) == 1
+    cancel(box, message.id)
+    assert len(shop.rows()) == 1
+    assert outcomes(shop) == [("cancel", "too_late")]
+
+    come_due(shop)
+    assert shop.scan(prompt).run().accepted == 1
+    cancel(box, message.id)
+    assert outcomes(shop) == [("cancel", "too_late"), ("cancel", "too_late"), ("publish", "stored")]
+
+
+def test_a_cancel_of_nothing_is_unknown_and_one_of_what_is_for_now_withdraws_nothing(
+    shop: Shop, prompt: PromptBroker, timers: KeptTimers
+) -> None:
+    box = shop.box(prompt, timing=timers, sender=NO_SENDER)
+    now = publish(box)
+    cancel(box, "never-seen")
+    cancel(box, now.id)
+
+    assert outcomes(shop) == [("cancel", "unknown")] * 2
+    assert [row["id"] for row in shop.rows()] == [now.id]
+
+
+def test_without_an_archive_a_cancel_leaves_no_trace(shop: Shop, prompt: PromptBroker, timers: KeptTimers) -> None:
+    from outbox import RelayPolicy
+
+    box = shop.box(prompt, timing=timers, policy=RelayPolicy(keep_archive=False))
+    cancel(box, publish(box, delay=HOUR).id)
+
+    assert shop.rows() == []
+    assert shop.archived() == 0
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_an_ordered_topic_holds_nothing_back(sqlite_shop: Shop, prompt: PromptBroker, timers: KeptTimers) -> None:
+    box = sqlite_shop.box(prompt, timing=timers, ordered=["account"])
+    with pytest.raises(NotSupported, match="younger messages would wait"), box.begin():
+        box.publish("account", {}, key="k", delay=HOUR)
+
+
+def test_without_timing_a_broker_that_cannot_delay_refuses_as_before(sqlite_shop: Shop, prompt: PromptBroker) -> None:
+    box = sqlite_shop.box(prompt)
+    with pytest.raises(NotSupported, match="delay"), box.begin():
+        box.publish("reminder", {}, delay=HOUR)
+    with pytest.raises(NotSupported, match="cancel"), box.begin():
+        box.cancel("one")
