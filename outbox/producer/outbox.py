@@ -84,26 +84,20 @@ class Outbox:
         committed. Transactions that publish under one key of such a topic commit one after the other.
         `body_bytes_max`: keep it, doubled for escaping, below the server's max_allowed_packet.
         `telemetry`: spans and metrics; by default spans, if opentelemetry-api is installed. `cloudevents`: give each
-        message the headers of a CloudEvent. `timing`: the URL of a timing store, e.g. `redis://redis/?name=shop`:
-        scheduled messages wait in the message table, and a compensator with the same store sends them when due.
+        message the headers of a CloudEvent. `timing`: the URL of a timing store, e.g. `redis://redis/?name=shop`, by
+        which the compensator sends scheduled messages; until they are due they wait in the message table.
         """
         self.engine: Engine = open_engine(database)
         self.broker: Broker = connect(broker) if isinstance(broker, str) else broker
         self.placement: Placement = placement_for(self.engine.dialect, schema, tables)
-        first = self.placement.tables[0]
-        store = MessageStore(dialect=self.engine.dialect, schema=first.schema, table=first.name)
-        senders = sender or SenderLimits()
-        policy = policy or RelayPolicy()
-        self._writer = UnitWriter(
-            engine=self.engine, store=store, lease_ms=senders.lease_ms, tables=self.placement.tables,
-            keep_archive=policy.keep_archive,
-        )  # fmt: skip
+        store = _first_store(self.engine, self.placement)
+        senders, policy = sender or SenderLimits(), policy or RelayPolicy()
+        self._writer = _unit_writer(self.engine, store, self.placement, senders=senders, policy=policy)
         self._is_timed = timing is not None
         self._ordered = frozenset(check_topic(topic) for topic in ordered)
         async_engine = database if isinstance(database, AsyncEngine) else None
         self._sessions = SessionScope(self.engine, async_engine=async_engine, factory=session_factory)
-        second = background_engine(self.engine)
-        self._background = AsyncBackground(second) if second.dialect.is_async else second
+        self._background = _background(self.engine)
         telemetry = telemetry or default_telemetry()
         self._composer = Composer(
             body_bytes_max=body_bytes_max, clock=clock, telemetry=telemetry, cloudevents=cloudevents
@@ -112,9 +106,7 @@ class Outbox:
             engine=self._background, store=store, broker=self.broker, policy=policy,
             random=random or Random(), telemetry=telemetry,
         )  # fmt: skip
-        sink = connect_timing(timing) if isinstance(timing, str) else timing
-        timers = None if sink is None else TimerAdder(sink, table=store.table, telemetry=telemetry)
-        self._sender = Sender(relay, limits=senders, telemetry=telemetry, timers=timers)
+        self._sender = _sender(relay, store, limits=senders, timing=timing, telemetry=telemetry)
         self._commits = CommitHandler(engine=self.engine, writer=self._writer, sender=self._sender, telemetry=telemetry)
         self._listen()
 
@@ -244,3 +236,41 @@ class Outbox:
     def _add(self, row: OutboxRow, given: AnySession | None) -> None:
         session = self._sessions.publishing_session(given)
         session_hooks.unit_of(session, self._commits).add(row, session_hooks.open_savepoints(session))
+
+
+def _first_store(engine: Engine, placement: Placement) -> MessageStore:
+    """Returns the store of the first message table, from which those of the others are made."""
+    first = placement.tables[0]
+    return MessageStore(dialect=engine.dialect, schema=first.schema, table=first.name)
+
+
+def _unit_writer(
+    engine: Engine, store: MessageStore, placement: Placement, *, senders: SenderLimits, policy: RelayPolicy
+) -> UnitWriter:
+    return UnitWriter(
+        engine=engine,
+        store=store,
+        lease_ms=senders.lease_ms,
+        tables=placement.tables,
+        keep_archive=policy.keep_archive,
+    )
+
+
+def _background(engine: Engine) -> Engine | AsyncBackground:
+    """Returns the engine that the sender's thread uses, with connections of its own."""
+    second = background_engine(engine)
+    return AsyncBackground(second) if second.dialect.is_async else second
+
+
+def _sender(
+    relay: Relay,
+    store: MessageStore,
+    *,
+    limits: SenderLimits,
+    timing: TimerSink | str | None,
+    telemetry: Telemetry,
+) -> Sender:
+    """Returns the sender, which gives the timers of rows that wait in their table to the timing store."""
+    sink = connect_timing(timing) if isinstance(timing, str) else timing
+    timers = None if sink is None else TimerAdder(sink, table=store.table, telemetry=telemetry)
+    return Sender(relay, limits=limits, telemetry=telemetry, timers=timers)
