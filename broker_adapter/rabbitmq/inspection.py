@@ -8,7 +8,6 @@ from typing import Any, Final
 import requests
 
 from broker_adapter.rabbitmq.connection import RabbitMqConnection
-from broker_adapter.rabbitmq.errors import explained
 from broker_adapter.rabbitmq.management_api import ManagementApi
 from outbox_core.messages.inspection import Weakness
 
@@ -106,7 +105,7 @@ def _missing_queues(topics: Sequence[str], connection: RabbitMqConnection, left_
     for topic in topics:
         refusal = connection.why_no_queue(topic, timeout_s=left_s())
         if refusal is not None:
-            problem = f"its messages wait: {explained(refusal.reply_code, refusal.reply_text)}"
+            problem = f"its messages wait: {refusal.reply_text} ({refusal.reply_code})"
             yield Weakness(subject=f"topic {topic}", problem=problem, cure=_QUORUM_CURE, topic=topic)
 
 

@@ -186,7 +186,8 @@ def _check(parts: Parts) -> None:
 
 def _configure_logs(config: CompensatorConfig, *, level: str) -> None:
     chosen = config.log_format or logs.fitting_format(sys.stderr)
-    logs.configure(format=chosen, level=level, context=trace_context, quiet={"apscheduler": "error"})
+    quiet = {"apscheduler": "error", **logs.QUIET_CLIENTS}
+    logs.configure(format=chosen, level=level, context=trace_context, quiet=quiet)
 
 
 def _print(report: BatchTotals, *, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from compensator.service.service import CompensatorService
 from outbox_core.common.errors import ConfigurationError
 
 _REQUEST_TIMEOUT_SECONDS: Final = 5
+_PAGES: Final = ("/metrics", "/livez", "/readyz", "/healthz")
 
 
 class StatusServer:
@@ -35,7 +36,7 @@ class StatusServer:
                         health = service.health()
                         self._say(health.as_json(), 200 if health.is_healthy else 503)
                     case _:
-                        self._say({"status": "no such page"}, 404)
+                        self._say({"status": "no such page", "pages": _PAGES}, 404)
 
             def _say(self, body: Mapping[str, Any], status: int = 200) -> None:
                 self._answer(status, "application/json", json.dumps(body).encode())

@@ -39,8 +39,7 @@ def _cells(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"key={escaped(row['key'])}"
     yield _state(row)
     yield f"attempts={row['attempts']}"
-    seconds = row["due_in_us"] / _SECOND_US
-    yield f"due in {seconds:.1f} s" if seconds > 0 else f"due for {-seconds:.1f} s"
+    yield " ".join(_due(row))
 
 
 def print_message(row: Mapping[str, Any], *, with_body: bool, as_json: bool) -> None:
@@ -74,9 +73,16 @@ def _state(row: Mapping[str, Any]) -> str:
     return f"{row['state']}, in hand" if row["in_hand"] else str(row["state"])
 
 
+def _due(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns `due in` or `due for`, and how long."""
+    seconds = row["due_in_us"] / _SECOND_US
+    return ("due in" if seconds > 0 else "due for"), f"{abs(seconds):,.1f} s"
+
+
 def _for_people(row: Mapping[str, Any]) -> dict[str, str]:
     """Returns the fields that are not empty, with formatted times."""
     headers = row["headers"]
+    due, since_or_until = _due(row)
     fields: dict[str, str | None] = {
         "id": row["id"],
         "state": row["state"],
@@ -86,7 +92,7 @@ def _for_people(row: Mapping[str, Any]) -> dict[str, str]:
         "key": row["key"],
         "attempts": str(row["attempts"]),
         "created": utc_text(row["created_at_us"] // 1000),
-        "due in": f"{row['due_in_us'] / _SECOND_US:,.1f} s",
+        due: since_or_until,
         "deliver at": utc_text(row["deliver_at_ms"]) if row["deliver_at_ms"] is not None else None,
         "order": f"{row['order_key']} number {row['order_seq']}" if row["order_key"] else None,
         "headers": json.dumps(headers, ensure_ascii=False) if isinstance(headers, dict) else ", ".join(headers),

@@ -73,13 +73,22 @@ def _application(arguments: list[str]) -> typer.Typer:
     called = arguments[0] if arguments and arguments[0] in entries else None
     for name in [called] if called else sorted(entries):
         try:
-            app.add_typer(entries[name].load(), name=name)
+            _add(app, entries[name].load(), name=name)
         except ModuleNotFoundError as error:
             missing = _missing(name, error)
             if called:
                 raise missing from error
             app.add_typer(typer.Typer(help=str(missing)), name=name)
     return app
+
+
+def _add(app: typer.Typer, part: typer.Typer, *, name: str) -> None:
+    """Add the commands of one package; a Typer that is all callback is a command, and no group that has none."""
+    alone = part.registered_callback
+    if alone is not None and alone.callback is not None and not (part.registered_commands or part.registered_groups):
+        app.command(name)(alone.callback)
+    else:
+        app.add_typer(part, name=name)
 
 
 def _outbox(

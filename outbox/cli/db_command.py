@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from outbox.alembic import protects_tables
 from outbox.migrate import schema_upgrade
 from outbox.store.database import database_errors, open_engine
+from outbox.store.database_url import database_url
 from outbox.store.schema import TABLES_MAX
 
 app: typer.Typer = typer.Typer(help="Make and upgrade the outbox tables.", no_args_is_help=True)
@@ -19,6 +21,10 @@ Schemas = Annotated[
     list[str] | None,
     typer.Option("--schema", help="Schema of the outbox tables (MySQL; default: outbox); repeat it to split."),
 ]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option("--password-file", envvar="OUTBOX_DATABASE__PASSWORD_FILE", help="File with the database's password."),
+]
 Tables = Annotated[
     int,
     typer.Option("--tables", min=1, max=TABLES_MAX, help="Message tables over all schemas, split by CRC32 of the key."),
@@ -26,7 +32,7 @@ Tables = Annotated[
 
 
 @app.command()
-def upgrade(url: Url, schema: Schemas = None, tables: Tables = 1) -> None:
+def upgrade(url: Url, schema: Schemas = None, password_file: PasswordFile = None, tables: Tables = 1) -> None:
     """Make the tables, or bring them up to date. Safe to run again.
 
     Examples:
@@ -35,19 +41,20 @@ def upgrade(url: Url, schema: Schemas = None, tables: Tables = 1) -> None:
 
       outbox db upgrade --url mysql+pymysql://root@db/shop --schema outbox_0 --schema outbox_1 --tables 256
     """
-    reached = schema_upgrade.upgrade(url, schema=schema or None, tables=tables)
+    named = database_url(url, password_file=password_file)
+    reached = schema_upgrade.upgrade(named, schema=schema or None, tables=tables)
     typer.echo(f"the outbox tables are at revision {reached}")
     if not protects_tables():
         typer.echo("in your own alembic env.py: context.configure(..., include_object=outbox.alembic.include_object)")
 
 
 @app.command()
-def current(url: Url, schema: Schema = None) -> None:
-    """Print the revision that the tables are at, and exit with status 1 where it is not the newest.
+def current(url: Url, schema: Schema = None, password_file: PasswordFile = None) -> None:
+    """Print the tables' revision. Exit status 1 where it is not the newest.
 
     Example: outbox db current --url mysql+pymysql://root@127.0.0.1/shop
     """
-    engine = open_engine(url)
+    engine = open_engine(database_url(url, password_file=password_file))
     try:
         with database_errors(engine.url), engine.connect() as connection:
             found = schema_upgrade.current(connection, schema=schema)

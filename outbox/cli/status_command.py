@@ -70,12 +70,14 @@ def status(
         state = _state(engine, schema=schema, inspection=None if broker is None else _inspection(broker, topics or []))
     finally:
         engine.dispose()
-    well = state.is_well(overdue_us=overdue_seconds * 1_000_000)
+    reasons = state.reasons(overdue_seconds=overdue_seconds)
     if as_json:
-        typer.echo(json.dumps({**state.figures(), "ok": well}))
+        typer.echo(json.dumps({**state.figures(), "ok": not reasons, "reasons": reasons}))
     else:
         _print(state)
-    raise typer.Exit(0 if well else 1)
+        for reason in reasons:
+            typer.echo(f"not ok: {reason}")
+    raise typer.Exit(1 if reasons else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +101,20 @@ class _State:
             oldest_due_age_us=max((one.oldest_due_age_us for one in tables), default=0),
         )
 
-    def is_well(self, *, overdue_us: float) -> bool:
-        """Returns whether no operator needs to act."""
-        total = self.total
-        is_durable = self.inspection is None or not self.inspection.weaknesses
-        is_moving = total.oldest_due_age_us <= overdue_us and not total.parked
-        return is_moving and is_durable and self.revision == self.newest_revision
+    def reasons(self, *, overdue_seconds: float) -> list[str]:
+        """Returns why an operator needs to act, with what to do; empty if nobody needs to."""
+        total, age_seconds = self.total, self.total.oldest_due_age_us / 1_000_000
+        weaknesses = 0 if self.inspection is None else len(self.inspection.weaknesses)
+        found = {
+            f"the oldest message is due for {age_seconds:,.1f} s, more than {overdue_seconds:g} s: is a compensator "
+            "running, and its broker up? Why each waits: outbox messages list": age_seconds > overdue_seconds,
+            f"{total.parked:,} parked, which nothing sends: outbox messages list --state parked": total.parked > 0,
+            f"the tables are at revision {self.revision or 'none'}, not {self.newest_revision}: outbox db upgrade": (
+                self.revision != self.newest_revision
+            ),
+            f"the broker: {weaknesses:,} to look at, above": weaknesses > 0,
+        }
+        return [reason for reason, holds in found.items() if holds]
 
     def figures(self) -> dict[str, Any]:
         """Returns the state for JSON."""
@@ -170,8 +180,7 @@ def _print(state: _State) -> None:
     _print_backlogs(state.tables, state.total)
     if state.sharing is not None:
         _print_sharing(state.sharing)
-    hint = "" if state.revision == state.newest_revision else "; run: outbox db upgrade"
-    typer.echo(f"tables: {len(state.tables):,} at revision {state.revision}{hint}")
+    typer.echo(f"tables: {len(state.tables):,} at revision {state.revision or 'none'}")
     if state.inspection is not None:
         _print_inspection(state.inspection)
 

@@ -110,11 +110,21 @@ def run_consumers(
 
     End it with stop() or run_until_signal(). A broker that was given as a URL is closed with it.
     """
+    _check_consumers(consumers)
     opened = connect(broker) if isinstance(broker, str) else broker
     closes, url = (opened, broker) if isinstance(broker, str) else (None, None)
     runner = ConsumerRunner(consumers, broker=opened, telemetry=telemetry, closes_broker=closes, broker_url=url)
     runner.start()
     return runner
+
+
+def _check_consumers(consumers: Sequence[object]) -> None:
+    if not consumers:
+        raise ConfigurationError("run_consumers got no consumer, and would wait for nothing")
+    for one in consumers:
+        if not isinstance(one, Consumer):
+            name = getattr(one, "__name__", type(one).__name__)
+            raise ConfigurationError(f'{name} is no consumer; decorate it: @consumer("TOPIC", group="GROUP")')
 
 
 def _broadcast_start(broadcast: str, *, inbox: object, workers: int) -> Start:

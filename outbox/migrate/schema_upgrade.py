@@ -32,7 +32,7 @@ from outbox.store.database import (
 )
 from outbox.store.schema import message_table, schema_for
 from outbox.store.table_placement import placement_for
-from outbox_core.common.errors import DatabaseUnavailable
+from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -43,7 +43,7 @@ LOCK_TRIES_MAX: Final = 60
 
 
 def upgrade(
-    database: Engine | Connection | URL | str,
+    database: Engine | Connection | URL | str | None,
     *,
     schema: str | Sequence[str] | None = None,
     tables: int = 1,
@@ -56,6 +56,11 @@ def upgrade(
     A Connection is used unchanged: call this from a revision of your own alembic tree with `op.get_bind()`.
     Raises DatabaseUnavailable or ConfigurationError with the cure.
     """
+    if database is None:  # what `op.get_bind()` returns in alembic's offline mode
+        raise ConfigurationError(
+            "the outbox tables are upgraded on a connection, since each step asks what is there: run your revision "
+            "without --sql, or `outbox db upgrade` before it"
+        )
     if isinstance(database, Connection):
         return _upgrade_all(database, schema=schema, tables=tables, revision=revision)
     engine = open_engine(database)

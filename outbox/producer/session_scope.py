@@ -88,7 +88,8 @@ class SessionScope:
         if session is None or not session.in_transaction():
             raise NoTransaction(
                 "publish and cancel belong to a transaction: call them in a function decorated with "
-                "@box.transactional, or pass session= with an open transaction (with session.begin(): ...)"
+                "@box.transactional or inside `with box.begin():`, or pass session= with an open transaction "
+                "(with session.begin(): ...)"
             )
         self._write_first(session)
         return session

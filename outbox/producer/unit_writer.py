@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
+from typing import Final
 
 import msgspec
 from sqlalchemy import Connection, Engine, select
@@ -21,8 +22,11 @@ from outbox.store.table_placement import MessageTable
 from outbox.store.withdrawals import Withdrawals
 from outbox_core.common.errors import ConfigurationError, DuplicateMessageId
 from outbox_core.messages.message import CancelStatus
+from outbox_core.runtime.event_logger import EventLogger
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
+
+_IDS_SHOWN_MAX: Final = 3
 
 
 class UnitWriter:
@@ -69,8 +73,7 @@ class UnitWriter:
             for row in withdrawals:  # after the INSERT: a cancel must find a message of its own transaction
                 self._withdraw(connection, row)
         except IntegrityError as error:
-            ids = ", ".join(row.id for row in unit.rows[:3])
-            raise DuplicateMessageId(f"a message id was published before (one of {ids}...)") from error
+            raise DuplicateMessageId(_duplicate_id(unit.rows)) from error
         except DBAPIError as error:
             if is_mendable(error):
                 raise translate(error, self._engine.url) from error
@@ -117,3 +120,15 @@ class UnitWriter:
             )
         if is_autocommit(connection):
             raise ConfigurationError("this connection is in AUTOCOMMIT: there is no transaction to publish in")
+
+
+def _duplicate_id(rows: Sequence[OutboxRow]) -> str:
+    """Returns what is wrong: the database says only that an id would be in the table twice."""
+    counts = Counter(row.id for row in rows)
+    repeated = [row_id for row_id, count in counts.items() if count > 1]
+    if repeated:
+        return f"message id {repeated[0]} is published twice in this transaction; give each message an id of its own"
+    if len(counts) == 1:
+        return f"message id {rows[0].id} was published before, and that message is not sent yet"
+    shown = ", ".join(list(counts)[:_IDS_SHOWN_MAX]) + (", ..." if len(counts) > _IDS_SHOWN_MAX else "")
+    return f"one of {len(counts):,} message ids was published before, and that message is not sent yet ({shown})"

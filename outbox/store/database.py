@@ -51,6 +51,7 @@ is locked". One that begins as a writer waits for the lock.
 """
 
 MYSQL_DIALECTS: Final = frozenset({"mysql", "mariadb"})
+_SUPPORTED: Final = MYSQL_DIALECTS | {"sqlite"}
 CONFLICT_RETRIES_MAX: Final = 3
 BACKGROUND_LOCK_WAIT_SECONDS: Final = 5
 """How long background work waits for a lock on a row or table, whatever the server's setting: it is then retried, by
@@ -114,11 +115,8 @@ def open_engine(database: Engine | AsyncEngine | URL | str) -> Engine:
         engine = database
     else:
         engine = _create(database)
-    if engine.dialect.name not in MYSQL_DIALECTS | {"sqlite"}:
-        raise ConfigurationError(
-            f"the outbox runs on MySQL, MariaDB and SQLite, not on {engine.dialect.name}; "
-            "use a URL like mysql+pymysql://user@host/database or sqlite:///file.db"
-        )
+    if engine.dialect.name not in _SUPPORTED:
+        raise _unsupported(engine.dialect.name)
     if engine.dialect.name == "sqlite":
         prepare_sqlite(engine)
     return engine
@@ -286,6 +284,8 @@ def is_autocommit(connection: Connection) -> bool:
 
 def _create(database: URL | str) -> Engine:
     url = read_url(database)
+    if url.get_backend_name() not in _SUPPORTED:  # before its driver is looked for, which would not help
+        raise _unsupported(url.get_backend_name())
     try:
         arguments: dict[str, Any] = {}
         is_bounded = "connect_timeout" in url.query  # an argument would override the URL
@@ -297,6 +297,13 @@ def _create(database: URL | str) -> Engine:
             f"not a database URL that can work ({error}); use one like mysql+pymysql://user@host/database "
             "or sqlite:///file.db"
         ) from error
+
+
+def _unsupported(product: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the outbox runs on MySQL, MariaDB and SQLite, not on {product}; "
+        "use a URL like mysql+pymysql://user@host/database or sqlite:///file.db"
+    )
 
 
 def _prepare_background(dialect: Dialect, connection: Any, _record: object) -> None:

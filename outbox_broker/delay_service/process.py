@@ -35,7 +35,7 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
     The target is found by its URL's scheme: this package imports no adapter.
     """
     chosen = config.log_format or logs.fitting_format(sys.stderr)
-    logs.configure(format=chosen, level=config.log_level)
+    logs.configure(format=chosen, level=config.log_level, quiet=logs.QUIET_CLIENTS)
     access, tls = config.access(), config.tls
     target = connect(target_url, **({} if target_token is None else {"token": target_token}))
     bound = bind(config.host, config.port)

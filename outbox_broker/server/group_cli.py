@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Declare, look at and move consumer
 
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 Group = Annotated[str, typer.Argument(help="The consumer group.")]
-Url = Annotated[str, typer.Option(envvar="OUTBOX_BROKER__URL", help="The broker's URL.")]
+Url = Annotated[str, typer.Option("--url", "--broker", envvar="OUTBOX_BROKER__URL", help="The broker's URL.")]
 Timeout = Annotated[int, typer.Option(help="Time to wait for the answer.")]
 CaFile = Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")]
 TokenFile = Annotated[

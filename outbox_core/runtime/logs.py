@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, TextIO, assert_never
@@ -25,6 +25,9 @@ FIELD_DEPTH_MAX: Final = 4
 FIELD_ITEMS_MAX: Final = 200
 MASK: Final = "***"
 LEVELS: Final = ("debug", "info", "warning", "error")
+_QUIET_LEVELS: Final = (*LEVELS, "critical")
+QUIET_CLIENTS: Final[Mapping[str, str]] = {"pika": "critical"}
+"""Clients of brokers that log at length what their adapters report in one line, with the cure; for `configure`."""
 
 Context = Callable[[], Mapping[str, object]]
 """Returns fields of the current context, for instance `trace_id`, for each line. Must neither raise nor log."""
@@ -70,7 +73,7 @@ def configure(
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(formatter(format, context=context))
     root_level = _level(level)
-    levels = {name: _level(word) for name, word in (quiet or {}).items()}
+    levels = {name: _level(word, of=_QUIET_LEVELS) for name, word in (quiet or {}).items()}
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(root_level)
@@ -170,9 +173,9 @@ def mask_secrets(text: str) -> str:
     return _CREDENTIALS.sub(rf"\1 {MASK}", text)
 
 
-def _level(word: str) -> int:
-    if word not in LEVELS:
-        raise ConfigurationError(f"there is no log level {word!r}; levels are {', '.join(LEVELS)}")
+def _level(word: str, *, of: Sequence[str] = LEVELS) -> int:
+    if word not in of:
+        raise ConfigurationError(f"there is no log level {word!r}; levels are {', '.join(of)}")
     return logging.getLevelNamesMapping()[word.upper()]
 
 

@@ -192,7 +192,7 @@ def test_errors_of_upgrade_name_the_cure(tmp_path: Path) -> None:
         schema_upgrade.upgrade(f"sqlite:///{tmp_path}/no/such/folder/shop.db")
     with pytest.raises(ConfigurationError, match="use one like mysql"):
         schema_upgrade.upgrade("not a url")
-    with pytest.raises(ConfigurationError, match="use one like mysql"):
+    with pytest.raises(ConfigurationError, match="not on postgresql"):
         schema_upgrade.upgrade("postgresql+psycopg://h/d")
 
 
@@ -217,8 +217,9 @@ def test_the_command_makes_the_tables_and_says_where_they_are(database: Database
         ("mysql+pymysql://root:hunter2@127.0.0.1:1/shop", 1, r"cannot reach the database .*check host, port"),
         ("mysql+pymysql:///", 1, r"cannot reach the database"),
         ("shop.db", 2, r"not a database URL that can work"),
-        ("oracle+nothing://h/d", 2, r"not a database URL that can work"),
-        ("postgresql+psycopg://h/d", 2, r"not a database URL that can work"),
+        ("mysql+nothing://h/d", 2, r"not a database URL that can work"),
+        ("oracle+nothing://h/d", 2, r"runs on MySQL, MariaDB and SQLite, not on oracle"),
+        ("postgresql+psycopg://h/d", 2, r"runs on MySQL, MariaDB and SQLite, not on postgresql"),
     ],
 )
 def test_a_url_that_cannot_work_is_one_line_with_the_cure_and_no_stack_trace(url: str, status: int, says: str) -> None:
@@ -230,6 +231,12 @@ def test_a_url_that_cannot_work_is_one_line_with_the_cure_and_no_stack_trace(url
         assert done.stderr.count("\n") == 1
         assert done.stdout == ""
         assert "hunter2" not in done.stderr
+
+
+def test_an_upgrade_in_alembics_offline_mode_is_refused_with_the_cure() -> None:
+    """There `op.get_bind()` returns None."""
+    with pytest.raises(ConfigurationError, match="without --sql"):
+        schema_upgrade.upgrade(None)
 
 
 @pytest.mark.processes

@@ -166,6 +166,7 @@ def test_show_says_all_but_the_body_and_what_headers_say(shop: Shop) -> None:
     program = json.loads(outbox(shop, "messages", "show", "m-1", "--json").stdout)
 
     assert people.returncode == 0
+    assert re.search(r"^due for +3,\d{3}\.\d s", people.stdout, re.MULTILINE)
     assert "secret" not in people.stdout + json.dumps(program)
     for said in ("m-1", "pending", "order 7", "authorization", "2030-03-17T17:46:40.000Z", "10 bytes"):
         assert said in people.stdout
@@ -439,7 +440,7 @@ def test_status_sums_all_tables_and_names_those_with_something_in_them(split_sho
     assert figures["tables"]["message_0002"]["parked"] == 1
     assert "message_0000" in people.stdout
     assert "message_0001" not in people.stdout
-    assert "revision None; run: outbox db upgrade" in people.stdout
+    assert f"tables: {len(TABLES)} at revision none" in people.stdout
 
 
 def test_status_shows_who_shares_the_sources_and_which_are_nobodys(shop: Shop) -> None:
@@ -492,6 +493,14 @@ def test_status_says_by_its_exit_status_whether_all_is_well(sqlite_shop: Shop) -
     parked = outbox(sqlite_shop, "status", "--overdue-seconds", "7200")
 
     assert [done.returncode for done in (old, well, overdue, allowed, parked)] == [1, 0, 1, 0, 1]
+    reasons = [
+        [line for line in done.stdout.splitlines() if line.startswith("not ok: ")]
+        for done in (old, well, overdue, allowed, parked)
+    ]
+    assert [len(lines) for lines in reasons] == [1, 0, 1, 0, 1]
+    assert reasons[0] == [f"not ok: the tables are at revision none, not {schema_upgrade.head()}: outbox db upgrade"]
+    assert re.fullmatch(r"not ok: the oldest message is due for 3,\d{3}\.\d s, more than 60 s: .*", reasons[2][0])
+    assert reasons[4] == ["not ok: 1 parked, which nothing sends: outbox messages list --state parked"]
     assert "outbox_message" in well.stdout
 
 
@@ -502,6 +511,12 @@ def test_without_tables_the_cure_is_named(sqlite_shop: Shop) -> None:
         done = outbox(sqlite_shop, *arguments)
         assert done.returncode == 2
         assert re.fullmatch(r"error: there is no message table .*outbox db upgrade --url URL\n", done.stderr)
+
+
+def test_a_command_without_subcommands_is_used_without_one(sqlite_shop: Shop) -> None:
+    usage = outbox(sqlite_shop, "status", "--help").stdout.splitlines()[0]
+
+    assert usage == "Usage: outbox status [OPTIONS]"
 
 
 def test_a_password_is_read_from_its_file_and_never_shown(
@@ -518,7 +533,7 @@ def test_a_password_is_read_from_its_file_and_never_shown(
             found = {
                 name: [
                     outbox(other, *command, "--password-file", str(tmp_path / name))
-                    for command in (["messages", "list"], ["messages", "retry", "--all", "--yes"], ["status", "--json"])
+                    for command in (["messages", "list"], ["messages", "retry", "--all", "--yes"], ["db", "current"])
                 ]
                 for name in ("right", "wrong", "missing")
             }

@@ -79,6 +79,7 @@ def test_a_topic_without_a_queue_is_named(engine: RabbitMqEngine, open_broker: O
     [weakness] = weaknesses(open_broker(engine.url), topic)
 
     assert (weakness.topic, f"no queue '{topic}'" in weakness.problem) == (topic, True)
+    assert "exchange" not in str(weakness), "the URL names none, so declaring one is no cure"
 
 
 def test_queues_behind_an_exchange_are_found_by_its_bindings(

@@ -201,6 +201,15 @@ def test_a_killed_database_uses_up_no_attempt_and_work_goes_on_when_it_is_back(
         assert shop.payments() == [1, 2, 3]
 
 
+def test_what_is_no_consumer_is_refused_with_the_cure() -> None:
+    def handle(_delivery: Delivery) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="handle is no consumer; decorate it: @consumer"):
+        run_consumers([handle], broker="http://127.0.0.1:1")  # type: ignore[list-item]
+    with pytest.raises(ConfigurationError, match="no consumer"):
+        run_consumers([], broker="http://127.0.0.1:1")
+
+
 def test_an_inbox_in_autocommit_is_refused_before_anything_happens(sqlite_shop: Shop, watched: WatchedBroker) -> None:
     handled: list[str] = []
     engine = create_engine(sqlite_shop.engine.url).execution_options(isolation_level="AUTOCOMMIT")
