@@ -9,7 +9,7 @@ from outbox import Outbox
 from outbox.migrate import upgrade
 
 engine = create_engine("sqlite:///shop.db")  # or mysql+pymysql://app@db/shop
-upgrade(engine)  # the outbox's own three tables
+upgrade(engine)  # the outbox's own tables
 with engine.begin() as connection:
     connection.execute(text("CREATE TABLE IF NOT EXISTS payment (order_id INTEGER)"))
 box = Outbox(engine, broker="embedded:./broker-data")  # or http://broker:7788
@@ -24,6 +24,7 @@ def pay(session, order_id):  # type: ignore[no-untyped-def]
 pay(1)  # committed: sent. Raised: neither row nor message, savepoints included.
 for delivery in box.broker.pull("payment.completed", "printer", wait_ms=5000):
     print(delivery.topic, delivery.json())
+    box.broker.ack([delivery.receipt])  # without this it is delivered again, 30 seconds later
 
 box.close()
 box.broker.close()
