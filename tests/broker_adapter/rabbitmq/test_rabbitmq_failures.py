@@ -19,7 +19,7 @@ from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import message, publish_until_stored
 from tests.broker_adapter.rabbitmq.rabbitmq_engine import PASSWORD, USER, RabbitMqEngine
-from tests.broker_adapter.rabbitmq.rabbitmq_server import HOST, MESSAGE_BYTES_MAX, wait_for
+from tests.broker_adapter.rabbitmq.rabbitmq_server import DISK_FREE_LIMIT, HOST, MESSAGE_BYTES_MAX, wait_for
 from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy, cutting_tcp_proxy
 
 Open = Callable[[str], Broker]
@@ -232,18 +232,26 @@ def test_each_of_several_messages_that_are_too_large_is_rejected_once_and_no_nei
     assert [int(one.body) for one in engine.read(made_topic, count=8)] == [0, 1, 2, 4, 5, 6, 8, 9]
 
 
+@pytest.mark.parametrize(
+    ("alarm", "end"),
+    [
+        (("set_vm_memory_high_watermark", "absolute", "1MB"), ("set_vm_memory_high_watermark", "0.6")),
+        (("set_disk_free_limit", "1000000GB"), ("set_disk_free_limit", DISK_FREE_LIMIT)),
+    ],
+    ids=["memory", "disk"],
+)
 def test_a_server_that_blocks_publishers_is_storage_failed_and_takes_all_once_it_has_room(
-    engine: RabbitMqEngine, open_broker: Open, made_topic: str
+    engine: RabbitMqEngine, open_broker: Open, made_topic: str, alarm: tuple[str, ...], end: tuple[str, ...]
 ) -> None:
     broker = open_broker(engine.url_of(USER, PASSWORD))
     broker.publish([message(made_topic, 0)])
 
-    engine.server.control("set_vm_memory_high_watermark", "absolute", "1MB")
+    engine.server.control(*alarm)
     try:
         with pytest.raises(StorageFailed, match="resource alarm"):
             publish_again_and_again(broker, message(made_topic, 1))
     finally:
-        engine.server.control("set_vm_memory_high_watermark", "0.6")
+        engine.server.control(*end)
     publish_all(broker, [message(made_topic, 1)])
 
     assert {int(one.body) for one in engine.read(made_topic, count=2)} == {0, 1}
