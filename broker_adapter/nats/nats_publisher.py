@@ -113,7 +113,12 @@ class NatsPublisher:
             else:
                 await _defer_homeless(batch, unanswered, StreamApi(connection, deadline=deadline))
             if batch.frames:
-                await self._pause(pause_s, deadline=deadline, problem=batch.problem)
+                try:
+                    await self._pause(pause_s, deadline=deadline, problem=batch.problem)
+                except BrokerUnavailable:
+                    # A server that is cut off from its cluster answers pings: the next publish goes to another one.
+                    await connector.drop(connection)
+                    raise
                 pause_s = min(2 * pause_s, REPEAT_S_MAX)
         return batch.in_order()
 
