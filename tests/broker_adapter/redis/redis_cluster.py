@@ -61,34 +61,50 @@ class RedisClusterServers:
         assert wait_until(lambda: all(self._knows_all(server) for server in self.servers))
         for master in self.masters:
             self.replica_of(master).ask("CLUSTER", "REPLICATE", master.ask("CLUSTER", "MYID").decode())
+        self.wait_until_whole()
+
+    def master_now(self, key: str) -> RedisServer:
+        """The server that is the master of a key's slot."""
+        began = self.master_of(key)
+        return next(server for server in (began, self.replica_of(began)) if _is_master(server))
+
+    def wait_until_whole(self) -> None:
+        """Wait until each slot has a master, and each master a replica in step."""
         assert wait_until(lambda: all(self._is_whole(server) for server in self.servers))
 
     def _knows_all(self, server: RedisServer) -> bool:
         return f"cluster_known_nodes:{len(self.servers)}\r".encode() in server.ask("CLUSTER", "INFO")
 
     def _is_whole(self, server: RedisServer) -> bool:
-        links = re.findall(rb"master_link_status:(\w+)", server.ask("INFO", "replication"))
-        in_step = (
-            links == [b"up"] if server not in self.masters else b"state=online" in server.ask("INFO", "replication")
-        )
+        replication = server.ask("INFO", "replication")
+        if _is_master(server):
+            in_step = b"state=online" in replication
+        else:
+            in_step = re.findall(rb"master_link_status:(\w+)", replication) == [b"up"]
         return in_step and b"cluster_state:ok" in server.ask("CLUSTER", "INFO")
 
 
+def _is_master(server: RedisServer) -> bool:
+    return b"role:master" in server.ask("INFO", "replication")
+
+
 @contextlib.contextmanager
-def redis_cluster() -> Iterator[RedisClusterServers]:
-    """A cluster for the length of a block."""
+def redis_cluster(ports: Sequence[tuple[int, int]] = ()) -> Iterator[RedisClusterServers]:
+    """A cluster for the length of a block. `ports`: of each server its own, and the one that others are told."""
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
                 redis_server(
+                    port=own,
                     cluster_enabled="yes",
                     cluster_node_timeout=str(NODE_TIMEOUT_MS),
                     cluster_port=str(free_port(HOST)),
                     # A replica may stand for election however far behind: what is lost then is what the tests look for.
                     cluster_replica_validity_factor="0",
+                    **({} if told == own else {"cluster_announce_port": str(told)}),
                 )
             )
-            for _ in range(2 * MASTERS)
+            for own, told in ports or [(0, 0)] * (2 * MASTERS)
         ]
         cluster = RedisClusterServers(servers)
         cluster.join()

@@ -40,12 +40,12 @@ _GUARD = Path(__file__).parents[2] / "fixtures" / "guarded.py"
 class RedisServer:
     """One server. `kill` and `start` are for tests of crashes: data and port stay."""
 
-    def __init__(self, folder: Path, options: dict[str, str]) -> None:
-        """`options`: those of redis.conf, without a password unless they name one."""
+    def __init__(self, folder: Path, options: dict[str, str], *, port: int = 0) -> None:
+        """`options`: those of redis.conf, without a password unless they name one. `port`: 0 for a free one."""
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = 0
+        self.port = port
 
     @property
     def client(self) -> redis.Redis:
@@ -83,15 +83,27 @@ class RedisServer:
         assert self._process is not None
         resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
 
+    @property
+    def is_started(self) -> bool:
+        """Whether it was started and not killed by us since."""
+        return self._process is not None
+
+    def pause(self) -> None:
+        """Stop it by SIGSTOP: connections stay, nothing is answered."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stopped by SIGSTOP for the length of a block: connections stay, nothing is answered."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        """Stopped by SIGSTOP for the length of a block."""
+        self.pause()
         try:
             yield
         finally:
-            self._process.send_signal(signal.SIGCONT)
+            self.resume()
 
     def ask(self, *command: str | int) -> Any:
         """The answer to one command, as it came."""
@@ -114,6 +126,10 @@ class RedisServer:
             # The server is this tool, too, by the name that it is called by.
             repair = ["redis-check-aof", "--fix", str(manifest)]
             subprocess.run(repair, executable=server_program(), input=b"y\n", stdout=subprocess.DEVNULL, check=True)
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def _try_to_start(self) -> bool:
         given = {"bind": HOST, "dir": str(self._folder), "logfile": str(self._log), "save": "", **self._options}
@@ -167,13 +183,13 @@ def wait_until(ready: Callable[[], bool], *, ended: Callable[[], bool] = lambda:
 
 
 @contextlib.contextmanager
-def redis_server(**options: str) -> Iterator[RedisServer]:
+def redis_server(*, port: int = 0, **options: str) -> Iterator[RedisServer]:
     """A running server with these options, underscores for dashes, for the length of a block."""
     given = {name.replace("_", "-"): value for name, value in options.items()}
     with tempfile.TemporaryDirectory(
         dir=scratch_folder(), prefix="outbox-redis-", ignore_cleanup_errors=True
     ) as folder:
-        server = RedisServer(Path(folder) / "data", {**DURABLE, **given})
+        server = RedisServer(Path(folder) / "data", {**DURABLE, **given}, port=port)
         server.start()
         try:
             yield server
