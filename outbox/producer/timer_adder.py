@@ -6,7 +6,6 @@ and never delays a business call or a send.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -17,8 +16,9 @@ from outbox.store.table_placement import MessageTable
 from outbox.telemetry import NO_TELEMETRY, Telemetry
 from outbox_core.common.errors import OutboxError
 from outbox_core.messages.timing_port import TimedRow, Timer, TimerSink
+from outbox_core.runtime.event_logger import EventLogger
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
