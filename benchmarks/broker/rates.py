@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from benchmarks.broker import peers, servers
+from benchmarks.broker import peer_programs, servers
 from benchmarks.harness.report import machine, progress, table, talk
 from benchmarks.harness.rounds import percentiles, ratio, rotated, spread
 from benchmarks.harness.servers import environment
@@ -119,7 +119,8 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "benchmark": "broker.rates", "options": vars(chosen), "machine": machine(), "clients": peers.CLIENTS,
+                "benchmark": "broker.rates", "options": vars(chosen), "machine": machine(),
+                "clients": peer_programs.CLIENTS,
                 "servers": {one.name: one.peer.version for one in running}, "failed": failed,
                 "results": results, "ratios": ratios,
             },
@@ -153,7 +154,7 @@ def _start(stack: contextlib.ExitStack, name: str, failed: dict[str, str]) -> Ru
     """A contestant that cannot run is left out, and the result says why."""
     try:
         peer = stack.enter_context(servers.CONTESTANTS[name]())
-        python = sys.executable if name == OURS else peers.peers_python()
+        python = sys.executable if name == OURS else peer_programs.peers_python()
         clients = [Client(python, name, peer.address) for _ in range(2)]
     except RuntimeError as error:
         talk.print(f"{name} is left out: {error}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.broker import peers
+from benchmarks.broker import peer_programs
 from benchmarks.harness import servers
 from benchmarks.harness.servers import cpu_seconds_of
 
@@ -53,7 +53,7 @@ def outbox_http() -> Iterator[Peer]:
 @contextlib.contextmanager
 def redis_streams() -> Iterator[Peer]:
     """Redis that syncs its append-only file before it answers."""
-    program, port = peers.redis_server(), _free_port()
+    program, port = peer_programs.redis_server(), _free_port()
     with _folder("redis") as folder:
         command = [
             program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "",
@@ -68,7 +68,7 @@ def redis_streams() -> Iterator[Peer]:
 @contextlib.contextmanager
 def nats_jetstream() -> Iterator[Peer]:
     """NATS with JetStream in files, synced before each acknowledgement."""
-    program, port = peers.nats_server(), _free_port()
+    program, port = peer_programs.nats_server(), _free_port()
     with _folder("nats") as folder:
         config = folder / "nats.conf"
         config.write_text(_NATS_CONFIG.format(port=port, folder=folder))
@@ -81,7 +81,7 @@ def nats_jetstream() -> Iterator[Peer]:
 @contextlib.contextmanager
 def rabbitmq() -> Iterator[Peer]:
     """RabbitMQ, whose quorum queues sync before they confirm. Its port mapper is ours to start, and so to end."""
-    program, port, mapper_port = peers.rabbitmq_server(), _free_port(), _free_port()
+    program, port, mapper_port = peer_programs.rabbitmq_server(), _free_port(), _free_port()
     with _folder("rabbitmq") as folder:
         environment = _rabbitmq_environment(folder, port=port, mapper_port=mapper_port)
         mapper = [_epmd(), "-port", str(mapper_port), "-address", "127.0.0.1", "-relaxed_command_check"]

@@ -22,7 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from benchmarks.broker import peers, servers
+from benchmarks.broker import peer_programs, servers
 from benchmarks.delay.pace import figures, paced
 from benchmarks.harness.report import machine
 from broker_adapter.embedded import EmbeddedBroker
@@ -108,7 +108,7 @@ def _peer(name: str) -> Callable[[int, int], dict[str, Any]]:
         with started() as peer:
             done = subprocess.run(
                 [
-                    peers.peers_python(), "-m", "benchmarks.delay.lateness_peers", name, peer.address,
+                    peer_programs.peers_python(), "-m", "benchmarks.delay.lateness_peers", name, peer.address,
                     str(per_second), str(seconds),
                 ],
                 cwd=_ROOT, env={**os.environ, "PYTHONPATH": str(_ROOT)}, stdout=subprocess.PIPE, check=True,

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from outbox_broker.common.cancel_scope import scope_of
 from outbox_broker.engine.context import EngineContext
-from outbox_broker.engine.deletion_history import DeletionHistory
 from outbox_broker.engine.dispatcher import Dispatcher
+from outbox_broker.engine.group_deletions import GroupDeletions
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.topic_reader import READERS
@@ -37,7 +37,7 @@ class Deletion:
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
-        deleted: DeletionHistory, dispatcher: Dispatcher,
+        deleted: GroupDeletions, dispatcher: Dispatcher,
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock

@@ -20,9 +20,9 @@ from outbox_broker.common.engine_options import Durability, EngineOptions
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
 from outbox_broker.engine.deletion import Deletion
-from outbox_broker.engine.deletion_history import DeletionHistory
 from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_admin import GroupAdmin
+from outbox_broker.engine.group_deletions import GroupDeletions
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.immediate_puller import ImmediatePuller
 from outbox_broker.engine.index_repair import IndexRepair
@@ -66,7 +66,7 @@ class Engine:
         self.writer = writer = LogWriter(context)
         groups = GroupRegistry(context, writer)
         dead_letters = DeadLetterWriter(context, writer, wakeups)
-        self._deleted = deleted = DeletionHistory()
+        self._deleted = deleted = GroupDeletions()
         self._index_repair = index_repair = IndexRepair(context)
         self.dispatcher = dispatcher = Dispatcher(context, writer, wakeups)
         retention = LogRetention(context, writer, wakeups, groups, dispatcher)

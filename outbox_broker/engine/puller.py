@@ -10,8 +10,8 @@ from typing import Final, cast
 
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
-from outbox_broker.engine.deletion_history import DeletionHistory, group_deleted
 from outbox_broker.engine.dispatcher import Dispatcher
+from outbox_broker.engine.group_deletions import GroupDeletions, group_deleted
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
@@ -66,7 +66,7 @@ class Puller:
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
-        dead_letters: DeadLetterWriter, deleted: DeletionHistory, index_repair: IndexRepair, dispatcher: Dispatcher,
+        dead_letters: DeadLetterWriter, deleted: GroupDeletions, index_repair: IndexRepair, dispatcher: Dispatcher,
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock

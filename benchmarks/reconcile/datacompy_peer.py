@@ -1,7 +1,7 @@
 """datacompy on the records of benchmarks.reconcile.records, in an environment of its own; prints JSON.
 
     uv venv datacompy-env && uv pip install --python datacompy-env/bin/python 'datacompy[spark]'
-    datacompy-env/bin/python benchmarks/reconcile/peers.py --folder data --rounds 1
+    datacompy-env/bin/python benchmarks/reconcile/datacompy_peer.py --folder data --rounds 1
 
 It compares two tables at a time, so it is asked twice: archive with messages by id, business with archive by topic and
 key; the second time only keys can be compared. Its libraries are its own, hence the environment; the session has the

@@ -1,6 +1,6 @@
 """Finds or installs the peers' Python clients and servers. The project does not depend on them.
 
-    python -m benchmarks.broker.peers
+    python -m benchmarks.broker.peer_programs
 
 Clients and the NATS server go into a virtual environment of their own; Redis and RabbitMQ are Debian's packages, which
 are installed where that needs no password.
