@@ -53,7 +53,9 @@ def demo(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Book trips while the worker and the broker are killed; then prove that nothing was lost, invented or early.
+    """Kill the worker and the broker, and prove nothing was lost.
+
+    Book trips while both are killed; then prove that nothing was lost, invented or early.
 
     Prints the figures, leaves an HTML report, and exits with status 1 when anything was lost, invented or early.
 

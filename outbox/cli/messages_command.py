@@ -21,9 +21,7 @@ from outbox.store.schema import RowState
 from outbox_core.common.errors import UsageError
 from outbox_core.runtime.command import EXIT_INTERRUPTED
 
-app: typer.Typer = typer.Typer(
-    help="Look at messages that are not sent yet, and decide about parked ones.", no_args_is_help=True
-)
+app: typer.Typer = typer.Typer(help="Show unsent messages, and decide about parked ones.", no_args_is_help=True)
 
 BODY_BYTES_MAX: Final = 64 * 1024
 ROWS_DEFAULT: Final = 100_000

@@ -36,7 +36,9 @@ def serve(
     log_format: Annotated[LogFormat | None, typer.Option(help="json or text (json, on a terminal text).")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a table [broker].")] = None,
 ) -> None:
-    """Take messages over the broker's HTTP protocol, and publish them to the target when they are due.
+    """Publish messages to a target when they are due.
+
+    They come over the broker's HTTP protocol.
 
     It listens as `outbox broker serve` does, with the same settings; consumers pull from the target itself.
 

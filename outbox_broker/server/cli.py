@@ -80,7 +80,7 @@ def check(
     ca_file: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
     live: Annotated[bool, typer.Option("--live/--ready", help="Ask only whether the process is alive.")] = False,
 ) -> None:
-    """Exit 0 where a broker can serve; for probes where there is no curl.
+    """Exit 0 where a broker can serve. For probes where there is no curl.
 
     Example: outbox broker check --ready --url http://127.0.0.1:7788
     """
@@ -102,7 +102,9 @@ def scheduled(
     ca_file: group_cli.CaFile = None,
     token_file: group_cli.TokenFile = None,
 ) -> None:
-    """Show how many scheduled messages are due when, a line each (UTC, tab, count); or when and where one of them is.
+    """Count scheduled messages by due time, or find one.
+
+    A line for each bucket of time (UTC, tab, count); of one message, when and where it is due.
 
     Ask a broker, or a delay service.
 
@@ -129,7 +131,7 @@ def token(
     role: Annotated[list[str], typer.Option(help="publish, consume, read or admin; may be repeated.")],
     topic: Annotated[list[str] | None, typer.Option(help="A pattern like payment.*; may be repeated (*).")] = None,
 ) -> None:
-    """Make a token: its entry for the token file goes to stdout, the token itself, once, to stderr.
+    """Make a token. Its entry for the token file goes to stdout, the token itself, once, to stderr.
 
     Example: outbox broker token payments --role publish --topic 'payment.*' >> tokens.toml
     """

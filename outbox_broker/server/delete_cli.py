@@ -29,7 +29,7 @@ def delete_topic(
     ca_file: group_cli.CaFile = None,
     token_file: group_cli.TokenFile = None,
 ) -> None:
-    """Delete a topic: its messages are delivered to nobody any more.
+    """Delete a topic. Its messages are delivered to nobody any more.
 
     One that has consumer groups or scheduled messages is deleted by --force alone: with its groups, and what it has
     scheduled is canceled.
@@ -64,7 +64,7 @@ def delete_group(
     ca_file: group_cli.CaFile = None,
     token_file: group_cli.TokenFile = None,
 ) -> None:
-    """Delete a consumer group, with its position and its dead letters; messages stay for the other groups.
+    """Delete a consumer group. Its position and its dead letters go; messages stay for the other groups.
 
     One whose consumers run is deleted by --force alone; a consumer that goes on makes a new group of this name.
 

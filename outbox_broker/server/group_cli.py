@@ -14,7 +14,7 @@ from outbox_broker.server.admin_http_client import Asking
 from outbox_broker.server.dead_letter_table import print_dead
 from outbox_core.common.errors import UsageError
 
-app = typer.Typer(no_args_is_help=True, help="Declare, look at and move consumer groups of a broker that runs.")
+app = typer.Typer(no_args_is_help=True, help="Declare, show and move consumer groups.")
 
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 Group = Annotated[str, typer.Argument(help="The consumer group.")]
@@ -54,7 +54,7 @@ def declare(
     ca_file: CaFile = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Make a group, or change the settings that are named; the others stay as they are.
+    """Make a group, or change its settings. Those that are not named stay as they are.
 
     Example: outbox broker group declare orders billing --filter "region = 'eu'" --max-attempts 5
     """
@@ -127,7 +127,7 @@ def dead(
     ca_file: CaFile = None,
     token_file: TokenFile = None,
 ) -> None:
-    """List dead letters, oldest first: attempts, when, the last reason, and how the attempts went.
+    """List dead letters, oldest first. Attempts, when, the last reason, and how the attempts went.
 
     Example: outbox broker group dead orders billing --limit 50
     """

@@ -64,7 +64,7 @@ def apply(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what holds, and change nothing.")] = False,
     repairs_max: Annotated[int, typer.Option("--repairs-max", min=1, help="Refuse to do more than these.")] = 1_000,
 ) -> None:  # fmt: skip
-    """Hand back to the compensator what a plan names, where all of it is still as it was planned.
+    """Apply a plan that still holds. Hands what it names back to the compensator, if all of it is as it was planned.
 
     Each message is looked for again: its row, its archive row, its business row, and what the broker has stored since.
     What changed is named and left. Exit status: 0 done, or nothing left to do; 2 usage; 3 a source is damaged or

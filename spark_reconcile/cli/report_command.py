@@ -33,7 +33,7 @@ def report(
     output: Output = None, config: Config = None, run: Run = None, since: SinceJudged = None,
     until: UntilJudged = None, to: To = None, show: Open = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Make the report of a run again, or of all hours of a span, from what was stored; nothing is judged.
+    """Make the report of a run, or of a time range, again. From what was stored; nothing is judged.
 
     No source is read and Spark is not started. Exit status: 0 the report is made, whatever it says; 2 there is nothing
     to make it of.

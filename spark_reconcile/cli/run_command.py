@@ -60,7 +60,7 @@ from spark_reconcile.report.prometheus import write_metrics
 from spark_reconcile.results.summary import Summary
 from spark_reconcile.rules.verdict import State
 
-app = typer.Typer(help="Prove from the records that nothing was lost, invented or early.", no_args_is_help=True)
+app = typer.Typer(help="Prove that nothing was lost, invented or early.", no_args_is_help=True)
 app.command()(report)
 app.add_typer(repair_app, name="repair")
 
@@ -78,7 +78,7 @@ def run(
     dry_run: DryRun = False, repairs_max: RepairsMax = 1_000, accept_missing: AcceptMissing = None,
     metrics_file: MetricsFile = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Reconcile once: every message, every delivery and every business row gets one verdict.
+    """Reconcile once. Every message, every delivery and every business row gets one verdict.
 
     With --since by the hour: only hours that are new, changed or still moving are judged, the others stand. Exit
     status: 0 balanced, 1 findings, 2 usage, 3 a source is missing, damaged or down, so nothing was judged.
@@ -119,7 +119,7 @@ def watch(
     lookback: Annotated[str, typer.Option("--lookback", help="Which hours are looked at again: 48h, 7d.")] = "48h",
     metrics_file: MetricsFile = None,
 ) -> None:  # fmt: skip
-    """Reconcile every hour, when it is over, until told to stop (SIGTERM, ^C).
+    """Reconcile each hour when it is over. Until told to stop (SIGTERM, ^C).
 
     Each run judges the new hour, and those of the last 48 whose records changed or in which something still moved.
 
