@@ -23,7 +23,7 @@ from outbox_core.common.errors import ConfigurationError
 PORTS: Final = {"http": 80, "https": 443}
 
 
-class Sockets:
+class ConnectionPool:
     """Up to `kept_max` idle connections, the last used first. Thread-safe; of one process."""
 
     def __init__(self, parts: SplitResult, *, kept_max: int, connect_timeout_s: float, ca_file: str | None) -> None:

@@ -14,7 +14,7 @@ from requests import exceptions as http
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import NewConnectionError, ProtocolError
 
-from broker_adapter.http.connection_pool import PORTS, Sockets
+from broker_adapter.http.connection_pool import PORTS, ConnectionPool
 from broker_adapter.http.error_mapping import of_answer, of_exception
 from broker_adapter.http.response_reader import HttpResponse, read_answer
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
@@ -73,7 +73,7 @@ class RequestSender:
         self.options = options
         self._parts = urlsplit(options.url.rstrip("/"))
         self._lock = threading.Lock()
-        self._sockets: Sockets | None = None
+        self._pool: ConnectionPool | None = None
         self._process = os.getpid()
         self._closed = False
         self._type = MSGPACK_TYPE if options.codec is WireCodec.MSGPACK else JSON_TYPE
@@ -123,10 +123,10 @@ class RequestSender:
         """Close the connections of this process; idempotent."""
         with self._lock:
             self._closed = True
-            sockets, self._sockets = self._sockets, None
+            pool, self._pool = self._pool, None
             owned = self._process == os.getpid()
-        if sockets is not None and owned:
-            sockets.close()
+        if pool is not None and owned:
+            pool.close()
 
     def _request(self, method: str, path: str, body: msgspec.Struct | None, *, query: dict[str, str] | None) -> bytes:
         """The request as it goes over the wire."""
@@ -140,8 +140,8 @@ class RequestSender:
 
     def _exchange(self, request: bytes, *, wait_ms: int) -> HttpResponse:
         timeout_s = self.options.timeout_ms / 1000
-        sockets = self._own_sockets()
-        connection = sockets.take()
+        pool = self._own_pool()
+        connection = pool.take()
         stays_open = False
         try:
             answer = _asked(connection, request, timeout_s=timeout_s, wait_s=wait_ms / 1000)
@@ -149,21 +149,21 @@ class RequestSender:
             return answer
         finally:  # whatever ended it, an interrupt too: only what is whole leaves the connection in a known state
             if stays_open:
-                sockets.give_back(connection)
+                pool.give_back(connection)
             else:
                 connection.close()
 
-    def _own_sockets(self) -> Sockets:
+    def _own_pool(self) -> ConnectionPool:
         """This process's connections. After a fork the parent's are left alone: they are not ours to write to."""
         with self._lock:
             if self._closed:
                 raise ConfigurationError("this broker was closed; connect again")
-            if self._sockets is None or self._process != os.getpid():
-                self._sockets, self._process = self._new_sockets(), os.getpid()
-            return self._sockets
+            if self._pool is None or self._process != os.getpid():
+                self._pool, self._process = self._new_pool(), os.getpid()
+            return self._pool
 
-    def _new_sockets(self) -> Sockets:
-        return Sockets(
+    def _new_pool(self) -> ConnectionPool:
+        return ConnectionPool(
             self._parts,
             kept_max=self.options.pool_size,
             connect_timeout_s=min(self.options.timeout_ms / 1000, CONNECT_TIMEOUT_S_MAX),

@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 from outbox_broker.filter.compiler import Headers, Predicate, compile_condition
 from outbox_broker.filter.expression_tree import TRUE, And, Comparison, ComparisonOperator, In, Node, all_of
-from outbox_broker.filter.range_index import Ladder, ladders_of
+from outbox_broker.filter.range_index import RangeIndex, range_indexes_of
 
 LEVELS_MAX: Final = 3
 SWITCH_FILTERS_MIN: Final = 4
@@ -34,12 +34,12 @@ class MatchTree(Generic[Key]):
     constant: tuple[Key, ...] = ()
     called: tuple[tuple[Predicate, tuple[Key, ...]], ...] = ()
     switches: tuple[tuple[str, dict[str, MatchTree[Key]]], ...] = ()
-    ladders: tuple[Ladder[Key], ...] = ()
+    ranges: tuple[RangeIndex[Key], ...] = ()
 
     @property
     def is_constant(self) -> bool:
         """Whether every message gets the same answer."""
-        return not (self.called or self.switches or self.ladders)
+        return not (self.called or self.switches or self.ranges)
 
     def answer(self) -> Answer[Key]:
         """Returns what to evaluate per message: the keys if they are constant, else a function of its headers."""
@@ -47,13 +47,13 @@ class MatchTree(Generic[Key]):
             return self.constant
         if self.constant:
             return self._found
-        match self.called, self.switches, self.ladders:  # the shapes of most values: no list is built
+        match self.called, self.switches, self.ranges:  # the shapes of most values: no list is built
             case (((predicate, keys),), (), ()):
                 return lambda headers: keys if predicate(headers) else ()
             case ((), ((name, plans),), ()):
                 return _switched(name, plans)
-            case ((), (), (ladder,)):
-                return ladder.found
+            case ((), (), (index,)):
+                return index.found
             case _:
                 return self._found
 
@@ -73,8 +73,8 @@ class MatchTree(Generic[Key]):
             plan = None if value is None else plans.get(value)
             if plan is not None:
                 plan.collect(headers, found)
-        for ladder in self.ladders:
-            ladder.collect(headers, found)
+        for index in self.ranges:
+            index.collect(headers, found)
 
 
 def plan_of(members: Members[Key], *, levels: int = LEVELS_MAX) -> MatchTree[Key]:
@@ -90,12 +90,12 @@ def plan_of(members: Members[Key], *, levels: int = LEVELS_MAX) -> MatchTree[Key
             for value in _texts(guard):
                 behind.setdefault(value, {}).setdefault(rest, []).extend(keys)
         switches.append((name, {value: plan_of(those, levels=levels - 1) for value, those in behind.items()}))
-    ladders = ladders_of(left)
-    for ladder in ladders:
-        for node in ladder.nodes:
+    ranges = range_indexes_of(left)
+    for index in ranges:
+        for node in index.nodes:
             del left[node]
     called = tuple((compile_condition(node), keys) for node, keys in left.items())
-    return MatchTree(constant, called, tuple(switches), ladders)
+    return MatchTree(constant, called, tuple(switches), ranges)
 
 
 def _switched(name: str, plans: Mapping[str, MatchTree[Key]]) -> Callable[[Headers], Sequence[Key]]:

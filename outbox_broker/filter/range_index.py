@@ -16,7 +16,7 @@ from outbox_broker.filter.compiler import Headers
 from outbox_broker.filter.expression_tree import Comparison, ComparisonOperator, Node
 from outbox_broker.filter.header_values import number_of
 
-LADDER_FILTERS_MIN: Final = 2
+RANGE_FILTERS_MIN: Final = 2
 """A single filter is faster to call."""
 
 Key = TypeVar("Key", bound=Hashable)
@@ -29,7 +29,7 @@ _BELOW: Final[dict[ComparisonOperator, Cut]] = {ComparisonOperator.LT: bisect_ri
 
 
 @dataclass(frozen=True, slots=True)
-class Rungs(Generic[Key]):
+class OperatorBounds(Generic[Key]):
     """Filters with one operator: their ordered bounds, all their keys, and where each bound's keys begin.
 
     Those that match a number are before the cut (`holds_before`), or from it on.
@@ -48,11 +48,11 @@ class Rungs(Generic[Key]):
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder(Generic[Key]):
+class RangeIndex(Generic[Key]):
     """All range filters on one header; `nodes` are the filters."""
 
     name: str
-    rungs: tuple[Rungs[Key], ...]
+    operators: tuple[OperatorBounds[Key], ...]
     nodes: tuple[Node, ...]
 
     def collect(self, headers: Headers, found: list[Key]) -> None:
@@ -60,41 +60,41 @@ class Ladder(Generic[Key]):
         text = headers.get(self.name)
         number = None if text is None else number_of(text)
         if number is not None:
-            for rungs in self.rungs:
-                found += rungs.found(number)
+            for operators in self.operators:
+                found += operators.found(number)
 
     def found(self, headers: Headers) -> Sequence[Key]:
         """Returns all keys that match."""
-        if len(self.rungs) == 1:
+        if len(self.operators) == 1:
             text = headers.get(self.name)
             number = None if text is None else number_of(text)
-            return () if number is None else self.rungs[0].found(number)
+            return () if number is None else self.operators[0].found(number)
         found: list[Key] = []
         self.collect(headers, found)
         return found
 
 
-def ladders_of(members: Mapping[Node, tuple[Key, ...]]) -> tuple[Ladder[Key], ...]:
+def range_indexes_of(members: Mapping[Node, tuple[Key, ...]]) -> tuple[RangeIndex[Key], ...]:
     """Build the range indexes for those of the filters that qualify."""
     by_header: defaultdict[str, list[Comparison]] = defaultdict(list)
     for node in members:
         if isinstance(node, Comparison) and _is_number(node.right) and node.operator in {*_ABOVE, *_BELOW}:
             by_header[node.left.name].append(node)
     return tuple(
-        Ladder(name, tuple(_rungs(operator, nodes, members) for operator in _operators(nodes)), tuple(nodes))
+        RangeIndex(name, tuple(_bounds_of(operator, nodes, members) for operator in _operators(nodes)), tuple(nodes))
         for name, nodes in by_header.items()
-        if len(nodes) >= LADDER_FILTERS_MIN
+        if len(nodes) >= RANGE_FILTERS_MIN
     )
 
 
-def _rungs(
+def _bounds_of(
     operator: ComparisonOperator, nodes: list[Comparison], members: Mapping[Node, tuple[Key, ...]]
-) -> Rungs[Key]:
+) -> OperatorBounds[Key]:
     ordered = sorted((node for node in nodes if node.operator is operator), key=_bound)
     starts = [0, *accumulate(len(members[node]) for node in ordered)]
     keys = tuple(key for node in ordered for key in members[node])
     cut = _ABOVE[operator] if operator in _ABOVE else _BELOW[operator]
-    return Rungs(cut, operator in _ABOVE, [_bound(node) for node in ordered], starts, keys)
+    return OperatorBounds(cut, operator in _ABOVE, [_bound(node) for node in ordered], starts, keys)
 
 
 def _operators(nodes: list[Comparison]) -> list[ComparisonOperator]:

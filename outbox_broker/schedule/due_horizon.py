@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from outbox_broker.schedule.due_queue import TakenMessages, Wheel
+from outbox_broker.schedule.due_queue import DueQueue, TakenMessages
 from outbox_broker.schedule.levels import BucketId, is_to_fire
 from outbox_broker.schedule.run_quarantine import RunQuarantine
 from outbox_broker.schedule.schedule_context import ScheduleContext
@@ -33,7 +33,7 @@ class DueHorizon:
         self.add(self._context.state.pending.values())
 
     def _reset(self) -> None:
-        self._wheel = Wheel(self._context.reader.columns)
+        self._due_queue = DueQueue(self._context.reader.columns)
         self._opened: set[BucketId] = set()
         self._far: list[Entry] = []
         self._far_first_ms: int | None = None
@@ -52,7 +52,7 @@ class DueHorizon:
         if first_ms < self._horizon_ms:
             for entry in entries:
                 if entry.due_ms < self._horizon_ms:
-                    self._wheel.push(entry)
+                    self._due_queue.push(entry)
             entries = [entry for entry in entries if entry.due_ms >= self._horizon_ms]
             if not entries:
                 return
@@ -65,20 +65,20 @@ class DueHorizon:
         for one in added:
             bucket_id = BucketId(one.level, one.slot)
             if bucket_id in self._opened:
-                self._wheel.add(one.runs)
+                self._due_queue.add(one.runs)
             self._next_begin_ms = min(self._next_begin_ms, bucket_id.start_ms)
         self.update_soonest()
 
     def replace_memory(self) -> None:
         """Replace the messages in memory by those that remain after a flush."""
-        self._wheel.clear_near()
+        self._due_queue.clear_near()
         self._far, self._far_first_ms = [], None
         self.add(self._context.state.pending.values())
 
     def take(self, now_ms: int) -> TakenMessages:
         """Take due messages from the queue, up to the limits of a batch. Raises RunDamaged and StorageFailed."""
         options = self._context.options
-        return self._wheel.take(
+        return self._due_queue.take(
             now_ms,
             count_max=options.batch_messages_max,
             bytes_max=options.batch_bytes_max,
@@ -107,12 +107,12 @@ class DueHorizon:
 
     def update_soonest(self) -> None:
         """Update the time of the next possible due message, for readers without the lock."""
-        times = (self._wheel.next_due_ms(), self._far_first_ms, self._next_begin_ms)
+        times = (self._due_queue.next_due_ms(), self._far_first_ms, self._next_begin_ms)
         self.soonest_ms = min(time_ms for time_ms in times if time_ms is not None)
 
     def next_due_ms(self) -> int | None:
         """Returns a time before which nothing is due; None if nothing is scheduled."""
-        times = [self._wheel.next_due_ms(), self._far_first_ms]
+        times = [self._due_queue.next_due_ms(), self._far_first_ms]
         buckets = self._context.state.buckets.values()
         times += [one.first_due_ms() for one in buckets if one.id not in self._opened]
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
@@ -128,7 +128,7 @@ class DueHorizon:
         for bucket in waiting:
             if is_to_fire(bucket.id, now_ms=now_ms):
                 self._opened.add(bucket.id)
-                self._wheel.add(bucket.runs.values())
+                self._due_queue.add(bucket.runs.values())
         later = (bucket.id.start_ms for bucket in waiting if bucket.id not in self._opened)
         self._next_begin_ms = min(later, default=now_ms + NEAR_MS)
 

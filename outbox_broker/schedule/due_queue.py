@@ -98,7 +98,7 @@ class _Lane:
         return near
 
 
-class Wheel:
+class DueQueue:
     """Everything that may be due soon, in lanes: one shared by all topics, and one for each topic with very many
     messages.
 

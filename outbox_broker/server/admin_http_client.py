@@ -19,7 +19,7 @@ NO_URL: Final = "a broker's URL looks like http://127.0.0.1:7788"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class AdminHttpClient:
     """Connection settings for a broker."""
 
     url: str
@@ -34,7 +34,7 @@ class Asking:
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, str]:
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, str]:
         """Send a request; returns status and text of the response. Raises BrokerUnavailable if there is none.
 
         Raises BrokerRefused if the response is too long.
@@ -56,9 +56,9 @@ class Asking:
             raise BrokerRefused(f"the answer is longer than {self.answer_bytes_max:,} bytes: ask for less at once")
         return response.status, answer.decode("utf-8", "replace")
 
-    def told(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def request_json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request; returns the decoded response. Raises BrokerRefused, with the broker's text, on a problem."""
-        status, text = self.ask(method, path, body)
+        status, text = self.request(method, path, body)
         try:
             answer = json.loads(text)
         except ValueError as error:

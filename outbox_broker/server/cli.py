@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 import typer
 
 from outbox_broker.server import delete_cli, group_cli
-from outbox_broker.server.admin_http_client import Asking
+from outbox_broker.server.admin_http_client import AdminHttpClient
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.runtime.logs import LogFormat
 from outbox_core.runtime.terminal_text import utc_text
@@ -85,10 +85,10 @@ def check(
     Example: outbox broker check --ready --url http://127.0.0.1:7788
     """
     path = "/livez" if live else "/readyz"
-    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file)
-    status, text = asking.ask("GET", path)
+    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file)
+    status, text = client.request("GET", path)
     if status != 200:
-        raise BrokerUnavailable(f"{asking.shown_url} is not ready: {text[:500]}")
+        raise BrokerUnavailable(f"{client.shown_url} is not ready: {text[:500]}")
     print(text)
 
 
@@ -110,14 +110,14 @@ def scheduled(
 
     Example: outbox broker scheduled --topic orders --bucket day
     """
-    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     if message_id is not None:
-        found = asking.told("GET", f"/v1/scheduled/{quote(message_id, safe='')}")
+        found = client.request_json("GET", f"/v1/scheduled/{quote(message_id, safe='')}")
         print(f"{utc_text(found['deliver_at_ms'])}\t{found['topic']}\t{found['id']}")
         return
     asked = {"bucket": bucket} if topic is None else {"bucket": bucket, "topic": topic}
     while True:
-        page = asking.told("GET", f"/v1/scheduled?{urlencode(asked)}")
+        page = client.request_json("GET", f"/v1/scheduled?{urlencode(asked)}")
         for one in page["counts"]:
             print(f"{utc_text(one['at_ms'])}\t{one['messages']}")
         if page["next_from_ms"] is None:

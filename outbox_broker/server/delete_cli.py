@@ -10,7 +10,7 @@ from urllib.parse import quote
 import typer
 
 from outbox_broker.server import group_cli
-from outbox_broker.server.admin_http_client import Asking
+from outbox_broker.server.admin_http_client import AdminHttpClient
 from outbox_core.common.errors import UsageError
 
 Force = Annotated[bool, typer.Option("--force", help="Also where it is in use.")]
@@ -40,16 +40,16 @@ def delete_topic(
 
       outbox broker delete-topic orders --force --yes
     """
-    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     path = f"/v1/topics/{quote(topic, safe='')}"
     if not yes:
-        found = asking.told("GET", path)
+        found = client.request_json("GET", path)
         figures = found["figures"]
         _confirm(
             f"Delete the topic {topic}, with {figures['stored']} messages stored, {figures['scheduled']} scheduled and "
             f"{len(found['groups'])} consumer groups?"
         )
-    _delete(asking, path, force=force)
+    _delete(client, path, force=force)
     print(json.dumps({"topic": topic, "deleted": True}) if as_json else f"{topic} deleted")
 
 
@@ -74,15 +74,15 @@ def delete_group(
 
       outbox broker delete-group orders billing --force --yes
     """
-    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     path = f"/v1/topics/{quote(topic, safe='')}/groups/{quote(group, safe='')}"
     if not yes:
-        figures = asking.told("GET", path)["figures"]
+        figures = client.request_json("GET", path)["figures"]
         _confirm(
             f"Delete the consumer group {group} of {topic}, which has {figures['backlog']} messages to get, "
             f"{figures['in_flight']} in flight and {figures['dead']} dead letters?"
         )
-    _delete(asking, path, force=force)
+    _delete(client, path, force=force)
     print(json.dumps({"topic": topic, "group": group, "deleted": True}) if as_json else f"{topic}/{group} deleted")
 
 
@@ -93,5 +93,5 @@ def _confirm(question: str) -> None:
         raise UsageError("nothing was deleted")
 
 
-def _delete(asking: Asking, path: str, *, force: bool) -> None:
-    asking.told("DELETE", path + ("?force=true" if force else ""))
+def _delete(client: AdminHttpClient, path: str, *, force: bool) -> None:
+    client.request_json("DELETE", path + ("?force=true" if force else ""))

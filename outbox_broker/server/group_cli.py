@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from outbox_broker.server.admin_http_client import Asking
+from outbox_broker.server.admin_http_client import AdminHttpClient
 from outbox_broker.server.dead_letter_table import print_dead
 from outbox_core.common.errors import UsageError
 
@@ -37,8 +37,8 @@ def show(
 
     Example: outbox broker group show orders billing
     """
-    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
-    print(json.dumps(asking.told("GET", _path(topic, group)), indent=2))
+    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    print(json.dumps(client.request_json("GET", _path(topic, group)), indent=2))
 
 
 @app.command()
@@ -58,15 +58,15 @@ def declare(
 
     Example: outbox broker group declare orders billing --filter "region = 'eu'" --max-attempts 5
     """
-    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     path = _path(topic, group)
-    is_new = asking.ask("GET", path)[0] == HTTPStatus.NOT_FOUND
-    settings: dict[str, Any] = {} if is_new else asking.told("GET", path)["settings"]
+    is_new = client.request("GET", path)[0] == HTTPStatus.NOT_FOUND
+    settings: dict[str, Any] = {} if is_new else client.request_json("GET", path)["settings"]
     named = {"ordered": ordered, "max_attempts": max_attempts, "start": start, "filter": filter_}
     settings |= {name: value for name, value in named.items() if value is not None}
     if not settings.get("filter"):
         settings.pop("filter", None)
-    asking.told("PUT", path, settings)
+    client.request_json("PUT", path, settings)
     print(f"{topic}/{group} declared")
 
 
@@ -87,9 +87,9 @@ def seek(
     """
     if (to_ms is None) == (to_offset is None):
         raise UsageError("give --to-ms or --to-offset, one of them")
-    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     body = {"to_ms": to_ms} if to_ms is not None else {"to_offset": to_offset}
-    asking.told("POST", f"{_path(topic, group)}/seek", body)
+    client.request_json("POST", f"{_path(topic, group)}/seek", body)
     print(f"{topic}/{group} moved")
 
 
@@ -107,8 +107,8 @@ def pause(
 
     Example: outbox broker group pause orders billing --resume
     """
-    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
-    asking.told("POST", f"{_path(topic, group)}/{'resume' if resume else 'pause'}", {})
+    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    client.request_json("POST", f"{_path(topic, group)}/{'resume' if resume else 'pause'}", {})
     print(f"{topic}/{group} {'goes on' if resume else 'is paused'}")
 
 
@@ -131,9 +131,11 @@ def dead(
 
     Example: outbox broker group dead orders billing --limit 50
     """
-    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file, answer_bytes_max=bytes_max)
+    client = AdminHttpClient(
+        url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file, answer_bytes_max=bytes_max
+    )
     asked = {"limit": str(limit)} | ({} if after is None else {"after": after})
-    page = asking.told("GET", f"{_path(topic, group)}/dead?{urlencode(asked)}")
+    page = client.request_json("GET", f"{_path(topic, group)}/dead?{urlencode(asked)}")
     if as_json:
         print(json.dumps(page, indent=2))
     else:
@@ -155,11 +157,11 @@ def redrive(
 
     Example: outbox broker group redrive orders billing --per-second 100
     """
-    asking = Asking(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     body: dict[str, Any] = {"ids": message_id} if message_id else {"all": True}
     if per_second is not None:
         body["per_second"] = per_second
-    answer = asking.told("POST", f"{_path(topic, group)}/dead/redrive", body)
+    answer = client.request_json("POST", f"{_path(topic, group)}/dead/redrive", body)
     print(f"{answer['redriven']} redriven")
 
 

@@ -1,4 +1,4 @@
-"""The wheel and runs against a sorted list: order, never early, canceled entries, any mix of memory and runs."""
+"""The queue and runs against a sorted list: order, never early, canceled entries, any mix of memory and runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_broker.schedule.due_queue import TakenMessages, Wheel
+from outbox_broker.schedule.due_queue import DueQueue, TakenMessages
 from outbox_broker.schedule.run_merge import Piece
 from outbox_broker.schedule.sorted_run import (
     RUN_MESSAGES_MAX,
@@ -88,22 +88,22 @@ def test_what_is_due_comes_once_in_order_of_due_time_then_arrival_wherever_it_st
     batches: list[tuple[bool, list[int]]], steps: list[int], size: int
 ) -> None:
     written, seqs = Written(), count(1)
-    wheel = Wheel(written.read)
+    queue = DueQueue(written.read)
     waiting: list[Entry] = []
     for in_memory, due_times in batches:
         some = entries(due_times, seqs)
         waiting += some
         if in_memory:
             for entry in some:
-                wheel.push(entry)
+                queue.push(entry)
         else:
-            wheel.add([written.write(some)])
+            queue.add([written.write(some)])
 
     for now_ms in sorted(steps):
         expected = [entry.id for entry in sorted(waiting) if entry.due_ms <= now_ms]
         waiting = [entry for entry in waiting if entry.due_ms > now_ms]
         got: list[str] = []
-        while part := written.ids(wheel.take(now_ms, count_max=size, bytes_max=1 << 20, is_alive=lambda _: True)):
+        while part := written.ids(queue.take(now_ms, count_max=size, bytes_max=1 << 20, is_alive=lambda _: True)):
             assert len(part) <= size
             got += part
         assert got == expected
@@ -118,53 +118,53 @@ def test_a_run_goes_on_from_where_it_was_left_without_what_was_canceled(
     run.taken = min(taken, run.count)
     for index in canceled & set(range(run.count)):
         run.mark_gone(index)
-    wheel = Wheel(written.read)
+    queue = DueQueue(written.read)
 
-    wheel.add([run])
+    queue.add([run])
     start = run.taken
-    got = written.ids(wheel.take(100, count_max=100, bytes_max=1 << 20, is_alive=lambda _: True))
+    got = written.ids(queue.take(100, count_max=100, bytes_max=1 << 20, is_alive=lambda _: True))
 
     all_ids = written.stored[run.id].ids
     assert got == [one for at, one in enumerate(all_ids) if at >= start and at not in canceled]
 
 
 def test_a_canceled_message_in_memory_is_passed_over() -> None:
-    wheel = Wheel(Written().read)
+    queue = DueQueue(Written().read)
     keep, gone = Entry(5, 2, "keep", "t", b""), Entry(5, 1, "gone", "t", b"")
-    wheel.push(keep)
-    wheel.push(gone)
+    queue.push(keep)
+    queue.push(gone)
 
-    taken = wheel.take(5, count_max=10, bytes_max=100, is_alive=lambda entry: entry is keep)
+    taken = queue.take(5, count_max=10, bytes_max=100, is_alive=lambda entry: entry is keep)
 
     assert taken.entries == [keep]
 
 
 def test_nothing_comes_a_millisecond_early() -> None:
-    wheel = Wheel(Written().read)
-    wheel.push(Entry(1_000, 1, "m", "t", b""))
+    queue = DueQueue(Written().read)
+    queue.push(Entry(1_000, 1, "m", "t", b""))
 
-    assert not wheel.take(999, count_max=1, bytes_max=1, is_alive=lambda _: True).parts
-    assert wheel.take(1_000, count_max=1, bytes_max=1, is_alive=lambda _: True).parts
+    assert not queue.take(999, count_max=1, bytes_max=1, is_alive=lambda _: True).parts
+    assert queue.take(1_000, count_max=1, bytes_max=1, is_alive=lambda _: True).parts
 
 
 def test_a_run_is_read_only_when_its_first_message_is_next() -> None:
     written, seqs = Written(), count(1)
-    wheel = Wheel(written.read)
+    queue = DueQueue(written.read)
     runs = [written.write(entries([start, start + 9], seqs)) for start in (0, 10, 20)]
 
-    wheel.add(runs)
-    wheel.take(12, count_max=100, bytes_max=1 << 20, is_alive=lambda _: True)
+    queue.add(runs)
+    queue.take(12, count_max=100, bytes_max=1 << 20, is_alive=lambda _: True)
 
     assert set(written.opened) == {runs[0].id, runs[1].id}
 
 
 def test_a_batch_ends_behind_the_bound_on_its_bytes() -> None:
     written = Written()
-    wheel = Wheel(written.read)
+    queue = DueQueue(written.read)
     for seq in range(1, 11):
-        wheel.push(Entry(1, seq, f"m{seq}", "t", bytes(100)))
+        queue.push(Entry(1, seq, f"m{seq}", "t", bytes(100)))
 
-    taken = wheel.take(1, count_max=100, bytes_max=250, is_alive=lambda _: True)
+    taken = queue.take(1, count_max=100, bytes_max=250, is_alive=lambda _: True)
 
     assert len(taken.entries) == 3
 
@@ -193,18 +193,18 @@ def test_every_entry_of_a_run_is_found_by_due_time_and_arrival_and_no_other(due_
 
 def test_a_crowd_of_one_topic_shares_every_batch_with_the_others_in_memory_and_in_runs() -> None:
     written, seqs = Written(), count(1)
-    wheel = Wheel(written.read)
+    queue = DueQueue(written.read)
     for seq in range(1_000):
-        wheel.push(Entry(1, next(seqs), f"crowd-{seq}", "crowd", b""))
+        queue.push(Entry(1, next(seqs), f"crowd-{seq}", "crowd", b""))
     crowd = [Entry(1, next(seqs), f"run-{at}", "crowd2", b"") for at in range(500)]
     run = written.write(crowd)
     run.topic = "crowd2"
-    wheel.add([run])
+    queue.add([run])
     for number in range(30):
-        wheel.push(Entry(2, next(seqs), f"other-{number}", "other", b""))
+        queue.push(Entry(2, next(seqs), f"other-{number}", "other", b""))
 
     came: list[str] = []
-    while batch := written.ids(wheel.take(2, count_max=60, bytes_max=1 << 20, is_alive=lambda _: True)):
+    while batch := written.ids(queue.take(2, count_max=60, bytes_max=1 << 20, is_alive=lambda _: True)):
         came += batch
 
     assert len(came) == len(set(came)) == 1_530
@@ -215,31 +215,31 @@ def test_a_crowd_of_one_topic_shares_every_batch_with_the_others_in_memory_and_i
 
 def test_a_few_lanes_that_fit_a_batch_leave_nothing_behind() -> None:
     written, seqs = Written(), count(1)
-    wheel = Wheel(written.read)
+    queue = DueQueue(written.read)
     for number in range(300):
-        wheel.push(Entry(1, next(seqs), f"crowd-{number}", "crowd", b""))
-    wheel.push(Entry(1, next(seqs), "other", "other", b""))
+        queue.push(Entry(1, next(seqs), f"crowd-{number}", "crowd", b""))
+    queue.push(Entry(1, next(seqs), "other", "other", b""))
 
-    assert len(written.ids(wheel.take(1, count_max=400, bytes_max=1 << 20, is_alive=lambda _: True))) == 301
+    assert len(written.ids(queue.take(1, count_max=400, bytes_max=1 << 20, is_alive=lambda _: True))) == 301
 
 
 @pytest.mark.parametrize("in_memory", [0, 200])
 def test_runs_that_lie_side_by_side_give_a_batch_by_the_piece_not_message_by_message(in_memory: int) -> None:
     """A minute of very many messages that sixteen writes filled: each neighbour of a message is in another run."""
     written, seqs = Written(), count(1)
-    wheel = Wheel(written.read)
+    queue = DueQueue(written.read)
     writes = [[small(number * 7 % 60_000, seqs) for number in range(at, at + 4_000)] for at in range(16)]
     for one in writes:
-        wheel.add([written.write(list(piece)) for piece in cut(sorted(one))])
+        queue.add([written.write(list(piece)) for piece in cut(sorted(one))])
     near = [small(number * 20, seqs) for number in range(in_memory)]
     for entry in near:
-        wheel.push(entry)
+        queue.push(entry)
     expected = [entry.id for entry in sorted([*chain.from_iterable(writes), *near])]
 
     came: list[str] = []
     for _ in range(10):
         before = len(written.opened)
-        taken = wheel.take(60_000, count_max=2_000, bytes_max=1 << 30, is_alive=lambda _: True)
+        taken = queue.take(60_000, count_max=2_000, bytes_max=1 << 30, is_alive=lambda _: True)
         came += written.ids(taken)
         assert taken.count == 2_000
         assert len(taken.pieces) <= 64
