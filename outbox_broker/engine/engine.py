@@ -138,7 +138,8 @@ class Engine:
             )  # fmt: skip
             engine._folder_lock.acquire()
         except OSError as error:
-            raise StorageFailed(f"cannot make the data folder {folder}: {error.strerror}") from error
+            reason = "a file has this name" if isinstance(error, FileExistsError) else error.strerror
+            raise StorageFailed(f"cannot make the data folder {folder}: {reason}") from error
         try:
             engine._recover()
         except BaseException as error:

@@ -115,12 +115,15 @@ def scheduled(
         found = client.request_json("GET", f"/v1/scheduled/{quote(message_id, safe='')}")
         print(f"{utc_text(found['deliver_at_ms'])}\t{found['topic']}\t{found['id']}")
         return
-    asked = {"bucket": bucket} if topic is None else {"bucket": bucket, "topic": topic}
+    asked, lines = {"bucket": bucket} if topic is None else {"bucket": bucket, "topic": topic}, 0
     while True:
         page = client.request_json("GET", f"/v1/scheduled?{urlencode(asked)}")
         for one in page["counts"]:
             print(f"{utc_text(one['at_ms'])}\t{one['messages']}")
+        lines += len(page["counts"])
         if page["next_from_ms"] is None:
+            if not lines:  # not on stdout, which programs read line by line
+                print("nothing is scheduled", file=sys.stderr)
             return
         asked["from_ms"] = str(page["next_from_ms"])
 

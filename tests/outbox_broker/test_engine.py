@@ -266,6 +266,8 @@ def test_a_data_folder_that_cannot_be_made_is_told_as_such(tmp_path: Path) -> No
 
     with pytest.raises(StorageFailed, match="cannot make the data folder"):
         Engine.open(tmp_path / "file" / "data")
+    with pytest.raises(StorageFailed, match="file: a file has this name"):
+        Engine.open(tmp_path / "file")
 
 
 def test_a_sync_that_fails_on_closing_is_raised_and_the_folder_let_go(folder: Path, clock: ManualClock) -> None:
