@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
 from inspect import Signature, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, assert_never, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, assert_never, overload
 
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
 
 from outbox_core.common.errors import ConfigurationError
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_SESSIONS: Final = (Session, scoped_session, AsyncSession, async_scoped_session)
 
 
 class Propagation(StrEnum):
@@ -78,6 +80,7 @@ class Transactional(Generic[P, R]):
         return bound
 
     def _call(self, before: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]) -> R:
+        _refuse_surplus_session(self._function, before, args, kwargs)
         with session_for(self._box, self._propagation) as session:
             return self._function(*before, session, *args, **kwargs)  # type: ignore[arg-type]
 
@@ -100,6 +103,7 @@ class AsyncTransactional(Transactional[P, R]):
 
     async def _awaited(self, before: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         function: Callable[..., Any] = self._function
+        _refuse_surplus_session(function, before, args, kwargs)
         async with async_session_for(self._box, self._propagation) as session:
             return await function(*before, session, *args, **kwargs)
 
@@ -110,6 +114,23 @@ def transactional(
     """Decorate a plain function or an `async def`."""
     kind = AsyncTransactional if iscoroutinefunction(function) else Transactional
     return kind(box, function, propagation)
+
+
+def _refuse_surplus_session(
+    function: Callable[..., Any], before: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raise TypeError for a call that brings the session itself. Python's own error would count one argument more than
+    the caller sees in the call.
+    """
+    if not args or not isinstance(args[0], _SESSIONS):
+        return
+    try:
+        signature(function).bind(*before, None, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"{function.__qualname__}() gets its session from @box.transactional: call it without one; to publish in a "
+            "session of your own, leave the decorator out and call box.publish(..., session=session)"
+        ) from error
 
 
 def _without_first(function: Callable[..., Any], count: int) -> Signature:

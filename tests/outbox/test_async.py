@@ -96,6 +96,19 @@ def test_a_savepoint_rolled_back_in_an_async_function_takes_its_messages_with_it
     assert bodies_after(job) == ["outer"]
 
 
+def test_a_caller_that_brings_the_async_session_itself_is_told_not_to(bodies_after: Callable[[Job], list[str]]) -> None:
+    async def job(box: Outbox) -> None:
+        @box.transactional
+        async def publish(session: AsyncSession) -> None:
+            box.publish("topic", "never")
+
+        async with AsyncSession(AsyncEngine(box.engine)) as session:
+            with pytest.raises(TypeError, match="call it without one"):
+                await publish(session)  # type: ignore[call-arg]
+
+    assert bodies_after(job) == []
+
+
 def test_requires_new_commits_although_the_async_function_around_it_rolls_back(
     bodies_after: Callable[[Job], list[str]], database: Database
 ) -> None:

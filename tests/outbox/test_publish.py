@@ -376,6 +376,25 @@ def test_an_unknown_propagation_is_refused_where_it_is_written(
         box.transactional(propagation=propagation)
 
 
+def test_a_caller_that_brings_the_session_itself_is_told_not_to(shop: Shop, broker: RecordingBroker) -> None:
+    box = shop.box(broker, sender=NO_SENDER)
+
+    @box.transactional
+    def pay(session: Session, number: int) -> None:
+        session.add(Payment(id=number))
+
+    @box.transactional
+    def audit(session: Session, other: Session) -> bool:
+        return session is not other
+
+    with Session(shop.engine) as session:
+        with pytest.raises(TypeError, match=r"pay\(\) gets its session from @box\.transactional: call it without one"):
+            pay(session, 1)  # type: ignore[call-arg, arg-type]
+        assert audit(session), "a function that has a parameter for another session gets it"
+
+    assert shop.payments() == []
+
+
 def test_generators_whose_bodies_run_after_the_call_cannot_be_transactional(
     sqlite_shop: Shop, broker: RecordingBroker
 ) -> None:
