@@ -19,6 +19,10 @@ EXIT_NOT_COMPARABLE: Final = 3
 
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file that names sources and rules.")]
 Url = Annotated[str | None, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database of the outbox.")]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option("--password-file", envvar="OUTBOX_DATABASE__PASSWORD_FILE", help="File with the databases' password."),
+]
 Schema = Annotated[str | None, typer.Option("--schema", help="Schema of the outbox tables (MySQL).")]
 BrokerData = Annotated[Path | None, typer.Option("--broker-data", help="The broker's data folder, read in place.")]
 Output = Annotated[Path | None, typer.Option("--output", help="Folder for tables and reports.")]
@@ -56,11 +60,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.
 
 def given_settings(
     config: Path | None, *, url: str | None, schema: str | None, broker_data: Path | None, output: Path | None,
-    grace_seconds: float | None,
+    grace_seconds: float | None, password_file: Path | None,
 ) -> Settings:  # fmt: skip
     """Returns the settings of the file, overridden by the given flags."""
     flags: dict[str, dict[str, Any]] = {
-        "database": {"url": url, "schema": schema},
+        "database": {
+            "url": url,
+            "schema": schema,
+            "password_file": str(password_file.resolve()) if password_file else None,
+        },
         "broker": {"data": str(broker_data.resolve()) if broker_data else None},
         "output": {"folder": str(output.resolve()) if output else None},
         "grace": {"seconds": grace_seconds},

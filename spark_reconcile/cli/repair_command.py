@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.cli.options import BrokerData, Config, Schema, Url, exit_statuses, given_settings
+from spark_reconcile.cli.options import BrokerData, Config, PasswordFile, Schema, Url, exit_statuses, given_settings
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.repair.apply import apply_repairs
 from spark_reconcile.repair.findings import confirmed_suspects, unconfirmed_count, unpublished_rows
@@ -59,7 +59,8 @@ def repairs() -> None:
 @app.command()
 def apply(
     file: Annotated[Path, typer.Argument(help="The repairs.jsonl of a run with --repair --dry-run.")],
-    config: Config = None, url: Url = None, schema: Schema = None, broker_data: BrokerData = None,
+    config: Config = None, url: Url = None, password_file: PasswordFile = None, schema: Schema = None,
+    broker_data: BrokerData = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what holds, and change nothing.")] = False,
     repairs_max: Annotated[int, typer.Option("--repairs-max", min=1, help="Refuse to do more than these.")] = 1_000,
@@ -76,7 +77,10 @@ def apply(
 
       outbox reconcile repair apply repairs.jsonl --config repairs.toml --yes
     """
-    settings = given_settings(config, url=url, schema=schema, broker_data=broker_data, output=None, grace_seconds=None)
+    settings = given_settings(
+        config, url=url, schema=schema, broker_data=broker_data, output=None, grace_seconds=None,
+        password_file=password_file,
+    )  # fmt: skip
     plan = read_plan(file)
     with exit_statuses():
         _do(still_to_do(settings, plan, repairs_max=repairs_max), yes=yes, dry_run=dry_run)

@@ -38,6 +38,7 @@ from spark_reconcile.cli.options import (
     MetricsFile,
     NowMs,
     Output,
+    PasswordFile,
     RepairIt,
     RepairsMax,
     Schema,
@@ -72,11 +73,11 @@ def reconcile() -> None:
 
 @app.command()
 def run(
-    config: Config = None, url: Url = None, schema: Schema = None, broker_data: BrokerData = None,
-    output: Output = None, grace_seconds: GraceSeconds = None, master: Master = None, now_ms: NowMs = None,
-    since: Since = None, until: Until = None, full: Full = False, repair: RepairIt = False, yes: Yes = False,
-    dry_run: DryRun = False, repairs_max: RepairsMax = 1_000, accept_missing: AcceptMissing = None,
-    metrics_file: MetricsFile = None, as_json: AsJson = False,
+    config: Config = None, url: Url = None, password_file: PasswordFile = None, schema: Schema = None,
+    broker_data: BrokerData = None, output: Output = None, grace_seconds: GraceSeconds = None,
+    master: Master = None, now_ms: NowMs = None, since: Since = None, until: Until = None, full: Full = False,
+    repair: RepairIt = False, yes: Yes = False, dry_run: DryRun = False, repairs_max: RepairsMax = 1_000,
+    accept_missing: AcceptMissing = None, metrics_file: MetricsFile = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Reconcile once. Every message, every delivery and every business row gets one verdict.
 
@@ -90,8 +91,9 @@ def run(
       outbox reconcile run --config reconcile.toml --since 48h --repair --dry-run
     """
     settings = given_settings(
-        config, url=url, schema=schema, broker_data=broker_data, output=output, grace_seconds=grace_seconds
-    )
+        config, url=url, schema=schema, broker_data=broker_data, output=output, grace_seconds=grace_seconds,
+        password_file=password_file,
+    )  # fmt: skip
     settings = replace(settings, accept_missing=tuple(accept_missing or ()))
     if since is None and (until or full):
         raise ConfigurationError("--until and --full go with --since: name since when, e.g. --since 48h")
@@ -113,8 +115,8 @@ def run(
 
 @app.command()
 def watch(
-    config: Config = None, url: Url = None, schema: Schema = None, broker_data: BrokerData = None,
-    output: Output = None, grace_seconds: GraceSeconds = None, master: Master = None,
+    config: Config = None, url: Url = None, password_file: PasswordFile = None, schema: Schema = None,
+    broker_data: BrokerData = None, output: Output = None, grace_seconds: GraceSeconds = None, master: Master = None,
     every: Annotated[str, typer.Option("--every", help="How often: 15m, 1h.")] = "1h",
     lookback: Annotated[str, typer.Option("--lookback", help="Which hours are looked at again: 48h, 7d.")] = "48h",
     metrics_file: MetricsFile = None,
@@ -126,8 +128,9 @@ def watch(
     Example: outbox reconcile watch --config reconcile.toml --lookback 7d
     """
     settings = given_settings(
-        config, url=url, schema=schema, broker_data=broker_data, output=output, grace_seconds=grace_seconds
-    )
+        config, url=url, schema=schema, broker_data=broker_data, output=output, grace_seconds=grace_seconds,
+        password_file=password_file,
+    )  # fmt: skip
     every_ms, lookback_ms = length_ms(every), length_ms(lookback)
 
     def once(now_ms: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from outbox_core.common.errors import ConfigurationError, InvalidMessage
-from outbox_core.runtime.secret_files import read_toml
+from outbox_core.runtime.secret_files import read_secret, read_toml
 from spark_reconcile.core.local_folders import is_url
 from spark_reconcile.core.settings import (
     BusinessRule,
@@ -21,11 +21,12 @@ from spark_reconcile.core.settings import (
     Settings,
     Until,
 )
+from spark_reconcile.core.url_passwords import with_password
 
 _UNTIL: Final = frozenset({"complete_until", "lag_seconds"})
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
     "": frozenset({"database", "outboxes", "archive", "broker", "rules", "inboxes", "grace", "output"}),
-    "database": frozenset({"url", "schema", "complete_since", "archive_days", "inbox_days"}) | _UNTIL,
+    "database": frozenset({"url", "password_file", "schema", "complete_since", "archive_days", "inbox_days"}) | _UNTIL,
     "outboxes": frozenset({"url", "schema"}) | _UNTIL,
     "archive": frozenset({"parquet"}),
     "broker": frozenset({"data", "groups"}),
@@ -61,7 +62,7 @@ def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Set
     """Builds Settings from checked tables; relative paths are relative to `folder`, the file's own."""
     database, broker, output = _table(config, "database"), _table(config, "broker"), _table(config, "output")
     try:
-        return Settings(
+        settings = Settings(
             database_url=_text(database, "url", "database"),
             schema=_text(database, "schema", "database") if "schema" in database else "outbox",
             outboxes=tuple(one for table in _tables(config, "outboxes") for one in _outboxes(table)),
@@ -79,6 +80,10 @@ def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Set
         )
     except InvalidMessage as error:
         raise ConfigurationError(str(error)) from error
+    if "password_file" not in database:
+        return settings
+    file = _path(_text(database, "password_file", "database"), folder)
+    return with_password(settings, read_secret(file, what="password"))
 
 
 def _grace(table: Mapping[str, Any]) -> Grace:

@@ -15,6 +15,7 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import Condition, Operator, Settings, Until
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.load.spark_session import spark_session
+from spark_reconcile.sources.database import Place
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, World
 
@@ -99,6 +100,42 @@ def test_a_full_file_is_read_to_the_last_key(tmp_path: Path) -> None:
     assert (second.until, settings.inboxes[0].until) == (Until(), Until(complete_until_ms=7, lag_seconds=1))
     assert settings.grace.late_after_seconds == 7.5
     assert "secret" not in repr(settings)
+
+
+def test_a_password_from_a_file_is_that_of_each_url_without_one(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("p@ss/word\n")
+    urls = {
+        "mysql+pymysql://reader@db/shop": "mysql+pymysql://reader:p%40ss%2Fword@db/shop",
+        "mysql://reader@db-2:3307/shop?charset=utf8mb4": "mysql://reader:p%40ss%2Fword@db-2:3307/shop?charset=utf8mb4",
+        "mysql://reader:own@db-3/shop": "mysql://reader:own@db-3/shop",
+        "sqlite:///other.db": "sqlite:///other.db",
+    }
+    rule = {"name": "r", "table": "t", "key_column": "id", "time_column": "at", "topic": "x"}
+    config = {
+        "database": {"url": next(iter(urls)), "password_file": "password"},
+        "broker": {"data": "broker-data"},
+        "outboxes": [{"url": url} for url in list(urls)[1:]],
+        "rules": [{**rule, "url": list(urls)}],
+        "inboxes": [{"group": "g", "url": next(iter(urls))}, {"group": "h"}],
+    }
+
+    found = settings_of(config, folder=tmp_path)
+
+    assert [found.database_url, *(one.url for one in found.outboxes)] == list(urls.values())
+    assert list(found.rules[0].urls) == list(urls.values())
+    assert [one.url for one in found.inboxes] == [next(iter(urls.values())), None]
+    assert Place.of(found.database_url).password == "p@ss/word"
+    assert "p@ss" not in repr(found)
+
+
+def test_a_password_file_that_is_missing_is_a_usage_error(tmp_path: Path) -> None:
+    missing = str(tmp_path / "gone")
+    done = _outbox(
+        "reconcile", "run", "--url", "mysql://u@h/s", "--broker-data", str(tmp_path), "--password-file", missing
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: cannot read the password file ")
 
 
 def test_a_small_file_is_enough(tmp_path: Path) -> None:
