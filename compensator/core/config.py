@@ -32,6 +32,7 @@ class SourceTable(Table):
     schemas: list[str] = Field(default=[], max_length=SOURCES_MAX)
     zone: str | None = None
     broker: str | None = None
+    timing: str | None = None
     token_file: Path | None = None
     password_file: Path | None = None
     rate_limit: RowsPerSecond | None = None
@@ -54,6 +55,13 @@ class BrokerTable(Table):
 
     url: str | None = None
     token_file: Path | None = None
+
+
+class TimingTable(Table):
+    """[timing]: the timing store of sources that name none, and how fast it is rebuilt from the database."""
+
+    store: str | None = None
+    rebuild_rows_per_second: int = Field(default=50_000, ge=1)
 
 
 class CompensatorTable(Table):
@@ -87,6 +95,7 @@ class CompensatorConfig(ServiceSettings):
 
     database: DatabaseTable = DatabaseTable()
     broker: BrokerTable = BrokerTable()
+    timing: TimingTable = TimingTable()
     compensator: CompensatorTable = CompensatorTable()
     log_format: Literal["text", "json"] | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"

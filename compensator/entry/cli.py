@@ -47,6 +47,9 @@ Leases = Annotated[
     bool | None,
     typer.Option("--leases/--no-leases", help="Share sources among instances by leases (where there are several)."),
 ]
+TimingUrl = Annotated[
+    str | None, typer.Option("--timing", help="Timing store of scheduled messages, e.g. redis://host/?name=shop.")
+]
 Zone = Annotated[str | None, typer.Option("--zone", help="This instance's zone: it is given that one's sources first.")]
 Host = Annotated[str | None, typer.Option("--host", help="Address of the status page (127.0.0.1).")]
 ArchiveDays = Annotated[
@@ -123,6 +126,7 @@ def run(
     interval_ms: IntervalMs = None,
     workers: Workers = None,
     leases: Leases = None,
+    timing: TimingUrl = None,
     zone: Zone = None,
     host: Host = None,
     archive_days: ArchiveDays = None,
@@ -140,7 +144,7 @@ def run(
     Example: outbox compensator run --url mysql+pymysql://app@db/shop --broker http://broker:7788 --port 9100
     """
     flags = _flags(url, schema, password_file, broker, token_file)
-    flags |= {"log_format": log_format, "log_level": log_level}
+    flags |= {"log_format": log_format, "log_level": log_level, "timing": {"store": timing}}
     flags["compensator"] |= {
         "batch_rows": batch, "lease": _ms(lease_ms), "rate_limit": rate_limit, "archive": archive,
         "interval": _ms(interval_ms), "workers": workers, "leases": leases, "zone": zone, "host": host, "port": port,
@@ -152,6 +156,8 @@ def run(
     parts = wire(chosen, clock=clock)
     try:
         _check(parts)
+        for worker in parts.timers:
+            worker.check()
         serve(parts, chosen, clock=clock, say=lambda text: talk.print(text, soft_wrap=True, highlight=False))
     finally:
         parts.close()

@@ -18,10 +18,13 @@ from compensator.core.config import CompensatorConfig, SourceTable
 from compensator.retention.retention import Retention, RetentionOptions
 from compensator.service.metrics import CompensatorMetrics
 from compensator.service.service import ServiceOptions
+from compensator.service.timer_worker import TimerWorker, TimerWorkerOptions
 from compensator.work.claim_and_relay import Batches, ClaimOptions
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source, source_name
 from compensator.work.source_schedule import PacingOptions
+from compensator.work.timer_rebuild import RebuildOptions
+from compensator.work.timer_turn import TimerTurnOptions
 from compensator.work.work_slice import TurnOptions
 from outbox.consumers.inbox_table import InboxStore
 from outbox.delivery.relay import RelayPolicy
@@ -35,6 +38,7 @@ from outbox.telemetry.metrics import OutboxMetrics
 from outbox_core import Broker, connect
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.url_parts import shown_url
 from outbox_core.runtime.secret_files import read_secret
 
@@ -44,6 +48,7 @@ class Parts:
     """A compensator's sources, their shared objects and metrics, and what must be closed at the end."""
 
     sources: Sequence[Source]
+    timers: Sequence[TimerWorker]
     gates: Gates
     assignment: Assignment
     options: ServiceOptions
@@ -63,6 +68,7 @@ def wire(config: CompensatorConfig, *, clock: Clock) -> Parts:
         _refuse_twins(sources)
         return Parts(
             sources=sources,
+            timers=builder.timers,
             gates=builder.gates,
             assignment=_assignment(config, several=len(sources) > 1),
             options=service_options(config),
@@ -91,6 +97,8 @@ class _Builder:
         self._closing = closing
         self._engines: dict[URL, InstanceEngines] = {}
         self._brokers: dict[tuple[str, Path | None], Broker] = {}
+        self.timers: list[TimerWorker] = []
+        self._stores: set[str] = set()
         self.metrics = CompensatorMetrics()
         self._telemetry = Telemetry(metrics=OutboxMetrics(registry=self.metrics.registry, clock=clock))
         chosen = config.compensator
@@ -104,7 +112,27 @@ class _Builder:
             self._engines[url] = InstanceEngines(url)
             self._closing.callback(self._engines[url].close)
         schemas: list[str | None] = [*table.schemas] or [None]
-        return [self._source(table, url, schema) for schema in schemas]
+        sources = [self._source(table, url, schema) for schema in schemas]
+        timing = table.timing or self._config.timing.store
+        if timing is not None:
+            self.timers += [self._timer_worker(source, timing) for source in sources]
+        return sources
+
+    def _timer_worker(self, source: Source, url: str) -> TimerWorker:
+        if url in self._stores:
+            raise ConfigurationError(
+                f"two sources have the timing store {shown_url(url)}: give each a store of its own, by another ?name= "
+                "in `timing` of its [[compensator.sources]]"
+            )
+        self._stores.add(url)
+        store = connect_timing(url)
+        self._closing.callback(store.close)
+        timing = self._config.timing
+        options = TimerWorkerOptions(
+            turn=TimerTurnOptions(batch_rows=self._config.compensator.batch_rows),
+            rebuild=RebuildOptions(rows_per_second=timing.rebuild_rows_per_second),
+        )
+        return TimerWorker(source, store, options=options, metrics=self.metrics, clock=self._clock)
 
     def _source(self, table: SourceTable, url: URL, schema: str | None) -> Source:
         engines = self._engines[url]

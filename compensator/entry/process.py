@@ -35,6 +35,7 @@ def serve(parts: Parts, config: CompensatorConfig, *, clock: Clock, say: Callabl
         options=parts.options,
         metrics=metrics,
         assignment=parts.assignment,
+        timers=parts.timers,
         clock=clock,
     )
     if notifier.watchdog_every_ms is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -45,6 +45,8 @@ class HealthSnapshot:
     workers: int
     success_within_seconds: float
     beat_within_seconds: float
+    timers: Mapping[str, str | None] = field(default_factory=dict)
+    """Sources with a timing store, and why their timers do not fire, if so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,7 @@ def health_of(snapshot: HealthSnapshot) -> Health:
         _assignment(snapshot),
         _workers(snapshot),
         _brokers(snapshot),
+        *([_timers(snapshot)] if snapshot.timers else []),
     ]
     return Health(checks=checks, seconds_since_success=snapshot.seconds_since_success)
 
@@ -119,6 +122,15 @@ def _workers(snapshot: HealthSnapshot) -> HealthCheck:
         return HealthCheck("workers", CheckStatus.OK, observed)
     return HealthCheck(
         "workers", CheckStatus.FAIL, observed, "a worker ended by itself, which is a defect: restart, report"
+    )
+
+
+def _timers(snapshot: HealthSnapshot) -> HealthCheck:
+    held = sorted(f"{source}: {problem}" for source, problem in snapshot.timers.items() if problem is not None)
+    if not held:
+        return HealthCheck("timers", CheckStatus.OK, f"those of {len(snapshot.timers)} source(s) fire")
+    return HealthCheck(
+        "timers", CheckStatus.WARN, "; ".join(held[:_NAMES_SHOWN_MAX]), "what is due goes out by the polls meanwhile"
     )
 
 

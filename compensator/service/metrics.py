@@ -6,7 +6,7 @@ instance serves now are removed, so that a stale figure raises no alarm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -21,6 +21,7 @@ from outbox_core.runtime.build_info import build
 
 TOPICS_MAX: Final = 500
 OTHER_TOPICS: Final = "_other"
+LATENESS_BUCKETS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1, 5, 30, 60, 300)
 _SCANS: Final = ("ok", "outage", "held", "error")
 
 
@@ -57,6 +58,17 @@ class CompensatorMetrics:
         self._by_source = (
             self._last_success, self._leader, self._pending, self._parked, self._oldest, self._oldest_at,
         )  # fmt: skip
+        self._timer_lateness = Histogram(
+            "outbox_compensator_timer_lateness_seconds",
+            "How long the first timer of a batch had been due when it was taken from the timing store.",
+            buckets=LATENESS_BUCKETS,
+            registry=self.registry,
+        )
+        self._timer_failures = self._counter("timer_failures", "Turns of timers that failed.", "source")
+        self._timers_complete = self._gauge(
+            "timing_store_complete", "1 where the timing store has all timers of this instance's slots.", "source"
+        )
+        self._rebuilt = self._gauge("timing_store_rebuilt_rows", "Rows that the last rebuild has added.", "source")
         self._begin_at_zero()
 
     def record_turn(self, source: str, turn: TurnReport, *, seconds: float, now_seconds: float) -> None:
@@ -89,6 +101,20 @@ class CompensatorMetrics:
         """Set the gauges of a source's tables."""
         self._pending.labels(source).set(counts.pending)
         self._parked.labels(source).set(counts.parked)
+
+    def record_timers(self, source: str, *, late_ms: Sequence[int], complete: bool) -> None:
+        """Record a turn of timers: of each batch, for how long its first timer was due."""
+        for ms in late_ms:
+            self._timer_lateness.observe(ms / 1_000)
+        self._timers_complete.labels(source).set(1 if complete else 0)
+
+    def record_timer_failure(self, source: str) -> None:
+        """Record a turn of timers that ended by an error."""
+        self._timer_failures.labels(source).inc()
+
+    def record_rebuild(self, source: str, *, rows: int) -> None:
+        """Record the progress of a rebuild."""
+        self._rebuilt.labels(source).set(rows)
 
     def record_purge(self, purged: Purged) -> None:
         """Record a round of retention."""

@@ -19,6 +19,7 @@ from compensator.service.health import Health, HealthSnapshot, health_of
 from compensator.service.metrics import CompensatorMetrics
 from compensator.service.periodic_work import Chores
 from compensator.service.source_upkeep import Upkeep, UpkeepOptions
+from compensator.service.timer_worker import TimerWorker
 from compensator.work.source import Source
 from compensator.work.source_schedule import Failed, Outcome, PacingOptions, TurnQueue
 from compensator.work.work_slice import TurnOptions, TurnReport, Turns
@@ -62,9 +63,12 @@ class CompensatorService:
         options: ServiceOptions,
         metrics: CompensatorMetrics,
         assignment: Assignment | None = None,
+        timers: Sequence[TimerWorker] = (),
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
+        """`timers`: the workers of sources with a timing store."""
+        self._timers = timers
         self._options = options
         self._metrics = metrics
         self._gates = gates
@@ -112,6 +116,8 @@ class CompensatorService:
         self._chores.start()
         for worker in self._workers:
             worker.start()
+        for one in self._timers:
+            one.start()
 
     def stop(self) -> bool:
         """Finish the batches in progress, claim no more, release the leases; True if that was done in time."""
@@ -138,6 +144,7 @@ class CompensatorService:
                 workers_alive=sum(worker.is_alive() for worker in self._workers),
                 success_within_seconds=max(STALE_AFTER_IDLES * idle_ms, STALE_AFTER_MS_MIN) / 1_000,
                 beat_within_seconds=STALE_AFTER_BEATS * self._options.beat_ms / 1_000,
+                timers={one.source: one.problem for one in self._timers},
             )
         )
 
@@ -204,7 +211,9 @@ class CompensatorService:
     # -- chores ------------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        mine = self._assignment.beat([source.source_name for source in self._sources.values()])
+        slots = [slot for one in self._timers for slot in one.resources]
+        assigned = self._assignment.beat([*(source.source_name for source in self._sources.values()), *slots])
+        mine = assigned.intersection(self._sources)
         failed, now_ms = self._assignment.failed_beats, self._clock.monotonic_ms()
         with self._changed:
             if self._stopping.is_set():
@@ -217,6 +226,8 @@ class CompensatorService:
                 self._last_success_ms = now_ms  # a stand-by is healthy as long as its beats succeed
             self._queue.keep(sorted(mine), now_ms=now_ms)
             self._changed.notify_all()
+        for one in self._timers:
+            one.assign(assigned)
         self._metrics.record_beat(failed=failed, sources=len(mine))
         if changed:
             self._metrics.set_served({name: name in mine for name in self._sources})
@@ -233,7 +244,10 @@ class CompensatorService:
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
-        ended = [self._ended(worker, ends_ms) for worker in self._workers]
+        for one in self._timers:
+            one.begin_stop()
+        ended = [one.stop(timeout_ms=_left_ms(ends_ms)) for one in self._timers]
+        ended += [self._ended(worker, ends_ms) for worker in self._workers]
         ended.append(self._chores.stop(timeout_ms=_left_ms(ends_ms)))
         self._mine = frozenset()
         self._assignment.leave()

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine
 from compensator.core.batch_totals import BatchTotals
 from compensator.work.batch_size import BatchBytes
 from compensator.work.poison_rows import IsolatingRelay, Sent
+from compensator.work.timer_decision import later_ms, unclaimed
 from outbox.delivery.key_waves import PARKED_DELAY_MS, runs
 from outbox.delivery.relay import Relay, RelayPolicy
 from outbox.store.database import database_errors, retry_conflicts
@@ -25,11 +26,13 @@ from outbox.store.order_table import Barrier
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowState
 from outbox.store.table_placement import MessageTable
+from outbox.store.timer_rows import TimerRows
 from outbox.telemetry.ports import SendPath
 from outbox.telemetry.telemetry import NO_TELEMETRY, Telemetry
 from outbox_core.common.errors import BrokerError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.ids import new_token
+from outbox_core.messages.timing_port import TimedRow
 
 HELD_ROWS_MAX: Final = 1_000
 """A claim ends once it has postponed so many rows behind older ones, even if it has found none to send."""
@@ -134,6 +137,30 @@ class Batches:
             self._in_hand[token] = ids
         return Claimed(rows=rows, token=token, last_table=table, scans_left=tuple(left), held=held)
 
+    def room(self, rows_max: int) -> int:
+        """How many rows to claim by their ids, so that their bodies stay within the limit of a batch."""
+        return self._bytes.rows((), rows_max=rows_max)
+
+    def claim_timed(self, timed: Sequence[TimedRow]) -> tuple[Claimed, Mapping[TimedRow, int]]:
+        """Claim those of these rows that are due; returns them, and in how many milliseconds others are due.
+
+        Raises DatabaseUnavailable, SchemaMissing.
+        """
+        token = new_token()
+        rows: list[OutboxRow] = []
+        later: dict[TimedRow, int] = {}
+        by_table: defaultdict[str, list[TimedRow]] = defaultdict(list)
+        for row in timed:
+            by_table[row.table].append(row)
+        with database_errors(self._engine.url), self._engine.connect() as connection:
+            for table, ones in by_table.items():
+                claim = partial(self._take_timed, connection, MessageTable(self._store.table.schema, table), ones)
+                found, rest = retry_conflicts(partial(claim, token=token))
+                rows += found
+                later |= rest
+        self._bytes.learn(rows)
+        return Claimed(rows=rows, token=token, last_table="", scans_left=()), later
+
     def send(self, claimed: Claimed, *, accepted: Mapping[str, Collection[str]]) -> Sent:
         """Send claimed rows; `accepted` as in Relay.send. Writes no results yet, except for rows that failed with an
         unforeseen error. Raises DatabaseUnavailable.
@@ -231,6 +258,20 @@ class Batches:
             if taken < len(ids):
                 return store.claimed(connection, ids, token=token) if taken else []
         return sorted(due, key=lambda row: (row.created_at_us, row.id))
+
+    def _take_timed(
+        self, connection: Connection, table: MessageTable, timed: Sequence[TimedRow], *, token: str
+    ) -> tuple[Sequence[OutboxRow], Mapping[TimedRow, int]]:
+        """Bodies are read after the claim: of rows that another owner has, none is read."""
+        store, ids = self._store.at(table), [row.id for row in timed]
+        with connection.begin():
+            count = store.claim(connection, ids, token=token, lease_us=self._lease_us)
+            rows = store.claimed(connection, ids, token=token) if count else []
+            rest = unclaimed(timed, claimed={row.id for row in rows})
+            if not rest:
+                return rows, {}
+            reads = TimerRows(dialect=connection.dialect, table=table)
+            return rows, later_ms(rest, due_in_us=reads.due_in_us(connection, [row.id for row in rest]))
 
 
 def _holds(barrier: Barrier, row: OutboxRow) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,8 @@ from compensator.work.low_water_mark import LowWaterMarks, PollResult
 from compensator.work.source_schedule import PacingOptions
 from outbox.store.database import MYSQL_DIALECTS, database_errors
 from outbox.store.schema import message_table_names
+from outbox.store.table_placement import MessageTable
+from outbox.store.timer_rows import DuePosition, TimerRows
 from outbox_core.assignment.resource import Resource
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError, SchemaMissing
@@ -91,6 +94,16 @@ class Source:
         with database_errors(self._reads.url), self._reads.connect() as connection:
             found = tables.count(connection, rows_max=COUNTED_ROWS_MAX)
         return SourceCounts(pending=sum(one.pending for one in found), parked=sum(one.parked for one in found))
+
+    def tables(self) -> Sequence[str]:
+        """The names of the message tables. Raises DatabaseUnavailable, SchemaMissing."""
+        return self._known_tables().tables
+
+    def pending_page(self, table: str, *, after: DuePosition, limit: int) -> list[DuePosition]:
+        """Pending rows of a table behind a position, the first due first. Raises DatabaseUnavailable, SchemaMissing."""
+        rows = TimerRows(dialect=self._reads.dialect, table=MessageTable(self._schema, table))
+        with database_errors(self._reads.url), self._reads.connect() as connection:
+            return rows.page(connection, after=after, limit=limit)
 
     def _poll(self, connection: Connection, tables: DueTables) -> DuePoll:
         """Poll from the marks on, or by a full scan: at once if the database's clock was stepped back below a mark."""

@@ -79,41 +79,36 @@ class Outbox:
     ) -> None:
         """`schema`: the schema of the message tables, `outbox` by default; or several. `tables`: the number of message
         tables, over all schemas, into which messages are split by the CRC32 of their keys.
-
         `ordered`: topics whose messages reach the broker, key by key, in the order in which their transactions
-        committed. Transactions that publish under one key of such a topic commit one after the other.
-        `body_bytes_max`: keep it, doubled for escaping, below the server's max_allowed_packet.
-        `telemetry`: spans and metrics; by default spans, if opentelemetry-api is installed. `cloudevents`: give each
-        message the headers of a CloudEvent. `timing`: the URL of a timing store, e.g. `redis://redis/?name=shop`, by
-        which the compensator sends scheduled messages; until they are due they wait in the message table.
+        committed. Transactions that publish under one key of such a topic commit one after the other. `body_bytes_max`:
+        keep it, doubled for escaping, below the server's max_allowed_packet. `telemetry`: spans and metrics; by default
+        spans, if opentelemetry-api is installed. `cloudevents`: give each message the headers of a CloudEvent.
+        `timing`: a timing store, e.g. `redis://redis/?name=shop`: scheduled messages wait in the message table, and a
+        compensator with the same store sends them when due.
         """
         self.engine: Engine = open_engine(database)
         self.broker: Broker = connect(broker) if isinstance(broker, str) else broker
         self.placement: Placement = placement_for(self.engine.dialect, schema, tables)
-        store = _first_store(self.engine, self.placement)
-        senders, policy = sender or SenderLimits(), policy or RelayPolicy()
-        self._writer = _unit_writer(self.engine, store, self.placement, senders=senders, policy=policy)
+        store = _store_of(self.engine, self.placement)
+        senders, policy, random = sender or SenderLimits(), policy or RelayPolicy(), random or Random()
+        self._writer = UnitWriter(
+            engine=self.engine, store=store, lease_ms=senders.lease_ms, tables=self.placement.tables,
+            keep_archive=policy.keep_archive,
+        )  # fmt: skip
         self._is_timed = timing is not None
         self._ordered = frozenset(check_topic(topic) for topic in ordered)
-        async_engine = database if isinstance(database, AsyncEngine) else None
-        self._sessions = SessionScope(self.engine, async_engine=async_engine, factory=session_factory)
-        self._background = _background(self.engine)
+        self._sessions = _sessions_of(self.engine, database, session_factory)
         telemetry = telemetry or default_telemetry()
         self._composer = Composer(
             body_bytes_max=body_bytes_max, clock=clock, telemetry=telemetry, cloudevents=cloudevents
         )
+        self._background = _open_background(self.engine)
         relay = Relay(
-            engine=self._background, store=store, broker=self.broker, policy=policy,
-            random=random or Random(), telemetry=telemetry,
-        )  # fmt: skip
-        self._sender = _sender(relay, store, limits=senders, timing=timing, telemetry=telemetry)
+            engine=self._background, store=store, broker=self.broker, policy=policy, random=random, telemetry=telemetry
+        )
+        self._sender = Sender(relay, limits=senders, telemetry=telemetry, timers=_timer_adder(timing, store, telemetry))
         self._commits = CommitHandler(engine=self.engine, writer=self._writer, sender=self._sender, telemetry=telemetry)
-        self._listen()
-
-    def _listen(self) -> None:
-        session_hooks.listen_to_sessions()
-        engine_hooks.listen_to_engines()
-        engine_hooks.watch_dialect(self.engine.dialect)
+        _listen(self.engine)
 
     # -- in a transaction --------------------------------------------------------------------------------------------
 
@@ -238,39 +233,32 @@ class Outbox:
         session_hooks.unit_of(session, self._commits).add(row, session_hooks.open_savepoints(session))
 
 
-def _first_store(engine: Engine, placement: Placement) -> MessageStore:
-    """Returns the store of the first message table, from which those of the others are made."""
+def _store_of(engine: Engine, placement: Placement) -> MessageStore:
+    """The store of the first message table."""
     first = placement.tables[0]
     return MessageStore(dialect=engine.dialect, schema=first.schema, table=first.name)
 
 
-def _unit_writer(
-    engine: Engine, store: MessageStore, placement: Placement, *, senders: SenderLimits, policy: RelayPolicy
-) -> UnitWriter:
-    return UnitWriter(
-        engine=engine,
-        store=store,
-        lease_ms=senders.lease_ms,
-        tables=placement.tables,
-        keep_archive=policy.keep_archive,
-    )
+def _sessions_of(
+    engine: Engine, database: Engine | AsyncEngine | URL | str, factory: SessionFactory | None
+) -> SessionScope:
+    async_engine = database if isinstance(database, AsyncEngine) else None
+    return SessionScope(engine, async_engine=async_engine, factory=factory)
 
 
-def _background(engine: Engine) -> Engine | AsyncBackground:
-    """Returns the engine that the sender's thread uses, with connections of its own."""
+def _open_background(engine: Engine) -> Engine | AsyncBackground:
     second = background_engine(engine)
     return AsyncBackground(second) if second.dialect.is_async else second
 
 
-def _sender(
-    relay: Relay,
-    store: MessageStore,
-    *,
-    limits: SenderLimits,
-    timing: TimerSink | str | None,
-    telemetry: Telemetry,
-) -> Sender:
-    """Returns the sender, which gives the timers of rows that wait in their table to the timing store."""
+def _timer_adder(timing: TimerSink | str | None, store: MessageStore, telemetry: Telemetry) -> TimerAdder | None:
+    if timing is None:
+        return None
     sink = connect_timing(timing) if isinstance(timing, str) else timing
-    timers = None if sink is None else TimerAdder(sink, table=store.table, telemetry=telemetry)
-    return Sender(relay, limits=limits, telemetry=telemetry, timers=timers)
+    return TimerAdder(sink, table=store.table, telemetry=telemetry)
+
+
+def _listen(engine: Engine) -> None:
+    session_hooks.listen_to_sessions()
+    engine_hooks.listen_to_engines()
+    engine_hooks.watch_dialect(engine.dialect)

@@ -167,16 +167,16 @@ class Sender:
         Unsent rows stay in the table, and the compensator sends them.
         """
         timeout_ms = self._limits.close_timeout_ms if timeout_ms is None else timeout_ms
-        if self._timers is not None:
-            self._timers.close(timeout_ms=timeout_ms)
         with self._wake:
             self._closing = True
             self._stopping.set()
-            self._give_up_at_ms = _monotonic_ms() + timeout_ms
+            self._give_up_at_ms = ends_ms = _monotonic_ms() + timeout_ms
             self._wake.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_ms / 1000)
+        if self._timers is not None:
+            self._timers.close(timeout_ms=max(0, ends_ms - _monotonic_ms()))
         with self._wake:
             return self._queued_rows == 0 and (thread is None or not thread.is_alive())
 

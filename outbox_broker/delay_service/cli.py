@@ -1,16 +1,23 @@
-"""Command `outbox delay serve`: runs the schedule as a separate process, in front of a broker without delays."""
+"""Commands `outbox delay serve`, which runs the schedule in front of a broker without delays, and `status`."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from outbox_core.messages.connect import connect_timing
 from outbox_core.runtime.logs import LogFormat
 from outbox_core.runtime.secret_files import read_secret
 
-app = typer.Typer(no_args_is_help=True, help="Run a delay service in front of any broker.")
+SLOT_TIMERS_MAX: Final = 1_000_000
+"""A sorted set of so many timers takes some 100 MB, which a cluster moves to another node in one step."""
+LARGE: Final = ": give the store more slots, under another name=, before a cluster moves it"
+
+app = typer.Typer(no_args_is_help=True, help="Run a delay service in front of any broker; look at timing stores.")
 
 
 @app.callback()
@@ -54,3 +61,34 @@ def serve(
     }  # fmt: skip
     token = None if target_token_file is None else read_secret(target_token_file, what="token")
     run(load(flags, file=config), target_url=target, target_token=token)
+
+
+@app.command()
+def status(
+    store: Annotated[str, typer.Option(help="A timing store, e.g. redis+cluster://h1,h2/?name=shop.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a timing store of an outbox holds. Exit status 1 where it lost timers and was not rebuilt yet.
+
+    A compensator with the same store (`outbox compensator run --timing URL`) fires its timers, and rebuilds it.
+
+    Example: outbox delay status --store "redis://redis/?name=shop"
+    """
+    timing = connect_timing(store)
+    try:
+        timing.prepare()
+        figures = timing.figures()
+    finally:
+        timing.close()
+    complete = all(one.complete for one in figures)
+    largest = max(one.timers for one in figures)
+    if as_json:
+        slots = [asdict(one) for one in figures]
+        typer.echo(json.dumps({"complete": complete, "largest_slot": largest, "slots": slots}))
+    else:
+        for one in figures:
+            following = "-" if one.next_ms is None else f"{one.next_ms / 1_000:,.1f} s"
+            state = "complete" if one.complete else "to be rebuilt"
+            typer.echo(f"slot {one.slot}: {one.timers:,} timers, {one.due:,} due, next in {following}, {state}")
+        typer.echo(f"largest slot: {largest:,} timers" + (LARGE if largest > SLOT_TIMERS_MAX else ""))
+    raise typer.Exit(0 if complete else 1)

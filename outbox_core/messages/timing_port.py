@@ -71,7 +71,8 @@ class TimerQueue(Protocol):
     """Hands out due timers to workers. Any number of them may take from a slot. Raises BrokerError."""
 
     def take(self, slots: Sequence[int], *, limit: int, lease_ms: int) -> list[TakenTimers]:
-        """Take due timers of these slots, at most `limit` of all together, and say when the next are due.
+        """Take due timers of these slots, at most `limit` of all together, and say when the next are due. Slots that do
+        not answer are left out; raises if none does.
 
         A timer that is not settled within the lease is handed out again.
         """
@@ -87,21 +88,36 @@ class TimerQueue(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """A rebuild that began: its name, and the slots that are its own."""
+
+    name: str
+    slots: Sequence[int]
+
+
 class TimingAdmin(Protocol):
     """Checks and rebuilds a store. Raises BrokerError."""
 
-    def prepare(self) -> int:
-        """Check the servers' settings and register the source; returns its number of slots. Raises ConfigurationError
-        for settings with which the store would lose timers, or a number of slots that differs from the registered one.
+    @property
+    def slots(self) -> int:
+        """How many slots there are, by the URL."""
+
+    def prepare(self) -> None:
+        """Check the servers' settings and register the source. Raises ConfigurationError for settings with which the
+        store would lose timers, or a number of slots that differs from the registered one.
         """
 
-    def begin_rebuild(self, slots: Sequence[int]) -> str:
-        """Mark slots as being rebuilt; returns the name of this rebuild."""
+    def begin_rebuild(self, slots: Sequence[int]) -> Rebuild:
+        """Begin to rebuild those of these slots that are neither complete nor being rebuilt."""
 
-    def end_rebuild(self, slots: Sequence[int], rebuild: str) -> bool:
-        """Mark slots as complete. Returns whether they still belonged to this rebuild: False if one lost its timers in
-        between, or another rebuild began.
+    def continue_rebuild(self, rebuild: Rebuild) -> bool:
+        """Keep the slots for a further minute, after which others may rebuild them. Returns whether all are still this
+        rebuild's: False if one lost its timers in between.
         """
+
+    def end_rebuild(self, rebuild: Rebuild) -> bool:
+        """Mark the slots as complete. Returns as continue_rebuild()."""
 
     def figures(self) -> list[SlotFigures]:
         """Returns what each slot holds."""

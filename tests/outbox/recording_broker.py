@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from outbox_core.common.errors import NotSupported
 from outbox_core.messages.broker_port import BrokerAdmin
+from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
@@ -112,3 +113,9 @@ class RecordingBroker:
             return PublishResult(message.id, PublishStatus.DUPLICATE)
         self.stored.append(message)
         return PublishResult(message.id, PublishStatus.STORED)
+
+
+class PromptBroker(RecordingBroker):
+    """One that cannot delay, nor cancel."""
+
+    capabilities: frozenset[Capability] = frozenset()

@@ -19,22 +19,15 @@ from outbox.store.table_placement import MessageTable
 from outbox.telemetry import Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox_core.common.errors import BrokerUnavailable, NotSupported
-from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.ids import new_token
 from outbox_core.messages.message import DUE_HEADER, Message
 from outbox_core.messages.timing_port import TimedRow, Timer
 from tests.engines.java_server import free_port
-from tests.outbox.recording_broker import RecordingBroker
+from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
 HOUR = timedelta(hours=1)
 WAIT_SECONDS = 120
-
-
-class PromptBroker(RecordingBroker):
-    """One that cannot delay, nor cancel."""
-
-    capabilities: frozenset[Capability] = frozenset()
 
 
 class KeptTimers:

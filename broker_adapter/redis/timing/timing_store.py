@@ -27,12 +27,16 @@ from broker_adapter.redis.timing.wake_subscription import WakeSubscription
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError, ConfigurationError, StorageFailed
 from outbox_core.messages.ids import new_token
-from outbox_core.messages.timing_port import SlotFigures, TakenTimers, TimedRow, Timer
+from outbox_core.messages.timing_port import Rebuild, SlotFigures, TakenTimers, TimedRow, Timer
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 TIMERS_A_CALL_MAX: Final = 500
 """In one call of a script, beside which nothing else runs on the server."""
+TAKE_MS_MAX: Final = 1_000
+"""A shard that is out holds up the slots of the others for so long."""
+REBUILD_MS: Final = 60_000
+"""A rebuild that does not go on for so long is over, and another one may begin."""
 _BUILDING: Final = "building/"
 _POLICY: Final = "noeviction"
 
@@ -73,7 +77,13 @@ class RedisTimingStore:
         asked = random.sample(list(slots), min(len(slots), limit))
         share = min(TIMERS_A_CALL_MAX, limit // max(1, len(asked)))
         calls = [self._keys.call_on_slot(TAKE, slot, [share, lease_ms]) for slot in asked]
-        return [_taken(slot, answer) for slot, answer in zip(asked, self._run(calls), strict=True)]
+        self._sender.send(calls, Deadline(self._clock, min(self._timeout_ms, TAKE_MS_MAX)))
+        answered = [
+            _taken(slot, call.outcome)
+            for slot, call in zip(asked, calls, strict=True)
+            if not isinstance(call.outcome, Exception)
+        ]
+        return answered or [_taken(slot, answer) for slot, answer in zip(asked, self._answers(calls), strict=True)]
 
     def settle(self, taken: TakenTimers, *, later_ms: Mapping[TimedRow, int]) -> None:
         """See TimerQueue.settle."""
@@ -87,7 +97,12 @@ class RedisTimingStore:
 
     # -- administration ----------------------------------------------------------------------------------------------
 
-    def prepare(self) -> int:
+    @property
+    def slots(self) -> int:
+        """See TimingAdmin.slots."""
+        return self._slots
+
+    def prepare(self) -> None:
         """See TimingAdmin.prepare."""
         deadline = Deadline(self._clock, self._timeout_ms)
         for address, info in self._sender.until_answered(_settings, deadline):
@@ -96,20 +111,26 @@ class RedisTimingStore:
             self._register()
         except StorageFailed as error:
             raise ConfigurationError(str(error)) from error
-        return self._slots
 
-    def begin_rebuild(self, slots: Sequence[int]) -> str:
+    def begin_rebuild(self, slots: Sequence[int]) -> Rebuild:
         """See TimingAdmin.begin_rebuild. A server that lost everything lost the source's registration, too."""
         self._registered = False
         self._register()
-        rebuild = new_token()
-        self._run([self._keys.call_on_generation(slot, ["", _BUILDING + rebuild]) for slot in slots])
-        return rebuild
+        name = _BUILDING + new_token()
+        marked = self._mark(slots, expected="", new=name, for_ms=REBUILD_MS)
+        return Rebuild(name, [slot for slot, is_ours in zip(slots, marked, strict=True) if is_ours])
 
-    def end_rebuild(self, slots: Sequence[int], rebuild: str) -> bool:
+    def continue_rebuild(self, rebuild: Rebuild) -> bool:
+        """See TimingAdmin.continue_rebuild."""
+        return all(self._mark(rebuild.slots, expected=rebuild.name, new=rebuild.name, for_ms=REBUILD_MS))
+
+    def end_rebuild(self, rebuild: Rebuild) -> bool:
         """See TimingAdmin.end_rebuild."""
-        calls = [self._keys.call_on_generation(slot, [_BUILDING + rebuild, rebuild]) for slot in slots]
-        return all(self._run(calls))
+        complete = rebuild.name.removeprefix(_BUILDING)
+        return all(self._mark(rebuild.slots, expected=rebuild.name, new=complete, for_ms=0))
+
+    def _mark(self, slots: Sequence[int], *, expected: str, new: str, for_ms: int) -> list[Any]:
+        return self._run([self._keys.call_on_generation(slot, [expected, new, for_ms]) for slot in slots])
 
     def figures(self) -> list[SlotFigures]:
         """See TimingAdmin.figures."""
@@ -155,6 +176,9 @@ class RedisTimingStore:
     def _run(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """The answers, in order. Raises the first error."""
         self._sender.send(calls, Deadline(self._clock, self._timeout_ms))
+        return self._answers(calls)
+
+    def _answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
         for call in calls:
             if isinstance(call.outcome, BrokerError):
                 raise call.outcome

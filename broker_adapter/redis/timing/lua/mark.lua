@@ -2,12 +2,17 @@
 -- Sets the generation of a slot.
 --
 -- Keys:      1  generation
--- Arguments: 1  the one that it must have (empty: any)  2  the new one
+-- Arguments: 1  the one that it must have (empty: none)  2  the new one  3  for how many ms (0: for ever)
 -- Returns:   1 if it was set, else 0
--- Invariant: a rebuild during which the slot was emptied, or another rebuild began, does not become complete.
+-- Invariant: a slot has one rebuild at a time, until that lets its time pass; one during which the slot was emptied does
+--            not become complete.
 
-if ARGV[1] ~= '' and redis.call('GET', KEYS[1]) ~= ARGV[1] then
+if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then
     return 0
 end
-redis.call('SET', KEYS[1], ARGV[2])
+if ARGV[3] == '0' then
+    redis.call('SET', KEYS[1], ARGV[2])
+else
+    redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+end
 return 1

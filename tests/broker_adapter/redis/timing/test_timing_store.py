@@ -179,23 +179,40 @@ def test_a_slot_is_complete_only_after_a_rebuild_that_nothing_interrupted(
 
     assert not any(complete())
     rebuild = store.begin_rebuild(EVERY)
+    assert list(rebuild.slots) == list(EVERY)
+    assert store.continue_rebuild(rebuild)
     assert not any(complete())
-    assert store.end_rebuild(EVERY, rebuild)
+    assert store.end_rebuild(rebuild)
     assert all(complete())
     assert all(one.complete for one in take(store))
+    assert store.begin_rebuild(EVERY).slots == [], "nothing is to be rebuilt"
 
     server.ask("FLUSHALL")
     assert not any(complete())
     rebuild = store.begin_rebuild(EVERY)
     server.ask("FLUSHALL")
-    assert not store.end_rebuild(EVERY, rebuild), "what was added before is lost"
-    first, second = store.begin_rebuild(EVERY), store.begin_rebuild(EVERY)
-    assert not store.end_rebuild(EVERY, first)
-    assert store.end_rebuild(EVERY, second)
+    assert not store.continue_rebuild(rebuild)
+    assert not store.end_rebuild(rebuild), "what was added before is lost"
+
+
+def test_a_slot_has_one_rebuild_at_a_time_until_its_time_has_passed(store: TimingStore, server: RedisServer) -> None:
+    first = store.begin_rebuild([0])
+    second = store.begin_rebuild(EVERY)
+    assert (first.slots, second.slots) == ([0], [1])
+
+    assert int(server.ask("PTTL", "outbox:timing:{shop:0}:generation")) > 0
+    server.ask("PEXPIRE", "outbox:timing:{shop:0}:generation", 0)
+    third = store.begin_rebuild(EVERY)
+    assert third.slots == [0]
+    assert not store.end_rebuild(first)
+    assert store.end_rebuild(second)
+    assert store.end_rebuild(third)
+    assert server.ask("PTTL", "outbox:timing:{shop:0}:generation") == -1
 
 
 def test_another_number_of_slots_is_refused_at_start_and_at_an_add(store: TimingStore, server: RedisServer) -> None:
-    assert store.prepare() == SLOTS
+    store.prepare()
+    assert store.slots == SLOTS
 
     with opened(url_of(server).replace("slots=2", "slots=4")) as other:
         with pytest.raises(ConfigurationError, match="has 2 slots"):
@@ -221,7 +238,7 @@ def test_a_server_that_may_evict_timers_is_refused_at_start(store: TimingStore, 
         store.prepare()
 
     server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
-    assert store.prepare() == SLOTS
+    store.prepare()
 
 
 def test_a_full_server_refuses_adds_and_goes_on_with_all_else(store: TimingStore, server: RedisServer) -> None:
@@ -235,7 +252,7 @@ def test_a_full_server_refuses_adds_and_goes_on_with_all_else(store: TimingStore
     assert rows_of(taken) == sorted(rows(3))
     settle_all(store, taken)
     assert held(store) == 0
-    assert store.end_rebuild(EVERY, rebuild)
+    assert store.end_rebuild(rebuild)
 
 
 def test_timers_survive_a_kill_and_a_dead_server_is_an_outage(store: TimingStore, server: RedisServer) -> None:
@@ -250,7 +267,7 @@ def test_timers_survive_a_kill_and_a_dead_server_is_an_outage(store: TimingStore
 
 def test_a_cluster_has_the_slots_on_its_masters_and_wakes_from_any_node() -> None:
     with redis_cluster() as cluster, opened(f"{cluster.url}?slots=16&name=shop") as store:
-        assert store.prepare() == 16
+        store.prepare()
         store.add([*due(rows(64)), *due(rows(16, prefix="later"), in_ms=HOUR_MS)])
         store.wait(1)
         with opened(f"{cluster.url}?slots=16&name=shop") as other:

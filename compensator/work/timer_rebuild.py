@@ -1,0 +1,79 @@
+"""Rebuilds a timing store from the message tables: adds a timer for each pending row, page by page. No thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from compensator.work.source import Source
+from outbox.store.timer_rows import DuePosition
+from outbox_core.common.clock import Clock
+from outbox_core.messages.timing_port import TimedRow, Timer, TimerSink, TimingAdmin
+
+logger = logging.getLogger(__name__)
+
+_SECOND_MS: Final = 1_000
+
+
+class RebuiltStore(TimerSink, TimingAdmin, Protocol):
+    """What a rebuild needs of a timing store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildOptions:
+    """The rows of a page, and how many rows a second are read at most."""
+
+    page_rows: int = 2_000
+    rows_per_second: int = 50_000
+
+
+def rebuild_timers(
+    source: Source,
+    store: RebuiltStore,
+    slots: Sequence[int],
+    *,
+    options: RebuildOptions,
+    clock: Clock,
+    stopping: threading.Event,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> bool:
+    """Add what is missing in these slots; returns whether they are complete now: False if it was stopped, if others
+    rebuild them, or if it must be repeated.
+
+    Timers of all slots are added, since a scan finds rows of all. `on_progress` is called with the number of rows that
+    were added so far. Raises BrokerError for the store; DatabaseUnavailable, SchemaMissing.
+    """
+    began_ms = clock.monotonic_ms()
+    rebuild = store.begin_rebuild(slots)
+    if not rebuild.slots:
+        return False
+    logger.info("timer_rebuild_began", extra={"source": source.name, "slots": len(rebuild.slots)})
+    rows = 0
+    for page in _pages(source, options.page_rows):
+        store.add(page, only_missing=True)
+        rows += len(page)
+        on_progress(rows)
+        ahead_ms = rows * _SECOND_MS // options.rows_per_second - (clock.monotonic_ms() - began_ms)
+        if stopping.wait(max(0, ahead_ms) / _SECOND_MS) or not store.continue_rebuild(rebuild):
+            return False
+    complete = store.end_rebuild(rebuild)
+    took_ms = clock.monotonic_ms() - began_ms
+    extra = {"source": source.name, "rows": rows, "took_ms": took_ms, "complete": complete}
+    logger.info("timer_rebuild_ended", extra=extra)
+    return complete
+
+
+def _pages(source: Source, page_rows: int) -> Iterator[Sequence[Timer]]:
+    """Yields the pending rows of all tables. A row whose time moves ahead during the scan may come twice, none is left
+    out: times only ever increase, but for an operator's change, which the compensator's poll finds.
+    """
+    for table in source.tables():
+        after = DuePosition()
+        while page := source.pending_page(table, after=after, limit=page_rows):
+            after = page[-1]
+            yield [Timer(TimedRow(table, one.id), -(-one.due_at_us // _SECOND_MS)) for one in page]
+            if len(page) < page_rows:
+                break

@@ -1,0 +1,181 @@
+"""One turn of one source's timers: takes what is due, claims the rows, sends and settles them. No schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from compensator.admission.circuit_breaker import Permit
+from compensator.core.batch_totals import BatchTotals, add
+from compensator.work.claim_and_relay import Claimed
+from compensator.work.pipeline import run_pipeline
+from compensator.work.poison_rows import Sent
+from compensator.work.source import Source
+from outbox_core.common.errors import BrokerError
+from outbox_core.messages.timing_port import TakenTimers, TimedRow, TimerQueue
+
+SOON_MS: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerTurnOptions:
+    """Rows of a batch, batches of a turn, and the lease of taken timers, after which another worker may take them."""
+
+    batch_rows: int = 200
+    batches_max: int = 1_000
+    lease_ms: int = 30_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerTurnReport:
+    """The result of a turn. `next_ms`: until the next timer is due, None: there is none; `answered`: slots that were
+    asked and answered; `incomplete`: those that lost timers; `late_ms`: of each batch, for how long its first timer was
+    due; `refused`: the broker may not be asked now.
+    """
+
+    report: BatchTotals
+    topics: Counter[str]
+    next_ms: int | None
+    answered: frozenset[int]
+    incomplete: frozenset[int]
+    late_ms: Sequence[int]
+    refused: bool
+
+
+def take_timer_turn(
+    source: Source,
+    queue: TimerQueue,
+    slots: Sequence[int],
+    *,
+    options: TimerTurnOptions,
+    going_on: Callable[[], bool],
+) -> TimerTurnReport:
+    """Run one turn. Raises BrokerError for the timing store; DatabaseUnavailable, SchemaMissing."""
+    work = _TimerWork(source, queue, slots, options=options, going_on=going_on)
+    run_pipeline(work)
+    return TimerTurnReport(
+        report=work.total,
+        topics=work.topics,
+        next_ms=min((ms for ms in work.next_ms.values() if ms is not None), default=None),
+        answered=frozenset(work.next_ms),
+        incomplete=frozenset(work.incomplete),
+        late_ms=work.late_ms,
+        refused=work.refused or work.total.outage is not None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What belongs to a claim: its permit, the timers, and those of them that are due later."""
+
+    permit: Permit
+    taken: Sequence[TakenTimers]
+    later_ms: Mapping[TimedRow, int] = field(default_factory=dict)
+
+
+class _TimerWork:
+    """One turn, as the steps of run_pipeline(). Each field is written by only one of the steps."""
+
+    def __init__(
+        self,
+        source: Source,
+        queue: TimerQueue,
+        slots: Sequence[int],
+        *,
+        options: TimerTurnOptions,
+        going_on: Callable[[], bool],
+    ) -> None:
+        self.total = BatchTotals()
+        self.topics: Counter[str] = Counter()
+        self.next_ms: dict[int, int | None] = {}
+        self.incomplete: set[int] = set()
+        self.late_ms: list[int] = []
+        self.refused = False
+        self._source = source
+        self._queue = queue
+        self._slots = slots
+        self._options = options
+        self._going_on = going_on
+        self._begun = 0
+        self._found = True
+        self._unasked = list(slots)
+        """Each slot is asked at least once a turn, also where there are more of them than rows of a batch."""
+        self._batches: dict[str, _Batch] = {}
+
+    def claim(self) -> Claimed | None:
+        while self.more() and not self.stopped():
+            permit = self._source.gate.permit(self._options.batch_rows)
+            self.refused = permit is None
+            if permit is None:
+                return None
+            claimed = self._claim(permit)
+            if claimed is not None:
+                return claimed
+        return None
+
+    def send(self, claimed: Claimed, *, accepted: Mapping[str, Collection[str]]) -> Sent:
+        answer = None
+        try:
+            sent = self._source.batches.send(claimed, accepted=accepted)
+            answer = sent.answer
+        finally:
+            self._source.gate.settle(self._batches[claimed.token].permit, answer)
+        self.topics += claimed.topics
+        return sent
+
+    def settle(self, sent: Sent) -> None:
+        """The row first: a timer that is left is handed out again, and finds no row."""
+        self.total = add(self.total, self._source.batches.settle(sent))
+        batch = self._batches.pop(sent.token)
+        self._settle_timers(batch.taken, batch.later_ms)
+
+    def release(self, claimed: Claimed, *, error: BrokerError | None) -> None:
+        """After an outage the compensator sends the rows when the broker is back; else they are due now."""
+        batch = self._batches.pop(claimed.token)
+        self._source.gate.settle(batch.permit, None)
+        self._source.batches.release(claimed, error=error)
+        soon = {} if error is not None else {row: SOON_MS for one in batch.taken for row in one.rows}
+        self._settle_timers(batch.taken, {**soon, **batch.later_ms})
+
+    def more(self) -> bool:
+        return self._found and self._begun < self._options.batches_max
+
+    def stopped(self) -> bool:
+        return not self._going_on()
+
+    def _claim(self, permit: Permit) -> Claimed | None:
+        self._begun += 1
+        claimed = None
+        try:
+            taken = self._take(permit)
+            rows = [row for one in taken for row in one.rows]
+            if rows:
+                claimed, later = self._source.batches.claim_timed(rows)
+                if claimed.rows:
+                    self._batches[claimed.token] = _Batch(permit, taken, later)
+                    return claimed
+                self._settle_timers(taken, later)
+        except BaseException:
+            self._source.gate.settle(permit, None)
+            raise
+        self._source.gate.settle(permit, None)
+        return None
+
+    def _take(self, permit: Permit) -> Sequence[TakenTimers]:
+        limit = self._source.batches.room(permit.rows)
+        asked, self._unasked = self._unasked[:limit], self._unasked[limit:]
+        taken = self._queue.take(asked or self._slots, limit=limit, lease_ms=self._options.lease_ms)
+        self._found = bool(self._unasked) or any(one.rows for one in taken)
+        self.late_ms += [one.late_ms for one in taken if one.rows]
+        for one in taken:
+            self.next_ms[one.slot] = one.next_ms
+            if not one.complete:
+                self.incomplete.add(one.slot)
+        return taken
+
+    def _settle_timers(self, taken: Sequence[TakenTimers], later_ms: Mapping[TimedRow, int]) -> None:
+        for one in taken:
+            if one.rows:
+                self._queue.settle(one, later_ms=later_ms)

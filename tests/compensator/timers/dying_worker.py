@@ -1,0 +1,125 @@
+"""A compensator that kills itself at a named point of a turn of timers. Run by path; not imported.
+
+`python dying_worker.py POINT URL SCHEMA BROKER_URL STORE_URL`: one turn over what is due; where it dies is the point.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+from sqlalchemy import event
+
+from broker_adapter.embedded import EmbeddedBroker
+from compensator.admission.circuit_breaker import BreakerOptions
+from compensator.admission.gate import Gates
+from compensator.work.claim_and_relay import Batches, ClaimOptions
+from compensator.work.engines import InstanceEngines
+from compensator.work.source import Source, source_name
+from compensator.work.timer_turn import TimerTurnOptions, take_timer_turn
+from outbox.delivery.relay import RelayPolicy
+from outbox.store.message_table import MessageStore
+from outbox.store.schema import schema_for
+from outbox_core.common.clock import SystemClock
+from outbox_core.messages.connect import connect_timing
+from outbox_core.messages.message import Message, PublishResult
+from outbox_core.messages.timing_port import TakenTimers, TimedRow, TimingStore
+
+
+def die(*_: Any) -> None:
+    """As by `kill -9`: nothing is flushed, closed or told."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def nothing(*_: Any) -> None:
+    """Live on."""
+
+
+class DyingBroker(EmbeddedBroker):
+    """The embedded broker, with something to do before and after each publish."""
+
+    def __init__(self, url: str, *, before: Callable[[], None], after: Callable[[], None]) -> None:
+        super().__init__(url)
+        self._before, self._after = before, after
+
+    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+        self._before()
+        results = super().publish(batch)
+        self._after()
+        return results
+
+
+class DyingQueue:
+    """A timing store, with something to do after timers were taken and before they are settled."""
+
+    def __init__(self, store: TimingStore, *, taken: Callable[[], None], settling: Callable[[], None]) -> None:
+        self._store, self._taken, self._settling = store, taken, settling
+
+    def take(self, slots: Sequence[int], *, limit: int, lease_ms: int) -> list[TakenTimers]:
+        found = self._store.take(slots, limit=limit, lease_ms=lease_ms)
+        if any(one.rows for one in found):
+            self._taken()
+        return found
+
+    def settle(self, taken: TakenTimers, *, later_ms: Mapping[TimedRow, int]) -> None:
+        self._settling()
+        self._store.settle(taken, later_ms=later_ms)
+
+    def wait(self, timeout_ms: int) -> None:
+        self._store.wait(timeout_ms)
+
+
+def on_statement(begins: str, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+    """Die at the first statement on the message table that begins so."""
+    if statement.startswith(begins) and "message" in statement:
+        die()
+
+
+def main() -> None:
+    """One turn, and the end."""
+    point, url, schema, broker_url, store_url = sys.argv[1:]
+    store = connect_timing(store_url)
+    queue = DyingQueue(
+        store,
+        taken=die if point == "after take" else nothing,
+        settling=die if point == "before the timers go" else nothing,
+    )
+    broker = DyingBroker(
+        broker_url,
+        before=die if point == "before publish" else nothing,
+        after=die if point == "after publish" else nothing,
+    )
+    engines = InstanceEngines(url)
+    for name, (moment, begins) in {
+        "before claim": ("before_cursor_execute", "UPDATE"),
+        "in claim": ("after_cursor_execute", "UPDATE"),
+        "before delete": ("before_cursor_execute", "DELETE"),
+        "in delete": ("after_cursor_execute", "DELETE"),
+    }.items():
+        if name == point:
+            event.listen(engines.work, moment, partial(on_statement, begins))
+    actual = schema_for(engines.work.dialect, schema or None)
+    clock = SystemClock()
+    gates = Gates(clock=clock, random=Random(0), breaker=BreakerOptions())
+    batches = Batches(
+        engine=engines.work,
+        store=MessageStore(dialect=engines.work.dialect, schema=schema or None),
+        broker=broker,
+        policy=RelayPolicy(),
+        options=ClaimOptions(lease_ms=3_600_000),
+    )
+    source = Source(
+        source_name(engines.work.url, actual), schema=actual, broker="broker", work=engines.work, reads=engines.reads,
+        batches=batches, gate=gates.gate("broker"), clock=clock,
+    )  # fmt: skip
+    take_timer_turn(source, queue, range(store.slots), options=TimerTurnOptions(), going_on=lambda: True)
+    if point == "the end":
+        die()
+
+
+main()
