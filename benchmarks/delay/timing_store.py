@@ -119,15 +119,15 @@ def scheduled(engine: Engine, schema: str, *, rows: int, rate: int) -> list[Time
     first_ms = time.time_ns() // 1_000_000 + AHEAD_SECONDS * 1_000
     step_us = 1_000_000 // rate
     with engine.begin() as connection:
-        least = connection.execute(text(f"SELECT MIN(due_at_us) FROM {schema}.message")).scalar_one()
+        connection.execute(text("SET @place = -1"))
         connection.execute(
             text(
-                f"UPDATE {schema}.message SET due_at_us = :first + (due_at_us - :least) * {step_us}, "
-                "deliver_at_ms = (:first + (created_at_us - :least) * "
-                f"{step_us}) DIV 1000"
+                f"UPDATE {schema}.message SET due_at_us = :first + (@place \\:= @place + 1) * {step_us} "
+                "ORDER BY created_at_us, id"
             ),
-            {"first": first_ms * 1_000, "least": least},
+            {"first": first_ms * 1_000},
         )
+        connection.execute(text(f"UPDATE {schema}.message SET deliver_at_ms = due_at_us DIV 1000"))
         found = connection.execute(text(f"SELECT id, due_at_us FROM {schema}.message")).all()
     return [Timer(TimedRow("message", row.id), -(-row.due_at_us // 1_000)) for row in found]
 

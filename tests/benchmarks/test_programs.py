@@ -127,6 +127,20 @@ def test_percentiles_are_taken_from_the_sorted_sample() -> None:
     assert rounds.percentiles(values) == {"p50_ms": 51.0, "p90_ms": 91.0, "p99_ms": 100.0, "max_ms": 100.0}
 
 
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.mariadb
+def test_lateness_is_measured_with_a_timing_store_and_by_polls_alone(mariadb_of_module: LocalServer) -> None:
+    found = _run("delay.timing_store", mariadb_of_module)
+
+    for name in ("timing", "polls"):
+        figures = found["lateness_ms"][name]
+        assert (figures["rows"], figures["early"]) == (100, 0)
+        assert 0 < figures["p50"] <= figures["p99"] <= figures["max"]
+    assert found["rebuild"]["rows"] == 2_000
+    assert all(found["rebuild"][name]["rows_per_second"] > 0 for name in ("unbounded", "default"))
+
+
 def _run(program: str, server: LocalServer, *options: str) -> dict[str, Any]:
     command = [sys.executable, "-m", f"benchmarks.{program}", "--quick", "--url", server.url, *options]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=RUN_SECONDS_MAX)

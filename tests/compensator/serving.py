@@ -188,7 +188,7 @@ def serving(
         source_of(shop, broker, gates=gates, clock=clock, broker_name=f"broker {id(broker)}", engines=own_engines)
         for shop, broker, own_engines in zip(shops, brokers, engines or [None] * len(shops), strict=True)
     ]
-    own = {name: options.pop(name) for name in ("assignment",) if name in options}
+    own = {name: options.pop(name) for name in ("assignment", "timers") if name in options}
     service = CompensatorService(
         [*extra, *(source for source, _ in made)],
         gates=gates,
