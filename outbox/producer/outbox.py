@@ -106,7 +106,7 @@ class Outbox:
         relay = Relay(
             engine=self._background, store=store, broker=self.broker, policy=policy, random=random, telemetry=telemetry
         )
-        self._sender = Sender(relay, limits=senders, telemetry=telemetry, timers=_timer_adder(timing, store, telemetry))
+        self._sender = Sender(relay, limits=senders, telemetry=telemetry, timers=self._timers(timing, telemetry))
         self._commits = CommitHandler(engine=self.engine, writer=self._writer, sender=self._sender, telemetry=telemetry)
         _listen(self.engine)
 
@@ -203,6 +203,18 @@ class Outbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _timers(self, timing: TimerSink | str | None, telemetry: Telemetry) -> TimerAdder | None:
+        if timing is None:
+            return None
+        tables = self.placement.tables
+        if len({table.schema for table in tables}) > 1:
+            raise ConfigurationError(
+                "a timing store is of one message schema, and this Outbox has several: "
+                "split messages over tables of one schema, or make an Outbox for each"
+            )
+        sink = connect_timing(timing) if isinstance(timing, str) else timing
+        return TimerAdder(sink, table=tables[0], telemetry=telemetry)
+
     # -- helpers of publish and cancel -------------------------------------------------------------------------------
 
     def _require(self, capability: Capability) -> None:
@@ -249,13 +261,6 @@ def _sessions_of(
 def _open_background(engine: Engine) -> Engine | AsyncBackground:
     second = background_engine(engine)
     return AsyncBackground(second) if second.dialect.is_async else second
-
-
-def _timer_adder(timing: TimerSink | str | None, store: MessageStore, telemetry: Telemetry) -> TimerAdder | None:
-    if timing is None:
-        return None
-    sink = connect_timing(timing) if isinstance(timing, str) else timing
-    return TimerAdder(sink, table=store.table, telemetry=telemetry)
 
 
 def _listen(engine: Engine) -> None:

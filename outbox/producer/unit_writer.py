@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from operator import itemgetter
 from typing import Final
 
@@ -44,9 +45,8 @@ class UnitWriter:
         """`engine` is the application's. Rows belong to the sender's token until `lease_ms` after they were written.
         `tables`: where a scheduled message may be that is withdrawn; by default the store's.
         """
-        self._withdrawals = Withdrawals(
-            dialect=engine.dialect, tables=tables or [store.table], keep_archive=keep_archive
-        )
+        self._tables = tables or (store.table,)
+        self._keep_archive = keep_archive
         self._engine = engine
         self._store = store
         self._lease_us = lease_ms * 1000
@@ -67,8 +67,11 @@ class UnitWriter:
         packet_bytes = self._bounds.check(connection, unit.rows)
         unit.start_lease()
         try:
-            withdrawals = [row for row in unit.rows if row.is_timed and row.kind is RowKind.CANCEL]
-            rows = self._dated(connection, [row for row in unit.rows if row not in withdrawals])
+            wanted = unit.rows
+            withdrawals = [row for row in wanted if row.is_timed and row.kind is RowKind.CANCEL]
+            if withdrawals:
+                wanted = [row for row in wanted if row not in withdrawals]
+            rows = self._dated(connection, wanted)
             written = self._insert(connection, rows, token=token, packet_bytes=packet_bytes)
             for row in withdrawals:  # after the INSERT: a cancel must find a message of its own transaction
                 self._withdraw(connection, row)
@@ -79,6 +82,11 @@ class UnitWriter:
                 raise translate(error, self._engine.url) from error
             raise
         unit.mark_written(written, transaction=connection.get_transaction())
+
+    @cached_property
+    def _withdrawals(self) -> Withdrawals:
+        """Made at the first use: it knows each of up to a thousand tables."""
+        return Withdrawals(dialect=self._engine.dialect, tables=self._tables, keep_archive=self._keep_archive)
 
     def _withdraw(self, connection: Connection, cancel: OutboxRow) -> None:
         """Withdraw a scheduled message from the table that holds it; errors make the commit fail."""

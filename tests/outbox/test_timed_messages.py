@@ -9,20 +9,23 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from outbox import Outbox
+from outbox.migrate import schema_upgrade
 from outbox.producer.timer_adder import TimerAdder, TimerLimits
 from outbox.store.row import publish_row
+from outbox.store.schema import message_table
 from outbox.store.table_placement import MessageTable
 from outbox.telemetry import Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
-from outbox_core.common.errors import BrokerUnavailable, NotSupported
+from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, NotSupported
 from outbox_core.messages.ids import new_token
 from outbox_core.messages.message import DUE_HEADER, Message
 from outbox_core.messages.timing_port import TimedRow, Timer
 from tests.engines.java_server import free_port
+from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
@@ -292,6 +295,32 @@ def test_without_an_archive_a_cancel_leaves_no_trace(shop: Shop, prompt: PromptB
 
     assert shop.rows() == []
     assert shop.archived() == 0
+
+
+def test_with_split_tables_a_timer_names_the_table_and_a_cancel_finds_it(
+    mysql_like: Database, prompt: PromptBroker, timers: KeptTimers
+) -> None:
+    schema_upgrade.upgrade(mysql_like.url, schema=mysql_like.schema, tables=4)
+    box = Outbox(mysql_like.url, broker=prompt, schema=mysql_like.schema, tables=4, timing=timers)
+    messages = [publish(box, key=f"key-{number}", delay=HOUR) for number in range(12)]
+    added = timers.wait_for(12)
+    assert {(one.row.table, one.row.id) for one in added} == {
+        (box.placement.place(str(message.key)).name, message.id) for message in messages
+    }
+    assert len({one.row.table for one in added}) > 1
+
+    for message in messages:
+        cancel(box, message.id)
+    left = [message_table(mysql_like.schema, one.row.table) for one in added]
+    with box.engine.connect() as connection:
+        assert sum(connection.scalar(select(func.count()).select_from(table)) or 0 for table in left) == 0
+    box.close()
+    box.engine.dispose()
+
+
+def test_several_schemas_have_no_common_timing_store(mysql_like: Database, timers: KeptTimers) -> None:
+    with pytest.raises(ConfigurationError, match="one message schema"):
+        Outbox(mysql_like.url, broker=PromptBroker(), schema=["a", "b"], tables=4, timing=timers)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
