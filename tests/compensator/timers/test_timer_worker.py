@@ -19,6 +19,7 @@ from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.message import DUE_HEADER, Message
 from outbox_core.messages.timing_port import TimingStore
+from tests.broker_adapter.redis.redis_cluster import redis_cluster
 from tests.broker_adapter.redis.redis_server import RedisServer, redis_server, wait_until
 from tests.compensator.serving import WatchedMetrics
 from tests.compensator.timers.timer_workers import SOON, held, move, opened, source_over, store_url, timer, worker_over
@@ -145,6 +146,31 @@ def test_after_a_flush_all_timers_come_back_from_the_table(
 
     assert sorted(prompt.ids) == ids(messages)
     assert prompt.duplicates == []
+
+
+def test_a_shard_that_lost_its_timers_gets_them_back_and_no_other_shard_is_touched(
+    sqlite_shop: Shop, prompt: PromptBroker
+) -> None:
+    with redis_cluster() as cluster, opened(f"{cluster.url}?name=shop&slots=16") as store:
+        url = f"{cluster.url}?name=shop&slots=16"
+        messages = publish(sqlite_shop, prompt, url, count=64)
+        with worker_over(sqlite_shop, prompt, url):
+            assert wait_until(lambda: all(one.complete for one in store.figures()))
+            lost = cluster.masters[0]
+            kept = [cluster.master_of(f"outbox:timing:{{shop:{slot}}}:due") is not lost for slot in range(16)]
+            assert 0 < sum(kept) < 16
+            lost.ask("FLUSHALL")
+            assert [one.complete for one, is_kept in zip(store.figures(), kept, strict=True) if is_kept].count(
+                False
+            ) == 0
+            assert wait_until(lambda: all(one.complete for one in store.figures()) and held(store) == (64, 0))
+
+            move(sqlite_shop, in_ms=0)
+            store.add([timer(sqlite_shop, one.id) for one in messages])
+            prompt.wait_for(stored(64))
+
+        assert sorted(prompt.ids) == ids(messages)
+        assert prompt.duplicates == []
 
 
 def test_a_killed_server_is_used_again_once_it_is_back(
