@@ -1,4 +1,7 @@
-"""Re-files the messages of a bucket into finer buckets before the bucket's time begins, some runs at a time."""
+"""Re-files the messages of a bucket into finer buckets before the bucket's time begins, some runs at a time.
+
+A bucket of few messages is not re-filed: its messages are dispatched from it.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,9 @@ class BucketExpansion:
         waiting = [
             bucket
             for bucket in self.context.state.buckets.values()
-            if is_to_expand(bucket.id, now_ms=now_ms) and not self.horizon.has_opened(bucket.id) and _has_more(bucket)
+            if is_to_expand(bucket.id, now_ms=now_ms)
+            and not self.horizon.has_opened(bucket.id)
+            and self._is_worth_expanding(bucket)
         ]
         if not waiting:
             return None
@@ -70,6 +75,14 @@ class BucketExpansion:
         if bucket.state is BucketState.OPEN:
             self.context.act(BucketChanged(bucket.id.level, bucket.id.slot, BucketState.SEALED))
         return bucket
+
+    def _is_worth_expanding(self, bucket: Bucket) -> bool:
+        """Returns whether a bucket is large enough to be re-filed, or is re-filed in part: its segment is deleted when
+        the rest has left it. Canceled messages count, since re-filing drops them.
+        """
+        left = sum(run.count - run.taken for run in bucket.runs.values())
+        above = 0 if bucket.state is BucketState.EXPANDING else self.context.options.expand_above_messages
+        return bucket.state is not BucketState.DONE and left > above
 
     def _next_to_leave(self, bucket: Bucket) -> list[_Leaving]:
         """Returns the runs of a bucket that one step moves; at least one."""
@@ -122,7 +135,3 @@ class _Leaving:
     run: SortedRun
     start: int
     gone: bytes | None
-
-
-def _has_more(bucket: Bucket) -> bool:
-    return bucket.state is not BucketState.DONE and any(run.taken < run.count for run in bucket.runs.values())

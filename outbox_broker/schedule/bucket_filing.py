@@ -10,11 +10,20 @@ from typing import Final
 
 from outbox_broker.schedule.damaged_run_salvage import encode_spare
 from outbox_broker.schedule.due_queue import CROWD_MESSAGES
-from outbox_broker.schedule.levels import LEVELS, BucketId, place
+from outbox_broker.schedule.levels import FINEST, LEVELS, BucketId, place
 from outbox_broker.schedule.schedule_records import RunsAdded
 from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.segment_store import SegmentStore
-from outbox_broker.schedule.sorted_run import DUE, TOPIC, Entry, SortedRun, cut, encode_run, stored_columns
+from outbox_broker.schedule.sorted_run import (
+    DUE,
+    RUN_MESSAGES_MAX,
+    TOPIC,
+    Entry,
+    SortedRun,
+    cut,
+    encode_run,
+    stored_columns,
+)
 
 _APPENDED_BYTES_MAX: Final = 4 * 1024 * 1024
 _RECORDS: Final = 3
@@ -107,6 +116,9 @@ class BucketFiling:
         *,
         next_run: int,
     ) -> RunsAdded:
+        """Append runs to a bucket's segment. What is small stays in one order, although one topic may have most of it:
+        it may be dispatched from there, beside messages of the same topic that are in buckets of other levels.
+        """
         bucket = self._state.buckets.get(bucket_id)
         segment = bucket.segment if bucket else segment_name(bucket_id, life=next_run)
         end = bucket.end if bucket else 0
@@ -133,7 +145,9 @@ class BucketFiling:
             waiting.clear()
             cuts.clear()
 
-        for topic, crowd in by_crowd(entries):
+        is_small = bucket_id.level != FINEST and len(entries) <= RUN_MESSAGES_MAX
+        crowds: Iterable[tuple[str | None, list[Entry]]] = [(None, entries)] if is_small else by_crowd(entries)
+        for topic, crowd in crowds:
             for piece in cut(crowd):
                 columns = stored_columns(piece)
                 waiting += *encode_run(piece, columns), encode_spare(piece, columns)

@@ -23,6 +23,9 @@ class DelayOptions:
     """Batches dispatched and not settled."""
     expand_messages_max: int = 8_192
     """Messages re-filed by one step of housekeeping; a run is re-filed whole."""
+    expand_above_messages: int = 1_000
+    """A bucket with more messages than this, which is what a run holds, is re-filed before its time begins. A smaller
+    one is dispatched from where it is: its runs are each read when their first message is due, and files cost more."""
     cancels_remembered_max: int = 100_000
     """Cancels that are remembered, so that they apply to messages that arrive later."""
     dedup_messages: int = 131_072

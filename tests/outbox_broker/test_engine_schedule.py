@@ -73,6 +73,8 @@ def test_a_message_goes_down_all_levels_over_restarts_and_is_delivered_on_its_mi
     engine = open_engine()
     due_ms = clock.now_ms() + 60 * DAY_MS + 12_345
     publish(engine, "far", deliver_at_ms=due_ms)
+    beside = [f"beside-{number}" for number in range(1_000)]  # so many that their bucket is re-filed
+    publish(engine, *beside, deliver_at_ms=due_ms)
     levels: set[str] = set()
 
     flush(engine, clock)
@@ -86,7 +88,7 @@ def test_a_message_goes_down_all_levels_over_restarts_and_is_delivered_on_its_mi
         assert engine.scheduled_message("far") == {"id": "far", "topic": TOPIC, "deliver_at_ms": due_ms}
 
     clock.advance(1)
-    assert drained(engine) == ["far"]
+    assert drained(engine) == ["far", *beside]
     assert levels == {"l1w", "l1d", "l1h", "l0m"}
     assert engine.scheduled_message("far") is None
 

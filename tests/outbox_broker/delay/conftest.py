@@ -35,7 +35,7 @@ class Opened:
         self._storage = storage
         self._opener = opener
         self.options = DelayOptions()
-        self.defaults: dict[str, Any] = {}
+        self.defaults: dict[str, Any] = {"expand_above_messages": 0}  # a test of few messages sees them re-filed
         self.segments: Any = None
         self.schedule: DelayStore | None = None
 

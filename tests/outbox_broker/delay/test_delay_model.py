@@ -73,6 +73,7 @@ class ScheduleMachine(RuleBasedStateMachine):
             batch_messages_max=3,
             hand_outs_max=2,
             expand_messages_max=2,
+            expand_above_messages=3,
             log_bytes_max=20_000,
             index_pieces_max=3,
             index_merged_pieces_max=2,
