@@ -12,9 +12,11 @@ import pytest
 
 from tests.broker_adapter.http.test_tls import certificate
 from tests.engines.jars import fetched_jars
+from tests.fixtures.cutting_tcp_proxy import cutting_tcp_proxy
 from tests.fixtures.local_server import scratch_folder
 
 if TYPE_CHECKING:
+    from tests.engines.rocketmq.faulty_rocketmq import FaultyRocketMq
     from tests.engines.rocketmq.rocketmq_cluster import RocketMqCluster
     from tests.engines.rocketmq.rocketmq_engine import RocketMqEngine
 
@@ -51,6 +53,15 @@ def engine(cluster: RocketMqCluster) -> RocketMqEngine:
     from tests.engines.rocketmq.rocketmq_engine import RocketMqEngine
 
     return RocketMqEngine(cluster)
+
+
+@pytest.fixture
+def faulty(cluster: RocketMqCluster) -> Iterator[FaultyRocketMq]:
+    """The servers, for the tests of faults."""
+    from tests.engines.rocketmq.faulty_rocketmq import FaultyRocketMq
+
+    with cutting_tcp_proxy(cluster.proxy_port) as proxy:
+        yield FaultyRocketMq(cluster, proxy)
 
 
 @pytest.fixture
