@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.jars import fetched_jars
+from tests.engines.kafka.faulty_kafka import FaultyKafka
 from tests.engines.kafka.kafka_cluster import KafkaCluster
 from tests.engines.kafka.kafka_engine import KafkaEngine
 from tests.fixtures.local_server import scratch_folder
@@ -60,6 +61,12 @@ def topic() -> str:
 def engine(cluster: KafkaCluster) -> KafkaEngine:
     """The three nodes, for the conformance tests."""
     return KafkaEngine(cluster)
+
+
+@pytest.fixture
+def faulty(cluster: KafkaCluster) -> FaultyKafka:
+    """The three nodes, for the tests of faults."""
+    return FaultyKafka(cluster)
 
 
 @pytest.fixture
