@@ -48,6 +48,7 @@ _CURES: Final[Mapping[str, str]] = {
     "ProducerBlockedQuotaExceededException": "its backlog is full: consume it, or raise its quota",
     "ConnectError": "start the servers; if they run, check whether they want pulsar:// or pulsar+ssl://",
     "AuthenticationError": "check the token, or user and password, of the broker's URL",
+    "Timeout": "no answer in time. The client tries a refused login again until then: with admin= its refusal is told",
     "BrokerPersistenceError": "look at the bookies, which could not store it",
 }
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Final
 
 import requests
 
 from broker_adapter.pulsar.admin_api import AdminApi
 from outbox_core.common.clock import Clock
-from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.common.errors import BrokerUnavailable, NotAuthenticated
 from outbox_core.messages.inspection import Inspection, Weakness
 
 ACKNOWLEDGED_BY: Final = "bookkeeperAckQuorum"
@@ -22,23 +23,34 @@ NOT_CHECKED: Final = Weakness(
     cure="add admin=http://HOST:8080 to the broker's URL",
 )
 
+NOT_ALLOWED: Final = Weakness(
+    subject="admin",
+    problem="this login may not ask the admin API how the namespace and its topics are set, so nobody checks them",
+    cure="let its role read them (pulsar-admin tenants update --admin-roles), or leave out admin=",
+)
+
 
 def inspect_topics(
     admin: AdminApi, topics: Sequence[str], *, namespace: str, product: str, clock: Clock, timeout_ms: int
 ) -> Inspection:
-    """Ask the admin API. Raises BrokerUnavailable where it does not answer, or refuses."""
+    """Ask the admin API. Raises NotAuthenticated where it refuses the login, BrokerUnavailable where it fails."""
     deadline_ms = clock.monotonic_ms() + timeout_ms
 
     def left_s() -> float:
         return (deadline_ms - clock.monotonic_ms()) / 1000
 
+    version = ""
     try:
         version = admin.version(timeout_s=left_s())
         weaknesses = list(namespace_weaknesses(namespace, admin.persistence(timeout_s=left_s())))
         for topic in topics:
             weaknesses += topic_weaknesses(topic, admin.subscriptions(topic, timeout_s=left_s()))
     except requests.RequestException as error:
-        raise BrokerUnavailable(f"the admin API of Pulsar, which admin= names: {error}") from error
+        status = None if error.response is None else error.response.status_code
+        if status == HTTPStatus.FORBIDDEN:
+            return Inspection(product=product, version=version, weaknesses=(NOT_ALLOWED,))
+        text = f"the admin API of Pulsar, which admin= names: {error}"
+        raise (NotAuthenticated if status == HTTPStatus.UNAUTHORIZED else BrokerUnavailable)(text) from error
     return Inspection(product=product, version=version, weaknesses=tuple(weaknesses))
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.broker_adapter.http.test_tls import certificate
 from tests.engines.jars import fetched_jars
+from tests.engines.pulsar.faulty_pulsar import FaultyPulsar
 from tests.engines.pulsar.pulsar_engine import PulsarEngine
+from tests.engines.pulsar.pulsar_security import PulsarSecurity
 from tests.engines.pulsar.pulsar_server import PulsarServer
 from tests.fixtures.local_server import scratch_folder
 
@@ -29,6 +32,19 @@ def running_server(jars: Path) -> Iterator[PulsarServer]:
         try:
             server.start()
             yield server
+        finally:
+            server.close()
+
+
+@pytest.fixture(scope="session")
+def secured(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PulsarServer, PulsarSecurity]]:
+    """A server with logins and TLS, and what makes its tokens."""
+    security = PulsarSecurity(certificate(tmp_path_factory.mktemp("tls"), address="127.0.0.1"))
+    with tempfile.TemporaryDirectory(prefix="pulsar-under-test-", dir=scratch_folder()) as folder:
+        server = PulsarServer(jars=jars, folder=Path(folder), security=security)
+        try:
+            server.start()
+            yield server, security
         finally:
             server.close()
 
@@ -58,3 +74,9 @@ def own_engine(server: PulsarServer) -> Iterator[PulsarEngine]:
     """The same one, which the test may kill; the next test starts it again."""
     with PulsarEngine(server) as engine:
         yield engine
+
+
+@pytest.fixture
+def faulty(own_engine: PulsarEngine) -> FaultyPulsar:
+    """The same one, for the tests of faults."""
+    return FaultyPulsar(own_engine)

@@ -75,4 +75,5 @@ def _plain(received: pulsar.Message) -> PlainMessage:
         body=received.data(),
         content_type=properties.pop("content-type", None),
         headers=properties,
+        stored_at_ms=received.publish_timestamp(),  # when it was sent: never later than it was stored
     )

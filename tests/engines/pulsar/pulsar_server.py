@@ -10,6 +10,7 @@ from typing import Any, Final
 import requests
 
 from tests.engines.java_server import JavaProgram, JavaServer, free_port
+from tests.engines.pulsar.pulsar_security import ADMIN, PulsarSecurity
 from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy
 
 MAIN_CLASS: Final = "org.apache.pulsar.PulsarStandaloneStarter"
@@ -23,15 +24,14 @@ class PulsarServer:
     It has a second port, whose clients are told the address of `proxy`, through which they come.
     """
 
-    def __init__(self, *, jars: Path, folder: Path, settings: dict[str, object] | None = None) -> None:
+    def __init__(self, *, jars: Path, folder: Path, security: PulsarSecurity | None = None) -> None:
+        self._security = security
         self.host = "127.0.0.1"  # the bookie takes the address of the interface, and no other
         self.port, self.web_port = free_port(self.host), free_port(self.host)
-        self._proxied_port = free_port(self.host)
+        self._proxied_port, self._tls_port, self._web_tls_port = (free_port(self.host) for _ in range(3))
         self.proxy = CuttingTcpProxy(self._proxied_port)
         config = folder / "standalone.conf"
-        config.write_text(
-            "".join(f"{name}={value}\n" for name, value in {**self._settings(), **(settings or {})}.items())
-        )
+        config.write_text("".join(f"{name}={value}\n" for name, value in self._settings().items()))
         self._server = JavaServer(
             JavaProgram(
                 main_class=MAIN_CLASS,
@@ -52,13 +52,25 @@ class PulsarServer:
         return f"{self.host}:{self.port}"
 
     @property
+    def tls_addresses(self) -> str:
+        """`host:port` of the binary protocol over TLS, where the server has it."""
+        return f"{self.host}:{self._tls_port}"
+
+    @property
     def admin_url(self) -> str:
         """Of the admin API."""
         return f"http://{self.host}:{self.web_port}"
 
+    @property
+    def tls_admin_url(self) -> str:
+        """The same over TLS."""
+        return f"https://{self.host}:{self._web_tls_port}"
+
     def start(self) -> None:
-        """Start it where it is not, and wait until it serves."""
-        if not self._server.is_started:
+        """Start it where it is not, let it go on where it is paused, and wait until it serves."""
+        if self._server.is_started:
+            self.resume()
+        else:
             self._server.start()
         self._server.wait_until(self._is_ready)
 
@@ -81,7 +93,9 @@ class PulsarServer:
 
     def ask(self, method: str, path: str, *, json: Any = None) -> requests.Response:
         """A request to the admin API, which must not fail."""
-        answer = requests.request(method, f"{self.admin_url}/admin/v2/{path}", json=json, timeout=ANSWER_SECONDS_MAX)
+        headers = {} if self._security is None else {"Authorization": f"Bearer {self._security.token(ADMIN)}"}
+        url = f"{self.admin_url}/admin/v2/{path}"
+        answer = requests.request(method, url, json=json, headers=headers, timeout=ANSWER_SECONDS_MAX)
         answer.raise_for_status()
         return answer
 
@@ -96,13 +110,18 @@ class PulsarServer:
         return True
 
     def _settings(self) -> dict[str, object]:
+        plain = f"plain:pulsar://{self.host}:{self.port},proxied:pulsar://{self.host}:{self.proxy.port}"
+        encrypted = f",plain:pulsar+ssl://{self.tls_addresses}"
+        secured: dict[str, object] = {}
+        if self._security is not None:
+            ports = {"brokerServicePortTls": self._tls_port, "webServicePortTls": self._web_tls_port}
+            secured = {**self._security.settings(), **ports}
         return {
+            **secured,
             "clusterName": "standalone",
             "bindAddress": self.host,
             "internalListenerName": "plain",
-            "advertisedListeners": (
-                f"plain:pulsar://{self.host}:{self.port},proxied:pulsar://{self.host}:{self.proxy.port}"
-            ),
+            "advertisedListeners": plain if self._security is None else plain + encrypted,
             "bindAddresses": f"proxied:pulsar://{self.host}:{self._proxied_port}",
             "brokerServicePort": self.port,
             "webServicePort": self.web_port,
